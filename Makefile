@@ -1,0 +1,68 @@
+# Everything that one does with this repository. Each target sets up .venv first, if it is not there or out of date.
+#
+#   make setup   .venv, with every distribution editable and the tools for development
+#   make demo    two nodes train for real, are hurt, recover and finish
+#   make test    every test; `make test ARGS="-k chair -x"` passes arguments to pytest
+#   make soak    the tests that draw lots, with many more seeds
+#   make lint    ruff and mypy, both strict
+#   make tox     every distribution alone with core, and core on every Python that is here
+#   make bench   measures what docs/performance.md says, and rewrites its tables
+#   make clean   removes .venv and all caches
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := setup
+.PHONY: setup demo test soak lint tox bench clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+DISTRIBUTIONS := core plugins/c10d examples/plugin
+ARGS ?=
+SEEDS ?= 100
+
+# An unpinned torch brings gigabytes. Workers and tests must not litter the sources of editable installs.
+export PIP_CONSTRAINT := $(CURDIR)/requirements/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# tox finds the Pythons on PATH by itself; pyenv hides all but the chosen one behind its shims.
+PYENV_PYTHONS := $(wildcard $(PYENV_ROOT)/versions/3.1[0-9].*/bin/python)
+empty :=
+export TOX_DISCOVER ?= $(subst $(empty) $(empty),:,$(strip $(PYENV_PYTHONS)))
+
+setup: $(READY)
+
+# The first of these that runs and is new enough: a pyenv shim may be there and yet lead nowhere.
+$(READY): Makefile $(wildcard requirements/*.txt) $(DISTRIBUTIONS:=/pyproject.toml)
+	@for python in $(PYTHON) python3.11 python3; do \
+	    if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then found=$$python; break; fi; \
+	done; \
+	[ -n "$${found:-}" ] || { echo "Elastic needs Python 3.10 or newer; name one with: make PYTHON=/path/to/python3" >&2; exit 1; }; \
+	echo "setting up $(VENV) with $$("$$found" --version); the first time takes a few minutes"; \
+	[ -x $(BIN)/python ] || "$$found" -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -r requirements/dev.txt $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
+	@touch $@
+
+demo: setup
+	$(BIN)/python examples/digits/demo.py $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest $(ARGS)
+
+soak: setup
+	$(BIN)/python -m pytest --seeds=$(SEEDS) -m soak --timeout=3600 $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy core plugins examples tests benchmarks
+
+tox: setup
+	$(BIN)/tox run $(ARGS)
+
+bench: setup
+	$(BIN)/python benchmarks/recovery.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .pytest_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,99 @@
+"""Elastic: launch and supervise distributed training that survives.
+
+General layout, in the order in which a run passes through it:
+
+* ``cli``: the command line; turns flags into one frozen :class:`RunConfig` or refuses them.
+* ``config``, ``conf``, ``program``, ``environment``: what a run was asked to do, and every environment variable.
+* ``discovery``, ``hookspecs``, ``plugins``, ``defaults``: what is installed, what a plugin can be asked, who is asked,
+  and core's own answers. ``observers`` and ``judging`` keep foreign code from harming the job.
+* ``agent``: one process per node: the event loop, the warden that is the parent of all workers, their output.
+* ``rendezvous``: who is in the job, and as what. ``backend`` is what a store must be able to do, ``local`` and ``file``
+  are core's own; ``ledger``, ``decide`` and ``node`` are the protocol as pure functions.
+* ``events``, ``incidents``, ``errors``, ``exit_codes``, ``terminal``: the words in which all of them speak.
+* ``testing``: the conformance kit for those who write a backend.
+
+To understand the system, read ``hookspecs``, ``rendezvous.decide`` and the loop in ``agent.supervisor``.
+
+Names are imported when they are first used: ``import elastic_core`` itself costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from elastic_core.config import RunConfig as RunConfig
+    from elastic_core.errors import (
+        ElasticError as ElasticError,
+        PluginError as PluginError,
+        RendezvousClosedError as RendezvousClosedError,
+        RendezvousConnectionError as RendezvousConnectionError,
+        RendezvousError as RendezvousError,
+        RendezvousRefusedError as RendezvousRefusedError,
+        RendezvousStateError as RendezvousStateError,
+        RendezvousTimeoutError as RendezvousTimeoutError,
+        StoreLostError as StoreLostError,
+        UsageError as UsageError,
+    )
+    from elastic_core.hookspecs import RendezvousOptions as RendezvousOptions, hookimpl as hookimpl
+    from elastic_core.rendezvous.api import (
+        RendezvousHandler as RendezvousHandler,
+        RendezvousInfo as RendezvousInfo,
+        RendezvousParameters as RendezvousParameters,
+    )
+    from elastic_core.rendezvous.backend import RendezvousBackend as RendezvousBackend
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "ElasticError": "errors",
+    "PluginError": "errors",
+    "RendezvousBackend": "rendezvous.backend",
+    "RendezvousClosedError": "errors",
+    "RendezvousConnectionError": "errors",
+    "RendezvousError": "errors",
+    "RendezvousHandler": "rendezvous.api",
+    "RendezvousInfo": "rendezvous.api",
+    "RendezvousOptions": "hookspecs",
+    "RendezvousParameters": "rendezvous.api",
+    "RendezvousRefusedError": "errors",
+    "RendezvousStateError": "errors",
+    "RendezvousTimeoutError": "errors",
+    "RunConfig": "config",
+    "StoreLostError": "errors",
+    "UsageError": "errors",
+    "hookimpl": "hookspecs",
+}
+"""Where each public name lives."""
+
+__all__ = [
+    "ElasticError",
+    "PluginError",
+    "RendezvousBackend",
+    "RendezvousClosedError",
+    "RendezvousConnectionError",
+    "RendezvousError",
+    "RendezvousHandler",
+    "RendezvousInfo",
+    "RendezvousOptions",
+    "RendezvousParameters",
+    "RendezvousRefusedError",
+    "RendezvousStateError",
+    "RendezvousTimeoutError",
+    "RunConfig",
+    "StoreLostError",
+    "UsageError",
+    "__version__",
+    "hookimpl",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

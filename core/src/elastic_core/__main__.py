@@ -1,0 +1,10 @@
+"""``python -m elastic_core`` is ``elastic``."""
+
+from __future__ import annotations
+
+import sys
+
+from elastic_core.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""The last thing that a run says: what came of it, and, of a failed one, whose fault it was.
+
+Every node prints the same root cause, because it comes from the ledger's last entry.
+"""
+
+from __future__ import annotations
+
+from elastic_core.exit_codes import ExitCode
+from elastic_core.incidents import Incident
+from elastic_core.rendezvous.ledger import Closed
+
+
+def report(closed: Closed) -> str:
+    """The closing message, several lines for a failure."""
+    if closed.success:
+        return f"the job is done: {closed.why}"
+    lines = [f"the job has failed: {closed.why}"]
+    if closed.incident is not None:
+        lines += ["", *root_cause(closed.incident)]
+    if closed.exit_code == ExitCode.TOO_FEW_NODES:
+        lines += ["", "Start the missing nodes with the same command, or lower the minimum of --nnodes=MIN:MAX."]
+    return "\n".join(lines)
+
+
+def root_cause(incident: Incident) -> list[str]:
+    """The first failure across all nodes, as lines for a person."""
+    where = [f"host {incident.host}"]
+    if incident.local_rank is not None:
+        where.append(f"local rank {incident.local_rank}")
+    if incident.pid is not None:
+        where.append(f"pid {incident.pid}")
+    who = f"rank {incident.rank}" if incident.rank is not None else f"node {incident.node_id}"
+    lines = [
+        "Root cause (the first failure across all nodes)",
+        f"  who     {who} ({', '.join(where)}), round {incident.round}, {incident.after:.1f} s after its start",
+        f"  what    {incident.cause()}",
+    ]
+    if incident.message and incident.message != incident.cause():
+        lines.append(f"  error   {incident.message}")
+    if incident.log:
+        lines.append(f"  log     {incident.log} on {incident.host}")
+    if incident.detail:
+        lines += ["  last lines of its stderr, or the traceback that it recorded:"]
+        lines += [f"    | {line}" for line in incident.detail.rstrip().splitlines()[-30:]]
+    return lines

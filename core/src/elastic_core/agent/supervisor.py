@@ -1,0 +1,379 @@
+"""The agent: one event loop between a rendezvous and the workers of one node.
+
+The loop (:meth:`Supervisor.run`) takes what happened, lets the node's mind (:mod:`elastic_core.rendezvous.node`) say what follows, and does it. All
+blocking I/O with the store is the session's, all processes are the warden's, all streams are the output's; so the loop itself
+never waits for anything but the next event.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import urllib.parse
+import uuid
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from elastic_core.agent import outcome
+from elastic_core.agent.addresses import endpoint_host, local_address
+from elastic_core.agent.identity import Seat, host_id, host_name
+from elastic_core.agent.inbox import Inbox, SignalReceived
+from elastic_core.agent.output import Output
+from elastic_core.agent.ports import HeldPort
+from elastic_core.agent.warden import Died, Fenced, Gone, Stuck, Warden, become_subreaper
+from elastic_core.agent.workers import WorkerGroup, start_failure
+from elastic_core.config import RunConfig
+from elastic_core.errors import ElasticError
+from elastic_core.events import Event, Level
+from elastic_core.exit_codes import ExitCode
+from elastic_core.incidents import signal_name
+from elastic_core.observers import Observers
+from elastic_core.plugins import Plugins
+from elastic_core.rendezvous.api import RendezvousParameters
+from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.join import Applicant, Clock, join
+from elastic_core.rendezvous.ledger import Closed, Ledger, Offer, Round
+from elastic_core.rendezvous.node import (
+    Effect,
+    EntriesRead,
+    Exit,
+    Grace,
+    Leaving,
+    MakeOffer,
+    NodeEvent,
+    NodeState,
+    Offered,
+    Progressed,
+    Start,
+    Stop,
+    StoreLost,
+    WorkerFailed,
+    WorkersDone,
+    WorkersGone,
+    Work,
+    row_of,
+    step,
+)
+from elastic_core.rendezvous.rows import NodeInfo
+from elastic_core.rendezvous.session import Session, SessionCalls
+from elastic_core.rendezvous.settings import Agreement, Settings, Versions
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+SILENT_PROGRESS = 30.0
+"""Seconds that all ranks of a silent script must be alive to count as progress (rule L4)."""
+FENCE_SHARE = 0.8
+"""Part of ``fence_after`` without store contact after which a node stops its own workers (rule S4)."""
+FLUSH = 2.0
+"""Most seconds to wait for observers at the end."""
+FAREWELL = 10.0
+"""Most seconds to spend on leaving the roster properly."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tick:
+    """The loop is alive; comes once a beat."""
+
+
+@dataclass(frozen=True, slots=True)
+class _AliveFor:
+    """A round may have been running for ``SILENT_PROGRESS`` seconds."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Crashed:
+    """A thread of the session met a defect."""
+
+    error: BaseException
+
+
+def run(config: RunConfig, plugins: Plugins) -> int:
+    """Run one agent to its end and return the exit code; the CLI's and any caller's way in. Main thread only.
+
+    Raises:
+        ElasticError: What the user must hear before anything was started: no store, refused, too few nodes.
+    """
+    clock = Clock(new_id=lambda: uuid.uuid4().hex[:12])
+    with contextlib.ExitStack() as stack:
+        observers = plugins.observers()
+        stack.callback(observers.close, FLUSH)
+        store = plugins.make_rendezvous(_parameters(config))
+        stack.callback(store.close)
+        become_subreaper()
+        observers.start()
+        seat = Seat.take(f"{config.rdzv_backend}/{config.rdzv_endpoint}/{config.rdzv_id}")
+        stack.callback(seat.close)
+        applicant = _applicant(config, plugins, seat, clock)
+        message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {applicant.info}"
+        observers.publish(Event("joining", message, fields={"node_id": applicant.info.node_id}))
+        found = join(store, applicant, clock)
+        if isinstance(found, Closed):
+            return _finish(observers, found)
+        supervisor = Supervisor(config, plugins, observers, store, applicant.info, found, seat, clock)
+        stack.callback(supervisor.close)
+        return supervisor.run()
+
+
+class Supervisor:
+    """The agent's state, and the hands that do what the node's mind says."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        plugins: Plugins,
+        observers: Observers,
+        store: RendezvousBackend,
+        info: NodeInfo,
+        ledger: Ledger,
+        seat: Seat,
+        clock: Clock,
+    ) -> None:
+        self._config, self._observers, self._clock = config, observers, clock
+        self._embedded = store.embedded
+        self._state = NodeState(info=info, ledger=ledger)
+        self._address = local_address(
+            endpoint_host(config.rdzv_endpoint), config.local_addr, single_node=config.max_nodes == 1
+        )
+        self._port: HeldPort | None = None
+        self._used_port: HeldPort | None = None
+        self._signals = 0
+        self._exit: Exit | None = None
+        self._row: object = None
+        self._inbox = Inbox(SIGNALS)
+        self._warden = Warden.start(hold=[seat.fileno()])
+        self._inbox.watch(self._warden, self._warden.receive)
+        report = partial(self._say, "output", level=Level.WARNING)
+        self._output = Output(config_redirects=config.redirects, tee=config.tee, report=report)
+        self._directory = _log_directory(config, ledger.head.run)
+        self._group = WorkerGroup(
+            config, plugins, self._warden, self._output, info, ledger.head.run, self._directory, observers.publish
+        )
+        calls = SessionCalls(
+            post=self._inbox.post,
+            publish=observers.publish,
+            judge=partial(plugins.judge, report=observers.publish),
+            crashed=lambda error: self._inbox.post(_Crashed(error)),
+        )
+        self._session = Session(store, info.node_id, ledger, clock, calls)
+
+    def run(self) -> int:
+        """The loop: take what happened, see what follows, do it, until there is an end."""
+        self._do(MakeOffer())
+        self._session.start()
+        self._tick()
+        while self._exit is None:
+            for event in self._inbox.take():
+                self._handle(event)
+        return self._conclude(self._exit)
+
+    def close(self) -> None:
+        """Leave the roster, end whatever still runs, give everything back. Safe at any time, once."""
+        leaving = self._state.leaving is not None or self._exit is None
+        self._session.close(FAREWELL if not leaving else 2.0)
+        self._warden.close(timeout=5.0)
+        self._output.close()
+        for port in (self._port, self._used_port):
+            if port is not None:
+                port.close()
+        self._inbox.close()
+        if self._config.log_dir is None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    # What happened ---------------------------------------------------------------------------------------------------
+
+    def _handle(self, event: object) -> None:
+        match event:
+            case _Tick():
+                self._tick()
+            case _AliveFor(number):
+                if self._group.alive() and number == self._state.round:
+                    self._step(Progressed(number))
+            case _Crashed(error):
+                raise RuntimeError("a thread of the session failed") from error
+            case SignalReceived(signum):
+                self._on_signal(signum)
+            case Gone():
+                self._group.gone()
+                self._step(WorkersGone())
+            case Fenced():
+                self._say("fenced", "no contact with the store for too long: the workers are stopped", Level.ERROR)
+                self._group.gone()
+                self._step(WorkersGone())
+            case Died(reason):
+                self._on_warden_death(reason)
+            case EntriesRead() | StoreLost():
+                self._step(event)
+            case _:
+                if (news := self._group.handle(event)) is not None:  # type: ignore[arg-type]  # all that is left is the warden's
+                    self._step(news)
+                if isinstance(event, Stuck):  # rule L3: the node withdraws, the others go on
+                    self._step(Leaving(f"process {event.pid} cannot be killed", ExitCode.WITHDRAWN))
+                    self._exit = Exit(ExitCode.WITHDRAWN, f"process {event.pid} cannot be killed")
+
+    def _on_signal(self, signum: int) -> None:
+        if signum not in SIGNALS:
+            return
+        self._signals += 1
+        if self._signals == 1:
+            hint = "; once more to kill the workers at once" if self._state.work is not Work.NONE else ""
+            self._say("signal", f"received {signal_name(signum)}: leaving{hint}")
+            self._step(Leaving.signalled(signum, signal_name(signum)))
+        else:
+            self._say("signal", f"received {signal_name(signum)} again: killing the workers")
+            self._warden.stop(grace=0.0)
+
+    def _on_warden_death(self, reason: str) -> None:
+        """Without its warden a node cannot promise that nothing is left behind: it withdraws."""
+        self._say("warden_died", f"the warden process is gone ({reason}); its workers died with it", Level.ERROR)
+        self._inbox.unwatch(self._warden)
+        self._exit = Exit(ExitCode.WITHDRAWN, "the warden process is gone")
+
+    def _tick(self) -> None:
+        """Once a beat: tell the pulse that the loop lives, and renew the warden's dead-man's switch (rules L1, S8)."""
+        timing = self._state.ledger.settings.timing
+        self._session.tick()
+        now = self._clock.now()
+        if self._state.work is Work.RUNNING and not self._embedded:
+            self._warden.fence(max(0.0, FENCE_SHARE * timing.fence_after - (now - self._session.contact_at)))
+        else:
+            self._warden.fence(None)
+        self._inbox.at(now + timing.beat_interval, _Tick())
+
+    # What follows ----------------------------------------------------------------------------------------------------
+
+    def _step(self, event: NodeEvent) -> None:
+        before = self._state
+        self._state, effects = step(before, event)
+        if isinstance(event, EntriesRead):
+            self._narrate(before.ledger, self._state.ledger)
+        if (row := row_of(self._state)) != self._row:
+            self._row = row
+            self._session.publish_row(row)
+        if isinstance(event, WorkersDone):
+            self._say("workers_done", f"all local workers of round {self._state.round} exited with 0")
+        for effect in effects:
+            self._do(effect)
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Start(current, restart_count):
+                self._start(current, restart_count)
+            case Stop(grace, why):
+                self._stop(grace, why)
+            case MakeOffer():
+                if self._used_port is not None:
+                    self._used_port.close()
+                self._used_port, self._port = self._port, HeldPort.take(self._address)
+                self._step(Offered(Offer(self._address, self._port.port, self._clock.new_id())))
+            case Exit():
+                self._exit = effect
+
+    def _start(self, current: Round, restart_count: int) -> None:
+        members = [member.node_id for member in current.members]
+        self._observers.round_starts(round=current.number, run_uid=self._group.run_uid, members=members)
+        try:
+            self._group.start(current, restart_count)
+        except (ElasticError, OSError) as exc:
+            self._step(start_failure(self._group, current, exc))
+        self._inbox.at(self._clock.now() + SILENT_PROGRESS, _AliveFor(current.number))
+
+    def _stop(self, grace: Grace, why: str) -> None:
+        planned = grace is Grace.PLANNED and self._signals == 0
+        seconds = self._config.shutdown_timeout if grace is Grace.PLANNED else self._config.failure_grace
+        if planned:
+            self._observers.stop_planned(round=self._state.round, grace=seconds, reason=why)
+        self._say("stopping", f"stopping the workers of round {self._state.round}: {why}", Level.DEBUG)
+        self._warden.stop(grace=seconds)
+
+    # What is said ----------------------------------------------------------------------------------------------------
+
+    def _say(self, name: str, message: str, level: Level = Level.INFO) -> None:
+        self._observers.publish(Event(name, message, level))
+
+    def _narrate(self, before: Ledger, after: Ledger) -> None:
+        """Tell observers what the new entries mean."""
+        if after.halt is not None and after.halt is not before.halt:
+            fields = {"round": after.halt.round, "reason": after.halt.reason.value}
+            self._observers.publish(Event("round_halted", f"round {after.halt.round} is halted: {after.halt.why}", fields=fields))
+        if after.round is not None and after.round is not before.round:
+            self._observers.publish(_round_started(after, after.round, self._state.info.node_id))
+
+    def _conclude(self, end: Exit) -> int:
+        closed = self._state.ledger.closed
+        if closed is not None:
+            return _finish(self._observers, closed)
+        self._say("left", f"this node is out: {end.why}", Level.INFO if end.code == 0 else Level.WARNING)
+        return end.code
+
+
+def _round_started(ledger: Ledger, current: Round, node_id: str) -> Event:
+    nodes = len(current.members)
+    workers = sum(member.local_world_size for member in current.members)
+    restarts = f", restart {ledger.counters.restarts} of {ledger.settings.agreement.max_restarts}" if current.charged else ""
+    out = "" if ledger.is_member(node_id) else "; this node is not in it and waits"
+    message = f"round {current.number}: {workers} worker(s) on {nodes} node(s){restarts} ({current.why}){out}"
+    fields = {
+        "round": current.number,
+        "nodes": nodes,
+        "world_size": workers,
+        "restarts": ledger.counters.restarts,
+        "why": current.why,
+    }
+    return Event("round_started", message, fields=fields)
+
+
+def _finish(observers: Observers, closed: Closed) -> int:
+    level = Level.INFO if closed.success else Level.ERROR
+    observers.publish(Event("job_closed", outcome.report(closed), level, {"success": closed.success}))
+    return closed.exit_code
+
+
+def _parameters(config: RunConfig) -> RendezvousParameters:
+    return RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.rdzv_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        config=config.rdzv_conf,
+    )
+
+
+def _applicant(config: RunConfig, plugins: Plugins, seat: Seat, clock: Clock) -> Applicant:
+    versions = Versions.here()
+    info = NodeInfo(
+        node_id=clock.new_id(),
+        host=host_name(),
+        host_id=host_id(),
+        seat=seat.number,
+        local_world_size=config.nproc_per_node,
+        role=config.role,
+        versions=versions,
+    )
+    agreement = Agreement(
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        max_restarts=config.max_restarts,
+        on_node_loss=config.on_node_loss,
+        failure_policies=plugins.failure_policies,
+    )
+    settings = Settings(agreement=agreement, timing=config.timing, versions=versions, host=str(info))
+    return Applicant(
+        info=info,
+        settings=settings,
+        scheduler_uid=config.run_uid,
+        allow_version_mismatch=config.allow_version_mismatch,
+    )
+
+
+def _log_directory(config: RunConfig, run_uid: str) -> Path:
+    """Where this run's logs go; without ``--log_dir`` a temporary place, removed at the end, for the error files alone."""
+    if config.log_dir is None:
+        return Path(tempfile.mkdtemp(prefix=f"elastic_{os.getpid()}_"))
+    return config.log_dir / f"{urllib.parse.quote(config.rdzv_id, safe='')}_{run_uid}"

@@ -1,0 +1,200 @@
+"""One node's workers of one round: start them, notice how they end, say what went wrong.
+
+The warden does the deeds; this module keeps the books: which process is which rank, whose failure was first, what it left in
+its error file and on its stderr.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from elastic_core.agent.assignment import Assignment
+from elastic_core.agent.error_files import last_exception_line, read_error_file
+from elastic_core.agent.output import Output, WorkerStreams
+from elastic_core.agent.warden import Exited, Signalled, SpawnFailed, Spawned, Stuck, Warden, WardenEvent
+from elastic_core.config import RunConfig
+from elastic_core.errors import ElasticError
+from elastic_core.events import Event, Level
+from elastic_core.incidents import Incident, IncidentKind, signal_name
+from elastic_core.plugins import Plugins
+from elastic_core.rendezvous.ledger import Round
+from elastic_core.rendezvous.node import NodeEvent, WorkerFailed, WorkersDone
+from elastic_core.rendezvous.places import place
+from elastic_core.rendezvous.rows import NodeInfo
+
+DRAIN = 0.2
+"""Seconds to wait for the end of a dead worker's streams; a child of its may hold them open."""
+DETAIL = 4096
+"""Most characters of an incident's detail."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """One local rank of the present round."""
+
+    assignment: Assignment
+    streams: WorkerStreams
+    pid: int | None = None
+    exit_code: int | None = None
+
+
+@dataclass
+class WorkerGroup:
+    """The local workers. Everything runs on the agent's loop, and nothing here blocks it for longer than ``DRAIN``."""
+
+    config: RunConfig
+    plugins: Plugins
+    warden: Warden
+    output: Output
+    info: NodeInfo
+    run_uid: str
+    directory: Path
+    publish: Callable[[Event], None]
+    now: Callable[[], float] = time.monotonic
+    started_at: float = 0.0
+    _tags: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    _workers: dict[int, Worker] = field(default_factory=dict)
+    _failed: bool = False
+
+    def start(self, current: Round, restart_count: int) -> None:
+        """Start every local rank of a round. What fails comes back later, as an event."""
+        self.started_at, self._failed = self.now(), False
+        self._workers.clear()
+        for assignment in self._assignments(current, restart_count):
+            tag = next(self._tags)
+            directory = Path(assignment.error_file).parent
+            directory.mkdir(parents=True, exist_ok=True)
+            streams = self.output.open(rank=assignment.rank, local_rank=assignment.local_rank, directory=directory)
+            self._workers[tag] = Worker(assignment, streams)
+            argv = self.plugins.worker_command(self.config.program, assignment)
+            env = self._environment(assignment)
+            self.warden.spawn(tag, argv, env, stdin=None, stdout=streams.stdout, stderr=streams.stderr)
+            streams.close()
+
+    def alive(self) -> bool:
+        """Whether every local rank has been started and none has ended."""
+        return bool(self._workers) and all(w.pid is not None and w.exit_code is None for w in self._workers.values())
+
+    def handle(self, event: WardenEvent) -> NodeEvent | None:
+        """Note what the warden says; the node event that it amounts to, if any."""
+        match event:
+            case Spawned(tag, pid) if worker := self._workers.get(tag):
+                worker.pid = pid
+            case SpawnFailed(tag, error) if worker := self._workers.get(tag):
+                return self._fail(self._incident(worker, IncidentKind.START_FAILED, message=error))
+            case Exited(tag, pid, code) if worker := self._workers.get(tag):
+                worker.pid, worker.exit_code = pid, code
+                if code != 0:
+                    return self._fail(self._died(worker))
+                if all(other.exit_code == 0 for other in self._workers.values()):
+                    self._settle()
+                    return WorkersDone()
+            case Signalled(signum, pids):
+                name, who = signal_name(signum), ", ".join(map(str, pids))
+                level = Level.DEBUG if signum == 15 else Level.INFO
+                self.publish(Event("workers_signalled", f"sent {name} to {who}", level, {"signal": name, "pids": who}))
+            case Stuck(pid, name, wchan):
+                message = f"process {pid} ({name}) does not die: it waits in the kernel, in {wchan or 'an unknown place'}"
+                self.publish(Event("worker_stuck", message, Level.ERROR, {"pid": pid, "wchan": wchan}))
+        return None
+
+    def gone(self) -> None:
+        """Every process of the round is gone: finish its logs."""
+        self._settle()
+        self._workers.clear()
+
+    def _fail(self, incident: Incident) -> WorkerFailed | None:
+        """The first failure only: the others are mostly its consequences."""
+        if self._failed:
+            return None
+        self._failed = True
+        where = f"rank {incident.rank} (pid {incident.pid})" if incident.pid else f"rank {incident.rank}"
+        fields = {"rank": incident.rank, "pid": incident.pid, "exit_code": incident.exit_code, "round": incident.round}
+        self.publish(Event("worker_failed", f"{where} {incident.cause()}", Level.WARNING, fields))
+        return WorkerFailed(incident)
+
+    def _died(self, worker: Worker) -> Incident:
+        self.output.drain(worker.streams, DRAIN)
+        tail = worker.streams.tail()
+        recorded = read_error_file(Path(worker.assignment.error_file))
+        message, detail = recorded if recorded is not None else (last_exception_line(tail), tail)
+        port = str(worker.assignment.master_port)
+        taken = worker.assignment.rank == 0 and any(
+            "EADDRINUSE" in text or ("in use" in text and port in text) for text in (message, tail)
+        )
+        kind = IncidentKind.PORT_TAKEN if taken else IncidentKind.WORKER_FAILED
+        return self._incident(worker, kind, message=message, detail=detail)
+
+    def _incident(self, worker: Worker, kind: IncidentKind, *, message: str, detail: str = "") -> Incident:
+        assignment = worker.assignment
+        return Incident(
+            kind=kind,
+            round=assignment.round,
+            node_id=self.info.node_id,
+            host=str(self.info),
+            after=round(self.now() - self.started_at, 6),
+            rank=assignment.rank,
+            local_rank=assignment.local_rank,
+            pid=worker.pid,
+            exit_code=worker.exit_code,
+            message=message[:500],
+            detail=detail[-DETAIL:],
+            log=worker.streams.stderr_path or "",
+        )
+
+    def _settle(self) -> None:
+        """Take in what the ended workers' pipes still hold, and remove error files that nobody asked to keep."""
+        for worker in self._workers.values():
+            self.output.drain(worker.streams, DRAIN)
+            if self.config.log_dir is None:
+                shutil.rmtree(Path(worker.assignment.error_file).parent, ignore_errors=True)
+
+    def _assignments(self, current: Round, restart_count: int) -> list[Assignment]:
+        mine = place(current.members, self.info.node_id)
+        base = self.directory / f"round_{current.number}"
+        return [
+            Assignment(
+                run_id=self.config.rdzv_id,
+                run_uid=self.run_uid,
+                round=current.number,
+                restart_count=restart_count,
+                max_restarts=self.config.max_restarts,
+                role=self.config.role,
+                rank=mine.first_rank + local_rank,
+                local_rank=local_rank,
+                group_rank=mine.group_rank,
+                role_rank=mine.first_role_rank + local_rank,
+                world_size=mine.world_size,
+                local_world_size=mine.local_world_size,
+                group_world_size=mine.group_world_size,
+                role_world_size=mine.role_world_size,
+                master_addr=current.offer.address,
+                master_port=current.offer.port,
+                error_file=str(base / f"rank_{mine.first_rank + local_rank}" / "error.json"),
+            )
+            for local_rank in range(mine.local_world_size)
+        ]
+
+    def _environment(self, assignment: Assignment) -> Mapping[str, str]:
+        return {**os.environ, **self.plugins.worker_environment(self.config.program, assignment)}
+
+
+def start_failure(group: WorkerGroup, current: Round, error: ElasticError | OSError) -> WorkerFailed:
+    """The event for a round that could not even be prepared: no descriptors, a full disk, a plugin that raised."""
+    mine = place(current.members, group.info.node_id)
+    return WorkerFailed(
+        Incident(
+            kind=IncidentKind.START_FAILED,
+            round=current.number,
+            node_id=group.info.node_id,
+            host=str(group.info),
+            rank=mine.first_rank,
+            message=f"the workers could not be started: {error}"[:500],
+        )
+    )

@@ -1,0 +1,13 @@
+"""The command line: ``elastic run``, ``elastic plugins``, and what plugins add."""
+
+from __future__ import annotations
+
+
+def main() -> int:
+    """Run the command that ``sys.argv`` names; return the exit code."""
+    import sys
+
+    from elastic_core.cli.commands import Elastic
+    from elastic_core.cli.render import run
+
+    return run(Elastic(), sys.argv[1:])

@@ -1,0 +1,80 @@
+"""``elastic`` itself: finds its subcommands, and imports only the one that is called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+
+import click
+
+from elastic_core import __version__
+from elastic_core.errors import PluginError, UsageError, did_you_mean
+
+BUILT_IN: Mapping[str, tuple[str, str]] = {
+    "run": ("elastic_core.cli.run", "Start a program on this node as part of a job."),
+    "plugins": ("elastic_core.cli.listing", "List the plugins that are installed."),
+}
+"""Where each of core's own commands lives, in an attribute ``command``, and its help in one line."""
+
+
+class Elastic(click.Group):
+    """The group of all commands: core's own, and those in the entry-point group ``elastic.commands``."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "elastic",
+            help="Launch and supervise distributed training that survives crashes, lost nodes and preemption.",
+            context_settings={"help_option_names": ["-h", "--help"]},
+            params=[_version_option()],
+            no_args_is_help=False,
+        )
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Core's own, then those of plugins."""
+        from elastic_core.discovery import Catalogue, Group
+
+        return [*BUILT_IN, *(name for name in Catalogue.read().names(Group.COMMANDS) if name not in BUILT_IN)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        """Import one command.
+
+        Raises:
+            UsageError: There is none of that name.
+            PluginError: It cannot be imported, or is no command.
+        """
+        if cmd_name in BUILT_IN:
+            command = import_module(BUILT_IN[cmd_name][0]).command
+            assert isinstance(command, click.Command)
+            return command
+        from elastic_core.discovery import Catalogue, Group, load
+
+        if cmd_name not in (known := self.list_commands(ctx)):
+            raise UsageError(
+                f"There is no command {cmd_name!r}.{did_you_mean(cmd_name, known)}", hint="See elastic --help."
+            )
+        offer = Catalogue.read().find(cmd_name, Group.COMMANDS)
+        command = load(offer)
+        if not isinstance(command, click.Command):
+            raise PluginError(f"The {offer} is no click command.")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, without importing those of plugins."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (name, BUILT_IN[name][1] if name in BUILT_IN else "From a plugin.")
+                    for name in self.list_commands(ctx)
+                ]
+            )
+
+
+def _version_option() -> click.Option:
+    def show(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+        if wanted and not ctx.resilient_parsing:
+            click.echo(f"elastic {__version__}")
+            ctx.exit()
+
+    return click.Option(
+        ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=show, help="Show the version and exit."
+    )

@@ -1,0 +1,89 @@
+"""``elastic plugins``: what is installed, from where, which hooks it implements, and what fails to load and why."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from itertools import groupby
+
+import click
+
+from elastic_core import __version__
+from elastic_core.discovery import Catalogue, Group, Offer, load
+from elastic_core.errors import PluginError
+from elastic_core.plugins import core_plugins, hooks_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """One line of the list."""
+
+    name: str
+    group: str
+    distribution: str
+    version: str
+    hooks: tuple[str, ...] = ()
+    error: str | None = None
+    """Why it cannot be used, or None."""
+
+
+def inventory(catalogue: Catalogue) -> list[Listed]:
+    """Core's own defaults, then everything installed, group by group. Imports all of it."""
+    own = [
+        Listed(
+            name=name,
+            group="built in",
+            distribution="elastic-core",
+            version=__version__,
+            hooks=tuple(hooks_of(plugin, f"plugin {name!r}")),
+        )
+        for name, plugin in core_plugins().items()
+    ]
+    return own + [_listed(offer, catalogue) for group in Group for offer in catalogue.offers(group)]
+
+
+def _listed(offer: Offer, catalogue: Catalogue) -> Listed:
+    hooks: tuple[str, ...] = ()
+    error = None
+    try:
+        plugin = load(catalogue.find(offer.name, offer.group))
+        if offer.group is not Group.COMMANDS:
+            hooks = tuple(hooks_of(plugin, str(offer)))
+    except PluginError as exc:
+        error = exc.message
+    return Listed(
+        name=offer.name,
+        group=offer.group.value,
+        distribution=offer.distribution,
+        version=offer.version,
+        hooks=hooks,
+        error=error,
+    )
+
+
+def table(listed: Iterable[Listed], width: int) -> str:
+    """The list for people, at most ``width`` columns wide where words allow."""
+    rows = list(listed)
+    name_width = max(len(row.name) for row in rows)
+    lines = []
+    for group, members in groupby(rows, key=lambda row: row.group):
+        lines.append(group)
+        for row in members:
+            lines.append(f"  {row.name:{name_width}}  {row.distribution} {row.version}")
+            indent = " " * (name_width + 4)
+            remark = f"FAILED: {row.error}" if row.error else ", ".join(row.hooks)
+            lines += textwrap.wrap(remark, width, initial_indent=indent, subsequent_indent=indent)
+    return "\n".join(lines)
+
+
+@click.command("plugins", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, for programs.")
+def command(as_json: bool) -> None:
+    """List the plugins that are installed, and what fails to load and why."""
+    listed = inventory(Catalogue.read())
+    if as_json:
+        click.echo(json.dumps([asdict(row) for row in listed], indent=2))
+    else:
+        click.echo(table(listed, click.formatting.HelpFormatter().width))

@@ -1,0 +1,79 @@
+"""Finding what the user wants to run before anything is started, without importing or running any of it."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from elastic_core.errors import UsageError, did_you_mean
+from elastic_core.program import Program, ProgramKind
+
+
+def find(target: str | None, arguments: tuple[str, ...], *, module: bool, no_python: bool) -> Program:
+    """The program that the command line names.
+
+    Raises:
+        UsageError: It names none, or one that is not there or cannot be run; says which one was meant.
+    """
+    if module and no_python:
+        raise UsageError("--module and --no_python exclude each other.", hint="A module is run by Python.")
+    if not target:
+        raise UsageError("There is no PROGRAM to run.", hint="For example: elastic run --nproc_per_node=2 train.py")
+    if module:
+        _check_module(target)
+        return Program(ProgramKind.MODULE, target, arguments)
+    if no_python:
+        return Program(ProgramKind.EXECUTABLE, _executable(target), arguments)
+    _check_script(target)
+    return Program(ProgramKind.SCRIPT, target, arguments)
+
+
+def _check_script(target: str) -> None:
+    path = Path(target)
+    if path.is_dir():
+        if not (path / "__main__.py").is_file():
+            raise UsageError(f"The script {target!r} is a directory without a __main__.py.")
+    elif not path.exists():
+        raise UsageError(f"There is no script {target!r}.{did_you_mean(target, _siblings(path))}")
+    elif not os.access(path, os.R_OK):
+        raise UsageError(f"The script {target!r} may not be read.")
+
+
+def _siblings(path: Path) -> Iterable[str]:
+    """The files beside ``path``, spelled as it is."""
+    try:
+        return [str(path.parent / entry.name) for entry in path.parent.iterdir() if entry.is_file()]
+    except OSError:
+        return []
+
+
+def _executable(target: str) -> str:
+    """The executable's path, looked up as a shell does."""
+    if found := shutil.which(target):
+        return found
+    path = Path(target)
+    if path.is_dir():
+        raise UsageError(f"The program {target!r} is a directory.")
+    if path.is_file() and os.sep not in target:
+        raise UsageError(f"The program {target!r} is not on the PATH. Did you mean './{target}'?")
+    if path.is_file():
+        raise UsageError(f"The program {target!r} is not executable.", hint=f"Make it so: chmod +x {target}")
+    where = "" if os.sep in target else " on the PATH"
+    raise UsageError(f"There is no program {target!r}{where}.{did_you_mean(target, _siblings(path))}")
+
+
+def _check_module(target: str) -> None:
+    """Look for the module's top level only: to look deeper is to import the packages above."""
+    if target.endswith(".py") and Path(target).is_file():
+        raise UsageError(f"{target!r} is a script, not a module.", hint="Leave out --module.")
+    if os.sep in target or not all(target.split(".")):
+        raise UsageError(f"{target!r} is not the name of a module.", hint="For example: elastic run -m package.train")
+    top = target.partition(".")[0]
+    if importlib.machinery.PathFinder.find_spec(top, [os.getcwd()]) or importlib.util.find_spec(top):
+        return
+    here = [path.stem for path in Path().iterdir() if path.suffix == ".py" or path.is_dir()]
+    raise UsageError(f"There is no module {top!r}, neither here nor on Python's path.{did_you_mean(top, here)}")

@@ -1,0 +1,75 @@
+"""The one place that prints errors and makes them exit codes.
+
+An error is one line that says what was wrong, a blank line, and a hint if there is one.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from elastic_core.errors import ElasticError, did_you_mean
+from elastic_core.exit_codes import ExitCode, signalled
+from elastic_core.terminal import printable
+
+
+def run(command: click.Command, arguments: Sequence[str]) -> int:
+    """Run a command; return the exit code, having told the user what went wrong.
+
+    click's own ``main`` is not used: it takes any broken pipe for a closed stdout, and would hide defects of the agent.
+    """
+    try:
+        with command.make_context("elastic", list(arguments)) as context:
+            return int(command.invoke(context) or ExitCode.SUCCESS)
+    except click.exceptions.Exit as exc:
+        return exc.exit_code
+    except click.ClickException as exc:
+        return _failed(*_in_our_words(exc), ExitCode.USAGE)
+    except ElasticError as exc:
+        return _failed(exc.message, exc.hint, exc.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        return signalled(signal.SIGINT)
+    except Exception as exc:
+        if isinstance(exc, BrokenPipeError) and _stdout_is_closed():
+            _silence_stdout()
+            return signalled(signal.SIGPIPE)
+        traceback.print_exc()
+        hint = "This is a defect of Elastic, not of your program. Please report it with the lines above."
+        return _failed(f"{type(exc).__name__}: {exc}", hint, ExitCode.INTERNAL)
+
+
+def _in_our_words(exc: click.ClickException) -> tuple[str, str]:
+    """The message and the hint for what click itself refuses."""
+    context = exc.ctx if isinstance(exc, click.UsageError) else None
+    hint = f"See {context.command_path if context else 'elastic'} --help."
+    if isinstance(exc, click.NoSuchOption) and context:
+        known = [spelling for param in context.command.get_params(context) for spelling in param.opts]
+        return f"There is no option {exc.option_name!r}.{did_you_mean(exc.option_name, known)}", hint
+    return exc.format_message(), hint
+
+
+def _failed(message: str, hint: str | None, code: int) -> int:
+    paragraphs = [f"elastic: error: {message}", *([hint] if hint else [])]
+    lines = "\n\n".join(paragraphs).split("\n")
+    print("\n".join(printable(line) for line in lines), file=sys.stderr)
+    return code
+
+
+def _stdout_is_closed() -> bool:
+    """Whether the reader of our stdout, such as ``head``, has gone."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _silence_stdout() -> None:
+    """Let the interpreter's last flush go nowhere instead of complaining."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -1,0 +1,114 @@
+"""Reading the values of flags: pure functions that return what a text means, or raise :class:`Wrong`."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from elastic_core.config import OnNodeLoss, Stream, StreamMap
+from elastic_core.errors import did_you_mean
+
+
+class Wrong(ValueError):
+    """Why a value cannot be meant, as a clause to stand after it, and the nearest value that could be."""
+
+    def __init__(self, reason: str, meant: str = "") -> None:
+        super().__init__(reason)
+        self.suggestion = f" Did you mean {meant!r}?" if meant else ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRange:
+    """How many nodes a job may have."""
+
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        return str(self.least) if self.least == self.most else f"{self.least}:{self.most}"
+
+
+def node_range(text: str) -> NodeRange:
+    """``4`` or ``1:4``."""
+    match = re.fullmatch(r"([+-]?\d+)(?::([+-]?\d+))?", text, re.ASCII)
+    if match is None:
+        raise Wrong("is not a number of nodes, N, or a range of them, MIN:MAX")
+    least, most = int(match[1]), int(match[2] or match[1])
+    if least < 1:
+        raise Wrong("has fewer than 1 node", str(NodeRange(1, max(1, most))))
+    if most < least:
+        raise Wrong(f"has a minimum, {least}, greater than its maximum, {most}", f"{most}:{least}" if most > 0 else "")
+    return NodeRange(least, most)
+
+
+def count_from_one(text: str) -> int:
+    """A whole number, at least 1."""
+    return _whole(text, least=1)
+
+
+def count_from_zero(text: str) -> int:
+    """A whole number, at least 0."""
+    return _whole(text, least=0)
+
+
+def _whole(text: str, least: int) -> int:
+    if not re.fullmatch(r"[+-]?\d+", text, re.ASCII):
+        raise Wrong("is not a whole number")
+    if int(text) < least:
+        raise Wrong(f"is less than {least}", str(least))
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A duration in seconds, at least 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise Wrong("is not a number of seconds")
+    if value < 0:
+        raise Wrong("is less than 0 seconds", "0")
+    return value
+
+
+def not_empty(text: str) -> str:
+    """Any text but ''."""
+    if not text.strip():
+        raise Wrong("is empty")
+    return text
+
+
+def on_node_loss(text: str) -> OnNodeLoss:
+    """``replace`` or ``fail``."""
+    try:
+        return OnNodeLoss(text)
+    except ValueError:
+        known = [choice.value for choice in OnNodeLoss]
+        raise Wrong(f"is neither {' nor '.join(known)}", _nearest(text, known)) from None
+
+
+def _nearest(text: str, known: list[str]) -> str:
+    return next((word for word in known if did_you_mean(text, [word])), "")
+
+
+def stream_map(text: str) -> StreamMap:
+    """``3`` for every rank, or ``0:3,12:1`` for the local ranks named; 0 none, 1 stdout, 2 stderr, 3 both."""
+    if ":" not in text:
+        return StreamMap(default=_stream(text))
+    by_rank: dict[int, Stream] = {}
+    for pair in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", pair, re.ASCII)
+        if match is None:
+            raise Wrong(f"has {pair!r}, which is not RANK:STREAMS")
+        if (rank := int(match[1])) in by_rank:
+            raise Wrong(f"names rank {rank} twice")
+        by_rank[rank] = _stream(match[2])
+    return StreamMap(by_rank=by_rank)
+
+
+def _stream(text: str) -> Stream:
+    if text.strip() not in {"0", "1", "2", "3"}:
+        raise Wrong(f"has {text!r} for streams, which is none of 0 (none), 1 (stdout), 2 (stderr), 3 (both)")
+    return Stream(int(text))

@@ -1,0 +1,82 @@
+"""Reading ``--rdzv_conf``: what is core's and what is the backend's, and nothing that is neither."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from elastic_core.config import Timing
+from elastic_core.errors import UsageError, did_you_mean
+
+RUN_UID = "run_uid"
+TIMING_KEYS = tuple(item.name for item in fields(Timing))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousConf:
+    """What ``--rdzv_conf`` said."""
+
+    timing: Timing = field(default_factory=Timing)
+    run_uid: str | None = None
+    backend: Mapping[str, str] = field(default_factory=dict)
+    """The backend's own keys, as typed; their values are the backend's to check."""
+
+
+def parse(text: str, *, backend: str, backend_keys: Mapping[str, str]) -> RendezvousConf:
+    """Read ``KEY=VALUE,KEY=VALUE``.
+
+    Args:
+        text: As the user typed it; '' for nothing.
+        backend: The backend's name, for messages.
+        backend_keys: The keys that it declares, each with its help.
+
+    Raises:
+        UsageError: A pair has no ``=``, a key is unknown or given twice, or a duration is not a number of seconds.
+    """
+    pairs = _pairs(text)
+    known = {*TIMING_KEYS, RUN_UID, *backend_keys}
+    for key in pairs:
+        if key not in known:
+            pair = f"{key}={pairs[key]}"
+            raise UsageError(
+                f"--rdzv_conf {pair!r}: there is no key {key!r}.{did_you_mean(key, sorted(known))}",
+                hint=f"With the {backend} backend the keys are: {', '.join(sorted(known))}.",
+            )
+    run_uid = pairs.get(RUN_UID)
+    if run_uid == "":
+        raise UsageError("--rdzv_conf 'run_uid=': the run's uid is empty.")
+    return RendezvousConf(
+        timing=Timing(**{key: _seconds(key, pairs[key]) for key in TIMING_KEYS if key in pairs}),
+        run_uid=run_uid,
+        backend={key: value for key, value in pairs.items() if key not in (*TIMING_KEYS, RUN_UID)},
+    )
+
+
+def scheduler_uid(environ: Mapping[str, str]) -> str | None:
+    """The scheduler's own id of this run, requeues told apart; None where no scheduler is known."""
+    job = environ.get("SLURM_JOB_ID")
+    return f"slurm-{job}.{environ.get('SLURM_RESTART_COUNT') or 0}" if job else None
+
+
+def _pairs(text: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for pair in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if not (key and equals):
+            raise UsageError(f"--rdzv_conf {pair!r} is not of the form KEY=VALUE.", hint="Separate pairs by commas.")
+        if key in pairs:
+            raise UsageError(f"--rdzv_conf {text!r} gives {key!r} twice.")
+        pairs[key] = value
+    return pairs
+
+
+def _seconds(key: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        pair = f"{key}={text}"
+        raise UsageError(f"--rdzv_conf {pair!r}: {text!r} is not a number of seconds.")
+    return value

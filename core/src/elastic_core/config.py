@@ -1,0 +1,103 @@
+"""What a run was asked to do: one frozen record, made by the CLI (or a caller) and passed down unchanged."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from elastic_core.errors import UsageError
+from elastic_core.program import Program
+
+
+class OnNodeLoss(str, enum.Enum):
+    """What the loss of a node does to the job (``--on_node_loss``)."""
+
+    REPLACE = "replace"
+    FAIL = "fail"
+
+
+class Stream(enum.IntFlag):
+    """Standard streams of a worker, as in ``--redirects`` and ``--tee``: 0 none, 1 stdout, 2 stderr, 3 both."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    ALL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StreamMap:
+    """Which streams of which local rank; ranks that ``by_rank`` does not name have ``default``."""
+
+    default: Stream = Stream.NONE
+    by_rank: Mapping[int, Stream] = field(default_factory=dict)
+
+    def __getitem__(self, local_rank: int) -> Stream:
+        return self.by_rank.get(local_rank, self.default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Every duration of the protocol, in seconds; ``--rdzv_conf`` keys of the same names set them.
+
+    The run's opener writes its own into the ledger and all nodes follow those, so that no two nodes judge by different clocks' lengths.
+
+    Raises:
+        UsageError: A duration is not positive, or ``lost_after`` is not at least twice ``beat_interval``.
+    """
+
+    join_timeout: float = 600.0
+    """How long the minimum of nodes may take to come, at first and after a loss."""
+    last_call_timeout: float = 1.0
+    """How long to wait for one more node once the minimum is there; forming only, never on a recovery."""
+    beat_interval: float = 2.0
+    lost_after: float = 6.0
+    """A node whose beat stood still this long is lost."""
+    fence_after: float = 600.0
+    """How long a round's unreachable members block the next one when none of them answered; they stop themselves at 80 % of it."""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if not value > 0 and not (item.name == "last_call_timeout" and value == 0):
+                raise UsageError(f"--rdzv_conf {item.name}={value:g} is not a positive number of seconds.")
+        if self.lost_after < 2 * self.beat_interval:
+            raise UsageError(
+                f"--rdzv_conf lost_after={self.lost_after:g} is less than two beats of beat_interval={self.beat_interval:g} s.",
+                hint=f"One late beat would cost a healthy node. Set lost_after to at least {3 * self.beat_interval:g}.",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """One ``elastic run``, validated. Durations are in seconds."""
+
+    program: Program
+    min_nodes: int = 1
+    max_nodes: int = 1
+    nproc_per_node: int = 1
+    role: str = "default"
+    max_restarts: int = 0
+    on_node_loss: OnNodeLoss = OnNodeLoss.REPLACE
+    rdzv_backend: str = "local"
+    rdzv_endpoint: str = ""
+    rdzv_id: str = "none"
+    rdzv_conf: Mapping[str, str] = field(default_factory=dict)
+    """The backend's own keys; core's are in ``timing`` and ``run_uid``."""
+    timing: Timing = field(default_factory=Timing)
+    run_uid: str | None = None
+    """The scheduler's own id of this run (rule S6), from ``run_uid=…`` or the scheduler's environment."""
+    allow_version_mismatch: bool = False
+    local_addr: str | None = None
+    shutdown_timeout: float = 30.0
+    """How long workers of a healthy round get between SIGTERM and SIGKILL."""
+    failure_grace: float = 3.0
+    """The same for a broken round, where they mostly hang in a collective."""
+    log_dir: Path | None = None
+    redirects: StreamMap = field(default_factory=StreamMap)
+    tee: StreamMap = field(default_factory=StreamMap)
+    plugins: tuple[str, ...] = ()
+    no_plugins: tuple[str, ...] = ()
+    verbose: bool = False

@@ -1,0 +1,123 @@
+"""Core's own plugins: what a run does when nobody asked for anything else.
+
+They are registered through the same hooks as everybody's. The ``local`` and ``file`` backends are core's too, and are
+found by entry point like any other backend.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+from elastic_core.agent.assignment import Assignment
+from elastic_core.events import Event, Level
+from elastic_core.hookspecs import hookimpl
+from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
+from elastic_core.program import Program, ProgramKind
+from elastic_core.terminal import printable
+
+
+class MaxRestartsPolicy:
+    """Restart until ``--max_restarts`` are spent."""
+
+    SPENDS_A_RESTART = frozenset({IncidentKind.WORKER_FAILED, IncidentKind.START_FAILED})
+
+    @hookimpl
+    def elastic_judge_failure(self, incident: Incident, history: History) -> Verdict:
+        """Always gives a verdict, so that somebody does when every other policy abstains."""
+        if incident.kind not in self.SPENDS_A_RESTART:
+            return Verdict(Action.RESTART, f"{incident.kind.value.replace('_', ' ')} spends no restart")
+        if history.restarts < history.max_restarts:
+            return Verdict(Action.RESTART, f"restart {history.restarts + 1} of --max_restarts={history.max_restarts}")
+        if history.max_restarts == 0:
+            return Verdict(Action.GIVE_UP, "--max_restarts is 0, so the first failure ends the job")
+        return Verdict(Action.GIVE_UP, f"all restarts of --max_restarts={history.max_restarts} are spent")
+
+
+class LogLineMetrics:
+    """Tell people: one line on stderr for each event, ``[elastic] 12:34:56 node0: a worker failed``.
+
+    Args:
+        verbose: Show debug events too.
+        host: Who speaks, where an event does not say it in a field ``node`` of its own.
+        stream: Where to write.
+        clock: Seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        *,
+        verbose: bool = False,
+        host: str | None = None,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._threshold = Level.DEBUG if verbose else Level.INFO
+        self._host = socket.gethostname().partition(".")[0] if host is None else host
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+
+    @hookimpl
+    def elastic_observe(self, event: Event) -> None:
+        """Write the event; lines after its first begin with ``|``, so that no text passes itself off as an event."""
+        if event.level < self._threshold:
+            return
+        at = time.strftime("%H:%M:%S", time.localtime(self._clock()))
+        prefix = f"[elastic] {at} {printable(str(event.fields.get('node', self._host)))}: "
+        first, *more = (printable(line) for line in event.message.split("\n"))
+        self._stream.write("".join([f"{prefix}{first}\n", *(f"  | {line}\n" for line in more)]))
+        self._stream.flush()
+
+
+class PlainWorkerStart:
+    """Start every worker as a fresh process, with the environment that training scripts know from torchrun.
+
+    Args:
+        environ: The agent's own environment, which workers inherit.
+    """
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._environ = environ
+
+    @hookimpl
+    def elastic_worker_command(self, program: Program) -> list[str]:
+        """A script and a module run in this interpreter, unbuffered; an executable runs as it is."""
+        match program.kind:
+            case ProgramKind.SCRIPT:
+                return [sys.executable, "-u", program.target, *program.args]
+            case ProgramKind.MODULE:
+                return [sys.executable, "-u", "-m", program.target, *program.args]
+            case ProgramKind.EXECUTABLE:
+                return [program.target, *program.args]
+
+    @hookimpl
+    def elastic_worker_environment(self, assignment: Assignment) -> dict[str, str]:
+        """The contract with training scripts; each variable's meaning is in ``elastic_core.environment``."""
+        place = {
+            "RANK": assignment.rank,
+            "LOCAL_RANK": assignment.local_rank,
+            "GROUP_RANK": assignment.group_rank,
+            "ROLE_RANK": assignment.role_rank,
+            "ROLE_NAME": assignment.role,
+            "WORLD_SIZE": assignment.world_size,
+            "LOCAL_WORLD_SIZE": assignment.local_world_size,
+            "GROUP_WORLD_SIZE": assignment.group_world_size,
+            "ROLE_WORLD_SIZE": assignment.role_world_size,
+            "MASTER_ADDR": assignment.master_addr,
+            "MASTER_PORT": assignment.master_port,
+            "TORCHELASTIC_RESTART_COUNT": assignment.restart_count,
+            "TORCHELASTIC_MAX_RESTARTS": assignment.max_restarts,
+            "TORCHELASTIC_RUN_ID": assignment.run_id,
+            "TORCHELASTIC_USE_AGENT_STORE": False,  # rank 0 hosts the workers' store itself, a new one each round
+            "TORCHELASTIC_ERROR_FILE": assignment.error_file,
+        }
+        environment = {name: str(value) for name, value in place.items()}
+        if "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in self._environ:
+            environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
+        if assignment.local_world_size > 1 and "OMP_NUM_THREADS" not in self._environ:
+            environment["OMP_NUM_THREADS"] = "1"  # else every worker would start a thread on every core
+        return environment

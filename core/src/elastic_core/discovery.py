@@ -1,0 +1,140 @@
+"""What is installed: plugins as their distributions announce them, by entry point.
+
+Nothing is imported here until :func:`load` is called on one :class:`Offer`. A distribution announces itself so::
+
+    [project.entry-points."elastic.rendezvous"]
+    sqlite = "elastic_example_plugin.backend"
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from elastic_core.errors import PluginError, did_you_mean
+
+
+class Group(str, enum.Enum):
+    """The entry-point groups. A name is unique within its group."""
+
+    RENDEZVOUS = "elastic.rendezvous"
+    """Backends; only the one that a run names is imported."""
+    PLUGINS = "elastic.plugins"
+    """On when named, by ``--plugin`` or ``ELASTIC_PLUGINS``."""
+    AUTOLOAD = "elastic.autoload"
+    """Small observers: on once installed, off with ``--no_plugin``."""
+    COMMANDS = "elastic.commands"
+    """Subcommands of ``elastic``; imported when called."""
+
+    @property
+    def noun(self) -> str:
+        """What messages call a member of the group."""
+        return {Group.RENDEZVOUS: "rendezvous backend", Group.COMMANDS: "command"}.get(self, "plugin")
+
+
+BROUGHT_BY: Mapping[tuple[Group, str], str] = {(Group.RENDEZVOUS, "c10d"): "elastic-rdzv-c10d"}
+"""Plugins that exist although they may not be installed here, and the distribution that brings each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One installed plugin, not imported yet."""
+
+    group: Group
+    name: str
+    distribution: str
+    version: str
+    entry_point: metadata.EntryPoint
+
+    def __str__(self) -> str:
+        """As messages name it, e.g. ``rendezvous backend 'c10d' (elastic-rdzv-c10d 0.1.0)``."""
+        return f"{self.group.noun} {self.name!r} ({self.source})"
+
+    @property
+    def source(self) -> str:
+        """The distribution and its version."""
+        return f"{self.distribution} {self.version}"
+
+
+class Catalogue:
+    """Everything that is installed, read once: a reading costs milliseconds, more the more distributions there are."""
+
+    def __init__(self, offers: Iterable[Offer]) -> None:
+        self._offers = sorted(offers, key=lambda offer: (offer.group.value, offer.name, offer.distribution))
+
+    @classmethod
+    def read(cls) -> Catalogue:
+        """What the distributions on ``sys.path`` offer now."""
+        found = metadata.entry_points()
+        return cls(_offer(group, entry_point) for group in Group for entry_point in found.select(group=group.value))
+
+    def offers(self, group: Group) -> list[Offer]:
+        """Everything in one group, in order of name; a name that two distributions offer stands there twice."""
+        return [offer for offer in self._offers if offer.group is group]
+
+    def names(self, *groups: Group) -> list[str]:
+        """The names in these groups, in order, each once."""
+        return sorted({offer.name for group in groups for offer in self.offers(group)})
+
+    def find(self, name: str, *groups: Group) -> Offer:
+        """The plugin of that name in the first of ``groups`` that has it.
+
+        Raises:
+            PluginError: It is not installed (says which distribution brings it, or which name was meant), or twice.
+        """
+        for group in groups:
+            match [offer for offer in self.offers(group) if offer.name == name]:
+                case [offer]:
+                    return offer
+                case [first, second, *_]:
+                    raise PluginError(
+                        f"Two distributions offer the {group.noun} {name!r}: {first.source} and {second.source}.",
+                        hint="Uninstall one of them.",
+                    )
+        raise self._missing(name, groups)
+
+    def _missing(self, name: str, groups: tuple[Group, ...]) -> PluginError:
+        noun = groups[0].noun
+        for group in groups:
+            if distribution := BROUGHT_BY.get((group, name)):
+                return PluginError(
+                    f"The {noun} {name!r} is not installed.",
+                    hint=f"The distribution {distribution} brings it: pip install {distribution}",
+                )
+        installed = self.names(*groups)
+        others = {
+            known: distribution
+            for (group, known), distribution in BROUGHT_BY.items()
+            if group in groups and known not in installed
+        }
+        hint = f"Installed: {', '.join(installed) or 'none'}."
+        if others:
+            hint += f" Not installed: {', '.join(f'{known} ({source})' for known, source in others.items())}."
+        return PluginError(f"There is no {noun} {name!r}.{did_you_mean(name, [*installed, *others])}", hint=hint)
+
+
+def _offer(group: Group, entry_point: metadata.EntryPoint) -> Offer:
+    distribution = entry_point.dist
+    if distribution is None:  # only for one that was made by hand, not read from a distribution
+        return Offer(group, entry_point.name, "unknown", "", entry_point)
+    return Offer(group, entry_point.name, distribution.name, distribution.version, entry_point)
+
+
+def load(offer: Offer) -> Any:
+    """Import a plugin; an entry point that names a class is made an instance of it.
+
+    Raises:
+        PluginError: It cannot be imported; says why.
+    """
+    try:
+        loaded = offer.entry_point.load()
+        return loaded() if inspect.isclass(loaded) else loaded
+    except Exception as exc:
+        raise PluginError(
+            f"The {offer} fails to load: {type(exc).__name__}: {exc}.",
+            hint=f"It is looked for at {offer.entry_point.value!r}; the other plugins are not affected.",
+        ) from exc

@@ -1,0 +1,77 @@
+"""Every environment variable that Elastic reads or sets, with its meaning; a test keeps the list complete.
+
+Each flag of ``elastic run`` is also read from ``PET_<FLAG>``, as torchrun's are; those are not written down a second
+time but come from the flags (:func:`flag_variables`).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+FLAG_PREFIX = "PET_"
+
+
+class Use(enum.Enum):
+    """What Elastic does with a variable."""
+
+    READ = "read by the agent"
+    SET = "set for each worker"
+    DEFAULTED = "set for each worker, unless the agent has it already"
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable."""
+
+    name: str
+    use: Use
+    meaning: str
+
+
+VARIABLES = (
+    # The contract with training scripts, which is torchrun's.
+    Variable("RANK", Use.SET, "The worker's place among all workers of the round, from 0."),
+    Variable("LOCAL_RANK", Use.SET, "Its place among the workers of its node, from 0; often the index of its GPU."),
+    Variable("GROUP_RANK", Use.SET, "Its node's place among the nodes, from 0."),
+    Variable("ROLE_RANK", Use.SET, "Its place among the workers of its role, from 0."),
+    Variable("ROLE_NAME", Use.SET, "Its role (--role)."),
+    Variable("WORLD_SIZE", Use.SET, "The number of workers in the round."),
+    Variable("LOCAL_WORLD_SIZE", Use.SET, "The number of workers on its node (--nproc_per_node)."),
+    Variable("GROUP_WORLD_SIZE", Use.SET, "The number of nodes in the round."),
+    Variable("ROLE_WORLD_SIZE", Use.SET, "The number of workers of its role."),
+    Variable("MASTER_ADDR", Use.SET, "The address of the node where rank 0 runs and opens the workers' store."),
+    Variable("MASTER_PORT", Use.SET, "The port of that store."),
+    Variable("TORCHELASTIC_RESTART_COUNT", Use.SET, "Restarts that the job has spent so far."),
+    Variable("TORCHELASTIC_MAX_RESTARTS", Use.SET, "Restarts that it may spend (--max_restarts)."),
+    Variable("TORCHELASTIC_RUN_ID", Use.SET, "The job id (--rdzv_id)."),
+    Variable(
+        "TORCHELASTIC_USE_AGENT_STORE", Use.SET, "False: rank 0 opens the workers' store itself, a new one each round."
+    ),
+    Variable("TORCHELASTIC_ERROR_FILE", Use.SET, "Where torch's @record writes the exception that ends the worker."),
+    Variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", Use.DEFAULTED, "1: a collective that fails ends its process."),
+    Variable("OMP_NUM_THREADS", Use.DEFAULTED, "1, where a node has several workers: else each would use every core."),
+    # Ours.
+    Variable(
+        "ELASTIC_CONTROL_FD", Use.SET, "The descriptor of the worker's channel to its agent; a script may ignore it."
+    ),
+    Variable("ELASTIC_PLUGINS", Use.READ, "Names of plugins to load besides those of --plugin, separated by commas."),
+    # The scheduler's.
+    Variable("SLURM_JOB_ID", Use.READ, "With SLURM_RESTART_COUNT the run's uid, where --rdzv_conf sets no run_uid."),
+    Variable("SLURM_RESTART_COUNT", Use.READ, "How often Slurm has requeued the job."),
+)
+"""All but those of the flags."""
+
+
+def flag_variable(parameter: str) -> str:
+    """The variable that a flag is also read from: ``PET_NPROC_PER_NODE`` for ``nproc_per_node``."""
+    return FLAG_PREFIX + parameter.upper()
+
+
+def flag_variables() -> tuple[Variable, ...]:
+    """The variables of the flags of ``elastic run``, in the order of its help."""
+    from elastic_core.cli.flags import FLAGS  # the command line builds on this module; only this list looks back
+
+    return tuple(
+        Variable(flag_variable(flag.name), Use.READ, f"As --{flag.name}: {flag.help}") for flag in FLAGS if flag.name
+    )

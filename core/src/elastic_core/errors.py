@@ -1,0 +1,93 @@
+"""Errors for people: what was wrong, with the value, and what to do.
+
+Every error that can reach a user derives from :class:`ElasticError`. The classes own their wording; callers pass facts.
+The CLI renders them in one place (``cli/render.py``) and exits with :attr:`ElasticError.exit_code`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import ClassVar
+
+from elastic_core.exit_codes import ExitCode
+
+
+class ElasticError(Exception):
+    """The base of all our errors.
+
+    Args:
+        message: One sentence that says what was wrong, quoting the value.
+        hint: One sentence that says what to do, or None where the message already does.
+    """
+
+    exit_code: ClassVar[int] = ExitCode.JOB_FAILED
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}\n{self.hint}"
+
+
+class UsageError(ElasticError):
+    """A value that the user gave is wrong; raised before anything is started."""
+
+    exit_code = ExitCode.USAGE
+
+
+class PluginError(ElasticError):
+    """A plugin that the run names cannot be used: not installed, fails to import, or built for other hook specs."""
+
+    exit_code = ExitCode.USAGE
+
+
+class RendezvousError(ElasticError):
+    """The base of everything that a rendezvous raises."""
+
+
+class RendezvousClosedError(RendezvousError):
+    """The job is closed: the rendezvous admits nobody any more. (A timeout, by contrast, may be tried again.)"""
+
+    exit_code = ExitCode.REFUSED
+
+
+class RendezvousTimeoutError(RendezvousError):
+    """Fewer than the minimum of nodes came within the join timeout; names who came and who is missing."""
+
+    exit_code = ExitCode.TOO_FEW_NODES
+
+
+class RendezvousConnectionError(RendezvousError):
+    """The store did not answer, or refused us. Retried by the drivers; final only while joining.
+
+    Backends raise it (``from exc``) for every failure of transport or authentication, and nothing else for those.
+    """
+
+    exit_code = ExitCode.UNREACHABLE
+
+
+class RendezvousStateError(RendezvousError):
+    """The store answered, but with something that cannot be: malformed, oversized, of another version, a broken chain."""
+
+    exit_code = ExitCode.REFUSED
+
+
+class RendezvousRefusedError(RendezvousError):
+    """The running job does not take this node: other settings, other versions, or another run under the same id."""
+
+    exit_code = ExitCode.REFUSED
+
+
+class StoreLostError(RendezvousError):
+    """An embedded store is gone for good. (A :class:`RendezvousConnectionError` may pass; this does not.)"""
+
+    exit_code = ExitCode.STORE_LOST
+
+
+def did_you_mean(wrong: str, known: Iterable[str]) -> str:
+    """`` Did you mean 'x'?`` for the known word nearest to ``wrong``, with its leading space, or ''."""
+    nearest = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {nearest[0]!r}?" if nearest else ""

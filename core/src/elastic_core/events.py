@@ -1,0 +1,39 @@
+"""Events: everything that a run tells its observers, on every node.
+
+The agent publishes; the metrics hooks receive (``hookspecs.elastic_observe``). An event is a fact that has happened, in the
+past tense, with flat JSON-ready fields.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+Field: TypeAlias = "str | int | float | bool | None"
+
+
+class Level(enum.IntEnum):
+    """How much a person wants to hear of it; the numbers are :mod:`logging`'s."""
+
+    DEBUG = 10
+    INFO = 20
+    WARNING = 30
+    ERROR = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened.
+
+    Attributes:
+        name: ``round_started``, ``worker_failed``, … in snake case; stable, for programs.
+        message: The same in one sentence, for people.
+        fields: Its particulars; durations in seconds, named ``…_s``.
+    """
+
+    name: str
+    message: str
+    level: Level = Level.INFO
+    fields: Mapping[str, Field] = field(default_factory=dict)

@@ -1,0 +1,38 @@
+"""The exit codes of ``elastic run``, in one table.
+
+Codes below 64 are the shell's and ours by long custom, 64 to 78 follow BSD ``sysexits.h``, and a run that a
+signal ended exits with 128 + the signal's number, as a shell reports it. ``docs/exit_codes.md`` shows this table; a test
+keeps the two in step.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class ExitCode(enum.IntEnum):
+    """What ``elastic run`` exits with when no signal ended it."""
+
+    SUCCESS = 0
+    """Every worker of the last round exited with 0."""
+    JOB_FAILED = 1
+    """The job is closed as failed: a worker failed and no restart was left, or the failure policy gave up."""
+    USAGE = 2
+    """A flag, a value or a file named on the command line is wrong; nothing was started."""
+    UNREACHABLE = 69
+    """The rendezvous endpoint could not be reached, or did not let us in."""
+    INTERNAL = 70
+    """A defect of Elastic itself; the traceback above the last line is what to report."""
+    WITHDRAWN = 71
+    """This node took itself out: a worker could not be killed, or a lost contact outlived the fence."""
+    STORE_LOST = 74
+    """The store was lost for good (an embedded store whose host left) and the workers could not finish without it."""
+    TOO_FEW_NODES = 75
+    """Fewer than the minimum of nodes came, or remained, until the join timeout."""
+    REFUSED = 76
+    """The running job refused this node: other settings, other versions, or another run under the same job id."""
+
+
+def signalled(signum: int) -> int:
+    """The exit code of a run that signal ``signum`` ended, e.g. 143 after SIGTERM (preempted), 130 after Ctrl-C."""
+    return 128 + signum

@@ -1,0 +1,149 @@
+"""Every hook that a plugin can implement, with its contract.
+
+Five families: rendezvous, failure, metrics, checkpoint, worker start. A plugin is any object (module, class instance) with
+functions of these names marked by :data:`hookimpl`; ``docs/writing_a_plugin.md`` goes from nothing to one that is found by entry point.
+Core's own defaults (``elastic_core.defaults``) are registered through these same hooks and nowhere else.
+
+All hooks run in the agent's process. Unless a contract says otherwise, a hook that raises fails the run, naming the plugin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from elastic_core.agent.assignment import Assignment
+    from elastic_core.events import Event
+    from elastic_core.incidents import History, Incident, Verdict
+    from elastic_core.program import Program
+    from elastic_core.rendezvous.api import RendezvousParameters
+    from elastic_core.rendezvous.backend import RendezvousBackend
+
+PROJECT = "elastic"
+
+HOOKSPEC_VERSION = (1, 0)
+"""(major, minor). A plugin may say which major it was built for in an attribute ``elastic_hookspec_major``; another one is refused."""
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+# 1. Rendezvous -------------------------------------------------------------------------------------------------------
+
+
+@hookspec(firstresult=True)
+def elastic_rendezvous_options() -> RendezvousOptions | None:
+    """Declare the endpoint's form and the ``--rdzv_conf`` options of a backend.
+
+    Called once, by the CLI, on the main thread, before anything is started: unknown options and malformed endpoints are refused
+    from what it returns. Only the plugin of the backend that the run names is asked.
+    """
+
+
+@hookspec(firstresult=True)
+def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend | None:
+    """Make the backend's first connection to the store of job ``params.run_id``.
+
+    Called once per agent, on the main thread, before the agent has threads or workers (forking is safe here). It may block while
+    it connects, for the backend's own timeout at most. The agent closes what it returns; an embedded store ends with that.
+
+    Raises:
+        RendezvousConnectionError: Nobody listens at the endpoint, or it does not let us in. Ends the run with exit code 69.
+        UsageError: The endpoint or an option is wrong. Ends the run with exit code 2.
+    """
+
+
+# 2. Failure ----------------------------------------------------------------------------------------------------------
+
+
+@hookspec
+def elastic_judge_failure(incident: Incident, history: History) -> Verdict | None:
+    """Say what to do about a failure of workers; None abstains.
+
+    Called on the chair, in a thread of its own, off every loop, once per incident that could spend a restart (a lost or leaving
+    node is the protocol's business, not a policy's). All policies are asked, and the strictest verdict wins. The answer is awaited for
+    10 s; a policy that raises or takes longer is reported and abstains. It must not keep state: the next incident
+    may be judged on another node. ``history`` comes from the ledger and is all there is to remember.
+    """
+
+
+# 3. Metrics ----------------------------------------------------------------------------------------------------------
+
+
+@hookspec
+def elastic_observe(event: Event) -> None:
+    """Receive an event, on every node.
+
+    Called on the observers' thread, in order, never from the agent's loop, so it may take its time; if more than
+    10,000 events wait, the oldest are dropped and counted. An observer that raises is reported once and switched off; the job goes on.
+    """
+
+
+# 4. Checkpoint (the agent's side) ------------------------------------------------------------------------------------
+
+
+@hookspec
+def elastic_round_starts(round: int, run_uid: str, members: Sequence[str]) -> None:
+    """A round is about to start workers on this node: ``members`` are its node ids in rank order.
+
+    Called on the observers' thread, like :func:`elastic_observe` and with the same consequences when it raises: it is a notice, not
+    a gate, and the workers do not wait for it.
+    """
+
+
+@hookspec
+def elastic_stop_planned(round: int, grace: float, reason: str) -> None:
+    """The workers of a healthy round are about to be stopped for a planned reason (a resize, a leaving node).
+
+    ``grace`` is the time in seconds that they get after SIGTERM. Called on the observers' thread, as :func:`elastic_round_starts`.
+    """
+
+
+# 5. Worker start -----------------------------------------------------------------------------------------------------
+
+
+@hookspec(firstresult=True)
+def elastic_worker_command(program: Program, assignment: Assignment) -> Sequence[str] | None:
+    """The argument vector of one worker; the first plugin that does not return None decides, core's plain start comes last.
+
+    Called on the agent's loop just before each worker is started: it must not block. Raising fails the start on this node, as a
+    worker that cannot be started.
+    """
+
+
+@hookspec
+def elastic_worker_environment(program: Program, assignment: Assignment) -> Mapping[str, str] | None:
+    """Variables to add to one worker's environment; of several answers for one variable the last registered plugin's wins.
+
+    Called on the agent's loop, as :func:`elastic_worker_command`. Core's own answer is the contract with training scripts
+    (RANK, WORLD_SIZE, MASTER_ADDR, …, listed in ``elastic_core.environment``).
+    """
+
+
+class RendezvousOptions:
+    """What a backend takes, as :func:`elastic_rendezvous_options` declares it.
+
+    Args:
+        endpoint: The endpoint's form for help and errors, e.g. ``HOST[:PORT]``; '' when the backend takes none.
+        endpoint_required: Whether a run without ``--rdzv_endpoint`` is refused.
+        conf: The ``--rdzv_conf`` keys, each with one line of help.
+        single_node: Whether the backend serves one node only.
+    """
+
+    __slots__ = ("conf", "endpoint", "endpoint_required", "single_node")
+
+    def __init__(
+        self,
+        *,
+        endpoint: str = "",
+        endpoint_required: bool = False,
+        conf: Mapping[str, str] | None = None,
+        single_node: bool = False,
+    ) -> None:
+        self.endpoint = endpoint
+        self.endpoint_required = endpoint_required
+        self.conf = dict(conf or {})
+        self.single_node = single_node

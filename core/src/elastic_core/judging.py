@@ -1,0 +1,73 @@
+"""Asking every failure policy about an incident, without depending on any one of them.
+
+A policy is foreign code that runs at the worst moment. So each is asked in a thread of its own, all at once, and one
+that raises, answers nonsense or is not done in time is reported and abstains.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+
+from elastic_core.events import Event, Level
+from elastic_core.incidents import History, Incident, Verdict, strictest
+from elastic_core.observers import Implementation, failure_events
+
+
+def judge(
+    policies: Sequence[Implementation],
+    incident: Incident,
+    history: History,
+    *,
+    timeout: float,
+    report: Callable[[Event], None],
+) -> Verdict:
+    """The strictest verdict of all policies that give one within ``timeout`` seconds; blocks until then at most.
+
+    Among equals the first in the order of ``policies`` gives its reason. ``report`` hears of each policy that failed.
+
+    Raises:
+        ValueError: No policy gave a verdict. (Core's own always does.)
+    """
+    answers = {policy: _ask(policy, incident, history) for policy in policies}
+    wait(answers.values(), timeout=timeout)
+    verdicts = []
+    for policy, answer in answers.items():
+        if not answer.done():
+            report(_too_slow(policy, timeout))
+        elif isinstance(exc := answer.exception(), Exception):
+            for event in failure_events("policy_failed", policy, exc, "It abstains."):
+                report(event)
+        elif (verdict := answer.result()) is not None:
+            verdicts.append(verdict)
+    return strictest(verdicts)
+
+
+def _ask(policy: Implementation, incident: Incident, history: History) -> Future[Verdict | None]:
+    """The answer to come, from a daemon thread of its own: a policy that hangs does not keep the agent alive."""
+    answer: Future[Verdict | None] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(_checked(policy(incident=incident, history=history)))
+        except Exception as exc:
+            answer.set_exception(exc)
+
+    threading.Thread(target=ask, name=f"policy {policy.plugin}", daemon=True).start()
+    return answer
+
+
+def _checked(verdict: object) -> Verdict | None:
+    if verdict is None or isinstance(verdict, Verdict):
+        return verdict
+    raise TypeError(f"{verdict!r} is neither a Verdict nor None")
+
+
+def _too_slow(policy: Implementation, timeout: float) -> Event:
+    return Event(
+        "policy_timed_out",
+        f"The plugin {policy.plugin!r} gave no verdict within {timeout:g} s. It abstains.",
+        Level.WARNING,
+        {"plugin": policy.plugin, "timeout_s": timeout},
+    )

@@ -1,0 +1,290 @@
+"""The plugins of one run: chosen, imported, checked, and asked.
+
+:func:`load` registers core's own defaults first, then what asks for autoload, then what the run names, then the
+backend. The later are asked first. Implementations are called one by one and not by pluggy's loop, which stops at the
+first that raises and does not say whose it was.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pluggy
+
+from elastic_core import defaults, discovery, hookspecs
+from elastic_core.agent.assignment import Assignment
+from elastic_core.config import RunConfig
+from elastic_core.discovery import Catalogue, Group, Offer
+from elastic_core.errors import ElasticError, PluginError, did_you_mean
+from elastic_core.events import Event, Level
+from elastic_core.hookspecs import HOOKSPEC_VERSION, PROJECT, RendezvousOptions
+from elastic_core.incidents import History, Incident, Verdict
+from elastic_core.observers import Implementation, Observers
+from elastic_core.program import Program
+from elastic_core.rendezvous.api import RendezvousParameters
+from elastic_core.rendezvous.backend import RendezvousBackend
+
+OBSERVING = ("elastic_observe", "elastic_round_starts", "elastic_stop_planned")
+"""The hooks of observers: what raises in one of them is switched off, and the job goes on."""
+
+HOOKS: Mapping[str, Callable[..., Any]] = {
+    name: spec for name, spec in vars(hookspecs).items() if name.startswith("elastic_") and inspect.isfunction(spec)
+}
+"""Every hook there is, by name."""
+
+
+class Plugins:
+    """Registered plugins, and the questions that a run asks them."""
+
+    def __init__(self) -> None:
+        self.problems: list[PluginError] = []
+        """What asked for autoload and could not be loaded; the observers hear of it before anything else."""
+        self._manager = pluggy.PluginManager(PROJECT)
+        self._manager.add_hookspecs(hookspecs)
+        self._backend: object = None
+
+    def register(self, name: str, plugin: object, *, described: str | None = None) -> None:
+        """Add a plugin: any object whose methods, or module whose functions, are marked with ``hookimpl``.
+
+        Raises:
+            PluginError: The name is taken, or :func:`hooks_of` refuses the plugin.
+        """
+        described = described or f"plugin {name!r}"
+        hooks_of(plugin, described)
+        if self._manager.has_plugin(name):
+            raise PluginError(f"The {described} has the name of another one.", hint="Rename its entry point.")
+        if not self._manager.is_registered(plugin):  # one module may serve as backend and as plugin
+            self._manager.register(plugin, name)
+
+    def register_backend(self, offer: Offer) -> None:
+        """Add the backend of the run."""
+        self._backend = discovery.load(offer)
+        self.register(f"rdzv:{offer.name}", self._backend, described=str(offer))
+
+    def check_pending(self) -> None:
+        """Make sure that every implementation has its hook; for the user, :meth:`register` has said so in our words."""
+        self._manager.check_pending()
+
+    def implementations(self, *hooks: str) -> list[Implementation]:
+        """Who implements these hooks, in the order of asking: the last registered first."""
+        return [
+            Implementation(impl.plugin_name, hook, impl.function, tuple(impl.argnames))
+            for hook in hooks
+            for impl in reversed(getattr(self._manager.hook, hook).get_hookimpls())
+        ]
+
+    # The rendezvous --------------------------------------------------------------------------------------------------
+
+    def rendezvous_options(self) -> RendezvousOptions:
+        """What the run's backend takes; nothing where it does not say."""
+        for options in self._ask_backend("elastic_rendezvous_options"):
+            if isinstance(options, RendezvousOptions):
+                return options
+        return RendezvousOptions()
+
+    def make_rendezvous(self, params: RendezvousParameters) -> RendezvousBackend:
+        """The first connection to the job's store, from the run's backend.
+
+        Raises:
+            RendezvousConnectionError: Nobody listens at the endpoint, or it does not let us in.
+            UsageError: The endpoint or an option is wrong.
+            PluginError: The backend's plugin failed, or made nothing.
+        """
+        for backend in self._ask_backend("elastic_make_rendezvous", params=params):
+            if isinstance(backend, RendezvousBackend):
+                return backend
+        raise PluginError(f"The plugin of the rendezvous backend {params.backend!r} made no RendezvousBackend.")
+
+    def _ask_backend(self, hook: str, **facts: object) -> Iterator[Any]:
+        name = self._manager.get_name(self._backend)
+        return (_ask(impl, **facts) for impl in self.implementations(hook) if impl.plugin == name)
+
+    # Failures --------------------------------------------------------------------------------------------------------
+
+    def failure_policies(self) -> tuple[str, ...]:
+        """The plugins that judge failures, by name, in alphabetical order; all nodes of a run must have the same."""
+        return tuple(sorted(impl.plugin for impl in self.implementations("elastic_judge_failure")))
+
+    def judge(self, incident: Incident, history: History, *, timeout: float = 10.0) -> Verdict:
+        """The strictest verdict of all failure policies; blocks for ``timeout`` seconds at most, on any thread.
+
+        A policy that raises or takes longer abstains, and the observers hear of it.
+        """
+        from elastic_core.judging import judge  # with concurrent.futures: a healthy run never needs it
+
+        return judge(
+            self.implementations("elastic_judge_failure"), incident, history, timeout=timeout, report=self.publish
+        )
+
+    # Observers -------------------------------------------------------------------------------------------------------
+
+    def publish(self, event: Event) -> None:
+        """Tell the observers of an event. Never blocks. The first notice starts their threads."""
+        self._observers.tell("elastic_observe", event=event)
+
+    def round_starts(self, round: int, run_uid: str, members: Sequence[str]) -> None:
+        """Tell the observers that a round is about to start workers on this node. Never blocks."""
+        self._observers.tell("elastic_round_starts", round=round, run_uid=run_uid, members=members)
+
+    def stop_planned(self, round: int, grace: float, reason: str) -> None:
+        """Tell the observers that the workers of a healthy round are about to be stopped. Never blocks."""
+        self._observers.tell("elastic_stop_planned", round=round, grace=grace, reason=reason)
+
+    def close(self, timeout: float) -> tuple[str, ...]:
+        """Let the observers finish, for ``timeout`` seconds at most; return the names of those that did not."""
+        return self._observers.close(timeout)
+
+    @functools.cached_property
+    def _observers(self) -> Observers:
+        observers = Observers(self.implementations(*OBSERVING))
+        observers.start()
+        for problem in self.problems:
+            message = f"{problem.message} It is left off; the job goes on."
+            observers.tell("elastic_observe", event=Event("plugin_left_off", message, Level.WARNING))
+        return observers
+
+    # Worker start ----------------------------------------------------------------------------------------------------
+
+    def worker_command(self, program: Program, assignment: Assignment) -> list[str]:
+        """The argument vector of one worker.
+
+        Raises:
+            PluginError: A plugin failed; the worker cannot be started.
+        """
+        for impl in self.implementations("elastic_worker_command"):
+            if (command := _ask(impl, program=program, assignment=assignment)) is not None:
+                return list(command)
+        raise PluginError("No plugin says how to start a worker.")
+
+    def worker_environment(self, program: Program, assignment: Assignment) -> dict[str, str]:
+        """What to add to one worker's environment; the last registered plugin has the last word.
+
+        Raises:
+            PluginError: A plugin failed; the worker cannot be started.
+        """
+        environment: dict[str, str] = {}
+        for impl in reversed(self.implementations("elastic_worker_environment")):
+            environment.update(_ask(impl, program=program, assignment=assignment) or {})
+        return environment
+
+
+def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
+    """The plugins that a run is to have.
+
+    Raises:
+        PluginError: One that the run names is not installed, cannot be imported, or does not fit the hook specs. One
+            that only asks for autoload never raises: it is left off and kept in :attr:`Plugins.problems`.
+    """
+    catalogue = catalogue or Catalogue.read()
+    _check_switched_off(config.no_plugins, catalogue)
+    plugins = Plugins()
+    for name, plugin in core_plugins(verbose=config.verbose).items():
+        plugins.register(name, plugin)
+    for name in catalogue.names(Group.AUTOLOAD):
+        if name not in (*config.plugins, *config.no_plugins):
+            try:
+                _register(plugins, catalogue.find(name, Group.AUTOLOAD))
+            except PluginError as problem:
+                plugins.problems.append(problem)
+    for name in dict.fromkeys(config.plugins):
+        if name not in config.no_plugins:
+            _register(plugins, catalogue.find(name, Group.PLUGINS, Group.AUTOLOAD))
+    plugins.register_backend(catalogue.find(config.rdzv_backend, Group.RENDEZVOUS))
+    plugins.check_pending()
+    return plugins
+
+
+def rendezvous_options(backend: str, catalogue: Catalogue | None = None) -> RendezvousOptions:
+    """What a backend takes, importing only its plugin: needed before a :class:`RunConfig` can be made and checked.
+
+    Raises:
+        PluginError: The backend is not installed, cannot be imported, or does not fit the hook specs.
+    """
+    plugins = Plugins()
+    plugins.register_backend((catalogue or Catalogue.read()).find(backend, Group.RENDEZVOUS))
+    return plugins.rendezvous_options()
+
+
+def core_plugins(*, verbose: bool = False) -> dict[str, object]:
+    """Core's own defaults, by name."""
+    return {
+        "max-restarts": defaults.MaxRestartsPolicy(),
+        "log-lines": defaults.LogLineMetrics(verbose=verbose),
+        "plain-start": defaults.PlainWorkerStart(),
+    }
+
+
+def hooks_of(plugin: object, described: str) -> list[str]:
+    """The hooks that a plugin implements, once everything about them is known to be right.
+
+    Raises:
+        PluginError: It was built for another major version of the hook specs, or implements none of the hooks, one that
+            does not exist, one with an argument that the hook does not have, or one as a wrapper.
+    """
+    major, ours = getattr(plugin, "elastic_hookspec_major", HOOKSPEC_VERSION[0]), HOOKSPEC_VERSION[0]
+    if major != ours:
+        raise PluginError(
+            f"The {described} is built for version {major} of the hook specs; this elastic-core has version {ours}."
+        )
+    rehearsal = pluggy.PluginManager(PROJECT)  # knows no specs, so it takes everything, and we can say what is wrong
+    rehearsal.register(plugin, described)
+    callers = rehearsal.get_hookcallers(plugin) or []
+    if not callers:
+        raise PluginError(
+            f"The {described} implements no hook.", hint="Mark its functions with @elastic_core.hookimpl."
+        )
+    for caller in callers:
+        for impl in caller.get_hookimpls():
+            _check(impl, caller.name, described)
+    return sorted(caller.name for caller in callers)
+
+
+def _check(impl: pluggy.HookImpl, hook: str, described: str) -> None:
+    if hook not in HOOKS:
+        if impl.optionalhook:
+            return
+        raise PluginError(
+            f"The {described} implements {hook!r}, which is not a hook.{did_you_mean(hook, HOOKS)}",
+            hint=f"The hooks are: {', '.join(HOOKS)}.",
+        )
+    if impl.hookwrapper or impl.wrapper:
+        raise PluginError(f"The {described} wraps {hook}; Elastic calls implementations one by one, without wrappers.")
+    known = tuple(inspect.signature(HOOKS[hook]).parameters)
+    for argument in impl.argnames:
+        if argument not in known:
+            raise PluginError(
+                f"The {described} takes an argument {argument!r} that {hook} does not have."
+                f"{did_you_mean(argument, known)}",
+                hint=f"Declared: {hook}({', '.join(impl.argnames)}). The hook: {hook}({', '.join(known)}).",
+            )
+
+
+def _register(plugins: Plugins, offer: Offer) -> None:
+    plugins.register(offer.name, discovery.load(offer), described=str(offer))
+
+
+def _check_switched_off(names: Sequence[str], catalogue: Catalogue) -> None:
+    known = catalogue.names(Group.AUTOLOAD, Group.PLUGINS)
+    for name in names:
+        if name not in known:
+            raise PluginError(
+                f"--no_plugin {name!r} switches nothing off: no such plugin is installed.{did_you_mean(name, known)}"
+            )
+
+
+def _ask(impl: Implementation, **facts: object) -> Any:
+    """Call one implementation; what it raises names the plugin, unless it speaks our language."""
+    try:
+        return impl(**facts)
+    except ElasticError:
+        raise
+    except Exception as exc:
+        *_, raised = traceback.extract_tb(exc.__traceback__)
+        raise PluginError(
+            f"The plugin {impl.plugin!r} raised in {impl.hook}: {type(exc).__name__}: {exc}.",
+            hint=f"Raised at {raised.filename}:{raised.lineno}.",
+        ) from exc

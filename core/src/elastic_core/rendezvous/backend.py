@@ -1,0 +1,144 @@
+"""What a store must be able to do: the one small class that a backend's author writes.
+
+A store holds two things under one prefix per job id (``docs/architecture.md``):
+
+* the **roster**, one row per node incarnation: an opaque value, a revision that only grows, a serial in order of arrival,
+  and a beat counter;
+* the **ledger**, numbered entries from 1 on, each written once and never changed.
+
+Everything else (who decides, what an entry means, when a node is lost) is decided above, the same for every backend, so a
+backend has no opinions: no liveness, no clocks, no parsing of values. One object is one connection and is used by one thread
+at a time; :meth:`RendezvousBackend.connect` gives another thread its own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import ClassVar
+
+MAX_VALUE_BYTES = 256 * 1024
+"""The most bytes a roster value or a ledger entry may have; readers refuse more before they parse it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RosterRow:
+    """One node incarnation's row, as the store holds it."""
+
+    node_id: str
+    serial: int
+    """1, 2, 3, … in order of arrival, never reused within a job id."""
+    revision: int
+    value: bytes
+    beat: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeatReply:
+    """What one beat brings back."""
+
+    head: int
+    """Index of the newest ledger entry in the store; 0 when the ledger is empty."""
+    revision: int | None
+    """The revision of the caller's own row; None when the store has no such row."""
+    watched: int | None
+    """The beat of the watched node; None when it has no row (or nobody is watched)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a waiter has read: the ledger's newest index and the roster's version."""
+
+    head: int = 0
+    roster: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One place in the chain: an entry's index and its random id. ``Link(0, "")`` stands before the first entry."""
+
+    index: int
+    id: str
+
+
+ORIGIN = Link(0, "")
+
+
+class RendezvousBackend(ABC):
+    """One connection to the store of one job.
+
+    Every method may raise :class:`~elastic_core.errors.RendezvousConnectionError` when the store cannot be reached or does
+    not answer within the backend's timeout (the outcome of a write is then unknown), and
+    :class:`~elastic_core.errors.RendezvousStateError` when it answers with something that cannot be. Nothing else.
+    """
+
+    embedded: ClassVar[bool] = False
+    """True when the store lives inside one agent, so that its loss is final (c10d)."""
+    may_forget: ClassVar[bool] = False
+    """True when the store can come back without its last entries, or empty (Redis, etcd restored from a backup)."""
+    hosting: bool = True
+    """For an embedded store: whether it lives in this very agent, which then is the chair. Else always True."""
+
+    @abstractmethod
+    def connect(self) -> RendezvousBackend:
+        """Another, independent connection to the same job's store, for another thread. The caller closes it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close this connection; unblocks a :meth:`wait` of it in another thread, which raises RendezvousConnectionError.
+
+        On the object that the hook made (not on its :meth:`connect` children), also ends whatever the backend started, such
+        as an embedded store's process. Called twice, the second call does nothing.
+        """
+
+    # The roster ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def enter(self, node_id: str, value: bytes) -> int:
+        """Add a row with revision 0 and beat 0; return its serial. Repeated after a lost reply, return the first one's serial."""
+
+    @abstractmethod
+    def amend(self, node_id: str, revision: int, value: bytes) -> None:
+        """Replace a row's value, unless the store already holds this revision or a newer one, or has no such row."""
+
+    @abstractmethod
+    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
+        """Set the row's beat to ``count`` (its value and revision stay) and report; one round trip where the store can.
+
+        A row that is gone is not made again.
+        """
+
+    @abstractmethod
+    def remove(self, node_id: str) -> None:
+        """Delete a row; deleting one that is not there is no error."""
+
+    @abstractmethod
+    def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
+        """The rows, all of them or those of ``ids``, in order of serial, in a constant number of round trips where the store can."""
+
+    # The ledger ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def append(self, prev: Link, entry: Link, data: bytes) -> bool:
+        """Write entry ``prev.index + 1``, if that index is absent and entry ``prev.index`` is the one with id ``prev.id``.
+
+        The two conditions and the write are one atomic step wherever history can roll back. Returns False, having written
+        nothing, when either fails; and True when this very entry already stands there (a reply was lost and the write repeated).
+        """
+
+    @abstractmethod
+    def read(self, index: int) -> bytes | None:
+        """The entry at ``index``, or None when there is none."""
+
+    # Both ------------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
+        """Block until the ledger's head is not ``cursor.head``, or, with ``roster``, the roster's version is not ``cursor.roster``.
+
+        Returns the cursor of now, at the latest after ``timeout`` seconds (unchanged then). The roster's version counts
+        :meth:`enter`, :meth:`amend` and :meth:`remove`, not beats; only the chair waits for it. Woken by the store, not by
+        polling. Spurious wake-ups are allowed, lost ones are not: what happened before the call and is not in ``cursor``
+        returns at once. Without ``roster`` the returned ``roster`` may be stale.
+        """

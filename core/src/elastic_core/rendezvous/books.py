@@ -1,0 +1,61 @@
+"""The job's books: what each new round does to the counters.
+
+One incident spends one restart, however many rounds it takes. A failure that came with the loss of a node spends none. Nothing is charged
+by a HALT; a restart is counted when its ROUND is sealed, and given back when a member that is dropped afterwards turns
+out never to have seen that ROUND, because its loss was the cause of it all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic_core.incidents import Action, Incident, IncidentKind
+from elastic_core.rendezvous.ledger import Counters, Halt, Round
+from elastic_core.rendezvous.scene import Scene
+
+
+def charged(incident: Incident | None) -> bool:
+    """Whether an incident spends a restart: only failures of workers do."""
+    return incident is not None and incident.kind in (IncidentKind.WORKER_FAILED, IncidentKind.START_FAILED)
+
+
+def restarted(scene: Scene, old: Round, incident: Incident) -> tuple[Counters, bool]:
+    """The counters after ``ROUND(same as old)``, and whether that round spends a restart."""
+    counters, spends = scene.ledger.counters, charged(incident)
+    return replace(counters, restarts=counters.restarts + spends, barren=_barren(scene, old)), spends
+
+
+def reformed(scene: Scene, old: Round, halt: Halt, dropped: list[str]) -> tuple[Counters, bool]:
+    """The counters after a round that follows ``halt`` and leaves out ``dropped``, and whether it spends a restart."""
+    anchors, counters = scene.ledger.head.anchors, scene.ledger.counters
+    unseen = scene.unseen(old, anchors.halt)
+    left = [node_id for node_id in dropped if scene.leaving(node_id)]
+    lost = [node_id for node_id in dropped if node_id not in left and (node_id in unseen or scene.dead(node_id))]
+    sightings = [seen for node_id in lost if (seen := scene.seen(node_id)) is not None]
+    spends = charged(halt.incident) and not lost and not left
+    given_back = old.charged and any(seen.row.head < anchors.latest for seen in sightings)
+    losses = dict(counters.losses)
+    for seen in sightings:
+        losses[seen.row.info.host_id] = losses.get(seen.row.info.host_id, 0) + 1
+    after = replace(
+        counters,
+        restarts=counters.restarts + spends - given_back,
+        barren=_barren(scene, old),
+        losses=losses,
+        excluded=_excluded(scene, halt),
+    )
+    return after, spends
+
+
+def _barren(scene: Scene, old: Round) -> int:
+    """Rounds in a row without progress, now that ``old`` is over (rule L4)."""
+    progressed = any(seen.row.progressed and seen.row.round == old.number for seen in scene.sightings(old))
+    return 0 if progressed else scene.ledger.counters.barren + 1
+
+
+def _excluded(scene: Scene, halt: Halt) -> tuple[str, ...]:
+    before, verdict = scene.ledger.counters.excluded, scene.verdict(halt.round)
+    if verdict is None or verdict.action is not Action.EXCLUDE_HOST or halt.incident is None:
+        return before
+    blamed = scene.seen(halt.incident.node_id)
+    return before if blamed is None else tuple(sorted({*before, blamed.row.info.host_id}))

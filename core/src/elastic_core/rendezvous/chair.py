@@ -1,0 +1,160 @@
+"""The chair's driver: read the roster, let :func:`~elastic_core.rendezvous.decide.decide` decide, write the entry.
+
+It holds no opinion of its own. One :meth:`ChairDriver.turn` is one look; the session's reader thread calls it after every change
+and at the instants that it asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
+
+from elastic_core.errors import RendezvousStateError
+from elastic_core.events import Event, Level
+from elastic_core.incidents import History, Incident, Verdict
+from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.codec import decode_row, encode_entry
+from elastic_core.rendezvous.decide import Append, Ask, LookAgain, decide
+from elastic_core.rendezvous.join import Clock
+from elastic_core.rendezvous.ledger import Ledger, compose
+from elastic_core.rendezvous.rows import NodeRow
+from elastic_core.rendezvous.scene import Judgement, Scene
+from elastic_core.rendezvous.watch import Observation, Watch, dead, forget, observe
+
+Judge = Callable[[Incident, History], Verdict]
+"""Asks the failure policies; returns within its own time limit."""
+
+THINKING = 0.3
+"""Seconds that the policies may think before the broken round is halted meanwhile; reporters give a chair 1 s (rule L2)."""
+
+
+@dataclass
+class ChairDriver:
+    """The chair's memory and its hands. Used by one thread."""
+
+    node_id: str
+    judge: Judge
+    clock: Clock
+    publish: Callable[[Event], None]
+    watch: Watch = field(default_factory=Watch)
+    _judgement: Judgement | None = None
+    _thinking: Future[Verdict] | None = None
+    _told: str = ""
+    _malformed: frozenset[str] = frozenset()
+    _decoded: dict[str, tuple[bytes, NodeRow]] = field(default_factory=dict)
+
+    def turn(self, store: RendezvousBackend, ledger: Ledger) -> float | None:
+        """Look once, and act. Returns the instant to look again at; None to wait for a change.
+
+        An entry that it appended is not acted on here: the reader reads it like everybody else (I11).
+
+        Raises:
+            RendezvousConnectionError: The store cannot be reached; what was being written may or may not have landed.
+        """
+        self.watch = observe(self.watch, self._rows(store), self.clock.now())
+        self._prune(store, ledger)
+        decision = decide(self._scene(store, ledger))
+        if isinstance(decision, Ask):
+            self._ask(decision.incident, ledger)
+            decision = decide(self._scene(store, ledger))
+        match decision:
+            case Append(body, counters):
+                now = self.clock.now()
+                entry = compose(
+                    ledger, body, entry_id=self.clock.new_id(), author=self.node_id, now=now, counters=counters
+                )
+                store.append(ledger.head.link, entry.link, encode_entry(entry))
+                return now
+            case LookAgain(at, waiting):
+                self._tell(waiting)
+                if self._thinking is not None:  # nothing else can be decided before the verdict, which has a time limit
+                    self._thinking.exception()
+                    return self.clock.now()
+                return at
+        raise AssertionError(f"decide() asks again about what was just judged: {decision}")
+
+    def successor(self, ledger: Ledger) -> str | None:
+        """Who should take the chair when this node leaves: the first living member, else the first living newcomer."""
+        members = [member.node_id for member in ledger.round.members] if ledger.round is not None else []
+        timing, now = ledger.settings.timing, self.clock.now()
+        for node_id in [*members, *(other for other in self.watch.nodes if other not in members)]:
+            seen = self.watch.get(node_id)
+            if node_id == self.node_id or seen is None or seen.row.leaving or seen.row.run != ledger.head.run:
+                continue
+            if not dead(self.watch, node_id, timing, now):
+                return node_id
+        return None
+
+    def _scene(self, store: RendezvousBackend, ledger: Ledger) -> Scene:
+        if self._thinking is not None and self._thinking.done() and self._judgement is not None:
+            self._judgement = Judgement(round=self._judgement.round, verdict=self._thinking.result())
+            self._thinking = None
+        return Scene(
+            ledger=ledger,
+            watch=self.watch,
+            now=self.clock.now(),
+            judgement=self._judgement,
+            may_forget=store.may_forget,
+        )
+
+    def _rows(self, store: RendezvousBackend) -> list[Observation]:
+        """The roster, decoded; of a thousand rows mostly one has changed since the last look."""
+        found, decoded = [], {}
+        for seen in store.roster():
+            value, row = self._decoded.get(seen.node_id, (None, None))
+            if row is None or value != seen.value:
+                try:
+                    row = decode_row(seen.value)
+                except RendezvousStateError as exc:
+                    self._report_malformed(seen.node_id, exc)
+                    continue
+            if row.info.node_id == seen.node_id:
+                decoded[seen.node_id] = (seen.value, row)
+                found.append(Observation(row, seen.serial, seen.beat))
+        self._decoded = decoded
+        return found
+
+    def _report_malformed(self, node_id: str, exc: RendezvousStateError) -> None:
+        if node_id not in self._malformed:
+            self._malformed |= {node_id}
+            self.publish(Event("row_ignored", f"A roster row is ignored: {exc}", Level.WARNING, {"node": node_id}))
+
+    def _prune(self, store: RendezvousBackend, ledger: Ledger) -> None:
+        """Remove rows of the dead (P2), except those of the newest round: they still prove that it is over (rule S4)."""
+        timing, now = ledger.settings.timing, self.clock.now()
+        done = [
+            node_id
+            for node_id in self.watch.nodes
+            if not ledger.is_member(node_id) and dead(self.watch, node_id, timing, now)
+        ]
+        for node_id in done:
+            store.remove(node_id)
+        self.watch = forget(self.watch, done)
+
+    def _ask(self, incident: Incident, ledger: Ledger) -> None:
+        """Ask the policies, on a thread of their own; wait a moment, since they mostly answer at once."""
+        counters = ledger.counters
+        history = History(
+            restarts=counters.restarts,
+            max_restarts=ledger.settings.agreement.max_restarts,
+            rounds_without_progress=counters.barren,
+            losses=dict(counters.losses),
+        )
+        if self._judgement is None or self._judgement.round != incident.round:
+            pool = ThreadPoolExecutor(1, thread_name_prefix="elastic-judge")
+            self._thinking = pool.submit(self.judge, incident, history)
+            pool.shutdown(wait=False)
+            self._judgement = Judgement(round=incident.round)
+        if self._thinking is not None:
+            try:
+                self._thinking.result(THINKING)
+            except FutureTimeoutError:
+                return
+
+    def _tell(self, waiting: str) -> None:
+        key = waiting.split(", for up to")[0]  # the time left changes at every look; tell once
+        if key and key != self._told:
+            self.publish(Event("waiting", f"waiting for {waiting}", fields={"for": key}))
+        self._told = key

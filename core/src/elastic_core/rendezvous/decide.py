@@ -1,0 +1,390 @@
+"""The chair's mind: one pure function from what it knows to what it does next.
+
+:func:`decide` is called after every change that the chair notices and at every instant that it asked to be called at. It answers
+with one ledger entry to append, with the question that the failure policies must answer first, or with when to look again. The
+rules that it follows are named S1-S8 and L1-L7 in ``docs/architecture.md``; a comment names the rule where one is obeyed.
+
+Three situations: no round yet (:func:`_form`), a live round (:func:`_supervise`), a round that was halted (:func:`_reform`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from elastic_core.config import OnNodeLoss
+from elastic_core.exit_codes import ExitCode
+from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
+from elastic_core.rendezvous.books import charged, reformed, restarted
+from elastic_core.rendezvous.ledger import Body, Closed, Counters, Halt, HaltReason, Ledger, Member, Round
+from elastic_core.rendezvous.rows import Phase
+from elastic_core.rendezvous.scene import SUSPICION_FACTOR, Scene
+from elastic_core.rendezvous.watch import Sighting, superseded
+
+RESIZE_PAUSE = 10.0
+"""Seconds between two planned resizes, at least (rule L4)."""
+RESIZE_PAUSE_FACTOR = 10.0
+"""… or this many times what the last one cost, if that is longer."""
+MAX_BARREN_ROUNDS = 10
+"""Rounds in a row without progress that end the job (rule L4)."""
+SETTLING = 4.0
+"""Seconds that an OPEN on a store that can forget waits before its first ROUND (rule S3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Append this to the ledger, with these counters."""
+
+    body: Body
+    counters: Counters
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the failure policies about this incident, and call again with their verdict."""
+
+    incident: Incident
+
+
+@dataclass(frozen=True, slots=True)
+class LookAgain:
+    """Nothing to do before this instant (or before something changes); None: until something changes."""
+
+    at: float | None
+    waiting: str = ""
+    """For people: whom the job waits for, when it cannot go on without."""
+
+
+Decision: TypeAlias = "Append | Ask | LookAgain"
+
+
+def decide(scene: Scene) -> Decision:
+    """What the chair does next; see the module's docstring."""
+    ledger = scene.ledger
+    if ledger.closed is not None:
+        return LookAgain(None)
+    if ledger.round is None:
+        decision = _form(scene)
+    elif ledger.halt is None:
+        decision = _supervise(scene, ledger.round)
+    else:
+        decision = _reform(scene, ledger.round, ledger.halt)
+    if isinstance(decision, Append):
+        worst = max(decision.counters.worst_seen, _slowest(scene))
+        return replace(decision, counters=replace(decision.counters, worst_seen=worst))
+    return decision
+
+
+def _slowest(scene: Scene) -> float:
+    """The longest that anybody took to show that it saw the head, in seconds; never so long that beats judge sooner."""
+    head, head_at = scene.ledger.head.index, scene.ledger.head_at
+    delays = (seen.seen_at - head_at for seen in scene.watch.nodes.values() if seen.row.head == head)
+    return round(min(max([0.0, *delays]), scene.timing.lost_after / SUSPICION_FACTOR), 3)
+
+
+# Forming the first round ---------------------------------------------------------------------------------------------
+
+
+def _form(scene: Scene) -> Decision:
+    ledger, agreement = scene.ledger, scene.agreement
+    came = scene.newcomers()
+    deadline = ledger.opened_at + scene.timing.join_timeout
+    if len(came) >= agreement.min_nodes:
+        ready = ledger.opened_at + (SETTLING if scene.may_forget else 0.0)
+        if len(came) < agreement.max_nodes:
+            ready = max(ready, max(seen.arrived_at for seen in came) + scene.timing.last_call_timeout)
+        if scene.now >= ready:
+            return _seal(scene, came[: agreement.max_nodes], why="the first round")
+        return LookAgain(ready)
+    if scene.now >= deadline:
+        return _too_few(scene, came, since=ledger.opened_at)
+    return LookAgain(scene.look(deadline, nodes=came), _waiting(scene, came, deadline))
+
+
+# A live round --------------------------------------------------------------------------------------------------------
+
+
+def _supervise(scene: Scene, current: Round) -> Decision:
+    ledger, ids = scene.ledger, [member.node_id for member in current.members]
+    finished = {node_id for node_id in ids if scene.finished(current, node_id)}
+    if len(finished) == len(ids):
+        why = f"all workers of round {current.number} exited with 0"
+        return Append(Closed(success=True, why=why, exit_code=ExitCode.SUCCESS), ledger.counters)
+    if incidents := scene.incidents(current):
+        return _judge(scene, current, incidents[0], finished)
+    for node_id in ids:
+        if node_id not in finished and (halt := _departure(scene, current, node_id)) is not None:
+            return halt
+    unseen, suspect_at = scene.unseen(current, ledger.head.anchors.latest), ledger.round_at + scene.suspicion
+    if unseen and scene.now >= suspect_at:
+        why = f"{scene.names(unseen)} did not show that it saw round {current.number}"
+        return _halt(scene, current, HaltReason.UNSEEN, why)
+    looks = [suspect_at] if unseen else []
+    if scene.room(current) and not finished:  # L7: after the first FINISHED nobody joins
+        resize_at = _resize_allowed_at(ledger)
+        if scene.now >= resize_at:
+            who = scene.names(seen.node_id for seen in scene.newcomers())
+            return _halt(scene, current, HaltReason.RESIZE, f"{who} joins the {len(ids)} node(s) of the round")
+        looks.append(resize_at)
+    return LookAgain(scene.look(*looks, nodes=scene.sightings(current)))
+
+
+def _judge(scene: Scene, current: Round, first: Incident, finished: set[str]) -> Decision:
+    """A worker failed in a live round."""
+    verdict = scene.verdict(current.number)
+    if not charged(first):
+        verdict = Verdict(Action.RESTART, first.message)
+    elif not scene.judged(current.number):
+        return Ask(first)
+    if verdict is None:  # they still think: the broken round need not go on meanwhile
+        return _halt_for(scene, current, HaltReason.FAILURE, first)
+    if verdict.action is Action.GIVE_UP:
+        return _halt_for(scene, current, HaltReason.GIVING_UP, first)
+    if verdict.action is Action.RESTART and _whole(scene, current, finished) and not scene.room(current):
+        return _seal_again(scene, current, first)
+    return _halt_for(scene, current, HaltReason.FAILURE, first)
+
+
+def _whole(scene: Scene, current: Round, finished: set[str]) -> bool:
+    """Whether every member is here and stays, as far as is known: then one entry restarts them all.
+
+    Who has not seen this round yet may see the next one as well; who does not is suspected then (rule L2).
+    """
+    ids = [member.node_id for member in current.members]
+    if any(scene.dead(node_id) or scene.leaving(node_id) for node_id in ids):
+        return False
+    return not any(_departure(scene, current, node_id) for node_id in ids if node_id not in finished)
+
+
+def _departure(scene: Scene, current: Round, node_id: str) -> Append | None:
+    """The HALT for a member that is lost, leaves, or stopped its workers by itself; None for one that stays."""
+    seen, name = scene.seen(node_id), scene.names([node_id])
+    if seen is not None and seen.row.leaving:
+        return _halt(scene, current, HaltReason.NODE_LEFT, f"{name} leaves")
+    if seen is None or scene.dead(node_id):
+        lost = Incident(
+            kind=IncidentKind.NODE_LOST,
+            round=current.number,
+            node_id=node_id,
+            host=name,
+            message=_how_lost(scene, seen),
+        )
+        return _halt_for(scene, current, HaltReason.NODE_LOST, lost)
+    stopped = seen.row.phase is Phase.STOPPED and seen.row.round == current.number
+    if stopped and seen.row.incident is None:
+        return _halt(scene, current, HaltReason.NODE_LEFT, f"{name} stopped its workers: it had lost sight of the store")
+    return None
+
+
+def _how_lost(scene: Scene, seen: Sighting | None) -> str:
+    if seen is None:
+        return "its roster row is gone"
+    if superseded(scene.watch, seen):
+        return "a newer agent holds its seat on the host, so its processes are gone"
+    return f"no beat for {scene.now - seen.changed_at:.1f} s"
+
+
+def _resize_allowed_at(ledger: Ledger) -> float:
+    if ledger.resized_at is None:
+        return ledger.round_at
+    return ledger.resized_at + max(RESIZE_PAUSE, RESIZE_PAUSE_FACTOR * ledger.resize_cost)
+
+
+def _halt(scene: Scene, current: Round, reason: HaltReason, why: str, incident: Incident | None = None) -> Append:
+    return Append(Halt(round=current.number, reason=reason, why=why, incident=incident), scene.ledger.counters)
+
+
+def _halt_for(scene: Scene, current: Round, reason: HaltReason, incident: Incident) -> Append:
+    return _halt(scene, current, reason, _told(incident), incident)
+
+
+def _told(incident: Incident) -> str:
+    """An incident in one clause."""
+    if incident.kind is IncidentKind.NODE_LOST:
+        return f"{incident.host} is lost: {incident.message}"
+    return f"rank {incident.rank} on {incident.host} {incident.cause()}"
+
+
+# After a HALT --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Muster:
+    """Who of a halted round is where. Every member is in exactly one of the first four."""
+
+    leaving: list[str]
+    lost: list[str]
+    suspected: list[str]
+    fit: list[str]
+    busy: list[str]
+    """Those of ``fit`` that have not yet answered SEEN and STOPPED."""
+    joining: list[Sighting]
+
+    def gone(self, scene: Scene, old: Round) -> list[str]:
+        """Members that went away without having finished."""
+        return [i for i in (*self.lost, *self.suspected) if not scene.finished(old, i)]
+
+
+def _muster(scene: Scene, old: Round) -> _Muster:
+    ids = [member.node_id for member in old.members]
+    leaving = [node_id for node_id in ids if scene.leaving(node_id)]
+    lost = [node_id for node_id in ids if node_id not in leaving and scene.dead(node_id)]
+    fit = [node_id for node_id in ids if node_id not in leaving and node_id not in lost]
+    unseen = scene.unseen(old, scene.ledger.head.anchors.halt)
+    suspected = [node_id for node_id in fit if node_id in unseen]
+    joining = scene.newcomers()
+    enough = len(fit) - len(suspected) + len(joining) >= scene.agreement.min_nodes
+    if scene.now < scene.ledger.halt_at + scene.suspicion or not enough:
+        suspected = []  # L2: suspicion never takes a job below min, the beat limit does
+    fit = [node_id for node_id in fit if node_id not in suspected]
+    busy = [node_id for node_id in fit if node_id in unseen or scene.running(node_id)]
+    return _Muster(leaving=leaving, lost=lost, suspected=suspected, fit=fit, busy=busy, joining=joining)
+
+
+def _reform(scene: Scene, old: Round, halt: Halt) -> Decision:
+    ledger, muster = scene.ledger, _muster(scene, old)
+    if (ending := _ending(scene, old, halt, muster)) is not None:
+        return ending
+    suspect_at = ledger.halt_at + scene.suspicion
+    if muster.busy:
+        return LookAgain(scene.look(suspect_at, nodes=scene.sightings(old)))
+    fence = ledger.halt_at + scene.timing.fence_after
+    if scene.now < fence and not _is_over(scene, old):
+        who = f"{scene.names(muster.lost)}, which may still be training, to answer or be fenced off"
+        return LookAgain(scene.look(fence, nodes=scene.sightings(old)), f"{who}, for up to {fence - scene.now:.0f} s")
+    survivors = [seen for node_id in muster.fit if (seen := scene.seen(node_id)) is not None]
+    nodes = _choose(scene, halt, [*survivors, *muster.joining])[: scene.agreement.max_nodes]
+    if len(nodes) >= scene.agreement.min_nodes:
+        return _seal(scene, nodes, why=halt.why)
+    deadline = ledger.halt_at + scene.timing.join_timeout
+    if scene.now >= deadline:
+        return _too_few(scene, nodes, since=ledger.halt_at)
+    return LookAgain(scene.look(deadline, nodes=nodes), _waiting(scene, nodes, deadline))
+
+
+def _ending(scene: Scene, old: Round, halt: Halt, muster: _Muster) -> Decision | None:
+    """The CLOSED (or the question before it) that this HALT leads to; None when the job goes on."""
+    gone = muster.gone(scene, old)
+    if gone and scene.agreement.on_node_loss is OnNodeLoss.FAIL:
+        why = f"{scene.names(gone)} is lost, and --on_node_loss=fail ends the job then"
+        return _fail(scene, why, halt.incident)
+    if halt.incident is None or not charged(halt.incident):
+        return None
+    verdict = scene.verdict(old.number)
+    if halt.reason is HaltReason.FAILURE:
+        if not scene.judged(old.number):
+            return Ask(halt.incident)
+        if verdict is None:
+            return LookAgain(None)  # they still think, and their answer wakes us
+        if verdict.action is not Action.GIVE_UP:
+            return None
+    if gone or muster.leaving:  # the workers failed because a peer went away: the job goes on without that node
+        return None
+    if muster.busy:  # every follower's report first: the first cause is found among them
+        return LookAgain(scene.look(scene.ledger.halt_at + scene.suspicion, nodes=scene.sightings(old)))
+    first = [*scene.incidents(old), halt.incident][0]
+    reason = verdict.reason if verdict is not None else "the failure policy gave up"
+    return _fail(scene, reason, first, requeue=verdict is not None and verdict.requeue)
+
+
+def _is_over(scene: Scene, old: Round) -> bool:
+    """Rule S4: some member of the old round has stopped or lost a rank, so that training cannot go on behind our back.
+
+    A superseded seat proves it as well. What a row said before its node was lost still holds: a rank that is gone stays gone.
+    """
+    for seen in scene.sightings(old):
+        row = seen.row
+        stopped = row.round == old.number and row.phase in (Phase.STOPPED, Phase.FINISHED)
+        failed = row.incident is not None and row.incident.round == old.number
+        idle = row.phase is not Phase.RUNNING and row.head >= scene.ledger.head.anchors.halt
+        if stopped or failed or idle or superseded(scene.watch, seen):
+            return True
+    return False
+
+
+def _choose(scene: Scene, halt: Halt, nodes: list[Sighting]) -> list[Sighting]:
+    """Leave out bad hosts if that can be; survivors keep their order and come first: rank 0 is somebody who has the state."""
+    verdict = scene.verdict(halt.round)
+    if verdict is not None and verdict.action is Action.EXCLUDE_HOST and halt.incident is not None:
+        others = [seen for seen in nodes if seen.node_id != halt.incident.node_id]
+        nodes = others if len(others) >= scene.agreement.min_nodes else nodes
+    return scene.without_bad_hosts(nodes)
+
+
+def _waiting(scene: Scene, here: list[Sighting], deadline: float) -> str:
+    """Whom the job waits for, for people."""
+    missing = _missing(scene, here)
+    who = f" to replace {missing}" if missing else ""
+    more = scene.agreement.min_nodes - len(here)
+    return f"{more} more node(s){who}, for up to {deadline - scene.now:.0f} s"
+
+
+def _missing(scene: Scene, here: list[Sighting]) -> str:
+    """Members of the newest round that are not here any more, or ''."""
+    old = scene.ledger.round.members if scene.ledger.round is not None else ()
+    present = {seen.node_id for seen in here}
+    absent = [member.node_id for member in old if member.node_id not in present]
+    return scene.names(absent) if absent else ""
+
+
+# Sealing and closing -------------------------------------------------------------------------------------------------
+
+
+def _seal(scene: Scene, nodes: list[Sighting], *, why: str) -> Decision:
+    """A ROUND of ``nodes`` in this order, with the books brought up to date."""
+    old, halt = scene.ledger.round, scene.ledger.halt
+    offer = nodes[0].row.offer
+    if offer is None or (old is not None and offer == old.offer):
+        return LookAgain(scene.look(nodes=nodes))  # rank 0's next offer is on its way; its row's change wakes us
+    members = tuple(Member(seen.node_id, seen.row.info.local_world_size, seen.row.info.role) for seen in nodes)
+    if old is None or halt is None:
+        return Append(Round(number=1, offer=offer, members=members, why=why), scene.ledger.counters)
+    kept = {member.node_id for member in members}
+    dropped = [member.node_id for member in old.members if member.node_id not in kept]
+    counters, spends = reformed(scene, old, halt, dropped)
+    body = Round(number=old.number + 1, offer=offer, members=members, charged=spends, why=why)
+    return _unless_barren(scene, old, Append(body, counters))
+
+
+def _seal_again(scene: Scene, current: Round, incident: Incident) -> Decision:
+    """``ROUND(same as k)``: everybody is here and stays."""
+    host = scene.seen(current.members[0].node_id)
+    offer = host.row.offer if host is not None else None
+    if offer is None or offer == current.offer:
+        offered_by = scene.ledger.round_at + scene.suspicion
+        if scene.now < offered_by:
+            return LookAgain(offered_by)
+        return _halt_for(scene, current, HaltReason.FAILURE, incident)
+    counters, spends = restarted(scene, current, incident)
+    number, why = current.number + 1, _told(incident)
+    body = Round(number=number, offer=offer, same_as=current.number, charged=spends, why=why)
+    return _unless_barren(scene, current, Append(body, counters))
+
+
+def _unless_barren(scene: Scene, old: Round, sealed: Append) -> Append:
+    """Rule L4: rounds that never get anywhere end the job, whatever their cause."""
+    if sealed.counters.barren < MAX_BARREN_ROUNDS:
+        return sealed
+    why = (
+        f"{MAX_BARREN_ROUNDS} rounds in a row ended without progress: no report from a worker, "
+        "and never all of them alive for 30 s"
+    )
+    halt = scene.ledger.halt
+    first = [*scene.incidents(old), *([halt.incident] if halt is not None and halt.incident is not None else [])]
+    return _fail(scene, why, first[0] if first else None)
+
+
+def _fail(scene: Scene, why: str, incident: Incident | None, *, requeue: bool = False) -> Append:
+    closed = Closed(success=False, why=why, exit_code=ExitCode.JOB_FAILED, incident=incident, requeue=requeue)
+    return Append(closed, scene.ledger.counters)
+
+
+def _too_few(scene: Scene, came: list[Sighting], since: float) -> Append:
+    here = ", ".join(str(seen.row.info) for seen in came) or "nobody"
+    missing = _missing(scene, came)
+    who = f"missing: {missing}" if missing else f"{scene.agreement.min_nodes - len(came)} more never came"
+    why = (
+        f"{len(came)} of at least {scene.agreement.min_nodes} nodes are here after {scene.now - since:.0f} s "
+        f"({here}); {who}"
+    )
+    return Append(Closed(success=False, why=why, exit_code=ExitCode.TOO_FEW_NODES), scene.ledger.counters)

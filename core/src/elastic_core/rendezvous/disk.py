@@ -1,0 +1,231 @@
+"""Small files as records: written whole or not at all, first come first served, read within bounds.
+
+Made for directories that several hosts mount. Over NFS, an exclusive create can be reported wrongly when its reply is
+lost, so :func:`publish` links a finished file into place, as open(2) advises; and a client may remember for half a
+minute that a file is *not* there, so absence is believed only after :func:`revalidate`, which asks the server.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
+
+from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
+
+PLANTED = "Something else writes in the rendezvous directory; use one that only this job's user can write to."
+DELETED = "Somebody deleted files of a running job; start it again."
+
+_NAME_LENGTH = 100
+"""Characters that a name may have; with a serial and a revision it stays far below the 255 of file systems."""
+_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a planted FIFO must not block us either
+_WRITE_FLAGS = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_T = TypeVar("_T")
+
+
+def safe_name(text: str) -> str:
+    """A file name for any text: readable, without dots in front or slashes, and different for different texts."""
+    name = quote(text, safe="", errors="surrogateescape") or "%"
+    if name.startswith("."):
+        name = "%2E" + name[1:]
+    if len(name) > _NAME_LENGTH:
+        name = f"{name[:40]}%%{hashlib.sha256(name.encode()).hexdigest()[:40]}"
+    return name
+
+
+def publish(scratch: Path, target: Path, content: bytes, *, durable: bool = False) -> bool:
+    """Make the file ``target``, complete from its first instant; False, and nothing is changed, when it is there.
+
+    Args:
+        scratch: A directory on the same file system, where nobody looks.
+        target: The file.
+        content: All of it.
+        durable: Whether it must survive a power failure once this has returned.
+
+    Raises:
+        OSError: It could not be written.
+        RendezvousConnectionError: The file system has no hard links.
+    """
+    draft = scratch / f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(8)}"
+    try:
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        with open(fd, "wb", closefd=True) as file:
+            file.write(content)
+            file.flush()
+            if durable:
+                os.fsync(fd)
+        if not _link(draft, target):
+            return False
+    finally:
+        with suppress(OSError):
+            os.unlink(draft)
+    if durable:
+        _sync(target.parent)
+    return True
+
+
+def _link(draft: Path, target: Path) -> bool:
+    try:
+        os.link(draft, target)
+    except OSError as exc:
+        if os.lstat(draft).st_nlink > 1:
+            return True  # it was made, and only the reply was lost
+        if exc.errno == errno.EEXIST:
+            return False
+        if exc.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise RendezvousConnectionError(
+                f"The file system of {str(target.parent)!r} has no hard links ({exc.strerror}).",
+                hint="Use a directory on a local disk, on NFS or on a cluster file system.",
+            ) from exc
+        raise
+    return True
+
+
+def fetch(path: Path, limit: int) -> bytes | None:
+    """The content of a file of at most ``limit`` bytes, or None when there is none.
+
+    Raises:
+        RendezvousStateError: It is larger, or no plain file.
+        OSError: It, or its directory, cannot be read.
+    """
+
+    def read(fd: int) -> bytes:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise RendezvousStateError(f"{str(path)!r} is not a plain file.", hint=PLANTED)
+        with open(fd, "rb", closefd=False) as file:
+            content = file.read(limit + 1)
+        if len(content) > limit:
+            size = max(status.st_size, len(content))
+            raise RendezvousStateError(f"{str(path)!r} has {size} bytes; at most {limit} are read.", hint=PLANTED)
+        return content
+
+    return _using(path, _READ_FLAGS, read)
+
+
+def overwrite(path: Path, content: bytes) -> bool:
+    """Overwrite the beginning of a file in one write; False when there is none."""
+    return _using(path, _WRITE_FLAGS, lambda fd: os.pwrite(fd, content, 0)) is not None
+
+
+def present(path: Path) -> bool:
+    """Whether there is something of this name."""
+    for _ in range(2):
+        with suppress(FileNotFoundError):
+            os.lstat(path)
+            return True
+        revalidate(path.parent)
+    return False
+
+
+def discard(path: Path) -> bool:
+    """Delete a file; False when there was none."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def revalidate(directory: Path) -> None:
+    """Open a directory: proof that it is there, and over NFS the question to the server that refreshes what is in it.
+
+    Raises:
+        OSError: It is gone.
+    """
+    os.close(os.open(directory, _DIRECTORY_FLAGS))
+
+
+def _sync(directory: Path) -> None:
+    fd = os.open(directory, _DIRECTORY_FLAGS)
+    try:
+        os.fsync(fd)
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:  # some network file systems write names at once, and cannot be asked to
+            raise
+    finally:
+        os.close(fd)
+
+
+def _using(path: Path, flags: int, use: Callable[[int], _T]) -> _T | None:
+    """What ``use`` makes of the opened file; None when there is none, or when it is deleted meanwhile on another host.
+
+    Closing is part of it: over NFS that is what sends a write.
+    """
+    for _ in range(2):
+        try:
+            fd = os.open(path, flags)
+            try:
+                return use(fd)
+            finally:
+                os.close(fd)
+        except OSError as exc:
+            if exc.errno not in (errno.ENOENT, errno.ESTALE):
+                raise
+        revalidate(path.parent)
+    return None
+
+
+class Numbered:
+    """A directory of files named 1, 2, 3, …, never deleted. Connections share this object, which remembers the last."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._last = 0
+
+    def path(self, number: int) -> Path:
+        """The file of a number."""
+        return self.directory / f"{number:08d}"
+
+    def last(self) -> int:
+        """The greatest number there is, 0 for none; costs the same however many there are, but for the first call.
+
+        Raises:
+            RendezvousStateError: What was there is gone.
+            OSError: The directory cannot be read.
+        """
+        last = self._last
+        if last == 0:
+            last = max((int(name) for name in os.listdir(self.directory) if name.isdecimal()), default=0)
+        elif not present(self.path(last)):
+            raise RendezvousStateError(f"{str(self.path(last))!r} is gone.", hint=DELETED)
+        while present(self.path(last + 1)):
+            last += 1
+        self._last = last
+        return last
+
+
+_REMEDIES = {
+    errno.ENOSPC: "Free some space there, or use another directory.",
+    errno.EDQUOT: "Free some of this user's quota there, or use another directory.",
+    errno.EACCES: "Let this user read and write there, or use another directory.",
+    errno.EPERM: "Let this user read and write there, or use another directory.",
+    errno.EROFS: "It is mounted read-only; use another directory.",
+    errno.ENOENT: "It was there before: do not delete a running job's directory, and keep it mounted.",
+    errno.ESTALE: "It was there before: do not delete a running job's directory, and keep it mounted.",
+    errno.EMFILE: "Raise the limit of open files (ulimit -n).",
+    errno.ENFILE: "This host has no file descriptors left; end what uses them.",
+}
+
+
+@contextmanager
+def store_errors(directory: Path) -> Iterator[None]:
+    """Turn what the file system says about the store in ``directory`` into what a backend may raise."""
+    try:
+        yield
+    except OSError as exc:
+        where = str(exc.filename or directory)
+        if exc.errno == errno.ELOOP:
+            raise RendezvousStateError(f"{where!r} is a symbolic link, which is not followed.", hint=PLANTED) from exc
+        raise RendezvousConnectionError(
+            f"The rendezvous directory does not work: {where!r}: {exc.strerror}.",
+            hint=_REMEDIES.get(exc.errno or 0, "Check the disk or the mount."),
+        ) from exc

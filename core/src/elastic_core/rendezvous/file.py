@@ -1,0 +1,379 @@
+"""The ``file`` backend: a directory that every agent of the job can reach. No server, no port.
+
+On one host the kernel tells of changes; on a network mount every agent looks five times a second. A job's directory::
+
+    ledger/00000007             entry 7: its id, a line break, its data; never changed, never deleted
+    serials/00000003            the third arrival's node id; a number is taken by linking its file
+    roster/00000003-n7.5        the third arrival, node n7, is at revision 5; an empty file, renamed to amend it
+    values/00000003-n7.5        the value that goes with it, complete before ``roster`` says 5
+    beats/00000003-n7           its beat, overwritten in place
+    scratch/                    drafts, by host and process id; what stays here never matters
+
+The empty file in ``roster`` *is* the row. Renaming it from one revision to a greater is a compare-and-set, which no late
+writer wins and which brings no removed row back; and the names alone tell a waiter whether anything has changed. Beats are
+files that nobody watches.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+import time
+from collections.abc import Collection
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, UsageError
+from elastic_core.hookspecs import RendezvousOptions, hookimpl
+from elastic_core.rendezvous.api import RendezvousParameters
+from elastic_core.rendezvous.backend import (
+    BeatReply,
+    Cursor,
+    Link,
+    RendezvousBackend,
+    RosterRow,
+)
+from elastic_core.rendezvous.disk import (
+    DELETED,
+    PLANTED,
+    Numbered,
+    discard,
+    fetch,
+    overwrite,
+    present,
+    publish,
+    revalidate,
+    safe_name,
+    store_errors,
+)
+from elastic_core.rendezvous.inotify import POLL_INTERVAL, Alarm
+from elastic_core.rendezvous.records import (
+    BEAT_SIZE,
+    RECORD_LIMIT,
+    Mark,
+    marks_in,
+    pack_beat,
+    pack_record,
+    unpack_beat,
+    unpack_record,
+)
+
+_TORN = 10
+"""Reads of a beat that may be torn in a row, before it counts as something else than a beat."""
+
+
+class JobDirectory:
+    """Where things are in one job's directory, and what its connections remember together."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.ledger = Numbered(directory / "ledger")
+        self.serials = Numbered(directory / "serials")
+        self.roster = directory / "roster"
+        self.values = directory / "values"
+        self.beats = directory / "beats"
+        self.scratch = directory / "scratch"
+
+    def make(self) -> None:
+        """Make the directories that are not there.
+
+        Only this job's user may enter: who can write here decides what the job does, and incidents quote its output.
+        Users that share a job make the directory themselves, with the mode they want.
+
+        Raises:
+            RendezvousStateError: The job's directory is not one, or was planted by somebody else.
+            RendezvousConnectionError: It cannot be made.
+        """
+        with store_errors(self.directory):
+            with suppress(FileExistsError):
+                self.directory.mkdir(0o700)
+            status = os.lstat(self.directory)
+            planted = status.st_uid not in (os.geteuid(), 0) and status.st_mode & stat.S_IWOTH
+            if not stat.S_ISDIR(status.st_mode) or planted:
+                raise RendezvousStateError(
+                    f"{str(self.directory)!r} is not a directory, or belongs to another user and is open to everybody.",
+                    hint=PLANTED,
+                )
+            numbered = (self.ledger.directory, self.serials.directory)
+            for part in (*numbered, self.roster, self.values, self.beats, self.scratch):
+                part.mkdir(exist_ok=True)
+
+
+class FileBackend(RendezvousBackend):
+    """One connection to one job's directory, which :meth:`open` makes.
+
+    Args:
+        store: The directory.
+        poll_interval: Seconds between two looks; None to be told of changes where that is possible.
+    """
+
+    def __init__(self, store: JobDirectory, poll_interval: float | None = None) -> None:
+        self._store = store
+        self._poll_interval = poll_interval
+        self._alarm = Alarm(poll_interval)
+        self._known: dict[str, Mark] = {}
+        """Where rows were last seen, by name: most are still there, and need not be searched for."""
+
+    @classmethod
+    def open(cls, parent: Path, run_id: str, poll_interval: float | None = None) -> FileBackend:
+        """The first connection to the store of job ``run_id`` below ``parent``, which is made if it is not there.
+
+        Raises:
+            RendezvousConnectionError: It cannot be made.
+            RendezvousStateError: Somebody else has put something else there.
+        """
+        store = JobDirectory(parent / safe_name(run_id))
+        store.make()
+        return cls(store, poll_interval)
+
+    def connect(self) -> FileBackend:
+        """Another connection to the same directory, which must still be there."""
+        with self._io():
+            self._store.ledger.last()
+            return FileBackend(self._store, self._poll_interval)
+
+    def close(self) -> None:
+        """Close this connection; its wait ends."""
+        self._alarm.close()
+
+    # The roster ------------------------------------------------------------------------------------------------------
+
+    def enter(self, node_id: str, value: bytes) -> int:
+        """Add a row. Its files come first, and the mark that makes it a row comes last."""
+        content = pack_record(f"The row of {node_id}", node_id, value)
+        with self._io():
+            if (mark := self._find(safe_name(node_id))) is not None:
+                return mark.serial
+            mark = Mark(self._arrive(node_id), safe_name(node_id), 0)
+            publish(self._store.scratch, self._store.values / str(mark), content)
+            publish(self._store.scratch, self._store.beats / mark.key, pack_beat(0))
+            publish(self._store.scratch, self._store.roster / str(mark), b"")
+            return mark.serial
+
+    def amend(self, node_id: str, revision: int, value: bytes) -> None:
+        """Replace a row's value, unless it is as new or gone."""
+        content = pack_record(f"The row of {node_id}", node_id, value)
+        values, roster = self._store.values, self._store.roster
+        draft: Mark | None = None
+        with self._io():
+            while (mark := self._find(safe_name(node_id))) is not None and mark.revision < revision:
+                draft = replace(mark, revision=revision)
+                publish(self._store.scratch, values / str(draft), content)
+                try:
+                    os.rename(roster / str(mark), roster / str(draft))
+                except FileNotFoundError:
+                    continue  # another amendment or the removal came first
+                self._known[draft.name] = draft
+                discard(values / str(mark))
+                return
+            if draft is not None and draft != mark:
+                discard(values / str(draft))
+
+    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
+        """Set the row's beat, and report; a fixed number of look-ups, however large the job is."""
+        with self._io():
+            mark = self._find(safe_name(node_id))
+            if mark is not None:
+                overwrite(self._store.beats / mark.key, pack_beat(count))
+            watched = None if watch is None else self._find(safe_name(watch))
+            return BeatReply(
+                head=self._store.ledger.last(),
+                revision=None if mark is None else mark.revision,
+                watched=None if watched is None else self._beat_of(watched),
+            )
+
+    def remove(self, node_id: str) -> None:
+        """Delete a row: the mark first, since that is the row."""
+        with self._io():
+            while (mark := self._find(safe_name(node_id))) is not None:
+                if discard(self._store.roster / str(mark)):  # else an amendment came first
+                    discard(self._store.values / str(mark))
+                    discard(self._store.beats / mark.key)
+
+    def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
+        """The rows, in order of serial; one listing, and two reads a row."""
+        names = None if ids is None else {safe_name(node_id) for node_id in ids}
+        with self._io():
+            marks = [mark for name, mark in self._marks().items() if names is None or name in names]
+            rows = [self._row(mark) for mark in sorted(marks, key=lambda mark: mark.serial)]
+            return [row for row in rows if row is not None]
+
+    # The ledger ------------------------------------------------------------------------------------------------------
+
+    def append(self, prev: Link, entry: Link, data: bytes) -> bool:
+        """Write an entry on top of ``prev``, which stays what it was when it was read: entries are never replaced."""
+        content = pack_record(f"Ledger entry {entry.index}", entry.id, data)
+        with self._io():
+            if prev.index and self._entry(prev.index)[0] != prev.id:
+                return False
+            if publish(self._store.scratch, self._store.ledger.path(entry.index), content, durable=True):
+                return True
+            return self._entry(entry.index)[0] == entry.id
+
+    def read(self, index: int) -> bytes | None:
+        """An entry's data."""
+        with self._io():
+            return self._entry(index)[1]
+
+    # Both ------------------------------------------------------------------------------------------------------------
+
+    def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
+        """Block until something is new."""
+        deadline = time.monotonic() + timeout
+        while True:
+            with self._io():
+                version = self._version() if roster else cursor.roster
+                now = Cursor(self._store.ledger.last(), version)
+                left = deadline - time.monotonic()
+                if now != cursor or left <= 0:
+                    return now
+                watched = self._alarm.watch(self._store.ledger.directory)
+                if roster:
+                    watched |= self._alarm.watch(self._store.roster)
+                if not watched:  # else something may have happened just before it was
+                    self._alarm.sleep(left)
+
+    def _version(self) -> int:
+        """The roster's version: what marks there are, and how many there ever were, which together never recur."""
+        if (arrivals := self._store.serials.last()) == 0:
+            return 0
+        marks = sorted(str(mark) for mark in self._marks().values())
+        return int.from_bytes(blake2b("\n".join([str(arrivals), *marks]).encode(), digest_size=7).digest(), "big")
+
+    def _io(self) -> AbstractContextManager[None]:
+        if self._alarm.closed:
+            raise RendezvousConnectionError(f"This connection to {str(self._store.directory)!r} is closed.")
+        return store_errors(self._store.directory)
+
+    def _entry(self, index: int) -> tuple[str | None, bytes | None]:
+        """An entry's id and data; two Nones when there is none."""
+        content = fetch(self._store.ledger.path(index), RECORD_LIMIT)
+        return (None, None) if content is None else unpack_record(content, self._store.ledger.path(index))
+
+    def _arrive(self, node_id: str) -> int:
+        """Take the next serial."""
+        serial = self._store.serials.last() + 1
+        while not publish(self._store.scratch, self._store.serials.path(serial), quote(node_id).encode()):
+            serial += 1
+        return serial
+
+    def _marks(self) -> dict[str, Mark]:
+        """Every row's mark, by name; a row that is renamed during the listing may be missed."""
+        return marks_in(os.listdir(self._store.roster))
+
+    def _find(self, name: str) -> Mark | None:
+        """A row's mark; None for no such row, and then two listings have agreed about it."""
+        known = self._known.get(name)
+        revalidate(self._store.roster)  # what another host has renamed looks present until the server is asked
+        if known is not None and present(self._store.roster / str(known)):
+            return known
+        marks = self._marks()
+        while name not in marks and marks != (again := self._marks()):
+            marks = again
+        self._known.pop(name, None)
+        if name in marks:
+            self._known[name] = marks[name]
+        return marks.get(name)
+
+    def _row(self, mark: Mark) -> RosterRow | None:
+        """The row that ``mark`` has become by now; None when it is gone."""
+        at: Mark | None = mark
+        while at is not None:
+            path = self._store.values / str(at)
+            content = fetch(path, RECORD_LIMIT)
+            if content is not None:
+                node_id, value = unpack_record(content, path)
+                beat = self._beat_of(at)
+                return None if beat is None else RosterRow(node_id, at.serial, at.revision, value, beat)
+            found = self._find(mark.name)
+            if found == at:
+                raise RendezvousStateError(f"{str(path)!r} is gone.", hint=DELETED)
+            at = found
+        return None
+
+    def _beat_of(self, mark: Mark) -> int | None:
+        path = self._store.beats / mark.key
+        for _ in range(_TORN):
+            content = fetch(path, BEAT_SIZE)
+            if content is None:
+                return None
+            if (count := unpack_beat(content)) is not None:
+                return count
+        raise RendezvousStateError(f"{str(path)!r} is no beat: {content!r}.", hint=PLANTED)
+
+
+# The plugin ----------------------------------------------------------------------------------------------------------
+
+
+@hookimpl
+def elastic_rendezvous_options() -> RendezvousOptions:
+    """A directory, and how often to look into it."""
+    return RendezvousOptions(
+        endpoint="DIRECTORY",
+        endpoint_required=True,
+        conf={
+            "poll_interval": f"seconds between two looks for changes; by default {POLL_INTERVAL} on a network mount, and "
+            "none elsewhere, where the kernel tells of them"
+        },
+    )
+
+
+@hookimpl
+def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend:
+    """The job's directory below the endpoint.
+
+    Raises:
+        UsageError: The endpoint is no directory and cannot become one, or the interval is no number of seconds.
+        RendezvousConnectionError: The job's directory cannot be made.
+        RendezvousStateError: Somebody else has put something else there.
+    """
+    interval = params.config.get("poll_interval")
+    parent = _directory(params.endpoint)
+    return FileBackend.open(parent, params.run_id, None if interval is None else _seconds(interval))
+
+
+def _directory(endpoint: str) -> Path:
+    """The endpoint as an absolute path, made if its parent is there."""
+    path = Path(endpoint)
+    if endpoint.startswith("file:"):
+        url = urlsplit(endpoint)
+        if url.netloc not in ("", "localhost") or not url.path.startswith("/"):
+            raise UsageError(
+                f"--rdzv_endpoint {endpoint!r} names no directory of this host.",
+                hint="Write DIRECTORY or file:///DIRECTORY.",
+            )
+        path = Path(unquote(url.path))
+    if not endpoint:
+        raise UsageError(
+            "The backend 'file' needs --rdzv_endpoint=DIRECTORY.", hint="Name one that every node can reach."
+        )
+    path = Path(os.path.abspath(os.path.expanduser(path)))
+    try:
+        path.mkdir(exist_ok=True)
+    except FileNotFoundError as exc:
+        raise UsageError(
+            f"--rdzv_endpoint {endpoint!r}: there is no directory {str(path.parent)!r}.",
+            hint="Create it, or fix the path.",
+        ) from exc
+    except (FileExistsError, NotADirectoryError) as exc:
+        raise UsageError(f"--rdzv_endpoint {endpoint!r} is not a directory.", hint="Name a directory.") from exc
+    except OSError as exc:
+        raise RendezvousConnectionError(
+            f"The rendezvous directory {str(path)!r} cannot be made: {exc.strerror}.",
+            hint="Create it, writable for this user, or use another one.",
+        ) from exc
+    return path
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"--rdzv_conf poll_interval={text} is not a positive number of seconds.")
+    return seconds

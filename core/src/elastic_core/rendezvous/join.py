@@ -1,0 +1,146 @@
+"""How a node comes in: enter the roster, find or open the run, be admitted or be told why not.
+
+Runs on the caller's thread before the session's threads exist. Everything here that decides is pure and lives in
+``admission.py``; this module asks the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from elastic_core.errors import RendezvousStateError, RendezvousTimeoutError
+from elastic_core.exit_codes import ExitCode
+from elastic_core.rendezvous.admission import Join, OpenNext, Report, admit, check_settings, needs_liveness
+from elastic_core.rendezvous.backend import ORIGIN, Cursor, RendezvousBackend
+from elastic_core.rendezvous.codec import decode_row, encode_entry, encode_row
+from elastic_core.rendezvous.ledger import Body, Chair, Closed, Ledger, Open, advance, compose, opened
+from elastic_core.rendezvous.reading import load
+from elastic_core.rendezvous.rows import NodeInfo, NodeRow
+from elastic_core.rendezvous.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applicant:
+    """A node that wants in."""
+
+    info: NodeInfo
+    settings: Settings
+    scheduler_uid: str | None = None
+    allow_version_mismatch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Time and randomness, so that tests can pass their own."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    new_id: Callable[[], str] = lambda: ""
+
+
+def join(store: RendezvousBackend, applicant: Applicant, clock: Clock) -> Ledger | Closed:
+    """Enter the roster and return the run's ledger, or the verdict of a closed run that this node belongs to.
+
+    Raises:
+        RendezvousRefusedError: The running job does not take this node.
+        RendezvousTimeoutError: The host of an embedded store did not open the run in time.
+        RendezvousStateError: The store holds something that cannot be.
+        RendezvousConnectionError: The store cannot be reached.
+    """
+    node_id = applicant.info.node_id
+    store.enter(node_id, encode_row(NodeRow(info=applicant.info)))
+    try:
+        found = _find_run(store, applicant, clock)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            store.remove(node_id)
+        raise
+    if isinstance(found, Closed):
+        store.remove(node_id)
+    return found
+
+
+def _find_run(store: RendezvousBackend, applicant: Applicant, clock: Clock) -> Ledger | Closed:
+    uid = applicant.scheduler_uid
+    while True:
+        ledger = load(store, clock.now())
+        if ledger is None:
+            if store.embedded and not store.hosting:
+                _await_host(store, applicant)
+                continue
+            started = _open(store, None, applicant, clock)
+        else:
+            alive = _alive(store, ledger, applicant, clock) if needs_liveness(ledger, uid) else []
+            match admit(ledger, uid, alive):
+                case Report(closed):
+                    return closed
+                case Join():
+                    check_settings(
+                        ledger.settings, applicant.settings, allow_version_mismatch=applicant.allow_version_mismatch
+                    )
+                    return ledger
+                case OpenNext(abandoned):
+                    started = _open(store, ledger, applicant, clock, abandoned=abandoned)
+        if started is not None:
+            return started
+
+
+def _open(
+    store: RendezvousBackend, ledger: Ledger | None, applicant: Applicant, clock: Clock, *, abandoned: bool = False
+) -> Ledger | None:
+    """Append OPEN (after closing an abandoned run); None when somebody else was faster."""
+    node_id = applicant.info.node_id
+
+    def append(after: Ledger | None, body: Body, run: str | None = None) -> Ledger | None:
+        now = clock.now()
+        entry = compose(after, body, entry_id=clock.new_id(), author=node_id, now=now, run=run)
+        prev = ORIGIN if after is None else after.head.link
+        if not store.append(prev, entry.link, encode_entry(entry)):
+            return None
+        return opened(entry, now) if after is None else advance(after, entry, now)
+
+    if abandoned and ledger is not None:
+        why = "abandoned: nobody of this run is alive"
+        took = append(ledger, Chair(why=why))
+        closed = took and append(took, Closed(success=False, why=why, exit_code=ExitCode.JOB_FAILED))
+        if closed is None:
+            return None
+        ledger = closed
+    return append(ledger, Open(scheduler_uid=applicant.scheduler_uid, settings=applicant.settings), clock.new_id())
+
+
+def _await_host(store: RendezvousBackend, applicant: Applicant) -> None:
+    timeout = applicant.settings.timing.join_timeout
+    if store.wait(Cursor(), roster=False, timeout=timeout).head == 0:
+        raise RendezvousTimeoutError(
+            f"The agent that hosts the store did not open the run within {timeout:.0f} s.",
+            hint="See that agent's own output; it must use the same --rdzv_id.",
+        )
+
+
+def _alive(store: RendezvousBackend, ledger: Ledger, applicant: Applicant, clock: Clock) -> list[str]:
+    """Hosts of the run whose beats move, watched for as long as losing a node takes; at once when the roster has none."""
+    timing, me = ledger.settings.timing, applicant.info
+    first: dict[str, tuple[int, int]] = {}
+    moving: dict[str, str] = {}
+    deadline = clock.now() + timing.lost_after
+    while True:
+        here = set()
+        for seen in store.roster():
+            try:
+                row = decode_row(seen.value)
+            except RendezvousStateError:
+                continue
+            own_seat = (row.info.host_id, row.info.seat) == (me.host_id, me.seat)
+            if row.run != ledger.head.run or own_seat or row.leaving:
+                continue
+            here.add(seen.node_id)
+            state = (seen.revision, seen.beat)
+            if first.setdefault(seen.node_id, state) != state:
+                moving[seen.node_id] = str(row.info)
+        if not here or clock.now() >= deadline or here == set(moving):
+            return sorted(moving[node_id] for node_id in here if node_id in moving)
+        clock.sleep(timing.beat_interval)

@@ -1,0 +1,346 @@
+"""The ledger: what has been decided, in order. Entries, and the state that follows from them.
+
+An entry is written once and never changed. Each one names the entry before it, so that a chain with a gap or a fork is
+noticed by whoever reads it, and carries enough (:class:`Anchors`, :class:`Counters`) that a newcomer needs the newest one and the two or
+three that it points to, however long the history is.
+
+:class:`Ledger` is what a node knows after reading; :func:`advance` is the only way that knowledge grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TypeAlias, TypeVar
+
+from elastic_core.errors import RendezvousStateError
+from elastic_core.incidents import Incident
+from elastic_core.rendezvous.backend import Link
+from elastic_core.rendezvous.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """What the job remembers across rounds and chairs; every entry carries it."""
+
+    restarts: int = 0
+    """Restarts spent, of ``--max_restarts``."""
+    barren: int = 0
+    """Rounds in a row that ended without progress (rule L4)."""
+    worst_seen: float = 0.0
+    """The longest that a member took to show that it had seen an entry, in seconds (rule L2)."""
+    losses: Mapping[str, int] = field(default_factory=dict)
+    """How often each host was lost, by stable host id."""
+    excluded: tuple[str, ...] = ()
+    """Host ids that a failure policy wants left out while others suffice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Anchors:
+    """Indices of the entries that the present state stands on; 0 for none."""
+
+    open: int = 0
+    chair: int = 0
+    """The newest OPEN or CHAIR: rule S7 seats only nodes that have seen it."""
+    round: int = 0
+    """The newest ROUND that spells out its members."""
+    latest: int = 0
+    """The newest ROUND of any form."""
+    halt: int = 0
+    """The HALT or CLOSED that ended that round; 0 while the round is live."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One node in a round, at its place in rank order."""
+
+    node_id: str
+    local_world_size: int
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A place for the workers' store on one node: serves one round, then a new one is made."""
+
+    address: str
+    port: int
+    id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """A run begins."""
+
+    scheduler_uid: str | None
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chair:
+    """Who decides from here on is ``Entry.chair``; the term has grown by one."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """Start workers. Exactly one of ``members`` and ``same_as`` is given."""
+
+    number: int
+    offer: Offer
+    members: tuple[Member, ...] = ()
+    same_as: int = 0
+    """The number of the round whose members, in the same order, this one has; 0 when ``members`` spells them out."""
+    charged: bool = False
+    """Whether this round spent a restart; given back when a dropped member turns out never to have seen it."""
+    why: str = ""
+
+
+class HaltReason(str, Enum):
+    """Why a round was ended."""
+
+    FAILURE = "failure"
+    GIVING_UP = "giving_up"
+    """A failure that the policy will not restart; becomes CLOSED unless a node turns out to be lost."""
+    NODE_LOST = "node_lost"
+    NODE_LEFT = "node_left"
+    UNSEEN = "unseen"
+    """A member did not show that it had seen its round."""
+    RESIZE = "resize"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halt:
+    """Stop the workers of ``round``."""
+
+    round: int
+    reason: HaltReason
+    why: str
+    incident: Incident | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """The run is over, for good (I12)."""
+
+    success: bool
+    why: str
+    exit_code: int
+    incident: Incident | None = None
+    """The root cause: the first failure across all nodes."""
+    requeue: bool = False
+
+
+Body: TypeAlias = "Open | Chair | Round | Halt | Closed"
+_B = TypeVar("_B", Open, Round, Halt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One ledger entry."""
+
+    index: int
+    id: str
+    prev: str
+    run: str
+    """The run's own random uid; a job id can see many runs."""
+    term: int
+    author: str
+    chair: str
+    """Who decides after this entry: the author, unless a leaving chair names its successor."""
+    elapsed: float
+    """Seconds since the previous entry, by the author's monotonic clock: a duration, never an instant."""
+    counters: Counters
+    anchors: Anchors
+    body: Body
+
+    @property
+    def link(self) -> Link:
+        """This entry's place in the chain."""
+        return Link(self.index, self.id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """What a node knows of its run: the newest entry, and what it stands on.
+
+    The instants are this node's own monotonic clock at the time it read the entry.
+    """
+
+    head: Entry
+    settings: Settings
+    scheduler_uid: str | None
+    opened_at: float
+    head_at: float
+    round: Round | None = None
+    """The newest round, with ``members`` spelled out even where the entry said ``same_as``."""
+    round_at: float = 0.0
+    halt: Halt | None = None
+    """The HALT that ended :attr:`round`; None while it is live."""
+    halt_at: float = 0.0
+    closed: Closed | None = None
+    resized_at: float | None = None
+    """When the last planned resize was over; None before the first."""
+    resize_cost: float = 0.0
+    """Seconds from that resize's HALT to its ROUND."""
+
+    @property
+    def live(self) -> bool:
+        """Whether a round is under way: sealed, and neither halted nor closed."""
+        return self.round is not None and self.halt is None and self.closed is None
+
+    @property
+    def chair(self) -> str:
+        """The node that decides."""
+        return self.head.chair
+
+    @property
+    def counters(self) -> Counters:
+        """The newest counters."""
+        return self.head.counters
+
+    def is_member(self, node_id: str) -> bool:
+        """Whether ``node_id`` has a place in the newest round, live or not."""
+        return self.round is not None and any(member.node_id == node_id for member in self.round.members)
+
+
+def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
+    """The ledger after reading the next entry.
+
+    Raises:
+        RendezvousStateError: The entry does not follow: a broken chain, a term that fell, an entry after CLOSED in the same run.
+    """
+    head = ledger.head
+    if entry.index != head.index + 1 or entry.prev != head.id:
+        raise RendezvousStateError(
+            f"Ledger entry {entry.index} follows {entry.prev!r}, but entry {head.index} here is {head.id!r}.",
+            hint="The store's history changed under a running job. Start this node again; it joins with the history of now.",
+        )
+    if isinstance(entry.body, Open):
+        if ledger.closed is None:
+            raise RendezvousStateError(f"Ledger entry {entry.index} opens a run, but run {head.run} is not over.")
+        return opened(entry, now)
+    if entry.run != head.run or entry.term < head.term or ledger.closed is not None:
+        raise RendezvousStateError(
+            f"Ledger entry {entry.index} (run {entry.run}, term {entry.term}) cannot follow run {head.run}, term {head.term}"
+            + (", which is closed." if ledger.closed else ".")
+        )
+    ledger = replace(ledger, head=entry, head_at=now)
+    match entry.body:
+        case Round() as body:
+            resized = ledger.halt is not None and ledger.halt.reason is HaltReason.RESIZE
+            return replace(
+                ledger,
+                round=_spelled_out(body, ledger.round),
+                round_at=now,
+                halt=None,
+                resized_at=now if resized else ledger.resized_at,
+                resize_cost=now - ledger.halt_at if resized else ledger.resize_cost,
+            )
+        case Halt() as body:
+            return replace(ledger, halt=body, halt_at=now)
+        case Closed() as body:
+            return replace(ledger, closed=body)
+    return ledger
+
+
+def opened(entry: Entry, now: float) -> Ledger:
+    """The ledger of a run that begins with ``entry``.
+
+    Raises:
+        RendezvousStateError: ``entry`` is no OPEN.
+    """
+    if not isinstance(entry.body, Open):
+        raise RendezvousStateError(f"Ledger entry {entry.index} should open a run; it is {type(entry.body).__name__.upper()}.")
+    return Ledger(
+        head=entry,
+        settings=entry.body.settings,
+        scheduler_uid=entry.body.scheduler_uid,
+        opened_at=now,
+        head_at=now,
+    )
+
+
+def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
+    """The ledger of a newcomer, from the newest entry and those that its anchors name (by index).
+
+    Raises:
+        RendezvousStateError: An anchor is missing or is not the kind of entry that it should be.
+    """
+
+    def anchor(index: int, kind: type[_B]) -> _B:
+        entry = anchors.get(index)
+        if entry is None or not isinstance(entry.body, kind):
+            raise RendezvousStateError(f"Ledger entry {head.index} stands on entry {index}, which is not a {kind.__name__.upper()}.")
+        return entry.body
+
+    at = head.anchors
+    ledger = replace(opened(anchors[at.open], now) if at.open in anchors else opened(head, now), head=head)
+    if at.round:
+        latest = anchor(at.latest, Round)
+        ledger = replace(ledger, round=replace(latest, members=anchor(at.round, Round).members), round_at=now)
+    if at.halt:
+        ended = anchors.get(at.halt)
+        if ended is not None and isinstance(ended.body, Closed):
+            return replace(ledger, closed=ended.body)
+        return replace(ledger, halt=anchor(at.halt, Halt), halt_at=now)
+    return ledger
+
+
+def _spelled_out(body: Round, previous: Round | None) -> Round:
+    if not body.same_as:
+        return body
+    if previous is None or previous.number != body.same_as:
+        known = "none" if previous is None else str(previous.number)
+        raise RendezvousStateError(f"Round {body.number} is the same as round {body.same_as}, but the newest known is {known}.")
+    return replace(body, members=previous.members)
+
+
+def next_anchors(ledger: Ledger | None, body: Body, index: int) -> Anchors:
+    """The anchors of an entry with ``body`` at ``index`` that follows ``ledger``."""
+    before = Anchors() if ledger is None else ledger.head.anchors
+    match body:
+        case Open():
+            return Anchors(open=index, chair=index)
+        case Chair():
+            return replace(before, chair=index)
+        case Round():
+            return replace(before, latest=index, round=before.round if body.same_as else index, halt=0)
+        case _:
+            return replace(before, halt=index)
+
+
+def compose(
+    ledger: Ledger | None,
+    body: Body,
+    *,
+    entry_id: str,
+    author: str,
+    now: float,
+    counters: Counters | None = None,
+    chair: str | None = None,
+    run: str | None = None,
+) -> Entry:
+    """The entry with ``body`` that ``author`` would append after ``ledger``; None stands for an empty store.
+
+    An OPEN starts a run (named ``run``) at term 1 with fresh counters, a CHAIR raises the term, and everything else goes on from the head.
+    ``chair`` is given by a leaving chair that names its successor; the author stays, or becomes, chair otherwise.
+    """
+    head = None if ledger is None else ledger.head
+    index = 1 if head is None else head.index + 1
+    fresh = head is None or isinstance(body, Open)
+    return Entry(
+        index=index,
+        id=entry_id,
+        prev="" if head is None else head.id,
+        run=run or ("" if head is None else head.run),
+        term=1 if fresh or head is None else head.term + isinstance(body, Chair),
+        author=author,
+        chair=chair or author,
+        elapsed=0.0 if ledger is None else round(now - ledger.head_at, 6),
+        counters=counters or (Counters() if fresh or head is None else head.counters),
+        anchors=next_anchors(ledger, body, index),
+        body=body,
+    )

@@ -1,0 +1,167 @@
+"""The ``local`` backend: a store in this process's memory, for one node. Nothing to reach, no port, no file.
+
+It is also the plainest statement of what a store does, and what the protocol's tests run on, a thread for every node.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
+from elastic_core.hookspecs import RendezvousOptions, hookimpl
+from elastic_core.rendezvous.api import RendezvousParameters
+from elastic_core.rendezvous.backend import (
+    MAX_VALUE_BYTES,
+    BeatReply,
+    Cursor,
+    Link,
+    RendezvousBackend,
+    RosterRow,
+)
+
+
+class MemoryStore:
+    """What the connections of one job share; ``changed`` guards all of it."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.entries: list[tuple[str, bytes]] = []
+        """Entry n's id and data at place n - 1."""
+        self.rows: dict[str, RosterRow] = {}
+        """In order of arrival."""
+        self.arrivals = 0
+        self.version = 0
+        """The roster's: it counts changes other than beats."""
+
+    @property
+    def head(self) -> int:
+        """Index of the newest entry; 0 when there is none."""
+        return len(self.entries)
+
+    def put(self, row: RosterRow) -> None:
+        """Make a row or replace it, and wake who watches the roster."""
+        self.rows[row.node_id] = row
+        self.version += 1
+        self.changed.notify_all()
+
+
+class LocalBackend(RendezvousBackend):
+    """One connection to a :class:`MemoryStore`."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self._closed = False
+
+    def connect(self) -> LocalBackend:
+        """Another connection to the same memory."""
+        return LocalBackend(self._store)
+
+    def close(self) -> None:
+        """Close this connection; its wait ends."""
+        with self._store.changed:
+            self._closed = True
+            self._store.changed.notify_all()
+
+    def enter(self, node_id: str, value: bytes) -> int:
+        """Add a row."""
+        _check_size(f"The row of {node_id}", value)
+        with self._opened() as store:
+            if node_id not in store.rows:
+                store.arrivals += 1
+                store.put(RosterRow(node_id=node_id, serial=store.arrivals, revision=0, value=value, beat=0))
+            return store.rows[node_id].serial
+
+    def amend(self, node_id: str, revision: int, value: bytes) -> None:
+        """Replace a row's value, unless it is as new or gone."""
+        _check_size(f"The row of {node_id}", value)
+        with self._opened() as store:
+            row = store.rows.get(node_id)
+            if row is not None and row.revision < revision:
+                store.put(replace(row, revision=revision, value=value))
+
+    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
+        """Set the row's beat, and report."""
+        with self._opened() as store:
+            row = store.rows.get(node_id)
+            if row is not None:
+                store.rows[node_id] = replace(row, beat=count)
+            watched = store.rows.get(watch) if watch is not None else None
+            return BeatReply(
+                head=store.head,
+                revision=None if row is None else row.revision,
+                watched=None if watched is None else watched.beat,
+            )
+
+    def remove(self, node_id: str) -> None:
+        """Delete a row."""
+        with self._opened() as store:
+            if store.rows.pop(node_id, None) is not None:
+                store.version += 1
+                store.changed.notify_all()
+
+    def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
+        """The rows, in order of serial."""
+        with self._opened() as store:
+            return [row for row in store.rows.values() if ids is None or row.node_id in ids]
+
+    def append(self, prev: Link, entry: Link, data: bytes) -> bool:
+        """Write an entry on top of ``prev``."""
+        _check_size(f"Ledger entry {entry.index}", data)
+        with self._opened() as store:
+            if self._id(entry.index) == entry.id:
+                return True
+            if store.head != prev.index or self._id(prev.index) != prev.id:
+                return False
+            store.entries.append((entry.id, data))
+            store.changed.notify_all()
+            return True
+
+    def read(self, index: int) -> bytes | None:
+        """An entry's data."""
+        with self._opened() as store:
+            return store.entries[index - 1][1] if 1 <= index <= store.head else None
+
+    def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
+        """Block until something is new."""
+
+        def news() -> bool:
+            return self._closed or self._store.head != cursor.head or (roster and self._store.version != cursor.roster)
+
+        with self._store.changed:
+            self._store.changed.wait_for(news, timeout)
+            with self._opened() as store:
+                return Cursor(store.head, store.version)
+
+    @contextmanager
+    def _opened(self) -> Iterator[MemoryStore]:
+        """The store, with nobody else in it."""
+        with self._store.changed:  # reentrant
+            if self._closed:
+                raise RendezvousConnectionError("This connection to the local store is closed.")
+            yield self._store
+
+    def _id(self, index: int) -> str | None:
+        """The id of an entry, '' for the origin; None when there is none."""
+        if index == 0:
+            return ""
+        return self._store.entries[index - 1][0] if index <= self._store.head else None
+
+
+def _check_size(what: str, value: bytes) -> None:
+    if len(value) > MAX_VALUE_BYTES:
+        raise RendezvousStateError(f"{what} has {len(value)} bytes; at most {MAX_VALUE_BYTES} are allowed.")
+
+
+@hookimpl
+def elastic_rendezvous_options() -> RendezvousOptions:
+    """No endpoint, no options, one node."""
+    return RendezvousOptions(single_node=True)
+
+
+@hookimpl
+def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend:
+    """A store of this agent's own."""
+    return LocalBackend(MemoryStore())

@@ -1,0 +1,275 @@
+"""A node's mind: one pure function from what happened to what it does next.
+
+The ledger says what should run; the node makes it so, one step at a time. :func:`step` folds an event into the state, then reconciles:
+workers that the ledger does not want are stopped, and only when the last of their processes is gone are the wanted ones started (I9).
+Because it looks at the newest entry and not at each one on the way, no workers of a round start after a later one was seen (I5).
+
+What the node tells the others is not an effect but a view of the state (:func:`row_of`): the driver amends the roster whenever it
+has changed.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from elastic_core.exit_codes import ExitCode, signalled
+from elastic_core.incidents import Incident
+from elastic_core.rendezvous.ledger import Entry, HaltReason, Ledger, Offer, Round, advance
+from elastic_core.rendezvous.rows import NodeInfo, NodeRow, Phase
+
+
+class Work(enum.Enum):
+    """What the warden is doing for us."""
+
+    NONE = "none"
+    RUNNING = "running"
+    STOPPING = "stopping"
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Why this node goes away, and what it exits with."""
+
+    why: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """All that a node knows and is."""
+
+    info: NodeInfo
+    ledger: Ledger
+    offer: Offer | None = None
+    work: Work = Work.NONE
+    phase: Phase = Phase.WAITING
+    round: int = 0
+    """The newest round whose workers were started here; 0 before the first."""
+    incident: Incident | None = None
+    progressed: bool = False
+    leaving: Leave | None = None
+    store_lost: bool = False
+    """An embedded store is gone: there will be no further entry."""
+
+
+# Events --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EntriesRead:
+    """New ledger entries, in order, read at ``now``."""
+
+    entries: tuple[Entry, ...]
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A place for the next workers' store is held."""
+
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailed:
+    """The first failure of a rank in this round, or of starting one."""
+
+    incident: Incident
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersDone:
+    """Every local worker of the round exited with 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersGone:
+    """A stop is complete: no process of the round is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """The round made its first progress on this node (rule L4)."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The user, the scheduler or the node's own state wants it gone."""
+
+    why: str
+    exit_code: int
+
+    @classmethod
+    def signalled(cls, signum: int, name: str) -> Leaving:
+        """For a signal to the agent."""
+        return cls(f"received {name}", signalled(signum))
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLost:
+    """An embedded store is gone for good."""
+
+
+NodeEvent: TypeAlias = (
+    "EntriesRead | Offered | WorkerFailed | WorkersDone | WorkersGone | Progressed | Leaving | StoreLost"
+)
+
+
+# Effects -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start this node's workers of a round."""
+
+    round: Round
+    restart_count: int
+
+
+class Grace(enum.Enum):
+    """How much time workers get between SIGTERM and SIGKILL."""
+
+    PLANNED = "planned"
+    """``--shutdown_timeout``: a healthy round is stopped."""
+    BROKEN = "broken"
+    """``--failure_grace``: a peer is gone, and most of them hang in a collective."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop all workers, and report when no process is left."""
+
+    grace: Grace
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class MakeOffer:
+    """Hold a new place for a workers' store; the last one was used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """Nothing is left to do: leave the roster and end the agent."""
+
+    code: int
+    why: str
+
+
+Effect: TypeAlias = "Start | Stop | MakeOffer | Exit"
+
+
+def step(state: NodeState, event: NodeEvent) -> tuple[NodeState, tuple[Effect, ...]]:
+    """The state after an event, and what to do about it, in order.
+
+    Raises:
+        RendezvousStateError: An entry does not follow the ones before it.
+    """
+    return _reconcile(_absorb(state, event))
+
+
+def row_of(state: NodeState) -> NodeRow:
+    """What the roster should say of this node."""
+    return NodeRow(
+        info=state.info,
+        run=state.ledger.head.run,
+        phase=state.phase,
+        round=state.round,
+        head=state.ledger.head.index,
+        offer=state.offer,
+        incident=state.incident,
+        leaving=state.leaving is not None,
+        progressed=state.progressed,
+    )
+
+
+def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
+    match event:
+        case EntriesRead(entries, now):
+            ledger = state.ledger
+            for entry in entries:
+                if ledger.closed is not None:
+                    break  # what follows CLOSED is another run's (I12)
+                ledger = advance(ledger, entry, now)
+            return replace(state, ledger=ledger)
+        case Offered(offer):
+            return replace(state, offer=offer)
+        case WorkerFailed(incident) if state.work is Work.RUNNING and state.incident is None:
+            return replace(state, incident=incident)
+        case WorkersDone() if state.work is Work.RUNNING and state.incident is None:
+            return replace(state, work=Work.NONE, phase=Phase.FINISHED, progressed=True)
+        case WorkersGone():
+            phase = state.phase if state.phase is Phase.FINISHED else Phase.STOPPED
+            return replace(state, work=Work.NONE, phase=phase if state.round else Phase.WAITING)
+        case Progressed(number) if number == state.round and state.work is Work.RUNNING:
+            return replace(state, progressed=True)
+        case Leaving(why, code) if state.leaving is None:
+            return replace(state, leaving=Leave(why, code))
+        case StoreLost():
+            return replace(state, store_lost=True)
+    return state
+
+
+def _reconcile(state: NodeState) -> tuple[NodeState, tuple[Effect, ...]]:
+    if state.work is Work.RUNNING and (stop := _unwanted(state)) is not None:
+        return replace(state, work=Work.STOPPING), (stop,)
+    if state.work is Work.NONE:
+        if (end := _end(state)) is not None:
+            return state, (end,)
+        if (wanted := _wanted(state)) is not None:
+            return _start(state, wanted)
+        if state.phase is Phase.STOPPED and not state.ledger.is_member(state.info.node_id):
+            state = replace(state, phase=Phase.WAITING)  # dropped, but alive: a newcomer from now on
+    return state, ()
+
+
+def _unwanted(state: NodeState) -> Stop | None:
+    """The Stop for workers that must not go on; None while they may."""
+    ledger = state.ledger
+    if state.leaving is not None:
+        return Stop(Grace.PLANNED, state.leaving.why)
+    if state.incident is not None:
+        return Stop(Grace.BROKEN, "a local worker failed")
+    if ledger.closed is not None:
+        return Stop(Grace.BROKEN, f"the job is closed: {ledger.closed.why}")
+    if ledger.halt is not None:
+        planned = ledger.halt.reason is HaltReason.RESIZE
+        return Stop(Grace.PLANNED if planned else Grace.BROKEN, ledger.halt.why)
+    if ledger.round is not None and ledger.round.number != state.round:
+        return Stop(Grace.BROKEN, f"round {ledger.round.number} follows: {ledger.round.why}")
+    return None
+
+
+def _end(state: NodeState) -> Exit | None:
+    """The Exit of a node without workers that has nothing to wait for; None while it has."""
+    if state.ledger.closed is not None:
+        return Exit(state.ledger.closed.exit_code, state.ledger.closed.why)
+    if state.leaving is not None:
+        return Exit(state.leaving.exit_code, state.leaving.why)
+    if state.store_lost:
+        if state.phase is Phase.FINISHED:
+            return Exit(ExitCode.SUCCESS, "the store is gone, but every worker of this node had exited with 0")
+        return Exit(ExitCode.STORE_LOST, "the store is gone, and nothing can be agreed on without it")
+    return None
+
+
+def _wanted(state: NodeState) -> Round | None:
+    """The round whose workers should run here and do not yet."""
+    current = state.ledger.round
+    if current is None or not state.ledger.live or current.number <= state.round:
+        return None
+    return current if state.ledger.is_member(state.info.node_id) else None
+
+
+def _start(state: NodeState, wanted: Round) -> tuple[NodeState, tuple[Effect, ...]]:
+    effects: tuple[Effect, ...] = (Start(wanted, state.ledger.counters.restarts),)
+    if wanted.offer == state.offer:
+        effects = (*effects, MakeOffer())
+    state = replace(
+        state, work=Work.RUNNING, phase=Phase.RUNNING, round=wanted.number, incident=None, progressed=False
+    )
+    return state, effects

@@ -1,0 +1,151 @@
+"""The beat: a small counter that says "I am alive", on a thread and a connection of its own (rule L1).
+
+Nothing else runs here: no hooks, no reconnects, no name look-ups. A beat's value is the count of beat replies received, so that a node which can
+send but not receive is seen to stop. Beats also stop when the agent's own loop does not tick, because a stuck agent is of no use to anybody.
+
+Each beat watches the chair's, and so this thread is the one that notices when the chair's has stopped.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
+from elastic_core.rendezvous.backend import BeatReply, RendezvousBackend
+from elastic_core.rendezvous.ledger import Ledger
+from elastic_core.rendezvous.succession import ChairSigns, standing, takeover_at
+from elastic_core.rendezvous.watch import CONTACT_GAP
+
+
+@dataclass(frozen=True, slots=True)
+class PulseCalls:
+    """What the pulse tells its session; each call must return at once."""
+
+    contact: Callable[[], None]
+    """A store operation succeeded."""
+    lost: Callable[[RendezvousConnectionError], None]
+    """The connection broke; give the pulse a new one by :meth:`Pulse.reconnected`."""
+    row: Callable[[int | None], None]
+    """The revision that the store holds of our row, None for no row (rule S7)."""
+    take_chair: Callable[[str], None]
+    """The chair is gone, and it is our turn; why, in words."""
+
+
+class Pulse:
+    """The beat's thread."""
+
+    def __init__(
+        self, node_id: str, store: RendezvousBackend, ledger: Ledger, now: Callable[[], float], calls: PulseCalls
+    ) -> None:
+        self._node_id = node_id
+        self._store: RendezvousBackend | None = store
+        self._ledger = ledger
+        self._now = now
+        self._calls = calls
+        self._count = 1
+        self._contact_at = self._chair_changed_at = self._ticked_at = now()
+        self._chair_beat: int | None = None
+        self._watched = ledger.chair
+        self._reported_at: float | None = None
+        self._stopped = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="elastic-pulse", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop beating; returns at once."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+
+    def join(self, timeout: float) -> None:
+        """Wait for the thread's end, for ``timeout`` seconds at most."""
+        self._thread.join(timeout)
+
+    def tick(self) -> None:
+        """The agent's loop is alive."""
+        self._ticked_at = self._now()
+
+    def follow(self, ledger: Ledger) -> None:
+        """The ledger has grown, which answers whatever was reported before."""
+        with self._changed:
+            self._ledger, self._reported_at = ledger, None
+            self._changed.notify()
+
+    def reported(self) -> None:
+        """This node has reported an incident, and the chair owes an entry (rule L2)."""
+        with self._changed:
+            self._reported_at = self._now()
+            self._changed.notify()
+
+    def reconnected(self, store: RendezvousBackend) -> None:
+        """Beat over this connection from now on."""
+        with self._changed:
+            self._store = store
+            self._changed.notify()
+
+    def _run(self) -> None:
+        beat_at = self._now()
+        while True:
+            with self._changed:
+                while not self._stopped and (wait := self._pause(beat_at)) > 0:
+                    self._changed.wait(wait)
+                if self._stopped:
+                    return
+                store, ledger = self._store, self._ledger
+            interval = ledger.settings.timing.beat_interval
+            if store is not None and self._now() - self._ticked_at < 2 * interval + CONTACT_GAP:
+                self._beat(store, ledger)
+            if self._now() >= beat_at:
+                beat_at = self._now() + interval
+
+    def _pause(self, beat_at: float) -> float:
+        """Seconds until there is something to do."""
+        due = beat_at
+        if self._reported_at is not None and self._heir(self._ledger):
+            due = min(due, takeover_at(self._ledger, self._signs(), 0))
+            due = max(due, self._contact_at + 0.1)  # asked a moment ago; others stand before us
+        return due - self._now()
+
+    def _beat(self, store: RendezvousBackend, ledger: Ledger) -> None:
+        try:
+            reply = store.beat(self._node_id, self._count, ledger.chair)
+            self._absorb(reply, ledger)
+            signs = self._signs()
+            if self._heir(ledger) and self._now() >= takeover_at(ledger, signs, 0):
+                arrivals = [row.node_id for row in store.roster()]
+                if self._now() >= takeover_at(ledger, signs, standing(ledger, arrivals, self._node_id)):
+                    self._calls.take_chair(self._why(ledger))
+        except RendezvousConnectionError as exc:
+            with self._changed:
+                self._store = None
+            self._calls.lost(exc)
+        except RendezvousStateError:
+            return  # the reader meets it too, and reports it
+
+    def _absorb(self, reply: BeatReply, ledger: Ledger) -> None:
+        now = self._now()
+        self._count += 1
+        gap = now - self._contact_at > max(CONTACT_GAP, 2 * ledger.settings.timing.beat_interval)
+        if gap or self._watched != ledger.chair or reply.watched != self._chair_beat:
+            self._watched, self._chair_beat, self._chair_changed_at = ledger.chair, reply.watched, now
+        self._contact_at = now
+        self._calls.contact()
+        self._calls.row(reply.revision)
+
+    def _heir(self, ledger: Ledger) -> bool:
+        return ledger.chair != self._node_id and ledger.closed is None
+
+    def _signs(self) -> ChairSigns:
+        return ChairSigns(beat_changed_at=self._chair_changed_at, reported_at=self._reported_at)
+
+    def _why(self, ledger: Ledger) -> str:
+        now = self._now()
+        if now - self._chair_changed_at >= ledger.settings.timing.lost_after:
+            return f"no beat from the chair, {ledger.chair}, for {now - self._chair_changed_at:.1f} s"
+        return f"the chair, {ledger.chair}, did not answer an incident"

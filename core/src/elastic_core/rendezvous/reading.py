@@ -1,0 +1,49 @@
+"""Reading the ledger from a store: all of it at first (a newcomer needs four entries at most), then what is new."""
+
+from __future__ import annotations
+
+from elastic_core.errors import RendezvousStateError
+from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
+from elastic_core.rendezvous.codec import decode_entry
+from elastic_core.rendezvous.ledger import Entry, Ledger, restored
+
+
+def load(store: RendezvousBackend, now: float) -> Ledger | None:
+    """The ledger as it stands; None for an empty store.
+
+    Raises:
+        RendezvousStateError: The store holds something that cannot be.
+        RendezvousConnectionError: The store cannot be reached.
+    """
+    index = store.wait(Cursor(), roster=False, timeout=0).head
+    if index == 0:
+        return None
+    head = _entry(store, index)
+    anchors = {head.index: head}
+    at = head.anchors
+    for anchor in (at.open, at.round, at.latest, at.halt):
+        if anchor and anchor not in anchors:
+            anchors[anchor] = _entry(store, anchor)
+    return restored(head, anchors, now)
+
+
+def news(store: RendezvousBackend, ledger: Ledger) -> tuple[Entry, ...]:
+    """The entries after ``ledger.head``, in order; one read more than there are entries.
+
+    Raises:
+        RendezvousStateError: An entry cannot be.
+        RendezvousConnectionError: The store cannot be reached.
+    """
+    found: list[Entry] = []
+    while (data := store.read(ledger.head.index + len(found) + 1)) is not None:
+        found.append(decode_entry(data))
+    return tuple(found)
+
+
+def _entry(store: RendezvousBackend, index: int) -> Entry:
+    data = store.read(index)
+    if data is None:
+        raise RendezvousStateError(
+            f"Ledger entry {index} is missing from the store.", hint="The store lost data; use another --rdzv_id."
+        )
+    return decode_entry(data)

@@ -1,0 +1,87 @@
+"""How the ``file`` backend spells what it keeps: rows, beats, values. Nothing here touches a file."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from elastic_core.errors import RendezvousStateError
+from elastic_core.rendezvous.backend import MAX_VALUE_BYTES
+from elastic_core.rendezvous.disk import PLANTED
+
+RECORD_LIMIT = MAX_VALUE_BYTES + 4096
+"""The most bytes of a record: its value, and the line before it."""
+BEAT_SIZE = 16
+"""The bytes of a beat."""
+
+_MARK = re.compile(r"([0-9]{8,})-(.+)\.([0-9]+)")
+_BEAT = struct.Struct(">QQ")
+_ONES = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mark:
+    """A row, as the name of its file in ``roster/`` tells it."""
+
+    serial: int
+    name: str
+    """The node id, as :func:`~elastic_core.rendezvous.disk.safe_name` spells it."""
+    revision: int
+
+    @property
+    def key(self) -> str:
+        """What stays the same while the revision grows."""
+        return f"{self.serial:08d}-{self.name}"
+
+    def __str__(self) -> str:
+        return f"{self.key}.{self.revision}"
+
+
+def marks_in(names: Iterable[str]) -> dict[str, Mark]:
+    """Every row's newest mark among the names of files, by the row's name. Files of others are passed over."""
+    marks: dict[str, Mark] = {}
+    for text in names:
+        if (match := _MARK.fullmatch(text)) is not None:
+            mark = Mark(int(match[1]), match[2], int(match[3]))
+            marks[mark.name] = max(mark, marks.get(mark.name, mark))
+    return marks
+
+
+def pack_record(what: str, name: str, value: bytes) -> bytes:
+    """A name on a line of its own, and the value.
+
+    Raises:
+        RendezvousStateError: The value is larger than a store must take.
+    """
+    if len(value) > MAX_VALUE_BYTES:
+        raise RendezvousStateError(f"{what} has {len(value)} bytes; at most {MAX_VALUE_BYTES} are allowed.")
+    return quote(name, errors="surrogateescape").encode() + b"\n" + value
+
+
+def unpack_record(content: bytes, path: Path) -> tuple[str, bytes]:
+    """The name and the value of the record that ``path`` holds.
+
+    Raises:
+        RendezvousStateError: It is no record.
+    """
+    name, end, value = content.partition(b"\n")
+    if not end or not name.isascii() or len(value) > MAX_VALUE_BYTES:
+        raise RendezvousStateError(f"{str(path)!r}, of {len(content)} bytes, is no record of ours.", hint=PLANTED)
+    return unquote(name.decode("ascii"), errors="surrogateescape"), value
+
+
+def pack_beat(count: int) -> bytes:
+    """The count and its complement, so that a torn read is seen to be one."""
+    return _BEAT.pack(count, count ^ _ONES)
+
+
+def unpack_beat(content: bytes) -> int | None:
+    """The count; None when the read was torn, and is to be repeated."""
+    if len(content) != BEAT_SIZE:
+        return None
+    count, complement = _BEAT.unpack(content)
+    return int(count) if count ^ complement == _ONES else None

@@ -1,0 +1,63 @@
+"""Roster rows: what each node says of itself, and nobody else writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from elastic_core.incidents import Incident
+from elastic_core.rendezvous.ledger import Offer
+from elastic_core.rendezvous.settings import Versions
+
+
+class Phase(str, Enum):
+    """Where a node stands. Having *seen* a round or a halt is not a phase: ``NodeRow.head`` shows it."""
+
+    WAITING = "waiting"
+    """Has no workers and no part in a round yet."""
+    RUNNING = "running"
+    """Has workers of round k, or is still stopping them."""
+    STOPPED = "stopped"
+    """Every process of round k is gone."""
+    FINISHED = "finished"
+    """Every worker of round k exited with 0. Stands even if the node is lost afterwards (rule L7)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeInfo:
+    """The part of a row that never changes."""
+
+    node_id: str
+    """This incarnation's random id, never used again."""
+    host: str
+    host_id: str
+    """The same for every incarnation on one machine and network namespace, until it is booted again."""
+    seat: int
+    """Which of its host's seats it holds; two live nodes never hold one seat (rule S8)."""
+    local_world_size: int
+    role: str
+    versions: Versions
+
+    def __str__(self) -> str:
+        return self.host if self.seat == 0 else f"{self.host} (agent {self.seat + 1})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRow:
+    """One row, as read."""
+
+    info: NodeInfo
+    run: str = ""
+    """The run that the node has joined; '' while it is only looking."""
+    phase: Phase = Phase.WAITING
+    round: int = 0
+    """The k of the phase."""
+    head: int = 0
+    """Index of the newest ledger entry that the node has seen: this answers SEEN."""
+    offer: Offer | None = None
+    incident: Incident | None = None
+    """The node's first failure in round k."""
+    leaving: bool = False
+    """Going away: drop it from the next round. Its phase goes on saying whether its workers are gone."""
+    progressed: bool = False
+    """Whether round k made progress on this node (rule L4)."""

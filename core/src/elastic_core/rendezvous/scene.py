@@ -1,0 +1,146 @@
+"""All that the chair knows, and the questions that it asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from elastic_core.config import Timing
+from elastic_core.incidents import Incident, Verdict
+from elastic_core.rendezvous.ledger import Ledger, Round
+from elastic_core.rendezvous.rows import Phase
+from elastic_core.rendezvous.settings import Agreement
+from elastic_core.rendezvous.watch import Sighting, Watch, dead, silent_at
+
+SUSPICION = 1.0
+"""Seconds after which a node that has not shown that it saw an entry is suspected, at least (rule L2)."""
+SUSPICION_FACTOR = 3.0
+"""… or this many times the worst delay that the job has known, if that is longer."""
+MAX_LOSSES = 3
+"""Losses after which a host is left out while others suffice (rule L4)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What the failure policies said about the incident of one round; ``verdict`` is None while they think."""
+
+    round: int
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What the chair decides from. Instants are its own monotonic clock, in seconds."""
+
+    ledger: Ledger
+    watch: Watch
+    now: float
+    judgement: Judgement | None = None
+    may_forget: bool = False
+    """Whether the store can come back without its last entries (rule S3)."""
+
+    @property
+    def agreement(self) -> Agreement:
+        """The run's settings."""
+        return self.ledger.settings.agreement
+
+    @property
+    def timing(self) -> Timing:
+        """The run's durations."""
+        return self.ledger.settings.timing
+
+    @property
+    def suspicion(self) -> float:
+        """How long a member may take to show that it has seen an entry (rule L2), in seconds."""
+        return max(SUSPICION, SUSPICION_FACTOR * self.ledger.counters.worst_seen)
+
+    def judged(self, number: int) -> bool:
+        """Whether the policies were asked about round ``number``."""
+        return self.judgement is not None and self.judgement.round == number
+
+    def verdict(self, number: int) -> Verdict | None:
+        """What they said of it; None when they were not asked, or still think."""
+        return self.judgement.verdict if self.judgement is not None and self.judged(number) else None
+
+    # One node --------------------------------------------------------------------------------------------------------
+
+    def seen(self, node_id: str) -> Sighting | None:
+        """The sighting of a node; None for one without a row."""
+        return self.watch.get(node_id)
+
+    def dead(self, node_id: str) -> bool:
+        """Whether a node is lost."""
+        return dead(self.watch, node_id, self.timing, self.now)
+
+    def leaving(self, node_id: str) -> bool:
+        """Whether a node has said that it goes away."""
+        seen = self.seen(node_id)
+        return seen is not None and seen.row.leaving
+
+    def running(self, node_id: str) -> bool:
+        """Whether a node has workers, by its own word."""
+        seen = self.seen(node_id)
+        return seen is not None and seen.row.phase is Phase.RUNNING
+
+    def finished(self, current: Round, node_id: str) -> bool:
+        """Whether every worker of a node exited with 0; this stands even when the node is lost (rule L7)."""
+        seen = self.seen(node_id)
+        return seen is not None and seen.row.phase is Phase.FINISHED and seen.row.round == current.number
+
+    # Several nodes ---------------------------------------------------------------------------------------------------
+
+    def sightings(self, current: Round) -> list[Sighting]:
+        """The members of a round that have a row, in rank order."""
+        return [seen for member in current.members if (seen := self.seen(member.node_id)) is not None]
+
+    def incidents(self, current: Round) -> list[Incident]:
+        """What the members report of a round, the first failure first."""
+        found = [seen.row.incident for seen in self.sightings(current) if seen.row.incident is not None]
+        return sorted((i for i in found if i.round == current.number), key=lambda incident: incident.after)
+
+    def unseen(self, current: Round, index: int) -> list[str]:
+        """Members that have not shown that they saw ledger entry ``index``; who is leaving need not."""
+        return [seen.node_id for seen in self.sightings(current) if seen.row.head < index and not seen.row.leaving]
+
+    def newcomers(self) -> list[Sighting]:
+        """Living nodes that wait for a seat and have seen the newest OPEN or CHAIR (rule S7), in order of arrival."""
+        ledger = self.ledger
+        members = [member.node_id for member in ledger.round.members] if ledger.round is not None else []
+        waiting = [
+            seen
+            for seen in self.watch.nodes.values()
+            if seen.row.phase is Phase.WAITING
+            and seen.row.run == ledger.head.run
+            and seen.row.head >= ledger.head.anchors.chair
+            and seen.row.offer is not None
+            and not seen.row.leaving
+            and seen.node_id not in members
+            and not self.dead(seen.node_id)
+        ]
+        return self.without_bad_hosts(waiting, len(members))
+
+    def without_bad_hosts(self, nodes: list[Sighting], others: int = 0) -> list[Sighting]:
+        """Leave out hosts that a policy excluded or that were lost too often, while the rest suffice (rule L4)."""
+        counters = self.ledger.counters
+        bad = {host for host, losses in counters.losses.items() if losses >= MAX_LOSSES} | set(counters.excluded)
+        good = [seen for seen in nodes if seen.row.info.host_id not in bad]
+        return good if len(good) + others >= self.agreement.min_nodes else nodes
+
+    def room(self, current: Round) -> bool:
+        """Whether a node waits that the round has a place for."""
+        return len(current.members) < self.agreement.max_nodes and bool(self.newcomers())
+
+    # For people and timers -------------------------------------------------------------------------------------------
+
+    def names(self, node_ids: Iterable[str]) -> str:
+        """The nodes' hosts, as far as known."""
+        known = [(node_id, self.seen(node_id)) for node_id in node_ids]
+        return ", ".join(str(seen.row.info) if seen is not None else node_id for node_id, seen in known) or "nobody"
+
+    def silences(self, nodes: Iterable[Sighting]) -> list[float]:
+        """When each of these would be lost, if nothing more is heard of it."""
+        return [silent_at(self.watch, seen, self.timing) for seen in nodes]
+
+    def look(self, *deadlines: float, nodes: Iterable[Sighting] = ()) -> float | None:
+        """The next instant at which something may have changed: a deadline, or a silence that becomes a loss."""
+        return min((at for at in (*deadlines, *self.silences(nodes)) if at > self.now), default=None)

@@ -1,0 +1,329 @@
+"""A node's dealings with its store: three threads, so that nothing the store does can hold up the agent.
+
+* The **reader** waits for the ledger to grow and posts what is new. While this node is chair it also waits for the roster, and takes
+  the chair's turns.
+* The **writer** keeps the node's roster row up to date, reconnects, and does the rare jobs (taking the chair, handing it over).
+* The **pulse** beats.
+
+Each has a connection of its own. They reconnect for as long as it takes, since losing sight of the store does not stop healthy workers
+(rule S4), unless the store is embedded and so gone for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError
+from elastic_core.events import Event, Level
+from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
+from elastic_core.rendezvous.chair import ChairDriver, Judge
+from elastic_core.rendezvous.codec import decode_row, encode_entry, encode_row
+from elastic_core.rendezvous.join import Clock
+from elastic_core.rendezvous.ledger import Chair, Ledger, advance, compose
+from elastic_core.rendezvous.node import EntriesRead, NodeEvent, StoreLost
+from elastic_core.rendezvous.pulse import Pulse, PulseCalls
+from elastic_core.rendezvous.reading import news
+from elastic_core.rendezvous.rows import NodeRow
+from elastic_core.rendezvous.watch import Observation, Watch, dead, observe
+
+IDLE_WAIT = 60.0
+"""Seconds that a follower waits for the ledger at a time; the store wakes it earlier."""
+RETRY_FIRST, RETRY_MOST = 0.1, 2.0
+"""Seconds between two attempts to reconnect, at first and at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCalls:
+    """What a session tells its agent. All are called from the session's threads and must return at once."""
+
+    post: Callable[[NodeEvent], None]
+    publish: Callable[[Event], None]
+    judge: Judge
+    crashed: Callable[[BaseException], None]
+    """A thread met a defect; the agent ends with it."""
+
+
+class Session:
+    """The threads between one node and its store, from joining to leaving."""
+
+    def __init__(
+        self, store: RendezvousBackend, node_id: str, ledger: Ledger, clock: Clock, calls: SessionCalls
+    ) -> None:
+        self._root = store
+        self._node_id = node_id
+        self._clock = clock
+        self._calls = calls
+        self._ledger = ledger
+        self._chair = ChairDriver(node_id, calls.judge, clock, calls.publish)
+        self._wake = threading.Condition()
+        self._row: NodeRow | None = None
+        self._revision = 0
+        self._sent = 0
+        self._jobs: list[Callable[[RendezvousBackend], None]] = []
+        self._stopping = threading.Event()
+        self._reading: RendezvousBackend | None = None
+        self.contact_at = clock.now()
+        """When a store operation last succeeded, by the monotonic clock."""
+        self._unreachable = False
+        pulse_calls = PulseCalls(
+            contact=self._contact, lost=self._pulse_lost, row=self._row_seen, take_chair=self._take_chair
+        )
+        self._pulse = Pulse(node_id, store.connect(), ledger, clock.now, pulse_calls)
+        self._threads = [
+            threading.Thread(target=self._guard, args=(body,), name=f"elastic-{name}", daemon=True)
+            for name, body in (("reader", self._read), ("writer", self._write))
+        ]
+
+    def start(self) -> None:
+        """Start the threads."""
+        self._pulse.start()
+        for thread in self._threads:
+            thread.start()
+
+    def tick(self) -> None:
+        """The agent's loop is alive; beats go on only while it says so."""
+        self._pulse.tick()
+
+    def publish_row(self, row: NodeRow) -> None:
+        """Make the roster say this; returns at once, and the newest row wins."""
+        with self._wake:
+            reports = row.incident is not None and (self._row is None or self._row.incident != row.incident)
+            self._row, self._revision = row, self._revision + 1
+            self._wake.notify()
+        if reports:
+            self._pulse.reported()
+
+    def close(self, timeout: float) -> None:
+        """Hand over the chair, bring the row up to date or take it out, stop the threads; ``timeout`` seconds at most."""
+        done = threading.Event()
+        with self._wake:
+            self._jobs.append(lambda store: self._farewell(store, done, timeout))
+            self._wake.notify()
+        done.wait(timeout)
+        self._stopping.set()
+        self._pulse.stop()
+        with self._wake:
+            self._wake.notify()
+            reading = self._reading
+        if reading is not None:
+            reading.close()
+        for thread in self._threads:
+            thread.join(1.0)
+        self._pulse.join(1.0)
+
+    # The reader ------------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        version = 0
+        while not self._stopping.is_set():
+            store = self._connected()
+            if store is None:
+                return
+            with self._wake:
+                self._reading = store
+            try:
+                while not self._stopping.is_set():
+                    version = self._look(store, version)
+            except RendezvousConnectionError as exc:
+                self._store_failed(exc)
+            except RendezvousStateError as exc:
+                self._give_up(exc)
+                return
+            finally:
+                with self._wake:
+                    self._reading = None
+                store.close()
+
+    def _look(self, store: RendezvousBackend, version: int) -> int:
+        """Read what is new, take the chair's turn if it is ours, and wait for more. Returns the roster's version."""
+        now = self._clock.now()
+        if entries := news(store, self._ledger):
+            ledger = self._ledger
+            for entry in entries:
+                ledger = advance(ledger, entry, now)
+                if ledger.closed is not None:
+                    break
+            self._ledger = ledger
+            self._pulse.follow(ledger)
+            self._calls.post(EntriesRead(entries, now))
+        self._contact()
+        if self._ledger.closed is not None:
+            self._stopping.wait()
+            return version
+        wait = IDLE_WAIT
+        chairs = self._ledger.chair == self._node_id
+        if chairs:
+            at = self._chair.turn(store, self._ledger)
+            beat = self._ledger.settings.timing.beat_interval
+            wait = beat if at is None else min(beat, max(0.0, at - self._clock.now()))
+        elif self._chair.watch.nodes:
+            self._chair.watch = Watch()  # deposed: what was seen then must not be judged by later
+        cursor = Cursor(self._ledger.head.index, version)
+        return store.wait(cursor, roster=chairs, timeout=wait).roster
+
+    # The writer ------------------------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        store: RendezvousBackend | None = None
+        while True:
+            with self._wake:
+                while not (self._stopping.is_set() or self._jobs or self._sent < self._revision):
+                    self._wake.wait()
+                if self._stopping.is_set():
+                    break
+                row, revision = self._row, self._revision
+                jobs, self._jobs = self._jobs, []
+            try:
+                store = store or self._connected()
+                if store is None:
+                    break
+                if row is not None and self._sent < revision:
+                    store.amend(self._node_id, revision, encode_row(row))
+                    with self._wake:
+                        self._sent = max(self._sent, revision)
+                while jobs:
+                    jobs[0](store)
+                    jobs.pop(0)
+                self._contact()
+            except RendezvousConnectionError as exc:
+                self._store_failed(exc)
+                store = self._dropped(store)
+                with self._wake:
+                    self._jobs = [*jobs, *self._jobs]
+            except RendezvousStateError as exc:
+                self._give_up(exc)
+                break
+        self._dropped(store)
+
+    def _farewell(self, store: RendezvousBackend, done: threading.Event, timeout: float) -> None:
+        ledger = self._ledger
+        try:
+            if ledger.closed is not None:
+                if store.embedded and store.hosting:
+                    self._linger(store, ledger, timeout)
+                store.remove(self._node_id)
+            elif ledger.chair == self._node_id and (heir := self._chair.successor(ledger)) is not None:
+                self._append_chair(store, ledger, heir, f"{self._node_id} leaves")
+            elif not ledger.is_member(self._node_id):
+                store.remove(self._node_id)  # a member's row stays: it proves that its part of the round is over
+        finally:
+            done.set()
+
+    def _linger(self, store: RendezvousBackend, ledger: Ledger, timeout: float) -> None:
+        """The store goes with this agent: stay until every living node has seen CLOSED."""
+        watch, version, clock = Watch(), 0, self._clock
+        timing, deadline = ledger.settings.timing, self._clock.now() + timeout
+        while (now := clock.now()) < deadline:
+            rows = [Observation(decode_row(seen.value), seen.serial, seen.beat) for seen in store.roster()]
+            watch = observe(watch, rows, now)
+            present = {row.row.info.node_id for row in rows} - {self._node_id}
+            if not any(
+                seen.row.head < ledger.head.index and not dead(watch, node_id, timing, now)
+                for node_id, seen in watch.nodes.items()
+                if node_id in present
+            ):
+                return
+            wait = min(timing.beat_interval, deadline - now)
+            version = store.wait(Cursor(ledger.head.index, version), roster=True, timeout=wait).roster
+
+    def _take_chair(self, why: str) -> None:
+        ledger = self._ledger
+        if ledger.closed is None and not self._root.embedded:
+            with self._wake:
+                self._jobs.append(lambda store: self._append_chair(store, ledger, self._node_id, why))
+                self._wake.notify()
+
+    def _append_chair(self, store: RendezvousBackend, ledger: Ledger, chair: str, why: str) -> None:
+        entry = compose(
+            ledger,
+            Chair(why=why),
+            entry_id=self._clock.new_id(),
+            author=self._node_id,
+            now=self._clock.now(),
+            chair=chair,
+        )
+        if store.append(ledger.head.link, entry.link, encode_entry(entry)):
+            self._calls.publish(Event("chair_changed", f"{chair} decides from here on: {why}", Level.DEBUG))
+
+    def _row_seen(self, revision: int | None) -> None:
+        """Rule S7: the store is behind what we sent, or lost our row; send again."""
+        with self._wake:
+            if self._row is None or (revision is not None and revision >= self._sent):
+                return
+            if revision is None:
+                row = self._row
+                self._jobs.append(lambda store: self._reenter(store, row))
+            self._sent = 0
+            self._wake.notify()
+
+    def _reenter(self, store: RendezvousBackend, row: NodeRow) -> None:
+        if not self._stopping.is_set():
+            store.enter(self._node_id, encode_row(row))
+
+    # Connections -----------------------------------------------------------------------------------------------------
+
+    def _connected(self) -> RendezvousBackend | None:
+        """A new connection, however long it takes; None when there is none to be had any more."""
+        pause = RETRY_FIRST
+        while not self._stopping.is_set():
+            try:
+                store = self._root.connect()
+            except RendezvousConnectionError as exc:
+                self._store_failed(exc)
+                if self._root.embedded:
+                    return None
+                self._stopping.wait(pause)
+                pause = min(2 * pause, RETRY_MOST)
+            except RendezvousStateError as exc:
+                self._give_up(exc)
+                return None
+            else:
+                return store
+        return None
+
+    def _pulse_lost(self, exc: RendezvousConnectionError) -> None:
+        self._store_failed(exc)
+        if not self._root.embedded:
+            threading.Thread(target=self._guard, args=(self._mend_pulse,), name="elastic-mend", daemon=True).start()
+
+    def _mend_pulse(self) -> None:
+        if (store := self._connected()) is not None:
+            self._pulse.reconnected(store)
+
+    def _contact(self) -> None:
+        self.contact_at = self._clock.now()
+        if self._unreachable:
+            self._unreachable = False
+            self._calls.publish(Event("store_back", "the store answers again"))
+
+    def _store_failed(self, exc: RendezvousConnectionError) -> None:
+        if self._stopping.is_set():
+            return
+        if self._root.embedded:
+            self._give_up(exc)
+        elif not self._unreachable:
+            self._unreachable = True
+            message = f"the store does not answer; workers go on, and we keep trying: {exc.message}"
+            self._calls.publish(Event("store_unreachable", message, Level.WARNING))
+
+    def _give_up(self, exc: ElasticError) -> None:
+        """There will be no further entry for this node: healthy workers may finish without one."""
+        if not self._stopping.is_set() and not self._unreachable:
+            self._unreachable = True
+            self._calls.publish(Event("store_lost", f"the store is lost: {exc.message}", Level.ERROR))
+            self._calls.post(StoreLost())
+
+    def _guard(self, body: Callable[[], None]) -> None:
+        try:
+            body()
+        except Exception as exc:
+            self._calls.crashed(exc)
+
+    @staticmethod
+    def _dropped(store: RendezvousBackend | None) -> None:
+        if store is not None:
+            with contextlib.suppress(ElasticError):
+                store.close()

@@ -1,0 +1,76 @@
+"""What the nodes of a run agree on before anything else: the settings that the run's ``OPEN`` entry carries.
+
+Two kinds of field. Those of :class:`Agreement` must be the same on every node; a joiner that differs is refused, naming the
+field. The rest is the opener's and is taken over by everybody (:class:`~elastic_core.config.Timing`) or only compared
+(:class:`Versions`). Never here: observers, argv, nproc, role, addresses, which may differ from node to node.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass, fields
+from importlib import metadata
+
+from elastic_core.config import OnNodeLoss, Timing
+
+PROTOCOL = 1
+"""The version of entries and rows; a node that reads another one stops and says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """The settings that no two nodes of a run may differ in."""
+
+    min_nodes: int
+    max_nodes: int
+    max_restarts: int
+    on_node_loss: OnNodeLoss = OnNodeLoss.REPLACE
+    failure_policies: tuple[str, ...] = ()
+    """Names of the plugins that judge failures, in alphabetical order."""
+
+    def difference(self, other: Agreement) -> str | None:
+        """The first field in which ``other`` differs, as ``max_nodes: 4 here, 8 there``; None when there is none."""
+        for item in fields(self):
+            mine, theirs = getattr(self, item.name), getattr(other, item.name)
+            if mine != theirs:
+                return f"{item.name}: {_shown(mine)} here, {_shown(theirs)} there"
+        return None
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, OnNodeLoss):
+        return value.value
+    if isinstance(value, tuple):
+        return ", ".join(value) or "none"
+    return str(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Versions:
+    """What must match for one process group to span two nodes; '' for what is not installed."""
+
+    python: str
+    torch: str = ""
+
+    @classmethod
+    def here(cls) -> Versions:
+        """This interpreter's, from package metadata: nothing is imported."""
+        try:
+            torch = metadata.version("torch")
+        except metadata.PackageNotFoundError:
+            torch = ""
+        return cls(python=platform.python_version(), torch=torch)
+
+    def __str__(self) -> str:
+        return f"Python {self.python}, " + (f"torch {self.torch}" if self.torch else "no torch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All that ``OPEN`` says about the run."""
+
+    agreement: Agreement
+    timing: Timing
+    versions: Versions
+    host: str
+    """The opener's host, for messages."""

@@ -1,0 +1,114 @@
+"""What the chair sees of the nodes: roster rows, and how long each beat has stood still.
+
+Liveness is judged here and nowhere else (rule L1): by values that stop changing over the chair's *own successful reads*, on its own
+monotonic clock. No host's wall clock is compared with another's, and no store's time to live is believed. :func:`observe` is pure;
+the driver calls it once for every successful read of the roster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from elastic_core.config import Timing
+from elastic_core.rendezvous.rows import NodeRow
+
+CONTACT_GAP = 3.0
+"""Seconds without a successful read after which the chair judges nobody for one full period."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """One node, as the chair sees it. Instants are the chair's monotonic clock, in seconds."""
+
+    row: NodeRow
+    serial: int
+    beat: int
+    arrived_at: float
+    changed_at: float
+    """When its beat or its row last changed."""
+    seen_at: float
+    """When its row first showed its present :attr:`NodeRow.head`."""
+    listed: bool = True
+    """Whether the newest read still had it; a row that the store lost is judged like a beat that stopped, not at once."""
+
+    @property
+    def node_id(self) -> str:
+        """The node's id."""
+        return self.row.info.node_id
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Everybody that the chair has ever seen in this run and not yet forgotten, in order of arrival."""
+
+    nodes: Mapping[str, Sighting] = field(default_factory=dict)
+    read_at: float | None = None
+
+    def get(self, node_id: str) -> Sighting | None:
+        """The sighting of a node; None for one that was never seen."""
+        return self.nodes.get(node_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One decoded roster row: what :func:`observe` takes."""
+
+    row: NodeRow
+    serial: int
+    beat: int
+
+
+def observe(watch: Watch, rows: Iterable[Observation], now: float) -> Watch:
+    """The watch after one successful read of the whole roster at ``now``."""
+    gap = watch.read_at is not None and now - watch.read_at > CONTACT_GAP
+    nodes = {}
+    for seen in sorted(rows, key=lambda seen: seen.serial):
+        old = watch.get(seen.row.info.node_id)
+        fresh = old is None or gap or (old.beat, old.row) != (seen.beat, seen.row)
+        nodes[seen.row.info.node_id] = Sighting(
+            row=seen.row,
+            serial=seen.serial,
+            beat=seen.beat,
+            arrived_at=now if old is None else old.arrived_at,
+            changed_at=now if old is None or fresh else old.changed_at,
+            seen_at=now if old is None or old.row.head != seen.row.head else old.seen_at,
+        )
+    for node_id, old in watch.nodes.items():
+        if node_id not in nodes:
+            nodes[node_id] = replace(old, listed=False, changed_at=now if gap else old.changed_at)
+    return Watch(dict(sorted(nodes.items(), key=lambda item: item[1].serial)), now)
+
+
+def forget(watch: Watch, node_ids: Iterable[str]) -> Watch:
+    """The watch without these nodes."""
+    gone = set(node_ids)
+    return replace(watch, nodes={node_id: seen for node_id, seen in watch.nodes.items() if node_id not in gone})
+
+
+def dead(watch: Watch, node_id: str, timing: Timing, now: float) -> bool:
+    """Whether a node is lost: superseded on its seat, or silent beyond the limit."""
+    seen = watch.get(node_id)
+    return seen is None or superseded(watch, seen) or now >= silent_at(watch, seen, timing)
+
+
+def superseded(watch: Watch, seen: Sighting) -> bool:
+    """Whether a newer incarnation holds this node's seat, which proves that its last process is gone (rule S8)."""
+    info = seen.row.info
+    return any(
+        other.row.info.host_id == info.host_id and other.row.info.seat == info.seat and other.serial > seen.serial
+        for other in watch.nodes.values()
+    )
+
+
+def silent_at(watch: Watch, seen: Sighting, timing: Timing) -> float:
+    """The instant at which a node counts as lost if nothing is heard of it until then.
+
+    When most of three or more others fall silent together, the store is the likelier cause, and they get twice the time (rule L1).
+    """
+    limit = timing.lost_after
+    if len(watch.nodes) > 3 and watch.read_at is not None:
+        silent = sum(watch.read_at - other.changed_at >= limit for other in watch.nodes.values())
+        if silent > len(watch.nodes) / 2:
+            limit *= 2
+    return seen.changed_at + limit

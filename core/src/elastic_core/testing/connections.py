@@ -1,0 +1,93 @@
+"""What every backend suite stands on: connections that are closed in the end, and a few things to do with them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack
+from itertools import pairwise
+from typing import TypeAlias
+
+import pytest
+
+from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, Cursor, Link, RendezvousBackend
+from elastic_core.testing.racing import PATIENCE, background
+
+ALL_BYTES = bytes(range(256))
+
+MakeBackend: TypeAlias = Callable[[str], RendezvousBackend]
+Connect: TypeAlias = Callable[[], RendezvousBackend]
+
+
+class Connections:
+    """The fixtures that every suite stands on."""
+
+    @pytest.fixture
+    def make_backend(self) -> MakeBackend:
+        """To be overridden: a function from a run id to a first connection, made as the plugin's hook makes it.
+
+        All calls within one test reach the same store, which is empty at first. The suite closes what it is given.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must override the fixture make_backend")
+
+    @pytest.fixture
+    def open_job(self, make_backend: MakeBackend) -> Iterator[MakeBackend]:
+        """``make_backend``, with every connection closed when the test ends, the last one first."""
+        with ExitStack() as stack:
+
+            def opened(run_id: str) -> RendezvousBackend:
+                backend = make_backend(run_id)
+                stack.callback(backend.close)
+                return backend
+
+            yield opened
+
+    @pytest.fixture
+    def store(self, open_job: MakeBackend) -> RendezvousBackend:
+        """The first connection to one job's store."""
+        return open_job("job")
+
+    @pytest.fixture
+    def connect(self, store: RendezvousBackend) -> Iterator[Connect]:
+        """Opens further connections to the store of ``store``; they are closed when the test ends."""
+        with ExitStack() as stack:
+
+            def connected() -> RendezvousBackend:
+                backend = store.connect()
+                stack.callback(backend.close)
+                return backend
+
+            yield connected
+
+
+def chain(length: int) -> list[tuple[Link, Link]]:
+    """Pairs of (previous, entry) for a whole chain from the origin."""
+    links = [ORIGIN, *(Link(index, f"entry {index}") for index in range(1, length + 1))]
+    return list(pairwise(links))
+
+
+def full_value() -> bytes:
+    """A value of the greatest size allowed, with every byte in it."""
+    return (ALL_BYTES * (MAX_VALUE_BYTES // len(ALL_BYTES) + 1))[:MAX_VALUE_BYTES]
+
+
+def long_wait(store: RendezvousBackend, cursor: Cursor, *, roster: bool) -> Future[Cursor]:
+    """Wait in a thread, until the cursor moves, for so long that only the store can end it within :data:`PATIENCE`."""
+
+    def wait() -> Cursor:
+        while True:
+            now = store.wait(cursor, roster=roster, timeout=10 * PATIENCE)
+            if now.head != cursor.head or (roster and now.roster != cursor.roster):
+                return now
+
+    return background(wait)
+
+
+def await_head(store: RendezvousBackend, head: int, wanted: int) -> None:
+    """Wait until the ledger, last seen at ``head``, has reached entry ``wanted``."""
+    deadline = time.monotonic() + PATIENCE
+    while head < wanted:
+        left = deadline - time.monotonic()
+        assert left > 0, f"entry {wanted} did not come; the newest is {head}"
+        head = store.wait(Cursor(head), roster=False, timeout=left).head

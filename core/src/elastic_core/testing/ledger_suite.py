@@ -1,0 +1,101 @@
+"""The ledger's part of the contract, and that one store serves many jobs."""
+
+# ruff: noqa: D102  (a test's name says what it checks)
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from elastic_core.errors import RendezvousStateError
+from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
+from elastic_core.testing.connections import Connect, Connections, MakeBackend, chain, full_value
+from elastic_core.testing.racing import RACERS, race
+
+
+class LedgerConformance(Connections):
+    """Entries are written once, in a chain."""
+
+    def test_an_empty_ledger_has_no_entries(self, store: RendezvousBackend) -> None:
+        assert [store.read(index) for index in (0, 1, 2)] == [None, None, None]
+        assert store.wait(Cursor(), roster=False, timeout=0).head == 0
+
+    def test_entries_are_read_back_by_every_connection(self, store: RendezvousBackend, connect: Connect) -> None:
+        other = connect()
+        links = chain(3)
+        for number, (prev, entry) in enumerate(links):
+            assert (store, other)[number % 2].append(prev, entry, entry.id.encode())
+        for backend in (store, other, connect()):
+            assert [backend.read(index) for index in range(1, 5)] == [*(entry.id.encode() for _, entry in links), None]
+            assert backend.wait(Cursor(), roster=False, timeout=0).head == 3
+
+    def test_an_entry_never_changes(self, store: RendezvousBackend, connect: Connect) -> None:
+        first, second = Link(1, "first"), Link(1, "second")
+        assert store.append(ORIGIN, first, b"first")
+        for backend in (store, connect()):
+            assert not backend.append(ORIGIN, second, b"second")
+            assert backend.read(1) == b"first"
+
+    def test_an_append_repeated_after_a_lost_reply_succeeds(self, store: RendezvousBackend, connect: Connect) -> None:
+        first, second = Link(1, "first"), Link(2, "second")
+        assert store.append(ORIGIN, first, b"1")
+        assert store.append(ORIGIN, first, b"1")
+        assert store.append(first, second, b"2")
+        assert connect().append(ORIGIN, first, b"1"), "also when others have built on it by then"
+        assert [store.read(1), store.read(2), store.read(3)] == [b"1", b"2", None]
+
+    @pytest.mark.parametrize(
+        ("prev", "entry"),
+        [
+            pytest.param(Link(1, "other"), Link(2, "new"), id="built on another entry"),
+            pytest.param(Link(2, "second"), Link(3, "new"), id="built on an entry that is not there"),
+            pytest.param(ORIGIN, Link(1, "new"), id="built on nothing, with the ledger begun"),
+        ],
+    )
+    def test_the_chain_cannot_fork(self, store: RendezvousBackend, connect: Connect, prev: Link, entry: Link) -> None:
+        assert store.append(ORIGIN, Link(1, "first"), b"1")
+        other = connect()
+        assert not other.append(prev, entry, b"new")
+        assert [other.read(index) for index in (1, 2, 3)] == [b"1", None, None]
+
+    def test_an_index_has_one_winner_among_threads(self, connect: Connect) -> None:
+        connections = [connect() for _ in range(RACERS)]
+        prev = ORIGIN
+        for index in range(1, 11):
+            entries = [Link(index, f"{index}-{racer}") for racer in range(RACERS)]
+            racers = zip(connections, entries, strict=True)
+            won = race(partial(store.append, prev, entry, entry.id.encode()) for store, entry in racers)
+            winners = [entry for entry, success in zip(entries, won, strict=True) if success]
+            assert len(winners) == 1, f"entry {index} was won {len(winners)} times"
+            (prev,) = winners
+            assert {store.read(index) for store in connections} == {prev.id.encode()}
+
+    def test_values_of_the_full_size_fit(self, store: RendezvousBackend, connect: Connect) -> None:
+        assert store.append(ORIGIN, Link(1, "first"), full_value())
+        assert connect().read(1) == full_value()
+
+    def test_an_oversized_entry_is_refused(self, store: RendezvousBackend) -> None:
+        with pytest.raises(RendezvousStateError):
+            store.append(ORIGIN, Link(1, "first"), full_value() + b"!")
+        assert store.read(1) is None
+
+
+class JobConformance(Connections):
+    """One store serves many jobs."""
+
+    @pytest.mark.parametrize("name", ["JOB", "job/1", "job 1", "job%2F1", "../job", ".", "größe:7*", "j" * 300])
+    def test_two_jobs_do_not_see_each_other(self, open_job: MakeBackend, name: str) -> None:
+        one, other = open_job("job"), open_job(name)
+        before = other.wait(Cursor(), roster=True, timeout=0)
+        assert one.enter("node", b"one") == 1
+        assert one.append(ORIGIN, Link(1, "one"), b"one")
+        assert (other.roster(), other.read(1), other.beat("node", 1).revision) == ([], None, None)
+        assert other.wait(before, roster=True, timeout=0) == before
+        assert other.enter("node", b"other") == 1
+        assert other.append(ORIGIN, Link(1, "other"), b"other")
+        other.remove("node")
+        assert [row.value for row in one.roster()] == [b"one"]
+        assert one.read(1) == b"one"
+        again = open_job(name)
+        assert again.read(1) == b"other"

@@ -1,0 +1,131 @@
+"""The waiters' part of the contract: nobody sleeps through a change, and everybody can be let go."""
+
+# ruff: noqa: D102  (a test's name says what it checks)
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from elastic_core.errors import RendezvousConnectionError
+from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
+from elastic_core.testing.connections import Connect, Connections, await_head, chain, long_wait
+from elastic_core.testing.racing import PATIENCE, RACERS, background, race
+
+
+class WaitConformance(Connections):
+    """Waiters learn of what happened, before or while they wait, and can be let go."""
+
+    def test_a_wait_that_nothing_ends_times_out_unchanged(self, store: RendezvousBackend) -> None:
+        store.enter("node", b"")
+        assert store.append(ORIGIN, Link(1, "first"), b"1")
+        now = store.wait(Cursor(), roster=True, timeout=0)
+        assert store.wait(now, roster=True, timeout=0.05) == now
+        assert store.wait(now, roster=False, timeout=0.05).head == now.head
+
+    def test_what_happened_before_the_call_returns_at_once(self, store: RendezvousBackend, connect: Connect) -> None:
+        waiter = connect()
+        cursor = waiter.wait(Cursor(), roster=True, timeout=0)
+        for change in roster_changes(store):
+            change()
+            seen = long_wait(waiter, cursor, roster=True).result(PATIENCE)
+            assert seen.roster != cursor.roster
+            cursor = seen
+        assert store.append(ORIGIN, Link(1, "first"), b"1")
+        seen = long_wait(waiter, cursor, roster=True).result(PATIENCE)
+        assert seen == Cursor(head=1, roster=cursor.roster)
+
+    def test_a_change_is_reported_once(self, store: RendezvousBackend, connect: Connect) -> None:
+        store.enter("node", b"")
+        waiter = connect()
+        cursor = waiter.wait(Cursor(), roster=True, timeout=0)
+        assert waiter.wait(cursor, roster=True, timeout=0) == cursor
+        assert connect().wait(cursor, roster=True, timeout=0) == cursor, (
+            "the version is the store's, not the connection's"
+        )
+
+    def test_appends_wake_waiters_in_turn(self, connect: Connect) -> None:
+        """Two connections take turns, so that each is mostly blocked when the other writes."""
+        links = chain(40)
+
+        def play(store: RendezvousBackend, remainder: int) -> None:
+            for prev, entry in links:
+                if entry.index % 2 == remainder:
+                    assert store.append(prev, entry, b"entry")
+                else:
+                    await_head(store, prev.index, entry.index)
+
+        race(partial(play, connect(), remainder) for remainder in (0, 1))
+
+    def test_roster_changes_wake_a_waiter_that_asks_for_them(self, store: RendezvousBackend, connect: Connect) -> None:
+        waiter = connect()
+        cursor = waiter.wait(Cursor(), roster=True, timeout=0)
+        for change in roster_changes(store):
+            future = long_wait(waiter, cursor, roster=True)
+            change()
+            seen = future.result(PATIENCE)
+            assert seen.roster != cursor.roster
+            cursor = seen
+
+    def test_an_append_wakes_a_waiter_that_watches_the_roster_too(
+        self, store: RendezvousBackend, connect: Connect
+    ) -> None:
+        waiter = connect()
+        cursor = waiter.wait(Cursor(), roster=True, timeout=0)
+        future = long_wait(waiter, cursor, roster=True)
+        assert store.append(ORIGIN, Link(1, "first"), b"1")
+        assert future.result(PATIENCE) == Cursor(head=1, roster=cursor.roster)
+
+    def test_one_append_wakes_every_waiter(self, store: RendezvousBackend, connect: Connect) -> None:
+        waiters = [connect() for _ in range(RACERS)]
+        futures = [long_wait(waiter, Cursor(), roster=False) for waiter in waiters]
+        assert store.append(ORIGIN, Link(1, "first"), b"1")
+        assert [future.result(PATIENCE).head for future in futures] == [1] * RACERS
+
+    def test_a_waiter_that_ignores_the_roster_still_hears_of_appends(
+        self, store: RendezvousBackend, connect: Connect
+    ) -> None:
+        waiter = connect()
+        waiter.wait(Cursor(), roster=True, timeout=0.01)
+        future = background(partial(await_head, waiter, 0, 1))
+        for change in roster_changes(store):
+            change()
+        assert store.append(ORIGIN, Link(1, "first"), b"1")
+        future.result(PATIENCE)
+
+    @pytest.mark.parametrize("roster", [False, True])
+    def test_close_unblocks_a_wait(self, connect: Connect, roster: bool) -> None:
+        waiter = connect()
+        cursor = waiter.wait(Cursor(), roster=True, timeout=0)
+        future = long_wait(waiter, cursor, roster=roster)
+        waiter.close()
+        with pytest.raises(RendezvousConnectionError):
+            future.result(PATIENCE)
+
+    def test_a_wait_on_a_closed_connection_does_not_begin(self, connect: Connect) -> None:
+        waiter = connect()
+        waiter.close()
+        with pytest.raises(RendezvousConnectionError):
+            long_wait(waiter, Cursor(), roster=False).result(PATIENCE)
+
+    def test_close_is_private_to_its_connection_and_may_be_repeated(
+        self, store: RendezvousBackend, connect: Connect
+    ) -> None:
+        one, other = connect(), connect()
+        future = long_wait(other, Cursor(), roster=False)
+        one.close()
+        one.close()
+        assert store.append(ORIGIN, Link(1, "first"), b"1")
+        assert future.result(PATIENCE).head == 1
+        assert connect().read(1) == b"1"
+
+
+def roster_changes(store: RendezvousBackend) -> list[Callable[[], object]]:
+    """One of each kind of change that the roster's version counts, to be made in this order."""
+    return [
+        lambda: store.enter("node", b"0"),
+        lambda: store.amend("node", 1, b"1"),
+        lambda: store.remove("node"),
+    ]

@@ -1,0 +1,101 @@
+"""Bytes in and out: what comes back is what went in, and anything else is refused by name."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+from scenes import entry, incident, info, live, members, offer, settings, start
+
+from elastic_core.errors import RendezvousStateError
+from elastic_core.rendezvous.backend import MAX_VALUE_BYTES
+from elastic_core.rendezvous.codec import decode_entry, decode_row, encode_entry, encode_row
+from elastic_core.rendezvous.ledger import Body, Chair, Closed, Counters, Halt, HaltReason, Member, Open, Round
+from elastic_core.rendezvous.rows import NodeRow, Phase
+
+UNEQUAL = (Member("a", 2, "trainer"), Member("b", 4, "reader"))
+BODIES: list[Body] = [
+    Open(scheduler_uid="slurm-7", settings=settings(lost_after=9.0)),
+    Chair(why="no beat"),
+    Round(number=1, offer=offer("a"), members=members("abc"), why="the first round"),
+    Round(number=1, offer=offer("a"), members=UNEQUAL),
+    Round(number=2, offer=offer("a"), same_as=1, charged=True),
+    Halt(round=1, reason=HaltReason.FAILURE, why="rank 0", incident=incident("a")),
+    Closed(success=False, why="no restart", exit_code=1, incident=incident("a"), requeue=True),
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
+def test_entries_come_back_as_they_went_in(body: Body) -> None:
+    counters = Counters(restarts=2, losses={"id": 1}, excluded=("x",), worst_seen=0.5)
+    written = entry(live("ab"), body, at=20.0, counters=counters)
+    assert decode_entry(encode_entry(written)) == written
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        NodeRow(info=info("a")),
+        NodeRow(
+            info=info("a"), run="r", phase=Phase.RUNNING, round=3, head=9, offer=offer("a"), incident=incident("a"), progressed=True
+        ),
+    ],
+)
+def test_rows_come_back_as_they_went_in(row: NodeRow) -> None:
+    assert decode_row(encode_row(row)) == row
+
+
+def test_a_round_of_1024_equal_nodes_costs_under_20_bytes_a_node() -> None:
+    many = tuple(Member(f"{i:012x}", 8, "default") for i in range(1024))
+    data = encode_entry(entry(start(), Round(number=1, offer=offer("a"), members=many), at=1.0))
+    assert len(data) / 1024 < 20
+
+
+def changed(**change: Any) -> bytes:
+    plain = json.loads(encode_entry(entry(start(), Chair(why="x"), at=1.0)))
+    plain.update(change)
+    return json.dumps({key: value for key, value in plain.items() if value != "DROP"}).encode()
+
+
+class Planted:
+    """Unpickling this would run code."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (pytest.fail, ("code from the network was run",))
+
+
+@pytest.mark.parametrize(
+    ("what", "data", "says"),
+    [
+        ("a pickle", pickle.dumps(Planted()), "not JSON"),
+        ("random bytes", b"\xff\x00\x80", "not JSON"),
+        ("deep nesting", b"[" * 100_000, "not JSON"),
+        ("too much", b" " * (MAX_VALUE_BYTES + 1), f"has {MAX_VALUE_BYTES + 1} bytes"),
+        ("no object", b"[1]", "not a JSON object"),
+        ("another version", changed(v=2), "protocol version 2; this node speaks 1"),
+        ("no version", changed(v="DROP"), "protocol version None"),
+        ("an unknown kind", changed(kind="HALLO"), "of no known kind"),
+        ("an unknown field", changed(colour="red"), "unknown field 'colour'"),
+        ("a missing field", changed(term="DROP"), "lacks the field 'term'"),
+        ("a string for a number", changed(term="1"), "entry.term is '1'"),
+        ("a bool for a number", changed(term=True), "entry.term is True"),
+        ("infinity", changed(elapsed=1e999), "entry.elapsed is inf"),
+        ("a body of another kind", changed(kind="HALT"), "entry.body"),
+        ("members that are none", changed(kind="ROUND", body={"number": 1, "members": [["a"], [1, 2], "r"]}), "members"),
+    ],
+)
+def test_what_cannot_be_is_refused(what: str, data: bytes, says: str) -> None:
+    with pytest.raises(RendezvousStateError, match=says):
+        decode_entry(data)
+
+
+def test_a_foreign_row_is_refused() -> None:
+    with pytest.raises(RendezvousStateError, match=r"row\.phase is 'dancing'"):
+        decode_row(encode_row(NodeRow(info=info("a"), run="r", phase=Phase.RUNNING)).replace(b"running", b"dancing"))
+
+
+def test_nothing_oversized_is_written() -> None:
+    with pytest.raises(RendezvousStateError, match="at most"):
+        encode_row(NodeRow(info=info("a"), run="r" * MAX_VALUE_BYTES))

@@ -1,0 +1,404 @@
+"""The chair's rules, one table row or test each; names follow docs/architecture.md."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from scenes import halted, incident, info, live, members, offer, seen, settings, start, then, watch, with_counters
+
+from elastic_core.config import OnNodeLoss
+from elastic_core.exit_codes import ExitCode
+from elastic_core.incidents import Action, IncidentKind, Verdict
+from elastic_core.rendezvous.decide import MAX_BARREN_ROUNDS, Append, Ask, Decision, LookAgain, decide
+from elastic_core.rendezvous.ledger import Chair, Closed, Halt, HaltReason, Ledger, Round
+from elastic_core.rendezvous.rows import Phase
+from elastic_core.rendezvous.scene import Judgement, Scene
+from elastic_core.rendezvous.watch import Sighting
+
+NOW = 100.0
+RESTART = Verdict(Action.RESTART, "restarts are left")
+GIVE_UP = Verdict(Action.GIVE_UP, "no restart is left")
+
+
+def scene(ledger: Ledger, *nodes: Sighting, now: float = NOW, verdict: Verdict | None = None, **more: Any) -> Scene:
+    if verdict is not None:
+        more["judgement"] = Judgement(round=ledger.round.number if ledger.round else 1, verdict=verdict)
+    return Scene(ledger=ledger, watch=watch(*nodes, now=now), now=now, **more)
+
+
+def body(decision: Decision) -> Any:
+    assert isinstance(decision, Append), decision
+    return decision.body
+
+
+def ids(sealed: Round) -> str:
+    return "".join(member.node_id for member in sealed.members)
+
+
+def running(name: str, head: int = 2, **more: Any) -> Sighting:
+    return seen(name, Phase.RUNNING, head=head, **more)
+
+
+def stopped(name: str, head: int = 3, **more: Any) -> Sighting:
+    return seen(name, Phase.STOPPED, head=head, **more)
+
+
+class TestForming:
+    def test_seals_at_once_when_the_maximum_is_there(self) -> None:
+        ledger = start(settings(min_nodes=2, max_nodes=2))
+        sealed = body(decide(scene(ledger, seen("a", arrived=NOW), seen("b", arrived=NOW))))
+        assert (ids(sealed), sealed.number, sealed.offer) == ("ab", 1, offer("a", 2))
+
+    def test_waits_one_last_call_after_the_last_arrival_once_the_minimum_is_there(self) -> None:
+        ledger = start(settings(min_nodes=1, max_nodes=2, last_call_timeout=1.5))
+        nodes = [seen("a", arrived=NOW - 1)]
+        assert decide(scene(ledger, *nodes)) == LookAgain(NOW + 0.5)
+        assert ids(body(decide(scene(ledger, *nodes, now=NOW + 0.5)))) == "a"
+
+    def test_ranks_go_by_order_of_arrival(self) -> None:
+        ledger = start(settings(min_nodes=2, max_nodes=2))
+        assert ids(body(decide(scene(ledger, seen("a", serial=9), seen("b", serial=3))))) == "ba"
+
+    def test_takes_no_more_than_the_maximum(self) -> None:
+        ledger = start(settings(max_nodes=2))
+        assert ids(body(decide(scene(ledger, seen("a"), seen("b"), seen("c"))))) == "ab"
+
+    @pytest.mark.parametrize(
+        ("why", "stranger"),
+        [
+            ("has not seen the OPEN (S7)", seen("b", head=0)),
+            ("belongs to another run", replace(seen("b"), row=replace(seen("b").row, run="old"))),
+            ("is leaving", seen("b", leaving=True)),
+            ("is lost", seen("b", changed=NOW - 7)),
+            ("has no offer yet", seen("b", offer=None)),
+        ],
+    )
+    def test_does_not_seat_a_node_that(self, why: str, stranger: Sighting) -> None:
+        ledger = start(settings(max_nodes=2))
+        assert ids(body(decide(scene(ledger, seen("a"), stranger)))) == "a", why
+
+    def test_a_store_that_can_forget_settles_before_the_first_round(self) -> None:
+        ledger = start(settings(min_nodes=1, max_nodes=1))
+        assert decide(scene(ledger, seen("a", now=1.0), now=1.0, may_forget=True)) == LookAgain(4.0)
+        assert ids(body(decide(scene(ledger, seen("a", now=4.0), now=4.0, may_forget=True)))) == "a"
+
+    def test_says_whom_it_waits_for(self) -> None:
+        decision = decide(scene(start(settings(min_nodes=3)), seen("a")))
+        assert isinstance(decision, LookAgain)
+        assert decision.waiting == "2 more node(s), for up to 500 s"
+
+    def test_closes_at_the_join_timeout_and_names_who_came(self) -> None:
+        ledger = start(settings(min_nodes=2, join_timeout=100))
+        closed = body(decide(scene(ledger, seen("a"))))
+        assert closed == Closed(
+            success=False,
+            why="1 of at least 2 nodes are here after 100 s (host-a); 1 more never came",
+            exit_code=ExitCode.TOO_FEW_NODES,
+        )
+
+
+class TestLiveRound:
+    def test_nothing_to_do_while_all_is_well_until_the_first_could_be_lost(self) -> None:
+        assert decide(scene(live("ab"), running("a"), running("b", changed=NOW - 2))) == LookAgain(NOW + 4)
+
+    def test_closes_with_success_when_all_have_finished(self) -> None:
+        done = [seen(name, Phase.FINISHED, head=2) for name in "ab"]
+        assert body(decide(scene(live("ab"), *done))).success
+
+    def test_finished_stands_even_if_the_node_is_lost(self) -> None:
+        done = [seen("a", Phase.FINISHED, head=2), seen("b", Phase.FINISHED, head=2, changed=0.0)]
+        assert body(decide(scene(live("ab"), *done))).success
+
+    def test_a_lost_node_halts_the_round_and_is_named(self) -> None:
+        halt = body(decide(scene(live("ab"), running("a"), running("b", changed=NOW - 6.5))))
+        assert (halt.reason, halt.incident.kind) == (HaltReason.NODE_LOST, IncidentKind.NODE_LOST)
+        assert halt.why == "host-b is lost: no beat for 6.5 s"
+
+    def test_a_lost_node_that_had_finished_changes_nothing(self) -> None:
+        nodes = [running("a"), seen("b", Phase.FINISHED, head=2, changed=0.0)]
+        assert isinstance(decide(scene(live("ab"), *nodes)), LookAgain)
+
+    def test_a_newer_incarnation_of_a_seat_proves_the_older_one_dead_at_once(self) -> None:
+        again = seen("c", node=info("c", host="host-b"))
+        halt = body(decide(scene(live("ab"), running("a"), running("b"), again)))
+        assert (halt.reason, halt.incident.node_id) == (HaltReason.NODE_LOST, "b")
+
+    def test_a_leaving_node_halts_the_round(self) -> None:
+        halt = body(decide(scene(live("ab"), running("a"), running("b", leaving=True))))
+        assert (halt.reason, halt.why) == (HaltReason.NODE_LEFT, "host-b leaves")
+
+    def test_a_node_that_fenced_itself_halts_the_round(self) -> None:
+        assert body(decide(scene(live("ab"), running("a"), stopped("b", head=2)))).reason is HaltReason.NODE_LEFT
+
+    def test_a_member_that_does_not_show_that_it_saw_the_round_halts_it(self) -> None:
+        ledger = live("ab", at=NOW - 1)
+        nodes = [running("a"), seen("b", head=1)]
+        assert decide(scene(ledger, *nodes, now=NOW - 0.5)) == LookAgain(NOW)
+        assert body(decide(scene(ledger, *nodes))).reason is HaltReason.UNSEEN
+
+    def test_patience_grows_with_the_worst_delay_that_the_job_has_known(self) -> None:
+        ledger = with_counters(live("ab", at=NOW - 1), worst_seen=1.2)
+        assert decide(scene(ledger, running("a"), seen("b", head=1))) == LookAgain(NOW - 1 + 3.6)
+
+    def test_the_worst_delay_is_remembered(self) -> None:
+        decision = decide(scene(live("ab"), running("a"), running("b", changed=0.0, seen_at=10.7)))
+        assert isinstance(decision, Append)
+        assert decision.counters.worst_seen == 0.7
+
+
+class TestNewcomers:
+    def test_a_newcomer_resizes_a_round_that_has_room(self) -> None:
+        halt = body(decide(scene(live("a"), running("a"), seen("b", head=2))))
+        assert halt.reason is HaltReason.RESIZE
+
+    def test_a_full_round_is_left_alone(self) -> None:
+        ledger = live("ab", settings(max_nodes=2))
+        assert isinstance(decide(scene(ledger, running("a"), running("b"), seen("c"))), LookAgain)
+
+    def test_nobody_joins_after_the_first_finished(self) -> None:
+        nodes = [seen("a", Phase.FINISHED, head=2), running("b"), seen("c")]
+        assert isinstance(decide(scene(live("ab"), *nodes)), LookAgain)
+
+    def test_resizes_are_batched(self) -> None:
+        ledger = halted("a", HaltReason.RESIZE, at=NOW - 7)
+        ledger = then(ledger, Round(number=2, offer=offer("a", 2), members=members("ab")), at=NOW - 5)
+        nodes = [running(name, number=2, head=4, offer=offer(name, 3)) for name in "ab"]
+        resized_with_cost_of_two_seconds = NOW - 5 + 10 * 2
+        assert decide(scene(ledger, *nodes, seen("c", head=4), now=NOW - 1)) == LookAgain(NOW + 6)
+        late = resized_with_cost_of_two_seconds
+        nodes = [running(name, number=2, head=4, now=late, offer=offer(name, 3)) for name in "ab"]
+        assert body(decide(scene(ledger, *nodes, seen("c", head=4, now=late), now=late))).reason is HaltReason.RESIZE
+
+    def test_a_host_that_was_lost_three_times_is_left_out_while_others_suffice(self) -> None:
+        ledger = with_counters(live("a"), losses={"id-host-b": 3})
+        assert isinstance(decide(scene(ledger, running("a"), seen("b", head=2))), LookAgain)
+        needy = with_counters(live("a", settings(min_nodes=2)), losses={"id-host-b": 3})
+        assert body(decide(scene(needy, running("a"), seen("b", head=2)))).reason is HaltReason.RESIZE
+
+
+class TestWorkerFailure:
+    def test_asks_the_policies_first(self) -> None:
+        broken = incident("b")
+        assert decide(scene(live("ab"), running("a"), running("b", incident=broken))) == Ask(broken)
+
+    def test_asks_about_the_first_failure_not_the_first_report(self) -> None:
+        late, early = incident("a", after=5.2), incident("b", after=5.1)
+        assert decide(scene(live("ab"), running("a", incident=late), running("b", incident=early))) == Ask(early)
+
+    def test_one_entry_restarts_a_round_whose_members_all_stay(self) -> None:
+        decision = decide(scene(live("ab"), running("a"), running("b", incident=incident("b")), verdict=RESTART))
+        sealed = body(decision)
+        assert (sealed.number, sealed.same_as, sealed.members, sealed.charged) == (2, 1, (), True)
+        assert sealed.offer == offer("a", 2)
+        assert isinstance(decision, Append)
+        assert decision.counters.restarts == 1
+
+    def test_a_member_that_has_not_seen_the_round_yet_may_see_the_next_as_well(self) -> None:
+        ledger = live("ab", at=NOW - 0.1)
+        nodes = [running("a", incident=incident("a")), seen("b", head=1)]
+        assert body(decide(scene(ledger, *nodes, verdict=RESTART))).same_as == 1
+
+    def test_waits_for_rank_zeros_next_offer(self) -> None:
+        used = running("a", offer=offer("a", 1))
+        broken = running("b", incident=incident("b"))
+        ledger = live("ab", at=NOW - 0.2)
+        assert decide(scene(ledger, used, broken, verdict=RESTART)) == LookAgain(NOW - 0.2 + 1)
+
+    @pytest.mark.parametrize(
+        ("why", "other"),
+        [
+            ("a member is lost", [running("a", changed=0.0)]),
+            ("a member is leaving", [running("a", leaving=True)]),
+            ("a newcomer waits", [running("a"), seen("c", head=2)]),
+        ],
+    )
+    def test_halts_before_the_next_round_when(self, why: str, other: list[Sighting]) -> None:
+        halt = body(decide(scene(live("ab"), *other, running("b", incident=incident("b")), verdict=RESTART)))
+        assert (type(halt), halt.reason) == (Halt, HaltReason.FAILURE), why
+
+    def test_halts_while_slow_policies_think(self) -> None:
+        thinking = Judgement(round=1)
+        nodes = [running("a"), running("b", incident=incident("b"))]
+        assert body(decide(scene(live("ab"), *nodes, judgement=thinking))).reason is HaltReason.FAILURE
+        ledger = halted("ab", HaltReason.FAILURE, blame=incident("b"))
+        nodes = [stopped("a"), stopped("b", incident=incident("b"))]
+        assert decide(scene(ledger, *nodes, judgement=thinking)) == LookAgain(None)
+
+    def test_a_taken_port_spends_no_restart_and_asks_nobody(self) -> None:
+        taken = incident("a", kind=IncidentKind.PORT_TAKEN)
+        decision = decide(scene(live("ab"), running("a", incident=taken), running("b")))
+        assert isinstance(decision, Append)
+        assert (body(decision).same_as, body(decision).charged, decision.counters.restarts) == (1, False, 0)
+
+    def test_giving_up_halts_first(self) -> None:
+        halt = body(decide(scene(live("ab"), running("a"), running("b", incident=incident("b")), verdict=GIVE_UP)))
+        assert halt.reason is HaltReason.GIVING_UP
+
+
+class TestGivingUp:
+    blame = incident("b", after=5.2)
+
+    def ledger(self, **more: Any) -> Ledger:
+        return halted("ab", HaltReason.GIVING_UP, settings(max_restarts=0, **more), at=NOW - 0.5, blame=self.blame)
+
+    def test_closes_with_the_first_cause_when_all_have_answered(self) -> None:
+        first = incident("a", after=5.1)
+        nodes = [stopped("a", incident=first), stopped("b", incident=self.blame)]
+        closed = body(decide(scene(self.ledger(), *nodes, verdict=GIVE_UP)))
+        assert closed == Closed(success=False, why=GIVE_UP.reason, exit_code=ExitCode.JOB_FAILED, incident=first)
+
+    def test_waits_for_everybodys_report(self) -> None:
+        nodes = [running("a", head=2), stopped("b", incident=self.blame)]
+        assert decide(scene(self.ledger(), *nodes, verdict=GIVE_UP)) == LookAgain(NOW + 0.5)
+
+    def test_a_failure_that_came_with_a_lost_node_does_not_end_the_job(self) -> None:
+        nodes = [running("a", head=2, changed=0.0), stopped("b", incident=self.blame)]
+        decision = decide(scene(self.ledger(), *nodes, verdict=GIVE_UP))
+        assert isinstance(decision, Append)
+        assert (ids(body(decision)), body(decision).charged, decision.counters.restarts) == ("b", False, 0)
+        assert decision.counters.losses == {"id-host-a": 1}
+
+    def test_suspicion_is_enough_for_that(self) -> None:
+        nodes = [running("a", head=2, now=NOW + 0.6), stopped("b", now=NOW + 0.6, incident=self.blame)]
+        assert ids(body(decide(scene(self.ledger(), *nodes, verdict=GIVE_UP, now=NOW + 0.6)))) == "b"
+
+    def test_a_new_chair_that_never_heard_the_verdict_still_closes(self) -> None:
+        nodes = [stopped("a"), stopped("b", incident=self.blame)]
+        assert not body(decide(scene(self.ledger(), *nodes))).success
+
+
+class TestReforming:
+    def test_waits_for_every_member_to_stop(self) -> None:
+        ledger = halted("ab", HaltReason.RESIZE)
+        assert isinstance(decide(scene(ledger, stopped("a"), running("b", head=3))), LookAgain)
+
+    def test_survivors_keep_their_order_and_come_first(self) -> None:
+        ledger = halted("cab", HaltReason.NODE_LEFT)
+        nodes = [stopped("b", serial=1), stopped("c", serial=5), seen("d", head=3, serial=2), stopped("a", leaving=True)]
+        assert ids(body(decide(scene(ledger, *nodes)))) == "cbd"
+
+    def test_there_is_no_last_call(self) -> None:
+        ledger = halted("ab", HaltReason.NODE_LOST, settings(max_nodes=2, last_call_timeout=30), at=NOW)
+        assert ids(body(decide(scene(ledger, stopped("a"), running("b", changed=0.0))))) == "a"
+
+    def test_a_member_that_does_not_answer_is_suspected_and_left_out(self) -> None:
+        ledger = halted("ab", HaltReason.UNSEEN, at=NOW - 0.9)
+        nodes = [stopped("a"), running("b", head=2)]
+        assert decide(scene(ledger, *nodes)) == LookAgain(NOW - 0.9 + 1.0)
+        late = NOW + 0.2
+        nodes = [stopped("a", now=late), running("b", head=2, now=late)]
+        assert ids(body(decide(scene(ledger, *nodes, now=late)))) == "a"
+
+    def test_suspicion_never_takes_a_job_below_the_minimum_but_the_beat_limit_does(self) -> None:
+        ledger = halted("ab", HaltReason.UNSEEN, settings(min_nodes=2), at=NOW - 5)
+        assert isinstance(decide(scene(ledger, stopped("a"), running("b", head=2))), LookAgain)
+        lost = decide(scene(ledger, stopped("a"), running("b", head=2, changed=0.0)))
+        assert isinstance(lost, LookAgain)
+        assert lost.waiting == "1 more node(s) to replace host-b, for up to 595 s"
+
+    def test_a_replacement_takes_the_lost_ones_place_at_the_end(self) -> None:
+        ledger = halted("ab", HaltReason.NODE_LOST, settings(min_nodes=2, max_nodes=2))
+        nodes = [running("a", changed=0.0), stopped("b"), seen("c", head=3)]
+        assert ids(body(decide(scene(ledger, *nodes)))) == "bc"
+
+    def test_closes_when_no_replacement_came_and_names_who_is_missing(self) -> None:
+        ledger = halted("ab", HaltReason.NODE_LOST, settings(min_nodes=2, join_timeout=80))
+        closed = body(decide(scene(ledger, stopped("a"), running("b", changed=0.0))))
+        assert closed.why == "1 of at least 2 nodes are here after 80 s (host-a); missing: host-b"
+
+    def test_a_lost_node_ends_a_job_that_wants_it_so(self) -> None:
+        ledger = halted("ab", HaltReason.NODE_LOST, settings(on_node_loss=OnNodeLoss.FAIL))
+        closed = body(decide(scene(ledger, stopped("a"), running("b", changed=0.0))))
+        assert (closed.success, "--on_node_loss=fail" in closed.why) == (False, True)
+
+    def test_a_finished_node_restarts_with_the_others(self) -> None:
+        ledger = halted("ab", HaltReason.FAILURE, blame=incident("b"))
+        nodes = [seen("a", Phase.FINISHED, head=3), stopped("b", incident=incident("b"))]
+        assert ids(body(decide(scene(ledger, *nodes, verdict=RESTART)))) == "ab"
+
+    def test_a_host_that_the_policy_blames_is_left_out_and_the_restart_is_spent(self) -> None:
+        exclude = Verdict(Action.EXCLUDE_HOST, "its GPU fell off the bus")
+        ledger = halted("ab", HaltReason.FAILURE, blame=incident("b"))
+        decision = decide(scene(ledger, stopped("a"), stopped("b", incident=incident("b")), verdict=exclude))
+        assert isinstance(decision, Append)
+        assert (ids(body(decision)), body(decision).charged) == ("a", True)
+        assert decision.counters.excluded == ("id-host-b",)
+
+
+class TestFence:
+    ledger = halted("ab", HaltReason.NODE_LOST, settings(fence_after=200))
+
+    def test_no_new_round_while_the_old_one_may_still_be_training(self) -> None:
+        silent = [running("a", changed=0.0), running("b", changed=0.0)]
+        decision = decide(scene(self.ledger, *silent, seen("c", head=3)))
+        assert isinstance(decision, LookAgain)
+        assert decision.waiting.startswith("host-a, host-b, which may still be training")
+        silent = [running("a", changed=0.0), running("b", changed=0.0), seen("c", head=3, now=220.0)]
+        assert ids(body(decide(scene(self.ledger, *silent, now=220.0)))) == "c"
+
+    @pytest.mark.parametrize(
+        ("proof", "a"),
+        [
+            ("a member had stopped before it was lost", stopped("a", changed=0.0)),
+            ("a member had lost a rank", running("a", changed=0.0, incident=incident("a"))),
+            ("a member had finished", seen("a", Phase.FINISHED, head=2, changed=0.0)),
+        ],
+    )
+    def test_one_round_may_follow_when(self, proof: str, a: Sighting) -> None:
+        nodes = [a, running("b", changed=0.0), seen("c", head=3)]
+        assert ids(body(decide(scene(self.ledger, *nodes)))) == "c", proof
+
+    def test_a_newer_agent_on_the_seat_is_proof(self) -> None:
+        nodes = [running("a", changed=0.0), running("b", changed=0.0), seen("c", head=3, node=info("c", host="host-b"))]
+        assert ids(body(decide(scene(self.ledger, *nodes)))) == "c"
+
+
+class TestBooks:
+    def test_a_restart_that_a_dropped_member_never_saw_is_given_back(self) -> None:
+        """A fails because B is gone: one restart is spent on ROUND(same as 1), which B never sees; then B is dropped."""
+        same = Round(number=2, offer=offer("a", 2), same_as=1, charged=True)
+        ledger = then(with_counters(live("ab"), restarts=0), same, at=20.0)
+        ledger = with_counters(ledger, restarts=1)
+        ledger = then(ledger, Halt(round=2, reason=HaltReason.UNSEEN, why="b"), at=21.0)
+        nodes = [stopped("a", number=2, head=4, offer=offer("a", 3)), running("b", head=2, changed=0.0)]
+        decision = decide(scene(ledger, *nodes))
+        assert isinstance(decision, Append)
+        assert (ids(body(decision)), decision.counters.restarts) == ("a", 0)
+
+    def test_a_lost_node_spends_no_restart_and_counts_against_its_host(self) -> None:
+        ledger = halted("ab", HaltReason.NODE_LOST)
+        decision = decide(scene(ledger, stopped("a"), running("b", changed=0.0)))
+        assert isinstance(decision, Append)
+        assert (decision.counters.restarts, decision.counters.losses) == (0, {"id-host-b": 1})
+
+    def test_a_leaving_node_does_not_count_against_its_host(self) -> None:
+        ledger = halted("ab", HaltReason.NODE_LEFT)
+        decision = decide(scene(ledger, stopped("a"), stopped("b", leaving=True)))
+        assert isinstance(decision, Append)
+        assert decision.counters.losses == {}
+
+    @pytest.mark.parametrize(("progressed", "barren"), [(True, 0), (False, 5)])
+    def test_rounds_without_progress_are_counted_in_a_row(self, progressed: bool, barren: int) -> None:
+        ledger = with_counters(halted("a", HaltReason.NODE_LEFT), barren=4)
+        decision = decide(scene(ledger, stopped("a", progressed=progressed)))
+        assert isinstance(decision, Append)
+        assert decision.counters.barren == barren
+
+    @pytest.mark.parametrize("reason", [HaltReason.NODE_LEFT, HaltReason.FAILURE])
+    def test_ten_rounds_without_progress_end_the_job_whatever_their_cause(self, reason: HaltReason) -> None:
+        blame = incident("a") if reason is HaltReason.FAILURE else None
+        ledger = with_counters(halted("a", reason, blame=blame), barren=MAX_BARREN_ROUNDS - 1)
+        closed = body(decide(scene(ledger, stopped("a"), verdict=RESTART)))
+        assert (closed.success, "without progress" in closed.why) == (False, True)
+
+
+def test_a_closed_run_is_left_alone() -> None:
+    ledger = then(live("a"), Closed(success=True, why="done", exit_code=0), at=50.0)
+    assert decide(scene(ledger, running("a", incident=incident("a")))) == LookAgain(None)
+
+
+def test_a_new_chair_seats_only_who_has_seen_that_it_is_chair() -> None:
+    ledger = then(start(settings(max_nodes=2)), Chair(why="the old one is gone"), at=1.0, author="b")
+    assert ids(body(decide(scene(ledger, seen("a", head=1), seen("b", head=2))))) == "b"

@@ -1,0 +1,255 @@
+"""The node's rules: what it does with what the ledger says and what its workers do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from scenes import entry, incident, info, members, offer, start, then
+
+from elastic_core.exit_codes import ExitCode
+from elastic_core.rendezvous.ledger import Body, Chair, Closed, Halt, HaltReason, Ledger, Round
+from elastic_core.rendezvous.node import (
+    Effect,
+    EntriesRead,
+    Exit,
+    Grace,
+    Leaving,
+    MakeOffer,
+    NodeEvent,
+    NodeState,
+    Offered,
+    Progressed,
+    Start,
+    Stop,
+    StoreLost,
+    Work,
+    WorkerFailed,
+    WorkersDone,
+    WorkersGone,
+    row_of,
+    step,
+)
+from elastic_core.rendezvous.rows import Phase
+
+SIGTERM = Leaving("received SIGTERM", 143)
+
+
+class Node:
+    """A node and its ledger, driven by hand."""
+
+    def __init__(self, name: str = "a") -> None:
+        self.state = NodeState(info=info(name), ledger=start(), offer=offer(name))
+        self.ledger: Ledger = self.state.ledger
+
+    def reads(self, *bodies: Body) -> tuple[Effect, ...]:
+        entries = []
+        for body in bodies:
+            entries.append(entry(self.ledger, body, at=1.0))
+            self.ledger = then(self.ledger, body, at=1.0)
+        return self.hears(EntriesRead(tuple(entries), 1.0))
+
+    def hears(self, *events: NodeEvent) -> tuple[Effect, ...]:
+        effects: tuple[Effect, ...] = ()
+        for event in events:
+            self.state, effects = step(self.state, event)
+        return effects
+
+
+def sealed(number: int = 1, names: str = "ab", host: str | None = None) -> Round:
+    return Round(number=number, offer=offer(host or names[0], number), members=members(names))
+
+
+def halt(number: int = 1, reason: HaltReason = HaltReason.NODE_LOST) -> Halt:
+    return Halt(round=number, reason=reason, why="b is lost")
+
+
+def running(name: str = "a", names: str = "ab") -> Node:
+    node = Node(name)
+    node.reads(sealed(names=names))
+    return node
+
+
+def test_a_round_with_this_node_in_it_starts_workers_and_renews_the_offer_that_it_used() -> None:
+    node = Node("a")
+    start_, make = node.reads(sealed())
+    assert (start_, make) == (Start(node.ledger.round, 0), MakeOffer())
+    node.hears(Offered(offer("a", 9)))
+    row = row_of(node.state)
+    assert (row.phase, row.round, row.head, row.offer) == (Phase.RUNNING, 1, 2, offer("a", 9))
+
+
+def test_only_rank_zero_uses_its_offer() -> None:
+    assert [type(effect) for effect in Node("b").reads(sealed())] == [Start]
+
+
+def test_a_round_without_this_node_is_only_seen() -> None:
+    node = Node("c")
+    assert node.reads(sealed()) == ()
+    assert (row_of(node.state).phase, row_of(node.state).head) == (Phase.WAITING, 2)
+
+
+def test_of_rounds_read_at_once_only_the_newest_is_started() -> None:
+    """I5: no worker of round r starts after its node has seen a later one."""
+    node = Node("a")
+    effects = node.reads(sealed(1), halt(1), sealed(2))
+    assert [effect.round.number for effect in effects if isinstance(effect, Start)] == [2]
+
+
+def test_a_round_that_was_halted_before_it_was_read_is_not_started() -> None:
+    node = Node("a")
+    assert node.reads(sealed(1), halt(1)) == ()
+    assert row_of(node.state).phase is Phase.WAITING
+
+
+@pytest.mark.parametrize(
+    ("reason", "grace"), [(HaltReason.RESIZE, Grace.PLANNED), (HaltReason.NODE_LOST, Grace.BROKEN)]
+)
+def test_a_halt_stops_workers_and_the_stop_is_reported_only_when_all_are_gone(reason: HaltReason, grace: Grace) -> None:
+    node = running()
+    assert node.reads(halt(reason=reason)) == (Stop(grace, "b is lost"),)
+    assert (row_of(node.state).phase, row_of(node.state).head) == (Phase.RUNNING, 3)
+    assert node.hears(WorkersGone()) == ()
+    assert row_of(node.state).phase is Phase.STOPPED
+
+
+def test_the_next_round_starts_only_when_the_last_process_of_the_old_one_is_gone() -> None:
+    """I9, also when one entry restarts the same members."""
+    node = running()
+    (stop,) = node.reads(Round(number=2, offer=offer("a", 2), same_as=1))
+    assert isinstance(stop, Stop)
+    (again, *_) = node.hears(WorkersGone())
+    assert isinstance(again, Start)
+    assert (again.round.number, again.round.members) == (2, members("ab"))
+
+
+def test_a_failed_rank_stops_the_others_at_once_and_is_reported() -> None:
+    node = running()
+    failure = incident("a")
+    (stop,) = node.hears(WorkerFailed(failure))
+    assert isinstance(stop, Stop)
+    assert stop.grace is Grace.BROKEN
+    assert row_of(node.state).incident == failure
+
+
+def test_only_the_first_failure_of_a_round_is_reported() -> None:
+    node = running()
+    first = incident("a")
+    assert node.hears(WorkerFailed(first), WorkerFailed(incident("a", after=9.0))) == ()
+    assert row_of(node.state).incident == first
+
+
+def test_a_failure_in_a_round_that_is_being_stopped_is_no_incident() -> None:
+    node = running()
+    node.reads(halt())
+    node.hears(WorkerFailed(incident("a")))
+    assert row_of(node.state).incident is None
+
+
+def test_an_incident_is_forgotten_with_the_next_round() -> None:
+    node = running()
+    node.hears(WorkerFailed(incident("a")), WorkersGone())
+    node.reads(Round(number=2, offer=offer("a", 2), same_as=1))
+    assert (row_of(node.state).incident, row_of(node.state).round) == (None, 2)
+
+
+def test_a_finished_node_stays_until_the_job_is_closed() -> None:
+    node = running()
+    assert node.hears(WorkersDone()) == ()
+    assert row_of(node.state).phase is Phase.FINISHED
+    assert node.reads(Closed(success=True, why="done", exit_code=0)) == (Exit(0, "done"),)
+
+
+def test_a_finished_node_restarts_when_another_fails_later() -> None:
+    node = running()
+    node.hears(WorkersDone())
+    (again, *_) = node.reads(halt(), sealed(2))
+    assert isinstance(again, Start)
+
+
+def test_a_dropped_node_that_lives_waits_for_another_round() -> None:
+    node = running("b")
+    node.reads(halt(), sealed(2, names="a"))
+    node.hears(WorkersGone())
+    assert row_of(node.state).phase is Phase.WAITING
+
+
+def test_a_node_dropped_while_running_stops_before_anything_else() -> None:
+    """FAULTS 6: it slept through HALT and ROUND, and reads both at once."""
+    node = running("b")
+    (stop,) = node.reads(halt(), sealed(2, names="a"))
+    assert isinstance(stop, Stop)
+
+
+def test_leaving_is_announced_at_once_and_ends_when_the_workers_are_gone() -> None:
+    node = running()
+    assert node.hears(SIGTERM) == (Stop(Grace.PLANNED, "received SIGTERM"),)
+    assert (row_of(node.state).leaving, row_of(node.state).phase) == (True, Phase.RUNNING)
+    assert node.hears(WorkersGone()) == (Exit(143, "received SIGTERM"),)
+    assert row_of(node.state).phase is Phase.STOPPED
+
+
+def test_a_leaving_node_without_workers_ends_at_once_and_starts_none() -> None:
+    node = Node("a")
+    assert node.hears(SIGTERM) == (Exit(143, "received SIGTERM"),)
+    assert node.reads(sealed()) == (Exit(143, "received SIGTERM"),)
+
+
+def test_finished_stands_when_told_to_leave() -> None:
+    node = running()
+    node.hears(WorkersDone())
+    assert node.hears(SIGTERM) == (Exit(143, "received SIGTERM"),)
+    assert row_of(node.state).phase is Phase.FINISHED
+
+
+def test_closed_stops_what_runs_and_then_exits_with_the_verdicts_code() -> None:
+    node = running()
+    (stop,) = node.reads(Closed(success=False, why="no restart is left", exit_code=1))
+    assert isinstance(stop, Stop)
+    assert node.hears(WorkersGone()) == (Exit(1, "no restart is left"),)
+
+
+def test_nothing_after_closed_is_listened_to() -> None:
+    """I12: what follows is another run's."""
+    node = Node("a")
+    closed = Closed(success=True, why="done", exit_code=0)
+    done = entry(node.ledger, closed, at=1.0)
+    later = replace(entry(then(node.ledger, closed, at=1.0), Chair(why="?"), at=2.0), run="run2")
+    assert node.hears(EntriesRead((done, later), 2.0)) == (Exit(0, "done"),)
+
+
+def test_a_fenced_node_says_that_it_stopped_and_does_not_start_the_same_round_again() -> None:
+    node = running()
+    assert node.hears(WorkersGone()) == ()
+    assert row_of(node.state).phase is Phase.STOPPED
+
+
+class TestLostEmbeddedStore:
+    def test_healthy_workers_may_finish(self) -> None:
+        node = running()
+        assert node.hears(StoreLost()) == ()
+        (end,) = node.hears(WorkersDone())
+        assert isinstance(end, Exit)
+        assert end.code == ExitCode.SUCCESS
+
+    def test_workers_that_fail_cannot_be_restarted(self) -> None:
+        node = running()
+        (stop,) = node.hears(StoreLost(), WorkerFailed(incident("a")))
+        assert isinstance(stop, Stop)
+        (end,) = node.hears(WorkersGone())
+        assert isinstance(end, Exit)
+        assert end.code == ExitCode.STORE_LOST
+
+    def test_a_node_without_workers_ends(self) -> None:
+        (end,) = Node("a").hears(StoreLost())
+        assert isinstance(end, Exit)
+        assert end.code == ExitCode.STORE_LOST
+
+
+def test_progress_counts_for_its_own_round_only() -> None:
+    node = running()
+    node.hears(Progressed(7))
+    assert not row_of(node.state).progressed
+    node.hears(Progressed(1))
+    assert row_of(node.state).progressed
+    assert node.state.work is Work.RUNNING

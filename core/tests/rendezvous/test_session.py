@@ -1,0 +1,325 @@
+"""Whole nodes over a real (in-memory) store, with real threads and short beats: the drivers and the minds together."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from scenes import incident, info, settings
+
+from elastic_core.errors import RendezvousRefusedError
+from elastic_core.events import Event
+from elastic_core.incidents import Action, History, Incident, Verdict
+from elastic_core.rendezvous.backend import Cursor, Link
+from elastic_core.rendezvous.codec import encode_row
+from elastic_core.rendezvous.join import Applicant, Clock, join
+from elastic_core.rendezvous.ledger import Closed, Halt, HaltReason, Ledger, Offer
+from elastic_core.rendezvous.local import LocalBackend, MemoryStore
+from elastic_core.rendezvous.node import (
+    Exit,
+    Leaving,
+    NodeEvent,
+    NodeState,
+    Offered,
+    Start,
+    Stop,
+    WorkerFailed,
+    WorkersDone,
+    WorkersGone,
+    row_of,
+    step,
+)
+from elastic_core.rendezvous.rows import NodeRow
+from elastic_core.rendezvous.session import Session, SessionCalls
+from elastic_core.rendezvous.settings import Settings
+
+PATIENCE = 20.0
+"""Seconds that a test waits for what must come, on the slowest machine."""
+
+_serial = itertools.count(1)
+CLOCK = Clock(new_id=lambda: f"id{next(_serial)}")
+
+
+def quick(min_nodes: int = 2, max_nodes: int = 2, **more: float) -> Settings:
+    more = {"beat_interval": 0.05, "lost_after": 0.6, "last_call_timeout": 0.1, "join_timeout": 15.0, **more}
+    return settings(min_nodes, max_nodes, **more)  # type: ignore[arg-type]  # the rest are durations
+
+
+def restart(_incident: Incident, history: History) -> Verdict:
+    if history.restarts < history.max_restarts:
+        return Verdict(Action.RESTART, "restarts are left")
+    return Verdict(Action.GIVE_UP, "no restart is left")
+
+
+class Node:
+    """An agent without processes: its workers are obedient and instantaneous."""
+
+    def __init__(self, name: str, store: LocalBackend, the_settings: Settings, *, uid: str | None = None) -> None:
+        self.name, self.store = name, store
+        applicant = Applicant(info=info(name), settings=replace(the_settings, host=f"host-{name}"), scheduler_uid=uid)
+        ledger = join(store, applicant, CLOCK)
+        assert isinstance(ledger, Ledger), ledger
+        self.state = NodeState(info=applicant.info, ledger=ledger)
+        self.events: queue.Queue[NodeEvent] = queue.Queue()
+        self.said: list[Event] = []
+        self.starts: list[Start] = []
+        self.exit: Exit | None = None
+        self.dead = False
+        self.changed = threading.Condition()
+        calls = SessionCalls(post=self.events.put, publish=self._hear, judge=restart, crashed=self._crashed)
+        self.session = Session(store, name, ledger, CLOCK, calls)
+        self.thread = threading.Thread(target=self._run, name=f"node-{name}")
+        self.thread.start()
+
+    def tell(self, event: NodeEvent) -> None:
+        self.events.put(event)
+
+    def until(self, what: Callable[[Node], bool]) -> Node:
+        with self.changed:
+            assert self.changed.wait_for(lambda: what(self), PATIENCE), (self.name, self.state, self.said)
+        return self
+
+    def kill(self) -> None:
+        """As if the host lost its power: nothing is said, nothing is removed."""
+        self.dead = True
+        self.tell(WorkersGone())
+        self.thread.join(PATIENCE)
+
+    def _hear(self, event: Event) -> None:
+        with self.changed:
+            self.said.append(event)
+            self.changed.notify_all()
+
+    def _crashed(self, error: BaseException) -> None:
+        raise AssertionError("a session's thread crashed") from error
+
+    def _run(self) -> None:
+        self._offer()
+        self.session.start()
+        self._say()
+        while self.exit is None and not self.dead:
+            try:
+                event = self.events.get(timeout=0.05)
+            except queue.Empty:
+                self.session.tick()
+                continue
+            if not self.dead:
+                self._step(event)
+        if self.dead:
+            self.session._stopping.set()
+            self.session._pulse.stop()
+        else:
+            self.session.close(PATIENCE)
+
+    def _step(self, event: NodeEvent) -> None:
+        with self.changed:
+            self.state, effects = step(self.state, event)
+            self._say()
+            for effect in effects:
+                match effect:
+                    case Start():
+                        self.starts.append(effect)
+                        self._offer()
+                    case Stop():
+                        self.events.put(WorkersGone())
+                    case Exit():
+                        self.exit = effect
+            self._say()
+            self.changed.notify_all()
+
+    def _offer(self) -> None:
+        offer = Offer("127.0.0.1", 29500, CLOCK.new_id())
+        self.state, _ = step(self.state, Offered(offer))
+
+    def _say(self) -> None:
+        self.session.tick()
+        self.session.publish_row(row_of(self.state))
+
+
+Fleet = Callable[..., Node]
+
+
+@pytest.fixture
+def fleet() -> Iterator[Fleet]:
+    store, nodes = MemoryStore(), list[Node]()
+
+    def add(name: str, the_settings: Settings, **more: str) -> Node:
+        nodes.append(Node(name, LocalBackend(store), the_settings, **more))
+        return nodes[-1]
+
+    yield add
+    for node in nodes:
+        node.kill()
+
+
+def alone(node: Node) -> bool:
+    current = node.state.ledger.round
+    return current is not None and [m.node_id for m in current.members] == [node.name] and node.state.round == current.number
+
+
+def in_round(number: int, names: str) -> Callable[[Node], bool]:
+    def check(node: Node) -> bool:
+        current = node.state.ledger.round
+        return (
+            current is not None
+            and node.state.round == number == current.number
+            and "".join(member.node_id for member in current.members) == names
+        )
+
+    return check
+
+
+def pair(fleet: Fleet, the_settings: Settings) -> tuple[Node, Node]:
+    a, b = fleet("a", the_settings), fleet("b", the_settings)
+    return a.until(in_round(1, "ab")), b.until(in_round(1, "ab"))
+
+
+def test_nodes_form_a_round_and_close_with_success(fleet: Fleet) -> None:
+    a, b = pair(fleet, quick())
+    for node in (a, b):
+        node.tell(WorkersDone())
+    assert [node.until(lambda n: n.exit is not None).exit.code for node in (a, b)] == [0, 0]  # type: ignore[union-attr]
+    for node in (a, b):
+        node.thread.join(PATIENCE)
+    assert a.store.roster() == []
+
+
+def test_a_failure_restarts_the_same_members_with_one_entry(fleet: Fleet) -> None:
+    a, b = pair(fleet, quick())
+    b.tell(WorkerFailed(incident("b")))
+    for node in (a, b):
+        node.until(in_round(2, "ab"))
+        assert node.starts[-1].restart_count == 1
+        assert node.state.ledger.head.index == 3
+
+
+def test_restarts_are_counted_for_the_job_and_every_node_gets_the_root_cause(fleet: Fleet) -> None:
+    the_settings = quick()
+    the_settings = replace(the_settings, agreement=replace(the_settings.agreement, max_restarts=1))
+    a, b = pair(fleet, the_settings)
+    a.tell(WorkerFailed(incident("a")))
+    b.until(in_round(2, "ab"))
+    cause = incident("b", number=2)
+    b.tell(WorkerFailed(cause))
+    for node in (a, b):
+        node.until(lambda n: n.exit is not None)
+        closed = node.state.ledger.closed
+        assert isinstance(closed, Closed)
+        assert (closed.success, closed.incident) == (False, cause)
+
+
+@pytest.mark.parametrize("victim", ["a", "b"], ids=["the chair", "a follower"])
+def test_a_lost_node_is_left_out_and_spends_no_restart(fleet: Fleet, victim: str) -> None:
+    nodes = dict(zip("ab", pair(fleet, quick(min_nodes=1)), strict=True))
+    nodes[victim].kill()
+    survivor = "b" if victim == "a" else "a"
+    nodes[survivor].until(in_round(2, survivor))
+    assert nodes[survivor].state.ledger.counters.restarts == 0
+
+
+def test_a_chair_lost_together_with_a_failure_is_replaced_within_the_suspicion_delay(fleet: Fleet) -> None:
+    """L2: beats would take a minute here; the unanswered incident takes about a second."""
+    a, b = pair(fleet, quick(min_nodes=1, lost_after=60.0))
+    a.kill()
+    b.tell(WorkerFailed(incident("b")))
+    b.until(alone)
+    assert b.state.ledger.counters.restarts == 0
+
+
+def test_a_node_joins_a_running_job_and_survivors_come_first(fleet: Fleet) -> None:
+    a = fleet("a", quick(min_nodes=1)).until(in_round(1, "a"))
+    b = fleet("b", quick(min_nodes=1))
+    for node in (a, b):
+        node.until(in_round(2, "ab"))
+
+
+def test_a_leaving_chair_names_its_successor_and_the_job_goes_on(fleet: Fleet) -> None:
+    a, b = pair(fleet, quick(min_nodes=1, lost_after=60.0))
+    a.tell(Leaving("received SIGTERM", 143))
+    b.until(in_round(2, "b"))
+    assert b.state.ledger.chair == "b"
+    assert a.until(lambda n: n.exit is not None).exit.code == 143  # type: ignore[union-attr]
+
+
+def test_below_the_minimum_the_job_waits_for_a_replacement_and_says_for_whom(fleet: Fleet) -> None:
+    a, b = pair(fleet, quick())
+    b.kill()
+    a.until(lambda n: n.state.ledger.halt is not None)
+    halt = a.state.ledger.halt
+    assert isinstance(halt, Halt)
+    assert halt.reason is HaltReason.NODE_LOST
+    a.until(lambda n: any(event.name == "waiting" and "host-b" in event.message for event in n.said))
+    c = fleet("c", quick())
+    for node in (a, c):
+        node.until(in_round(2, "ac"))
+
+
+def test_too_few_nodes_close_the_run_at_the_join_timeout(fleet: Fleet) -> None:
+    a = fleet("a", quick(join_timeout=0.3))
+    assert a.until(lambda n: n.exit is not None).exit.code == 75  # type: ignore[union-attr]
+
+
+def test_a_job_id_is_used_again_after_the_run_is_closed(fleet: Fleet) -> None:
+    a = fleet("a", quick(min_nodes=1, max_nodes=1)).until(in_round(1, "a"))
+    a.tell(WorkersDone())
+    a.until(lambda n: n.exit is not None)
+    a.thread.join(PATIENCE)
+    b = fleet("b", quick(min_nodes=1, max_nodes=1)).until(in_round(1, "b"))
+    assert b.state.ledger.head.run != a.state.ledger.head.run
+
+
+def test_a_latecomer_of_a_closed_run_reports_its_verdict(fleet: Fleet) -> None:
+    a = fleet("a", quick(min_nodes=1, max_nodes=1), uid="slurm-1").until(in_round(1, "a"))
+    a.tell(WorkersDone())
+    a.until(lambda n: n.exit is not None)
+    late = Applicant(info=info("b"), settings=quick(1, 1), scheduler_uid="slurm-1")
+    found = join(a.store, late, CLOCK)
+    assert isinstance(found, Closed)
+    assert found.success
+
+
+def test_other_settings_are_refused_and_leave_no_trace(fleet: Fleet) -> None:
+    a = fleet("a", quick(min_nodes=1))
+    with pytest.raises(RendezvousRefusedError, match="max_nodes: 3 here, 2 there"):
+        join(a.store, Applicant(info=info("b"), settings=quick(1, 3)), CLOCK)
+    assert [row.node_id for row in a.store.roster()] == ["a"]
+
+
+def test_a_planted_row_is_ignored_by_name_and_harms_nobody(fleet: Fleet) -> None:
+    a, _ = pair(fleet, quick())
+    a.store.enter("evil", b"\x80\x04cos\nsystem\n(S'true'\ntR.")
+    a.until(lambda n: any(event.name == "row_ignored" for event in n.said) or n.state.ledger.chair != "a")
+    assert a.state.ledger.live
+
+
+def test_a_planted_ledger_entry_leaves_healthy_workers_alone(fleet: Fleet) -> None:
+    a, b = pair(fleet, quick())
+    head = a.state.ledger.head
+    assert a.store.append(head.link, Link(head.index + 1, "evil"), b"\x80\x04cos\nsystem\n")
+    for node in (a, b):
+        node.until(lambda n: n.state.store_lost)
+        assert node.state.work.value == "running"
+        node.tell(WorkersDone())
+        assert node.until(lambda n: n.exit is not None).exit.code == 0  # type: ignore[union-attr]
+
+
+def test_a_row_that_the_store_lost_is_sent_again(fleet: Fleet) -> None:
+    a, b = pair(fleet, quick(lost_after=60.0))
+    b.store.remove("b")
+    deadline = time.monotonic() + PATIENCE
+    while not any(row.node_id == "b" and row.revision > 0 for row in a.store.roster()):
+        assert time.monotonic() < deadline
+        b.store.wait(a.store.wait(Cursor(), roster=True, timeout=0), roster=True, timeout=0.1)
+    assert in_round(1, "ab")(a)
+
+
+def test_an_older_row_from_a_slow_connection_does_not_overwrite_a_newer(fleet: Fleet) -> None:
+    a, _ = pair(fleet, quick())
+    before = a.store.roster(["a"])[0]
+    a.store.amend("a", 0, encode_row(NodeRow(info=info("a"))))
+    assert a.store.roster(["a"])[0].value == before.value

@@ -1,0 +1,34 @@
+"""Who takes the chair, and when."""
+
+from __future__ import annotations
+
+import pytest
+from scenes import live, start, then, with_counters
+
+from elastic_core.rendezvous.ledger import Chair
+from elastic_core.rendezvous.succession import ChairSigns, standing, takeover_at
+
+
+@pytest.mark.parametrize(("node", "place"), [("c", 0), ("b", 1), ("x", 2), ("y", 3), ("stranger", 4)])
+def test_members_stand_in_rank_order_then_the_others_in_order_of_arrival(node: str, place: int) -> None:
+    assert standing(live("acb"), ["x", "b", "a", "c", "y"], node) == place
+
+
+def test_before_the_first_round_they_stand_in_order_of_arrival() -> None:
+    assert standing(start(), ["c", "a", "b"], "b") == 1
+
+
+def test_a_silent_chair_is_given_the_beat_limit_and_each_successor_its_turn() -> None:
+    signs = ChairSigns(beat_changed_at=50.0)
+    assert [takeover_at(live("abc"), signs, place) for place in (0, 1)] == [56.0, 56.5]
+
+
+def test_an_unanswered_incident_is_the_faster_sign() -> None:
+    signs = ChairSigns(beat_changed_at=50.0, reported_at=51.0)
+    assert takeover_at(live("abc"), signs, 0) == 52.0
+    assert takeover_at(with_counters(live("abc"), worst_seen=1.0), signs, 1) == 54.5
+
+
+def test_an_incident_does_not_depose_a_chair_that_took_office_after_it() -> None:
+    ledger = then(live("abc"), Chair(why="a is gone"), at=51.8, author="b")
+    assert takeover_at(ledger, ChairSigns(beat_changed_at=51.9, reported_at=51.0), 0) == 52.8

@@ -1,0 +1,75 @@
+"""Rule L1: liveness from beats that stop changing over the chair's own successful reads."""
+
+from __future__ import annotations
+
+from scenes import info
+
+from elastic_core.config import Timing
+from elastic_core.rendezvous.rows import NodeRow
+from elastic_core.rendezvous.watch import Observation, Watch, dead, forget, observe
+
+TIMING = Timing()
+
+
+def row(name: str, serial: int, beat: int = 0, *, head: int = 1, host: str | None = None) -> Observation:
+    return Observation(NodeRow(info=info(name, host=host), head=head), serial, beat)
+
+
+def watched(*reads: tuple[float, list[Observation]]) -> Watch:
+    watch = Watch()
+    for now, rows in reads:
+        watch = observe(watch, rows, now)
+    return watch
+
+
+def test_a_node_is_lost_when_its_beat_stood_still_for_the_limit() -> None:
+    watch = watched(*[(now, [row("a", 1, int(now)), row("b", 2, 5)]) for now in (0.0, 2.0, 4.0, 6.0)])
+    assert [dead(watch, name, TIMING, 6.0) for name in "ab"] == [False, True]
+
+
+def test_a_change_of_the_row_is_as_good_as_a_beat() -> None:
+    watch = watched((0.0, [row("a", 1)]), (2.0, [row("a", 1)]), (4.0, [row("a", 1, head=2)]), (6.0, [row("a", 1, head=2)]))
+    assert not dead(watch, "a", TIMING, 6.0)
+    assert watch.nodes["a"].seen_at == 4.0
+
+
+def test_after_a_gap_in_its_own_reads_the_chair_judges_nobody_for_a_full_period() -> None:
+    """FAULTS 6 and 16: it was the chair that slept."""
+    watch = watched((0.0, [row("a", 1)]), (60.0, [row("a", 1)]))
+    assert not dead(watch, "a", TIMING, 60.0)
+    assert not dead(watch, "a", TIMING, 65.9)
+    assert dead(watch, "a", TIMING, 66.0)
+
+
+def test_a_row_that_the_store_lost_is_judged_like_a_beat_that_stopped() -> None:
+    watch = watched((0.0, [row("a", 1)]), (2.0, []), (4.0, []))
+    assert not dead(watch, "a", TIMING, 5.9)
+    assert not watch.nodes["a"].listed
+    assert dead(watch, "a", TIMING, 6.0)
+
+
+def test_a_newer_incarnation_on_the_same_seat_is_proof_of_death() -> None:
+    watch = watched((0.0, [row("a", 1, host="h"), row("b", 2, host="h")]))
+    assert [dead(watch, name, TIMING, 0.0) for name in "ab"] == [True, False]
+
+
+def test_two_seats_of_one_host_live_side_by_side() -> None:
+    other = Observation(NodeRow(info=info("b", host="h", seat=1)), 2, 0)
+    watch = watched((0.0, [row("a", 1, host="h"), other]))
+    assert [dead(watch, name, TIMING, 0.0) for name in "ab"] == [False, False]
+
+
+def test_when_most_fall_silent_together_the_store_is_suspected_first() -> None:
+    names = "abcde"
+    reads = [(float(now), [row(n, i, now if n == "a" else 0) for i, n in enumerate(names)]) for now in range(0, 14, 2)]
+    at_six, at_twelve = watched(*reads[:4]), watched(*reads)
+    assert [dead(at_six, name, TIMING, 6.0) for name in names] == [False] * 5
+    assert [dead(at_twelve, name, TIMING, 12.0) for name in names] == [False, True, True, True, True]
+
+
+def test_a_node_that_was_never_seen_is_dead() -> None:
+    assert dead(Watch(), "x", TIMING, 0.0)
+
+
+def test_forgotten_nodes_are_gone() -> None:
+    assert list(forget(watched((0.0, [row("a", 1), row("b", 2)])), ["a"]).nodes) == ["b"]
