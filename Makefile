@@ -1,5 +1,6 @@
 # Everything that one does with this repository. Each target sets up .venv first, if it is not there or out of date.
 #
+#   make help    this list
 #   make setup   .venv, with every distribution editable and the tools for development
 #   make demo    two nodes train for real, are hurt, recover and finish
 #   make test    every test; `make test ARGS="-k chair -x"` passes arguments to pytest
@@ -12,7 +13,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := setup
-.PHONY: setup demo test soak lint tox bench clean
+.PHONY: help setup demo test soak lint tox bench clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,7 +22,7 @@ DISTRIBUTIONS := core plugins/c10d examples/plugin
 ARGS ?=
 SEEDS ?= 100
 
-# An unpinned torch brings gigabytes. Workers and tests must not litter the sources of editable installs.
+# An unpinned torch brings gigabytes.
 export PIP_CONSTRAINT := $(CURDIR)/requirements/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -29,6 +30,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PYENV_PYTHONS := $(wildcard $(PYENV_ROOT)/versions/3.1[0-9].*/bin/python)
 empty :=
 export TOX_DISCOVER ?= $(subst $(empty) $(empty),:,$(strip $(PYENV_PYTHONS)))
+
+help:
+	@sed -n 's/^#   //p' Makefile
 
 setup: $(READY)
 

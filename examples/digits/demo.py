@@ -104,8 +104,9 @@ class Stage:
 
     def _listen(self, name: str, agent: subprocess.Popen[str]) -> None:
         assert agent.stdout is not None
-        for text in agent.stdout:
-            self.lines.put(Line(name, text.rstrip("\n"), time.monotonic()))
+        with agent.stdout as lines:
+            for text in lines:
+                self.lines.put(Line(name, text.rstrip("\n"), time.monotonic()))
         self.lines.put(Line(name, None, time.monotonic()))
 
     def kill_worker(self, name: str) -> tuple[int, float]:

@@ -37,6 +37,11 @@ class StreamMap:
     def __getitem__(self, local_rank: int) -> Stream:
         return self.by_rank.get(local_rank, self.default)
 
+    @property
+    def any(self) -> bool:
+        """Whether it names any stream of any rank."""
+        return bool(self.default or any(self.by_rank.values()))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:

@@ -103,7 +103,7 @@ class Catalogue:
             if distribution := BROUGHT_BY.get((group, name)):
                 return PluginError(
                     f"The {noun} {name!r} is not installed.",
-                    hint=f"The distribution {distribution} brings it: pip install {distribution}",
+                    hint=f"Install the distribution {distribution}, which brings it.",
                 )
         installed = self.names(*groups)
         others = {

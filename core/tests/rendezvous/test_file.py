@@ -1,12 +1,285 @@
+"""The store in a directory passes the suite, told of changes or looking for them, and mistrusts what it finds there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
 from functools import partial
-import pytest
 from pathlib import Path
+
+import pytest
+
+from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, UsageError
+from elastic_core.rendezvous import file, inotify
+from elastic_core.rendezvous.api import RendezvousParameters
+from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, Cursor, Link
 from elastic_core.rendezvous.file import FileBackend
+from elastic_core.rendezvous.inotify import Alarm
 from elastic_core.testing.backend_conformance import BackendConformance, ProcessConformance
+from elastic_core.testing.connections import MakeBackend, long_wait
+from elastic_core.testing.racing import PATIENCE
+
+FIRST = Link(1, "first")
+
+
 class TestFileBackend(BackendConformance, ProcessConformance):
     @pytest.fixture
-    def make_backend(self, tmp_path):
+    def make_backend(self, tmp_path: Path) -> MakeBackend:
         return partial(FileBackend.open, tmp_path)
+
     @pytest.fixture
-    def opener(self, make_backend):
+    def opener(self, make_backend: MakeBackend) -> MakeBackend:
         return make_backend
+
+
+class TestFileBackendOnANetworkMount(BackendConformance):
+    @pytest.fixture
+    def make_backend(self, tmp_path: Path) -> MakeBackend:
+        return partial(FileBackend.open, tmp_path, poll_interval=0.01)
+
+
+class TestFileBackendWithoutInotify(BackendConformance):
+    @pytest.fixture
+    def make_backend(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeBackend:
+        monkeypatch.setattr(inotify, "told", lambda directory: False)
+        monkeypatch.setattr(inotify, "POLL_INTERVAL", 0.01)
+        return partial(FileBackend.open, tmp_path)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileBackend:
+    return FileBackend.open(tmp_path, "job")
+
+
+@pytest.fixture
+def job(store: FileBackend, tmp_path: Path) -> Path:
+    """The directory of ``store``, with one entry and one row in it."""
+    store.append(ORIGIN, FIRST, b"1")
+    store.enter("node", b"value")
+    return tmp_path / "job"
+
+
+def test_only_the_jobs_user_may_look_into_its_directory(job: Path) -> None:
+    assert job.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_beat_wakes_nobody(store: FileBackend, job: Path) -> None:
+    alarm = Alarm()
+    assert [alarm.watch(job / part) for part in ("ledger", "roster")] == [True, True]
+    store.beat("node", 1)
+    assert not alarm.sleep(0)
+    store.amend("node", 1, b"new")
+    assert alarm.sleep(PATIENCE)
+    alarm.close()
+
+
+@pytest.mark.parametrize(
+    "stray", ["ledger/.nfs0000000000000007", "roster/.nfs07", "roster/README", "serials/x", "scratch/y"]
+)
+def test_files_of_others_are_passed_over(store: FileBackend, job: Path, tmp_path: Path, stray: str) -> None:
+    (job / stray).write_bytes(b"")
+    newcomer = FileBackend.open(tmp_path, "job")
+    assert newcomer.wait(Cursor(), roster=True, timeout=0).head == 1
+    assert [row.node_id for row in newcomer.roster()] == ["node"]
+    assert newcomer.enter("other", b"") == 2
+
+
+def test_nothing_is_left_of_what_was_replaced_or_removed(store: FileBackend, job: Path) -> None:
+    for revision in (1, 2, 3):
+        store.amend("node", revision, b"new")
+    store.amend("node", 2, b"old")
+    store.append(ORIGIN, Link(1, "late"), b"late")
+    files = {str(path.relative_to(job)) for path in job.rglob("*") if path.is_file()}
+    row = {"roster/00000001-node.3", "values/00000001-node.3", "beats/00000001-node"}
+    assert files == {"ledger/00000001", "serials/00000001", *row}
+    store.remove("node")
+    assert {str(path.relative_to(job)) for path in job.rglob("*") if path.is_file()} == files - row
+
+
+def _link(path: Path) -> None:
+    other = path.with_name("elsewhere")
+    other.write_bytes(path.read_bytes())
+    path.unlink()
+    path.symlink_to(other)
+
+
+def _fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("plant", "words"),
+    [
+        pytest.param(_link, ["symbolic link"], id="a symbolic link"),
+        pytest.param(_fifo, ["not a plain file"], id="a FIFO that would block"),
+        pytest.param(_folder, ["not a plain file"], id="a directory"),
+        pytest.param(lambda path: path.write_bytes(b"x" * 1_000_000), ["1000000 bytes"], id="too large a file"),
+        pytest.param(
+            lambda path: path.write_bytes(b"id\n" + bytes(MAX_VALUE_BYTES + 1)),
+            [str(MAX_VALUE_BYTES + 4)],
+            id="too large a value",
+        ),
+        pytest.param(lambda path: path.write_bytes(b"no line"), ["no record"], id="no record"),
+        pytest.param(lambda path: path.write_bytes(b"\xff\nvalue"), ["no record"], id="a name that is no text"),
+    ],
+)
+@pytest.mark.parametrize("what", ["ledger/00000001", "values/00000001-node.0"])
+def test_what_was_planted_is_refused(
+    store: FileBackend, job: Path, what: str, plant: Callable[[Path], None], words: list[str]
+) -> None:
+    plant(job / what)
+    with pytest.raises(RendezvousStateError) as caught:
+        store.read(1) if what.startswith("ledger") else store.roster()
+    assert all(word in caught.value.message for word in (*words, str(job / what)))
+
+
+@pytest.mark.parametrize("content", [b"", b"short", bytes(16), b"x" * 16])
+def test_a_beat_that_stays_torn_is_refused(store: FileBackend, job: Path, content: bytes) -> None:
+    (job / "beats/00000001-node").write_bytes(content)
+    with pytest.raises(RendezvousStateError, match="00000001-node' is no beat"):
+        store.roster()
+
+
+@pytest.mark.parametrize("gone", ["ledger/00000001", "serials/00000001", "values/00000001-node.0"])
+def test_files_deleted_under_a_running_job_are_named(store: FileBackend, job: Path, gone: str) -> None:
+    store.wait(Cursor(), roster=True, timeout=0)
+    (job / gone).unlink()
+    with pytest.raises(RendezvousStateError, match=re.escape(f"{gone}' is gone")):
+        (store.wait(Cursor(), roster=True, timeout=0), store.roster())
+
+
+def test_a_store_begun_anew_does_not_pass_for_the_old_one(store: FileBackend, job: Path, tmp_path: Path) -> None:
+    store.wait(Cursor(), roster=False, timeout=0)
+    shutil.rmtree(job)
+    FileBackend.open(tmp_path, "job")
+    for use in (store.connect, lambda: store.wait(Cursor(1), roster=False, timeout=0), lambda: store.beat("node", 1)):
+        with pytest.raises(RendezvousStateError, match="is gone"):
+            use()
+
+
+def test_a_directory_that_vanishes_ends_a_wait(store: FileBackend, job: Path) -> None:
+    future = long_wait(store, Cursor(1), roster=False)
+    (job / "ledger").rename(job / "elsewhere")
+    with pytest.raises(RendezvousConnectionError, match="No such file or directory"):
+        future.result(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param(lambda store: store.connect(), id="connect"),
+        pytest.param(lambda store: store.enter("other", b""), id="enter"),
+        pytest.param(lambda store: store.amend("node", 1, b""), id="amend"),
+        pytest.param(lambda store: store.beat("node", 1), id="beat"),
+        pytest.param(lambda store: store.remove("node"), id="remove"),
+        pytest.param(lambda store: store.roster(), id="roster"),
+        pytest.param(lambda store: store.append(FIRST, Link(2, "second"), b""), id="append"),
+        pytest.param(lambda store: store.append(ORIGIN, FIRST, b""), id="append the first"),
+        pytest.param(lambda store: store.read(1), id="read"),
+        pytest.param(lambda store: store.wait(Cursor(), roster=True, timeout=0), id="wait"),
+    ],
+)
+def test_without_its_directory_every_operation_says_so(
+    store: FileBackend, job: Path, use: Callable[[FileBackend], object]
+) -> None:
+    shutil.rmtree(job)
+    with pytest.raises(RendezvousConnectionError, match="No such file or directory") as caught:
+        use(store)
+    assert str(job) in caught.value.message
+    assert "do not delete a running job's directory" in str(caught.value)
+
+
+def test_a_closed_connection_is_of_no_more_use(store: FileBackend) -> None:
+    store.close()
+    with pytest.raises(RendezvousConnectionError, match="is closed"):
+        store.roster()
+
+
+def _foreign(path: Path, monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
+    """A directory of another user, whoever runs the tests."""
+    path.mkdir()
+    path.chmod(mode)
+    if os.geteuid() == 0:
+        os.chown(path, 12345, 12345)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+
+
+def test_a_job_directory_planted_by_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _foreign(tmp_path / "job", monkeypatch, 0o777)
+    with pytest.raises(RendezvousStateError, match="belongs to another user"):
+        FileBackend.open(tmp_path, "job")
+
+
+def test_a_job_directory_that_users_share_on_purpose_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _foreign(tmp_path / "job", monkeypatch, 0o770)
+    assert FileBackend.open(tmp_path, "job").enter("node", b"") == 1
+
+
+@pytest.mark.parametrize("plant", [lambda path: path.symlink_to(path.parent), lambda path: path.write_bytes(b"")])
+def test_a_job_directory_that_is_none_is_refused(tmp_path: Path, plant: Callable[[Path], None]) -> None:
+    plant(tmp_path / "job")
+    with pytest.raises(RendezvousStateError, match="is not a directory"):
+        FileBackend.open(tmp_path, "job")
+
+
+# The plugin ----------------------------------------------------------------------------------------------------------
+
+
+def made(endpoint: str, **config: str) -> FileBackend:
+    params = RendezvousParameters(
+        backend="file", endpoint=endpoint, run_id="a/job", min_nodes=1, max_nodes=2, config=config
+    )
+    backend = file.elastic_make_rendezvous(params)
+    assert isinstance(backend, FileBackend)
+    return backend
+
+
+def test_the_hooks_ask_for_a_directory() -> None:
+    options = file.elastic_rendezvous_options()
+    assert (options.endpoint, options.endpoint_required, options.single_node) == ("DIRECTORY", True, False)
+    assert list(options.conf) == ["poll_interval"]
+
+
+@pytest.mark.parametrize(
+    "form", ["{}/new", "file://{}/new", "file://localhost{}/n%65w", "new", "./new/../new", "~/new"]
+)
+def test_every_form_of_the_endpoint_names_one_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    made(form.format(tmp_path)).enter("node", b"value")
+    assert [row.value for row in made(str(tmp_path / "new")).roster()] == [b"value"]
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a%2Fjob"]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "config", "message"),
+    [
+        ("", {}, "needs --rdzv_endpoint=DIRECTORY"),
+        ("{}/missing/new", {}, "there is no directory '{}/missing'.\nCreate it"),
+        ("{}/plain", {}, "'{}/plain' is not a directory"),
+        ("{}/plain/new", {}, "'{}/plain/new' is not a directory"),
+        ("file://host/dir", {}, "'file://host/dir' names no directory of this host"),
+        ("file:dir", {}, "'file:dir' names no directory of this host"),
+        ("{}", {"poll_interval": "0"}, "poll_interval=0 is not a positive number of seconds"),
+        ("{}", {"poll_interval": "-1"}, "poll_interval=-1 is not a positive number of seconds"),
+        ("{}", {"poll_interval": "nan"}, "poll_interval=nan is not a positive number of seconds"),
+        ("{}", {"poll_interval": "inf"}, "poll_interval=inf is not a positive number of seconds"),
+        ("{}", {"poll_interval": "fast"}, "poll_interval=fast is not a positive number of seconds"),
+    ],
+)
+def test_wrong_usage_is_quoted(tmp_path: Path, endpoint: str, config: dict[str, str], message: str) -> None:
+    (tmp_path / "plain").write_bytes(b"")
+    with pytest.raises(UsageError) as caught:
+        made(endpoint.format(tmp_path), **config)
+    assert message.format(tmp_path) in str(caught.value)

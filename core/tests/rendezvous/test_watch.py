@@ -6,7 +6,7 @@ from scenes import info
 
 from elastic_core.config import Timing
 from elastic_core.rendezvous.rows import NodeRow
-from elastic_core.rendezvous.watch import Observation, Watch, dead, forget, observe
+from elastic_core.rendezvous.watch import Heard, Observation, Watch, dead, forget, observe
 
 TIMING = Timing()
 
@@ -73,3 +73,9 @@ def test_a_node_that_was_never_seen_is_dead() -> None:
 
 def test_forgotten_nodes_are_gone() -> None:
     assert list(forget(watched((0.0, [row("a", 1), row("b", 2)])), ["a"]).nodes) == ["b"]
+
+
+def test_a_new_chair_goes_on_from_what_it_had_heard_of_the_old_one() -> None:
+    started = Watch(heard=Heard("a", 5, 1.0))
+    still, stirred = observe(started, [row("a", 1, 5)], 7.0), observe(started, [row("a", 1, 6)], 7.0)
+    assert [dead(watch, "a", TIMING, 7.0) for watch in (still, stirred)] == [True, False]

@@ -31,7 +31,6 @@ from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import signal_name
-from elastic_core.observers import Observers
 from elastic_core.plugins import Plugins
 from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.backend import RendezvousBackend
@@ -67,8 +66,6 @@ SILENT_PROGRESS = 30.0
 """Seconds that all ranks of a silent script must be alive to count as progress (rule L4)."""
 FENCE_SHARE = 0.8
 """Part of ``fence_after`` without store contact after which a node stops its own workers (rule S4)."""
-FLUSH = 2.0
-"""Most seconds to wait for observers at the end."""
 FAREWELL = 10.0
 """Most seconds to spend on leaving the roster properly."""
 
@@ -100,21 +97,18 @@ def run(config: RunConfig, plugins: Plugins) -> int:
     """
     clock = Clock(new_id=lambda: uuid.uuid4().hex[:12])
     with contextlib.ExitStack() as stack:
-        observers = plugins.observers()
-        stack.callback(observers.close, FLUSH)
         store = plugins.make_rendezvous(_parameters(config))
         stack.callback(store.close)
         become_subreaper()
-        observers.start()
         seat = Seat.take(f"{config.rdzv_backend}/{config.rdzv_endpoint}/{config.rdzv_id}")
         stack.callback(seat.close)
         applicant = _applicant(config, plugins, seat, clock)
         message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {applicant.info}"
-        observers.publish(Event("joining", message, fields={"node_id": applicant.info.node_id}))
+        plugins.publish(Event("joining", message, fields={"node_id": applicant.info.node_id}))
         found = join(store, applicant, clock)
         if isinstance(found, Closed):
-            return _finish(observers, found)
-        supervisor = Supervisor(config, plugins, observers, store, applicant.info, found, seat, clock)
+            return _finish(plugins, found)
+        supervisor = Supervisor(config, plugins, store, applicant.info, found, seat, clock)
         stack.callback(supervisor.close)
         return supervisor.run()
 
@@ -126,14 +120,13 @@ class Supervisor:
         self,
         config: RunConfig,
         plugins: Plugins,
-        observers: Observers,
         store: RendezvousBackend,
         info: NodeInfo,
         ledger: Ledger,
         seat: Seat,
         clock: Clock,
     ) -> None:
-        self._config, self._observers, self._clock = config, observers, clock
+        self._config, self._plugins, self._clock = config, plugins, clock
         self._embedded = store.embedded
         self._state = NodeState(info=info, ledger=ledger)
         self._address = local_address(
@@ -148,15 +141,21 @@ class Supervisor:
         self._warden = Warden.start(hold=[seat.fileno()])
         self._inbox.watch(self._warden, self._warden.receive)
         report = partial(self._say, "output", level=Level.WARNING)
-        self._output = Output(config_redirects=config.redirects, tee=config.tee, report=report)
-        self._directory = _log_directory(config, ledger.head.run)
+        self._output = Output(
+            redirects=config.redirects, tee=config.tee, keep=config.log_dir is not None, report=report
+        )
+        self._directory, self._temporary = _log_directory(config, ledger.head.run)
+        if self._temporary:
+            self._warden.sweep(str(self._directory))
+        elif config.log_dir is None:
+            self._say("logs", f"logs are in {self._directory}")
         self._group = WorkerGroup(
-            config, plugins, self._warden, self._output, info, ledger.head.run, self._directory, observers.publish
+            config, plugins, self._warden, self._output, info, ledger.head.run, self._directory, plugins.publish
         )
         calls = SessionCalls(
             post=self._inbox.post,
-            publish=observers.publish,
-            judge=partial(plugins.judge, report=observers.publish),
+            publish=plugins.publish,
+            judge=plugins.judge,
             crashed=lambda error: self._inbox.post(_Crashed(error)),
         )
         self._session = Session(store, info.node_id, ledger, clock, calls)
@@ -181,7 +180,7 @@ class Supervisor:
             if port is not None:
                 port.close()
         self._inbox.close()
-        if self._config.log_dir is None:
+        if self._temporary:
             shutil.rmtree(self._directory, ignore_errors=True)
 
     # What happened ---------------------------------------------------------------------------------------------------
@@ -225,7 +224,7 @@ class Supervisor:
             self._step(Leaving.signalled(signum, signal_name(signum)))
         else:
             self._say("signal", f"received {signal_name(signum)} again: killing the workers")
-            self._warden.stop(grace=0.0)
+            self._group.stop(0.0)
 
     def _on_warden_death(self, reason: str) -> None:
         """Without its warden a node cannot promise that nothing is left behind: it withdraws."""
@@ -275,7 +274,7 @@ class Supervisor:
 
     def _start(self, current: Round, restart_count: int) -> None:
         members = [member.node_id for member in current.members]
-        self._observers.round_starts(round=current.number, run_uid=self._group.run_uid, members=members)
+        self._plugins.round_starts(current.number, self._group.run_uid, members)
         try:
             self._group.start(current, restart_count)
         except (ElasticError, OSError) as exc:
@@ -286,27 +285,27 @@ class Supervisor:
         planned = grace is Grace.PLANNED and self._signals == 0
         seconds = self._config.shutdown_timeout if grace is Grace.PLANNED else self._config.failure_grace
         if planned:
-            self._observers.stop_planned(round=self._state.round, grace=seconds, reason=why)
+            self._plugins.stop_planned(self._state.round, seconds, why)
         self._say("stopping", f"stopping the workers of round {self._state.round}: {why}", Level.DEBUG)
-        self._warden.stop(grace=seconds)
+        self._group.stop(seconds)
 
     # What is said ----------------------------------------------------------------------------------------------------
 
     def _say(self, name: str, message: str, level: Level = Level.INFO) -> None:
-        self._observers.publish(Event(name, message, level))
+        self._plugins.publish(Event(name, message, level))
 
     def _narrate(self, before: Ledger, after: Ledger) -> None:
         """Tell observers what the new entries mean."""
         if after.halt is not None and after.halt is not before.halt:
             fields = {"round": after.halt.round, "reason": after.halt.reason.value}
-            self._observers.publish(Event("round_halted", f"round {after.halt.round} is halted: {after.halt.why}", fields=fields))
+            self._plugins.publish(Event("round_halted", f"round {after.halt.round} is halted: {after.halt.why}", fields=fields))
         if after.round is not None and after.round is not before.round:
-            self._observers.publish(_round_started(after, after.round, self._state.info.node_id))
+            self._plugins.publish(_round_started(after, after.round, self._state.info.node_id))
 
     def _conclude(self, end: Exit) -> int:
         closed = self._state.ledger.closed
         if closed is not None:
-            return _finish(self._observers, closed)
+            return _finish(self._plugins, closed)
         self._say("left", f"this node is out: {end.why}", Level.INFO if end.code == 0 else Level.WARNING)
         return end.code
 
@@ -327,9 +326,9 @@ def _round_started(ledger: Ledger, current: Round, node_id: str) -> Event:
     return Event("round_started", message, fields=fields)
 
 
-def _finish(observers: Observers, closed: Closed) -> int:
+def _finish(plugins: Plugins, closed: Closed) -> int:
     level = Level.INFO if closed.success else Level.ERROR
-    observers.publish(Event("job_closed", outcome.report(closed), level, {"success": closed.success}))
+    plugins.publish(Event("job_closed", outcome.report(closed), level, {"success": closed.success}))
     return closed.exit_code
 
 
@@ -361,7 +360,7 @@ def _applicant(config: RunConfig, plugins: Plugins, seat: Seat, clock: Clock) ->
         max_nodes=config.max_nodes,
         max_restarts=config.max_restarts,
         on_node_loss=config.on_node_loss,
-        failure_policies=plugins.failure_policies,
+        failure_policies=plugins.failure_policies(),
     )
     settings = Settings(agreement=agreement, timing=config.timing, versions=versions, host=str(info))
     return Applicant(
@@ -372,8 +371,10 @@ def _applicant(config: RunConfig, plugins: Plugins, seat: Seat, clock: Clock) ->
     )
 
 
-def _log_directory(config: RunConfig, run_uid: str) -> Path:
-    """Where this run's logs go; without ``--log_dir`` a temporary place, removed at the end, for the error files alone."""
-    if config.log_dir is None:
-        return Path(tempfile.mkdtemp(prefix=f"elastic_{os.getpid()}_"))
-    return config.log_dir / f"{urllib.parse.quote(config.rdzv_id, safe='')}_{run_uid}"
+def _log_directory(config: RunConfig, run_uid: str) -> tuple[Path, bool]:
+    """Where this run's logs and error files go, and whether that is removed at the end because nobody asked for logs."""
+    name = f"{urllib.parse.quote(config.rdzv_id, safe='')}_{run_uid}"
+    if config.log_dir is not None:
+        return config.log_dir / name, False
+    wanted = any((config.redirects.any, config.tee.any))
+    return Path(tempfile.mkdtemp(prefix=f"elastic_{name[:80]}_")), not wanted

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -60,11 +59,12 @@ class WorkerGroup:
     started_at: float = 0.0
     _tags: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _workers: dict[int, Worker] = field(default_factory=dict)
-    _failed: bool = False
+    _over: bool = False
+    """Whether the round is already lost, or being stopped: what fails now is a consequence."""
 
     def start(self, current: Round, restart_count: int) -> None:
         """Start every local rank of a round. What fails comes back later, as an event."""
-        self.started_at, self._failed = self.now(), False
+        self.started_at, self._over = self.now(), False
         self._workers.clear()
         for assignment in self._assignments(current, restart_count):
             tag = next(self._tags)
@@ -104,16 +104,21 @@ class WorkerGroup:
                 self.publish(Event("worker_stuck", message, Level.ERROR, {"pid": pid, "wchan": wchan}))
         return None
 
+    def stop(self, grace: float) -> None:
+        """Stop them all, SIGKILL after ``grace`` seconds; the warden answers Gone."""
+        self._over = True
+        self.warden.stop(grace=grace)
+
     def gone(self) -> None:
         """Every process of the round is gone: finish its logs."""
         self._settle()
         self._workers.clear()
 
     def _fail(self, incident: Incident) -> WorkerFailed | None:
-        """The first failure only: the others are mostly its consequences."""
-        if self._failed:
+        """The first failure only."""
+        if self._over:
             return None
-        self._failed = True
+        self._over = True
         where = f"rank {incident.rank} (pid {incident.pid})" if incident.pid else f"rank {incident.rank}"
         fields = {"rank": incident.rank, "pid": incident.pid, "exit_code": incident.exit_code, "round": incident.round}
         self.publish(Event("worker_failed", f"{where} {incident.cause()}", Level.WARNING, fields))
@@ -149,11 +154,9 @@ class WorkerGroup:
         )
 
     def _settle(self) -> None:
-        """Take in what the ended workers' pipes still hold, and remove error files that nobody asked to keep."""
+        """Take in what the ended workers' pipes still hold."""
         for worker in self._workers.values():
             self.output.drain(worker.streams, DRAIN)
-            if self.config.log_dir is None:
-                shutil.rmtree(Path(worker.assignment.error_file).parent, ignore_errors=True)
 
     def _assignments(self, current: Round, restart_count: int) -> list[Assignment]:
         mine = place(current.members, self.info.node_id)

@@ -30,6 +30,10 @@ THINKING = 0.3
 """Seconds that the policies may think before the broken round is halted meanwhile; reporters give a chair 1 s (rule L2)."""
 
 
+PATIENCE = 1.0
+"""Seconds that the job must have waited for somebody before people are told."""
+
+
 @dataclass
 class ChairDriver:
     """The chair's memory and its hands. Used by one thread."""
@@ -41,7 +45,8 @@ class ChairDriver:
     watch: Watch = field(default_factory=Watch)
     _judgement: Judgement | None = None
     _thinking: Future[Verdict] | None = None
-    _told: str = ""
+    _waiting_for: str = ""
+    _tell_at: float | None = None
     _malformed: frozenset[str] = frozenset()
     _decoded: dict[str, tuple[bytes, NodeRow]] = field(default_factory=dict)
 
@@ -154,7 +159,10 @@ class ChairDriver:
                 return
 
     def _tell(self, waiting: str) -> None:
-        key = waiting.split(", for up to")[0]  # the time left changes at every look; tell once
-        if key and key != self._told:
+        """Say whom the job waits for, once, and not before it is clear that it has to."""
+        key, now = waiting.split(", for up to")[0], self.clock.now()  # the time left changes at every look
+        if key != self._waiting_for:
+            self._waiting_for, self._tell_at = key, now + PATIENCE
+        elif key and self._tell_at is not None and now >= self._tell_at:
+            self._tell_at = None
             self.publish(Event("waiting", f"waiting for {waiting}", fields={"for": key}))
-        self._told = key

@@ -4,14 +4,14 @@ On one host the kernel tells of changes; on a network mount every agent looks fi
 
     ledger/00000007             entry 7: its id, a line break, its data; never changed, never deleted
     serials/00000003            the third arrival's node id; a number is taken by linking its file
-    roster/00000003-n7.5        the third arrival, node n7, is at revision 5; an empty file, renamed to amend it
+    roster/00000003-n7.5        the third arrival, node n7, is at revision 5; empty, and renamed to amend it
     values/00000003-n7.5        the value that goes with it, complete before ``roster`` says 5
     beats/00000003-n7           its beat, overwritten in place
     scratch/                    drafts, by host and process id; what stays here never matters
 
-The empty file in ``roster`` *is* the row. Renaming it from one revision to a greater is a compare-and-set, which no late
-writer wins and which brings no removed row back; and the names alone tell a waiter whether anything has changed. Beats are
-files that nobody watches.
+The empty file in ``roster`` *is* the row. Renaming it from one revision to a greater is a compare-and-set, which no
+late writer wins and which brings no removed row back; and the names alone tell a waiter whether anything has changed.
+Beats are files that nobody watches.
 """
 
 from __future__ import annotations
@@ -199,8 +199,8 @@ class FileBackend(RendezvousBackend):
         names = None if ids is None else {safe_name(node_id) for node_id in ids}
         with self._io():
             marks = [mark for name, mark in self._marks().items() if names is None or name in names]
-            rows = [self._row(mark) for mark in sorted(marks, key=lambda mark: mark.serial)]
-            return [row for row in rows if row is not None]
+            rows = [row for mark in marks if (row := self._row(mark)) is not None]
+            return sorted(rows, key=lambda row: row.serial)  # only now: a row read late may have entered again
 
     # The ledger ------------------------------------------------------------------------------------------------------
 
@@ -316,8 +316,8 @@ def elastic_rendezvous_options() -> RendezvousOptions:
         endpoint="DIRECTORY",
         endpoint_required=True,
         conf={
-            "poll_interval": f"seconds between two looks for changes; by default {POLL_INTERVAL} on a network mount, and "
-            "none elsewhere, where the kernel tells of them"
+            "poll_interval": f"seconds between two looks for changes; by default {POLL_INTERVAL} on a network mount, "
+            "and elsewhere none, as the kernel tells of them"
         },
     )
 

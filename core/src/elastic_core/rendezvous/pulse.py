@@ -16,7 +16,11 @@ from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.rendezvous.backend import BeatReply, RendezvousBackend
 from elastic_core.rendezvous.ledger import Ledger
 from elastic_core.rendezvous.succession import ChairSigns, standing, takeover_at
-from elastic_core.rendezvous.watch import CONTACT_GAP
+from elastic_core.rendezvous.watch import CONTACT_GAP, Heard
+
+
+RETRY = 0.1
+"""Seconds between two looks at a chair that seems to be gone, while others stand before us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +33,8 @@ class PulseCalls:
     """The connection broke; give the pulse a new one by :meth:`Pulse.reconnected`."""
     row: Callable[[int | None], None]
     """The revision that the store holds of our row, None for no row (rule S7)."""
-    take_chair: Callable[[str], None]
-    """The chair is gone, and it is our turn; why, in words."""
+    take_chair: Callable[[Heard, str], None]
+    """The chair is gone, and it is our turn: what was last heard of it, and why, in words."""
 
 
 class Pulse:
@@ -45,7 +49,7 @@ class Pulse:
         self._now = now
         self._calls = calls
         self._count = 1
-        self._contact_at = self._chair_changed_at = self._ticked_at = now()
+        self._contact_at = self._chair_changed_at = self._ticked_at = self._tried_at = now()
         self._chair_beat: int | None = None
         self._watched = ledger.chair
         self._reported_at: float | None = None
@@ -107,12 +111,13 @@ class Pulse:
     def _pause(self, beat_at: float) -> float:
         """Seconds until there is something to do."""
         due = beat_at
-        if self._reported_at is not None and self._heir(self._ledger):
-            due = min(due, takeover_at(self._ledger, self._signs(), 0))
-            due = max(due, self._contact_at + 0.1)  # asked a moment ago; others stand before us
+        if self._heir(self._ledger):
+            takeover = takeover_at(self._ledger, self._signs(), 0)
+            due = min(due, max(takeover, self._tried_at + RETRY))
         return due - self._now()
 
     def _beat(self, store: RendezvousBackend, ledger: Ledger) -> None:
+        self._tried_at = self._now()
         try:
             reply = store.beat(self._node_id, self._count, ledger.chair)
             self._absorb(reply, ledger)
@@ -120,7 +125,8 @@ class Pulse:
             if self._heir(ledger) and self._now() >= takeover_at(ledger, signs, 0):
                 arrivals = [row.node_id for row in store.roster()]
                 if self._now() >= takeover_at(ledger, signs, standing(ledger, arrivals, self._node_id)):
-                    self._calls.take_chair(self._why(ledger))
+                    heard = Heard(ledger.chair, self._chair_beat or 0, self._chair_changed_at)
+                    self._calls.take_chair(heard, self._why(ledger))
         except RendezvousConnectionError as exc:
             with self._changed:
                 self._store = None

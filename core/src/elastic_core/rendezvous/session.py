@@ -27,7 +27,7 @@ from elastic_core.rendezvous.node import EntriesRead, NodeEvent, StoreLost
 from elastic_core.rendezvous.pulse import Pulse, PulseCalls
 from elastic_core.rendezvous.reading import news
 from elastic_core.rendezvous.rows import NodeRow
-from elastic_core.rendezvous.watch import Observation, Watch, dead, observe
+from elastic_core.rendezvous.watch import Heard, Observation, Watch, dead, observe
 
 IDLE_WAIT = 60.0
 """Seconds that a follower waits for the ledger at a time; the store wakes it earlier."""
@@ -58,6 +58,7 @@ class Session:
         self._calls = calls
         self._ledger = ledger
         self._chair = ChairDriver(node_id, calls.judge, clock, calls.publish)
+        self._heard: Heard | None = None
         self._wake = threading.Condition()
         self._row: NodeRow | None = None
         self._revision = 0
@@ -156,6 +157,8 @@ class Session:
         wait = IDLE_WAIT
         chairs = self._ledger.chair == self._node_id
         if chairs:
+            if self._chair.watch.read_at is None:
+                self._chair.watch = Watch(heard=self._heard)
             at = self._chair.turn(store, self._ledger)
             beat = self._ledger.settings.timing.beat_interval
             wait = beat if at is None else min(beat, max(0.0, at - self._clock.now()))
@@ -229,10 +232,11 @@ class Session:
             wait = min(timing.beat_interval, deadline - now)
             version = store.wait(Cursor(ledger.head.index, version), roster=True, timeout=wait).roster
 
-    def _take_chair(self, why: str) -> None:
+    def _take_chair(self, heard: Heard, why: str) -> None:
         ledger = self._ledger
         if ledger.closed is None and not self._root.embedded:
             with self._wake:
+                self._heard = heard
                 self._jobs.append(lambda store: self._append_chair(store, ledger, self._node_id, why))
                 self._wake.notify()
 

@@ -39,11 +39,21 @@ class Sighting:
 
 
 @dataclass(frozen=True, slots=True)
+class Heard:
+    """What a node had heard of the old chair when it took its place, so that it need not be silent for a second full period."""
+
+    node_id: str
+    beat: int
+    changed_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Watch:
     """Everybody that the chair has ever seen in this run and not yet forgotten, in order of arrival."""
 
     nodes: Mapping[str, Sighting] = field(default_factory=dict)
     read_at: float | None = None
+    heard: Heard | None = None
 
     def get(self, node_id: str) -> Sighting | None:
         """The sighting of a node; None for one that was never seen."""
@@ -65,19 +75,27 @@ def observe(watch: Watch, rows: Iterable[Observation], now: float) -> Watch:
     nodes = {}
     for seen in sorted(rows, key=lambda seen: seen.serial):
         old = watch.get(seen.row.info.node_id)
-        fresh = old is None or gap or (old.beat, old.row) != (seen.beat, seen.row)
+        fresh = gap or old is None or (old.beat, old.row) != (seen.beat, seen.row)
         nodes[seen.row.info.node_id] = Sighting(
             row=seen.row,
             serial=seen.serial,
             beat=seen.beat,
             arrived_at=now if old is None else old.arrived_at,
-            changed_at=now if old is None or fresh else old.changed_at,
+            changed_at=_last_sign(watch, seen, now) if old is None else now if fresh else old.changed_at,
             seen_at=now if old is None or old.row.head != seen.row.head else old.seen_at,
         )
     for node_id, old in watch.nodes.items():
         if node_id not in nodes:
             nodes[node_id] = replace(old, listed=False, changed_at=now if gap else old.changed_at)
-    return Watch(dict(sorted(nodes.items(), key=lambda item: item[1].serial)), now)
+    return replace(watch, nodes=dict(sorted(nodes.items(), key=lambda item: item[1].serial)), read_at=now)
+
+
+def _last_sign(watch: Watch, seen: Observation, now: float) -> float:
+    """When a node that is seen for the first time last gave a sign: now, unless it is the old chair and has not stirred since."""
+    heard = watch.heard
+    if heard is not None and (heard.node_id, heard.beat) == (seen.row.info.node_id, seen.beat):
+        return heard.changed_at
+    return now
 
 
 def forget(watch: Watch, node_ids: Iterable[str]) -> Watch:

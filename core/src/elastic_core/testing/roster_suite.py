@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from functools import partial
 
@@ -12,7 +13,7 @@ import pytest
 from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous.backend import BeatReply, Cursor, RendezvousBackend, RosterRow
 from elastic_core.testing.connections import ALL_BYTES, Connect, Connections, chain, full_value
-from elastic_core.testing.racing import RACERS, race
+from elastic_core.testing.racing import PATIENCE, RACERS, background, race
 
 
 class RosterConformance(Connections):
@@ -100,6 +101,30 @@ class RosterConformance(Connections):
             )
             newest = base + RACERS
             assert [(row.revision, row.value) for row in store.roster()] == [(newest, b"%d" % newest)]
+
+    def test_readers_are_not_disturbed_by_rows_that_come_and_go(self, connect: Connect) -> None:
+        def live(store: RendezvousBackend, node_id: str) -> None:
+            for _ in range(5):
+                store.enter(node_id, b"0")
+                for revision in range(1, 6):
+                    store.amend(node_id, revision, b"%d" % revision)
+                    store.beat(node_id, revision)
+                store.remove(node_id)
+
+        def read(store: RendezvousBackend) -> None:
+            while not over.is_set():
+                rows = store.roster()
+                assert [row.value for row in rows] == [b"%d" % row.revision for row in rows]
+                assert [row.serial for row in rows] == sorted({row.serial for row in rows})
+
+        over = threading.Event()
+        readers = [background(partial(read, connect())) for _ in range(2)]
+        try:
+            race(partial(live, connect(), f"node-{racer}") for racer in range(RACERS - 2))
+        finally:
+            over.set()
+        for reader in readers:
+            reader.result(PATIENCE)
 
     def test_an_amendment_of_a_removed_row_is_dropped(self, store: RendezvousBackend, connect: Connect) -> None:
         store.enter("node", b"0")

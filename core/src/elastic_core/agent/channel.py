@@ -1,0 +1,119 @@
+"""How the agent and its warden talk: whole JSON messages over a stream socket, with descriptors beside them. Nothing here blocks.
+
+Imported by the warden process, so by few and cheap means.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+Message: TypeAlias = "dict[str, Any]"
+
+_MAX_DESCRIPTORS = 4
+"""Most that one message carries: three standard streams and a control channel."""
+_LENGTH = struct.Struct("!I")
+
+
+class Channel:
+    """One end of the socket between agent and warden: JSON objects behind their length, with descriptors beside them; never blocks.
+
+    Attributes:
+        closed: The other end is gone. What is sent from then on is dropped.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._outgoing: deque[tuple[memoryview, list[int]]] = deque()
+        self._incoming = bytearray()
+        self._descriptors: deque[list[int]] = deque()
+        self.closed = False
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._sock.fileno()
+
+    @property
+    def pending(self) -> bool:
+        """Whether something waits for the socket to take more."""
+        return bool(self._outgoing)
+
+    def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Send a message, now or as soon as there is room. The caller may close the descriptors at once."""
+        if self.closed:
+            return
+        body = json.dumps(message).encode()
+        self._outgoing.append((memoryview(_LENGTH.pack(len(body)) + body), [os.dup(fd) for fd in descriptors]))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send as much of what is pending as there is room for."""
+        while self._outgoing:
+            data, descriptors = self._outgoing[0]
+            try:
+                sent = socket.send_fds(self._sock, [data], descriptors) if descriptors else self._sock.send(data)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                self._hang_up()
+                return
+            close_all(descriptors)  # they went with the first byte
+            if sent == len(data):
+                self._outgoing.popleft()
+            else:
+                self._outgoing[0] = (data[sent:], [])
+
+    def receive(self) -> list[tuple[Message, list[int]]]:
+        """All whole messages that are there, each with its descriptors, which are the caller's from then on."""
+        while not self.closed:
+            try:
+                data, descriptors, flags, _ = socket.recv_fds(
+                    self._sock, 1 << 16, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                break
+            except ConnectionError:
+                data, descriptors, flags = b"", [], 0
+            if not data:
+                self._hang_up()
+            self._incoming += data
+            # One message's descriptors come at a time. Truncated means that this process could not open them all: fewer, but still its.
+            if descriptors or flags & socket.MSG_CTRUNC:
+                self._descriptors.append(descriptors)
+        return self._messages()
+
+    def close(self) -> None:
+        """Close the socket, and with it everything that has not been sent."""
+        self._hang_up()
+        self._sock.close()
+
+    def _messages(self) -> list[tuple[Message, list[int]]]:
+        messages: list[tuple[Message, list[int]]] = []
+        start = 0
+        while len(self._incoming) >= start + _LENGTH.size:
+            end = start + _LENGTH.size + _LENGTH.unpack_from(self._incoming, start)[0]
+            if len(self._incoming) < end:
+                break
+            message = json.loads(self._incoming[start + _LENGTH.size : end])
+            messages.append((message, self._descriptors.popleft() if message.get("descriptors") else []))
+            start = end
+        del self._incoming[:start]
+        return messages
+
+    def _hang_up(self) -> None:
+        self.closed = True
+        for _, descriptors in self._outgoing:
+            close_all(descriptors)
+        self._outgoing.clear()
+
+
+def close_all(descriptors: list[int]) -> None:
+    """Close descriptors, and forget them."""
+    while descriptors:
+        os.close(descriptors.pop())

@@ -1,0 +1,281 @@
+"""The agent's side of the warden: start it, tell it, hear from it. ``warden_main.py`` is the process itself.
+
+Nothing here blocks but :meth:`Warden.close`; all of it is called from one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from elastic_core.agent import warden_main
+from elastic_core.agent.channel import Channel, Message
+from elastic_core.agent.processes import Process, become_subreaper, descendants, kill
+from elastic_core.errors import ElasticError
+from elastic_core.incidents import signal_name
+
+__all__ = [
+    "Died",
+    "Exited",
+    "Fenced",
+    "Gone",
+    "Signalled",
+    "SpawnFailed",
+    "Spawned",
+    "Stuck",
+    "Warden",
+    "WardenEvent",
+    "become_subreaper",
+]
+
+_BURIAL = 1.0
+"""Most seconds between a warden's last word and its death."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """A worker's program runs."""
+
+    tag: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnFailed:
+    """A worker could not be started; ``error`` is the system's reason, e.g. ``[Errno 2] No such file or directory: 'x'``."""
+
+    tag: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A worker that had started has ended; ``returncode`` is negative for a signal, as :attr:`subprocess.Popen.returncode`."""
+
+    tag: int
+    pid: int
+    returncode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """One step of a stop: the workers whose process groups got a signal, or every process that got SIGKILL."""
+
+    signum: int
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The answer to the last :meth:`Warden.stop`: no descendant of the warden is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """A process is still there 15 s after SIGKILL; ``wchan`` is where in the kernel it waits, if that is known. Once per process."""
+
+    pid: int
+    name: str
+    wchan: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """The dead-man's switch went off, and no descendant is left. The workers that it killed are not reported as exited.
+
+    It also answers a stop that was asked for meanwhile.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The warden itself is gone, and everything below it was killed. Nothing comes after this."""
+
+    reason: str
+
+
+WardenEvent: TypeAlias = "Spawned | SpawnFailed | Exited | Signalled | Gone | Stuck | Fenced | Died"
+
+
+class Warden:
+    """A running warden. Make it with :meth:`start`; the calling process should be a subreaper (:func:`become_subreaper`)."""
+
+    def __init__(self, process: subprocess.Popen[bytes], channel: Channel, others: frozenset[Process]) -> None:
+        self._process = process
+        self._channel = channel
+        self._others = others
+        self._stops = 0
+        self._unanswered: int | None = None
+        self._fences = 0
+        self._died = False
+        # One descriptor for the agent's loop, readable when the socket is, or when it has room for what waits to be sent.
+        self._ready = select.epoll()
+        self._ready.register(channel, select.EPOLLIN)
+
+    @classmethod
+    def start(cls, *, hold: Sequence[int] = ()) -> Warden:
+        """Start the process; it keeps the descriptors ``hold`` open until its last descendant is gone, whatever becomes of the agent.
+
+        Raises:
+            ElasticError: No process could be made.
+        """
+        ours, theirs = socket.socketpair()
+        others = frozenset(descendants(os.getpid()))
+        try:
+            with theirs:
+                given = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)  # a number that no standard stream can have
+                command = [sys.executable, "-I", "-S", warden_main.__file__, str(given)]
+                try:
+                    # In a session of its own: Ctrl-C at a terminal goes to all of the foreground, and this one has to see the others out.
+                    process = subprocess.Popen(command, pass_fds=[given, *hold], start_new_session=True)
+                finally:
+                    os.close(given)
+        except OSError as exc:
+            ours.close()
+            raise ElasticError(
+                f"The warden, the process that starts the workers, could not be started: {exc}.",
+                hint="Check the limits of processes and open files (ulimit -u, ulimit -n).",
+            ) from exc
+        return cls(process, Channel(ours), others)
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when :meth:`receive` is to be called."""
+        return self._ready.fileno()
+
+    def spawn(
+        self,
+        tag: int,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        cwd: str | None = None,
+        stdin: int | None = None,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        control: int | None = None,
+    ) -> None:
+        """Start a worker: Spawned or SpawnFailed will come, with ``tag``. While a stop is under way it fails.
+
+        Args:
+            tag: The caller's name for it.
+            argv: The program, looked for on the PATH of ``env``, and its arguments.
+            env: Its whole environment.
+            cwd: Its working directory; None for the agent's.
+            stdin: A descriptor to give to it, which the caller may close at once; None for the agent's. The same for the next two.
+            stdout: See stdin.
+            stderr: See stdin.
+            control: One more descriptor for it to inherit, whose number it finds in ``ELASTIC_CONTROL_FD``.
+        """
+        streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "control": control}
+        given = {name: fd for name, fd in streams.items() if fd is not None}
+        request: Message = {"do": "spawn", "tag": tag, "argv": list(argv), "env": dict(env), "cwd": cwd}
+        # How many fences the caller knows of: a request that crosses a Fenced on its way belongs to a round that is over.
+        self._send({**request, "fences": self._fences, "descriptors": list(given)}, list(given.values()))
+
+    def stop(self, *, grace: float, signum: int = signal.SIGTERM) -> None:
+        """Stop everything below the warden: ``signum`` to the workers' groups, SIGKILL to whatever is left after ``grace`` seconds.
+
+        What outlives the last worker is killed at once. Gone will come, once for all stops that are under way; of several the earliest deadline holds.
+        """
+        self._stops += 1
+        self._unanswered = self._stops
+        self._send({"do": "stop", "signum": int(signum), "grace": grace, "serial": self._stops})
+
+    def fence(self, seconds: float | None) -> None:
+        """Kill everything ``seconds`` from now unless this is called again before: Fenced will come. None disarms it."""
+        self._send({"do": "fence", "seconds": seconds})
+
+    def sweep(self, path: str) -> None:
+        """Remove this directory after the last process, should the agent not live to do it."""
+        self._send({"do": "sweep", "path": path})
+
+    def receive(self) -> list[WardenEvent]:
+        """What has happened since the last call; [] when nothing has."""
+        self._channel.flush()
+        events = [event for message, _ in self._channel.receive() if (event := self._event(message)) is not None]
+        if self._channel.closed and not self._died:
+            self._died = True
+            self._ready.unregister(self._channel)
+            events.append(Died(self._bury()))
+        self._watch()
+        return events
+
+    def close(self, timeout: float) -> None:
+        """Kill everything below the warden, and wait for its end, for ``timeout`` seconds at most.
+
+        After that it goes on by itself: it holds what it was given to hold until a process that does not die has died.
+        """
+        self._channel.close()  # end-of-file is the order
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGCONT)  # a stopped one could not follow it
+        self._await_end(timeout)
+        self._ready.close()
+
+    def _send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        self._channel.send(message, descriptors)
+        self._watch()
+
+    def _watch(self) -> None:
+        if not self._died:
+            self._ready.modify(self._channel, select.EPOLLIN | (select.EPOLLOUT if self._channel.pending else 0))
+
+    def _event(self, message: Message) -> WardenEvent | None:
+        """What a message means to the caller; None for the answer to a stop that a later stop, or a fence, has overtaken."""
+        match message:
+            case {"event": "spawned", "tag": tag, "pid": pid}:
+                return Spawned(tag, pid)
+            case {"event": "spawn_failed", "tag": tag, "error": error}:
+                return SpawnFailed(tag, error)
+            case {"event": "exited", "tag": tag, "pid": pid, "returncode": returncode}:
+                return Exited(tag, pid, returncode)
+            case {"event": "signalled", "signum": signum, "pids": pids}:
+                return Signalled(signum, tuple(pids))
+            case {"event": "stuck", "pid": pid, "name": name, "wchan": wchan}:
+                return Stuck(pid, name, wchan)
+            case {"event": "fenced"}:
+                self._fences += 1
+                self._unanswered = None
+                return Fenced()
+            case {"event": "gone", "serial": serial}:
+                if serial != self._unanswered:
+                    return None
+                self._unanswered = None
+                return Gone()
+        raise AssertionError(f"the warden sent {message!r}")
+
+    def _bury(self) -> str:
+        """Kill what a dead warden has left to us, a subreaper, and say how it died. Workers have SIGKILL as parent-death signal anyway."""
+        self._await_end(_BURIAL)
+        code = self._process.returncode
+        killed = set(self._others)
+        while fresh := [process for process in descendants(os.getpid()) if process not in killed]:
+            for process in fresh:
+                kill(process)
+            killed.update(fresh)
+        if code is None:
+            return "it hung up"
+        return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+
+    def _await_end(self, timeout: float) -> None:
+        if self._process.poll() is not None:
+            return
+        pidfd = os.pidfd_open(self._process.pid)
+        try:
+            select.select([pidfd], [], [], timeout)
+        finally:
+            os.close(pidfd)
+        self._process.poll()

@@ -1,0 +1,30 @@
+"""Fixtures of the end-to-end tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stage import Stage, over
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    """Starts agents. Whatever the test did to them, none of their processes may outlive them."""
+    stage = Stage(tmp_path)
+    yield stage
+    left = stage.close()
+    assert not left, "processes that outlived their agents: " + "; ".join(left)
+
+
+@pytest.fixture(params=["file", "c10d"])
+def rendezvous(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+    """The flags with which several nodes meet, over each backend that serves several."""
+    return over(request.param, tmp_path)
+
+
+@pytest.fixture
+def file_rendezvous(tmp_path: Path) -> list[str]:
+    """The same over the backend that needs no torch, where the backend is not the point."""
+    return over("file", tmp_path)

@@ -1,0 +1,265 @@
+"""Agents as real processes, and what can be seen of them from outside.
+
+A :class:`Stage` starts agents as users do, each in a session of its own, and collects what they and their workers
+print. Workers report in JSON lines (``tests/workers/report.py``). Every process carries the stage's mark in its
+environment, so that none can hide. All waiting is for something to happen, with a deadline that only a failing test
+ever meets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+WORKERS = Path(__file__).parents[1] / "workers"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MARK = "ELASTIC_TEST_MARK"
+PATIENCE = 60.0
+"""Seconds after which a test gives up on something; far more than anything takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a worker said of itself: a JSON line on its standard output."""
+
+    event: str
+    rank: int
+    fields: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.fields[name]
+
+
+@dataclass
+class Agent:
+    """One ``elastic run``, and every line that it and its workers have printed so far."""
+
+    process: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _ended: bool = False
+
+    def __post_init__(self) -> None:
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                with self._changed:
+                    self.lines.append(line.rstrip("\n"))
+                    self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    @property
+    def pid(self) -> int:
+        """The agent's process id."""
+        return self.process.pid
+
+    @property
+    def output(self) -> str:
+        """Everything printed so far."""
+        return "\n".join(self.lines)
+
+    def wait_for(self, pattern: str, *, count: int = 1) -> str:
+        """The ``count``-th line in which ``pattern`` is found."""
+
+        def found() -> list[str]:
+            return [line for line in self.lines if re.search(pattern, line)]
+
+        self._wait(lambda: len(found()) >= count, f"{count} line(s) like {pattern!r}")
+        return found()[count - 1]
+
+    def reports(self, event: str, **fields: object) -> list[Report]:
+        """What its workers have reported so far of this event, with these fields."""
+        said = [report for line in list(self.lines) if (report := parse(line)) is not None]
+        return [r for r in said if r.event == event and all(r.fields.get(k) == v for k, v in fields.items())]
+
+    def wait_for_report(self, event: str, *, count: int = 1, **fields: object) -> list[Report]:
+        """The first ``count`` reports of this event with these fields."""
+        self._wait(lambda: len(self.reports(event, **fields)) >= count, f"{count} report(s) {event} {fields}")
+        return self.reports(event, **fields)[:count]
+
+    def _wait(self, happened: Callable[[], object], what: str) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: happened() or self._ended, PATIENCE)
+            assert happened(), f"{'no' if self._ended else f'not within {PATIENCE:.0f} s:'} {what} in:\n{self.output}"
+
+    def exit_code(self) -> int:
+        """Wait for the end, and for the end of the output."""
+        try:
+            code = self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {PATIENCE:.0f} s:\n{self.output}") from None
+        self.listen_to_the_end()
+        return code
+
+    def listen_to_the_end(self) -> None:
+        """Wait for the end of the output, when all who could write to it are gone."""
+        self._listener.join(PATIENCE)
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the agent alone."""
+        self.process.send_signal(signum)
+
+    def workers(self) -> dict[int, int]:
+        """The process id of each rank that runs now."""
+        found: dict[int, int] = {}
+        for pid in descendants(self.pid):  # a worker's own children carry its rank too, and come after it
+            if (rank := variable(pid, "RANK")) is not None:
+                found.setdefault(int(rank), pid)
+        return found
+
+    def kill_worker(self, rank: int) -> None:
+        """Kill one rank with SIGKILL."""
+        os.kill(self.workers()[rank], signal.SIGKILL)
+
+    def kill_node(self) -> None:
+        """Kill the agent and everything that it started, at once, as a power cut would."""
+        for pid in [self.pid, *descendants(self.pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@dataclass
+class Stage:
+    """Starts agents in a folder; afterwards nothing of them is left."""
+
+    folder: Path
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    agents: list[Agent] = field(default_factory=list)
+
+    def run(self, *arguments: object, env: Mapping[str, str] | None = None) -> Agent:
+        """Start ``elastic run`` with these arguments."""
+        return self.start([sys.executable, "-m", "elastic_core", "run", *map(str, arguments)], env=env)
+
+    def start(self, command: list[str], *, env: Mapping[str, str] | None = None) -> Agent:
+        """Start any launcher."""
+        environ = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTIC_", "SLURM_"))}
+        process = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env={**environ, MARK: self.mark, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        agent = Agent(process)
+        self.agents.append(agent)
+        return agent
+
+    def processes(self) -> list[int]:
+        """Every process that carries the stage's mark."""
+        pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+        return [pid for pid in pids if variable(pid, MARK) == self.mark]
+
+    def close(self) -> list[str]:
+        """End whatever still runs, first politely; return what outlived its agents."""
+        for agent in self.agents:
+            if agent.process.poll() is None:
+                agent.signal(signal.SIGTERM)
+        for agent in self.agents:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                agent.process.wait(PATIENCE / 2)
+        survivors = still_there(self.processes(), within=2.0)
+        names = [f"{pid}: {command_line(pid)}" for pid in survivors]
+        for pid in survivors:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for agent in self.agents:
+            agent.process.wait()
+            agent.listen_to_the_end()
+        return names
+
+
+def parse(line: str) -> Report | None:
+    """A worker's report, if the line is one."""
+    if not line.startswith('{"event"'):
+        return None
+    fields = json.loads(line)
+    return Report(fields.pop("event"), fields.pop("rank"), fields)
+
+
+def descendants(pid: int) -> list[int]:
+    """All that a process has started, directly or not, and that has not been orphaned; parents first."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                parent = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[1]
+                children.setdefault(int(parent), []).append(int(entry))
+    found = [pid]
+    for member in found:
+        found += children.get(member, [])
+    return found[1:]
+
+
+def variable(pid: int, name: str) -> str | None:
+    """An environment variable of a process; None when it has none, or is not there any more."""
+    try:
+        environ = Path("/proc", str(pid), "environ").read_bytes()
+    except OSError:
+        return None
+    prefix = name.encode() + b"="
+    return next((item[len(prefix) :].decode() for item in environ.split(b"\0") if item.startswith(prefix)), None)
+
+
+def command_line(pid: int) -> str:
+    """A process's command, for messages."""
+    with contextlib.suppress(OSError):
+        return Path("/proc", str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return "gone meanwhile"
+
+
+def still_there(pids: Iterable[int], *, within: float) -> list[int]:
+    """Those of the processes that have not ended after so many seconds."""
+    deadline = time.monotonic() + within
+    with contextlib.ExitStack() as stack:
+        waiting: dict[int, int] = {}
+        poll = select.poll()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                fd = os.pidfd_open(pid)
+                stack.callback(os.close, fd)
+                poll.register(fd, select.POLLIN)
+                waiting[fd] = pid
+        while waiting and (remaining := deadline - time.monotonic()) > 0:
+            for fd, _ in poll.poll(remaining * 1000):
+                poll.unregister(fd)
+                del waiting[fd]
+        return list(waiting.values())
+
+
+def free_port() -> int:
+    """A port of this host on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def over(backend: str, folder: Path) -> list[str]:
+    """The flags with which the nodes of one job meet over a backend."""
+    endpoint = f"127.0.0.1:{free_port()}" if backend == "c10d" else str(folder)
+    return [f"--rdzv_backend={backend}", f"--rdzv_endpoint={endpoint}", "--rdzv_id=job"]

@@ -1,0 +1,32 @@
+"""What the README shows first."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from stage import EXAMPLES, Stage
+
+TRAIN = EXAMPLES / "digits" / "train.py"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("backend", ["c10d", "file"])
+def test_the_demo_trains_through_two_kills_and_a_return(stage: Stage, backend: str) -> None:
+    demo = stage.start([sys.executable, str(EXAMPLES / "digits" / "demo.py"), f"--rdzv_backend={backend}"])
+    assert demo.process.wait(240) == 0, demo.output
+    table = demo.output[demo.output.index("what happened") :]
+    assert [line.split()[-1] for line in table.splitlines() if "->" in line]
+    assert "4 -> 2" in table
+    assert "2 -> 4" in table
+    assert "test accuracy 9" in table
+
+
+def test_the_script_runs_unchanged_under_torchrun(stage: Stage, tmp_path: Path) -> None:
+    checkpoint = f"--checkpoint={tmp_path / 'digits.pt'}"
+    for epochs in (1, 2):
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+        run = stage.start([*launcher, str(TRAIN), f"--epochs={epochs}", checkpoint])
+        assert run.exit_code() == 0, run.output
+        assert f"2 workers train from epoch {epochs}" in run.lines, "it goes on from its checkpoint"

@@ -1,0 +1,119 @@
+"""One node: what runs, with which environment, and what happens when it fails."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from stage import EXAMPLES, WORKERS, Stage
+
+
+def test_four_workers_meet_and_finish(stage: Stage, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    agent = stage.run("--standalone", "--nproc_per_node=4", WORKERS / "barrier.py", "--until", done)
+    for rank in range(4):
+        agent.wait_for_report("training", rank=rank, world_size=4)
+    done.touch()
+    assert agent.exit_code() == 0
+    assert sorted(report.rank for report in agent.reports("done")) == [0, 1, 2, 3]
+
+
+def test_a_module_is_found_in_the_working_directory(stage: Stage, tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "train.py").write_text("import sys; print('running', __name__, sys.argv[1:])")
+    agent = stage.run("--standalone", "-m", "package.train", "--lr", "0.1")
+    assert agent.exit_code() == 0
+    assert "running __main__ ['--lr', '0.1']" in agent.lines
+
+
+def test_any_program_is_a_worker(stage: Stage) -> None:
+    agent = stage.run("--standalone", "--nproc_per_node=2", "--no_python", WORKERS / "shell.sh", "finish", "--nnodes=7")
+    assert agent.exit_code() == 0
+    assert {(r.rank, r["arguments"]) for r in agent.reports("started")} == {(r, "finish --nnodes=7") for r in (0, 1)}
+
+
+def test_torch_takes_the_environment_as_torchrun_gives_it(stage: Stage, tmp_path: Path) -> None:
+    script = EXAMPLES / "digits" / "train.py"
+    agent = stage.run("--standalone", "--nproc_per_node=2", script, "--epochs=1", f"--checkpoint={tmp_path / 'a'}")
+    assert agent.exit_code() == 0
+    assert "2 workers train from epoch 1" in agent.lines
+
+
+def test_a_failure_restarts_all_workers_until_the_restarts_are_spent(stage: Stage) -> None:
+    flags = ["--standalone", "--nproc_per_node=3", "--max_restarts=2"]
+    agent = stage.run(*flags, WORKERS / "crasher.py", "--rank=1")
+    assert agent.exit_code() == 1
+    starts = sorted((r["restart_count"], r.rank) for r in agent.reports("started"))
+    assert starts == [(restart, rank) for restart in range(3) for rank in range(3)]
+
+
+def test_a_job_that_recovers_succeeds(stage: Stage) -> None:
+    flags = ["--standalone", "--nproc_per_node=2", "--max_restarts=3"]
+    agent = stage.run(*flags, WORKERS / "crasher.py", "--rank=0", "--times=2")
+    assert agent.exit_code() == 0
+
+
+@pytest.mark.parametrize(
+    ("script", "cause"),
+    [
+        ("raise ValueError('no such layer')", ["exited with code 1", "ValueError: no such layer"]),
+        ("import os; os.kill(os.getpid(), 11)", ["SIGSEGV"]),
+        ("import os; os.kill(os.getpid(), 9)", ["SIGKILL", "out-of-memory"]),
+        ("import sys; print('wrong data', file=sys.stderr); sys.exit(7)", ["exited with code 7", "wrong data"]),
+    ],
+    ids=["exception", "segfault", "killed", "exit"],
+)
+def test_a_failed_job_says_who_failed_and_why(stage: Stage, tmp_path: Path, script: str, cause: list[str]) -> None:
+    train = tmp_path / "train.py"
+    train.write_text(f"import os, signal\nif os.environ['RANK'] != '1': signal.pause()\n{script}\n")
+    agent = stage.run("--standalone", "--nproc_per_node=2", train)
+    assert agent.exit_code() == 1
+    verdict = agent.output[agent.output.index("Root cause") :]
+    assert "rank 1" in verdict
+    for words in cause:
+        assert words in verdict
+
+
+def test_the_error_that_torchs_record_keeps_is_the_cause(stage: Stage, tmp_path: Path) -> None:
+    train = tmp_path / "train.py"
+    train.write_text(
+        "import sys\n"
+        "from torch.distributed.elastic.multiprocessing.errors import record\n"
+        "@record\n"
+        "def main():\n"
+        "    sys.stderr = open('/dev/null', 'w')\n"
+        "    raise KeyError('embedding')\n"
+        "main()\n"
+    )
+    agent = stage.run("--standalone", train)
+    assert agent.exit_code() == 1
+    assert "KeyError: 'embedding'" in agent.output[agent.output.index("Root cause") :]
+
+
+def test_logs_are_kept_by_round_and_rank(stage: Stage, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    flags = [
+        "--standalone",
+        "--nproc_per_node=2",
+        "--max_restarts=1",
+        f"--log_dir={logs}",
+        "--redirects=3",
+        "--tee=0:2",
+    ]
+    agent = stage.run(*flags, WORKERS / "crasher.py", "--rank=0", "--times=1")
+    assert agent.exit_code() == 0
+    kept = {str(path.relative_to(logs)).split(os.sep, 1)[1] for path in logs.rglob("*.log")}
+    assert kept >= {f"round_{round}/rank_{rank}/stderr.log" for round in (1, 2) for rank in (0, 1)}
+    assert any(line.startswith("[rank0]:") and "ValueError" in line for line in agent.lines)
+    assert not agent.reports("started"), "redirected output must not be on the console"
+
+
+def test_nothing_of_a_run_stays_in_the_temporary_directory(stage: Stage, tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    env = {"TMPDIR": str(temporary)}
+    agent = stage.run("--standalone", "--nproc_per_node=2", WORKERS / "crasher.py", "--rank=1", env=env)
+    assert agent.exit_code() == 1
+    assert list(temporary.iterdir()) == []

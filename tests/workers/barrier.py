@@ -1,0 +1,95 @@
+"""A training job in small, without torch: every step is a barrier of all ranks, kept by rank 0 at the master's address.
+
+It starts in a tenth of a second, and fails as collectives do: a rank that loses a peer raises, or, with ``--deaf``,
+blocks for ever, as under NCCL. The job ends when the file ``--until`` is there: rank 0 looks, and tells the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from report import RANK, report
+
+WORLD_SIZE = int(os.environ["WORLD_SIZE"])
+ADDRESS = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+STEP, LAST = b"s", b"l"
+
+
+def lost() -> NoReturn:
+    """A peer is gone."""
+    if args.deaf:
+        while True:
+            signal.pause()
+    raise ConnectionError("a peer is lost")
+
+
+def serve() -> list[socket.socket]:
+    """Rank 0's connections to all others."""
+    listener = socket.create_server(ADDRESS)
+    listener.settimeout(60)
+    return [listener.accept()[0] for _ in range(WORLD_SIZE - 1)]
+
+
+def connect() -> list[socket.socket]:
+    """The others' connection to rank 0, which may not listen yet."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            return [socket.create_connection(ADDRESS)]
+        except ConnectionRefusedError:
+            time.sleep(0.02)
+    raise TimeoutError("rank 0 never listened")
+
+
+def send(peer: socket.socket, message: bytes) -> None:
+    """Send, or fail as a collective does."""
+    try:
+        peer.sendall(message)
+    except OSError:
+        lost()
+
+
+def receive(peer: socket.socket) -> bytes:
+    """Receive, or fail as a collective does."""
+    try:
+        message = peer.recv(1)
+    except OSError:
+        message = b""
+    if not message:
+        lost()
+    return message
+
+
+def step() -> bool:
+    """One barrier; whether it was the last."""
+    if RANK != 0:
+        send(peers[0], STEP)
+        return receive(peers[0]) == LAST
+    for peer in peers:
+        receive(peer)
+    last: bool = args.until.exists()
+    for peer in peers:
+        send(peer, LAST if last else STEP)
+    return last
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--until", type=Path, required=True)
+parser.add_argument("--deaf", action="store_true")
+args = parser.parse_args()
+
+peers = serve() if RANK == 0 else connect()
+report("joined", world_size=WORLD_SIZE, restart_count=int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
+first = True
+while not step():
+    if first:
+        report("training", world_size=WORLD_SIZE, restart_count=int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
+        first = False
+    time.sleep(0.01)
+report("done", world_size=WORLD_SIZE)
