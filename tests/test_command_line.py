@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,7 @@ def test_a_job_whose_nodes_never_come_has_its_own_code(stage: Stage, rendezvous:
 
 def test_help_and_the_list_of_plugins_import_no_torch(stage: Stage, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    elastic = str(Path(sys.executable).with_name("elastic"))
     for arguments in (["run", "--help"], ["plugins"]):
-        agent = stage.start(["elastic", *arguments], env={"PYTHONPATH": str(tmp_path)})
+        agent = stage.start([elastic, *arguments], env={"PYTHONPATH": str(tmp_path)})
         assert agent.exit_code() == 0, agent.output

@@ -49,8 +49,9 @@ class Agent:
     """One ``elastic run``, and every line that it and its workers have printed so far."""
 
     process: subprocess.Popen[str]
+    changed: threading.Condition
+    """Notified of every line, and of the end of the output; one for all agents of a stage."""
     lines: list[str] = field(default_factory=list)
-    _changed: threading.Condition = field(default_factory=threading.Condition)
     _ended: bool = False
 
     def __post_init__(self) -> None:
@@ -61,12 +62,12 @@ class Agent:
         assert self.process.stdout is not None
         with self.process.stdout as lines:
             for line in lines:
-                with self._changed:
+                with self.changed:
                     self.lines.append(line.rstrip("\n"))
-                    self._changed.notify_all()
-        with self._changed:
+                    self.changed.notify_all()
+        with self.changed:
             self._ended = True
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     @property
     def pid(self) -> int:
@@ -90,7 +91,7 @@ class Agent:
     def reports(self, event: str, **fields: object) -> list[Report]:
         """What its workers have reported so far of this event, with these fields."""
         said = [report for line in list(self.lines) if (report := parse(line)) is not None]
-        return [r for r in said if r.event == event and all(r.fields.get(k) == v for k, v in fields.items())]
+        return [r for r in said if r.event == event and fields.items() <= r.fields.items()]
 
     def wait_for_report(self, event: str, *, count: int = 1, **fields: object) -> list[Report]:
         """The first ``count`` reports of this event with these fields."""
@@ -98,8 +99,8 @@ class Agent:
         return self.reports(event, **fields)[:count]
 
     def _wait(self, happened: Callable[[], object], what: str) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: happened() or self._ended, PATIENCE)
+        with self.changed:
+            self.changed.wait_for(lambda: happened() or self._ended, PATIENCE)
             assert happened(), f"{'no' if self._ended else f'not within {PATIENCE:.0f} s:'} {what} in:\n{self.output}"
 
     def exit_code(self) -> int:
@@ -146,6 +147,7 @@ class Stage:
     folder: Path
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     agents: list[Agent] = field(default_factory=list)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def run(self, *arguments: object, env: Mapping[str, str] | None = None) -> Agent:
         """Start ``elastic run`` with these arguments."""
@@ -165,9 +167,14 @@ class Stage:
             errors="replace",
             start_new_session=True,
         )
-        agent = Agent(process)
+        agent = Agent(process, self._changed)
         self.agents.append(agent)
         return agent
+
+    def wait_until(self, happened: Callable[[], object], patience: float = PATIENCE) -> bool:
+        """Wait until something that shows in the agents' output has happened; whether it did."""
+        with self._changed:
+            return bool(self._changed.wait_for(happened, patience))
 
     def processes(self) -> list[int]:
         """Every process that carries the stage's mark."""
@@ -198,7 +205,7 @@ def parse(line: str) -> Report | None:
     if not line.startswith('{"event"'):
         return None
     fields = json.loads(line)
-    return Report(fields.pop("event"), fields.pop("rank"), fields)
+    return Report(fields["event"], fields["rank"], fields)
 
 
 def descendants(pid: int) -> list[int]:

@@ -85,11 +85,11 @@ parser.add_argument("--deaf", action="store_true")
 args = parser.parse_args()
 
 peers = serve() if RANK == 0 else connect()
-report("joined", world_size=WORLD_SIZE, restart_count=int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
 first = True
 while not step():
     if first:
-        report("training", world_size=WORLD_SIZE, restart_count=int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
+        restart_count = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        report("training", world_size=WORLD_SIZE, restart_count=restart_count, store=":".join(map(str, ADDRESS)))
         first = False
     time.sleep(0.01)
 report("done", world_size=WORLD_SIZE)

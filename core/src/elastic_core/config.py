@@ -47,7 +47,8 @@ class StreamMap:
 class Timing:
     """Every duration of the protocol, in seconds; ``--rdzv_conf`` keys of the same names set them.
 
-    The run's opener writes its own into the ledger and all nodes follow those, so that no two nodes judge by different clocks' lengths.
+    The run's opener writes its own into the ledger and all nodes follow those, so that no two nodes judge by
+    different clocks' lengths.
 
     Raises:
         UsageError: A duration is not positive, or ``lost_after`` is not at least twice ``beat_interval``.
@@ -61,7 +62,7 @@ class Timing:
     lost_after: float = 6.0
     """A node whose beat stood still this long is lost."""
     fence_after: float = 600.0
-    """How long a round's unreachable members block the next one when none of them answered; they stop themselves at 80 % of it."""
+    """How long a round whose members are all unreachable blocks the next; they stop themselves at 80 % of it."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -70,7 +71,7 @@ class Timing:
                 raise UsageError(f"--rdzv_conf {item.name}={value:g} is not a positive number of seconds.")
         if self.lost_after < 2 * self.beat_interval:
             raise UsageError(
-                f"--rdzv_conf lost_after={self.lost_after:g} is less than two beats of beat_interval={self.beat_interval:g} s.",
+                f"--rdzv_conf lost_after={self.lost_after:g} is less than two beats of {self.beat_interval:g} s.",
                 hint=f"One late beat would cost a healthy node. Set lost_after to at least {3 * self.beat_interval:g}.",
             )
 

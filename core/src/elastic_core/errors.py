@@ -70,7 +70,7 @@ class RendezvousConnectionError(RendezvousError):
 
 
 class RendezvousStateError(RendezvousError):
-    """The store answered, but with something that cannot be: malformed, oversized, of another version, a broken chain."""
+    """The store answered with something that cannot be: malformed, oversized, of another version, a broken chain."""
 
     exit_code = ExitCode.REFUSED
 

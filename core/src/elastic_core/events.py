@@ -1,7 +1,7 @@
 """Events: everything that a run tells its observers, on every node.
 
-The agent publishes; the metrics hooks receive (``hookspecs.elastic_observe``). An event is a fact that has happened, in the
-past tense, with flat JSON-ready fields.
+The agent publishes; the metrics hooks receive (``hookspecs.elastic_observe``). An event is a fact that has happened,
+in the past tense, with flat JSON-ready fields.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The exit codes of ``elastic run``, in one table.
 
 Codes below 64 are the shell's and ours by long custom, 64 to 78 follow BSD ``sysexits.h``, and a run that a
-signal ended exits with 128 + the signal's number, as a shell reports it. ``docs/exit_codes.md`` shows this table; a test
-keeps the two in step.
+signal ended exits with 128 + the signal's number, as a shell reports it. ``docs/exit_codes.md`` shows this table; a
+test keeps the two in step.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Every hook that a plugin can implement, with its contract.
 
-Five families: rendezvous, failure, metrics, checkpoint, worker start. A plugin is any object (module, class instance) with
-functions of these names marked by :data:`hookimpl`; ``docs/writing_a_plugin.md`` goes from nothing to one that is found by entry point.
-Core's own defaults (``elastic_core.defaults``) are registered through these same hooks and nowhere else.
+Five families: rendezvous, failure, metrics, checkpoint, worker start. A plugin is any object (module, class
+instance) with functions of these names marked by :data:`hookimpl`; ``docs/writing_a_plugin.md`` goes from nothing to
+one that is found by entry point. Core's own defaults (``elastic_core.defaults``) are registered through these same
+hooks and nowhere else.
 
-All hooks run in the agent's process. Unless a contract says otherwise, a hook that raises fails the run, naming the plugin.
+All hooks run in the agent's process. Unless a contract says otherwise, a hook that raises fails the run, naming the
+plugin.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 PROJECT = "elastic"
 
 HOOKSPEC_VERSION = (1, 0)
-"""(major, minor). A plugin may say which major it was built for in an attribute ``elastic_hookspec_major``; another one is refused."""
+"""(major, minor). A plugin may name its major in an attribute ``elastic_hookspec_major``; another one is refused."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -38,8 +40,8 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 def elastic_rendezvous_options() -> RendezvousOptions | None:
     """Declare the endpoint's form and the ``--rdzv_conf`` options of a backend.
 
-    Called once, by the CLI, on the main thread, before anything is started: unknown options and malformed endpoints are refused
-    from what it returns. Only the plugin of the backend that the run names is asked.
+    Called once, by the CLI, on the main thread, before anything is started: unknown options and malformed endpoints
+    are refused from what it returns. Only the plugin of the backend that the run names is asked.
     """
 
 
@@ -47,12 +49,13 @@ def elastic_rendezvous_options() -> RendezvousOptions | None:
 def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend | None:
     """Make the backend's first connection to the store of job ``params.run_id``.
 
-    Called once per agent, on the main thread, before the agent has threads or workers (forking is safe here). It may block while
-    it connects, for the backend's own timeout at most. The agent closes what it returns; an embedded store ends with that.
+    Called once per agent, on the main thread, before the agent has threads or workers (forking is safe here). It may
+    block while it connects, for the backend's own timeout at most. The agent closes what it returns; an embedded
+    store ends with that.
 
     Raises:
-        RendezvousConnectionError: Nobody listens at the endpoint, or it does not let us in. Ends the run with exit code 69.
-        UsageError: The endpoint or an option is wrong. Ends the run with exit code 2.
+        RendezvousConnectionError: Nobody listens at the endpoint, or it does not let us in. Ends the run with exit
+        code 69. UsageError: The endpoint or an option is wrong. Ends the run with exit code 2.
     """
 
 
@@ -63,10 +66,11 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend |
 def elastic_judge_failure(incident: Incident, history: History) -> Verdict | None:
     """Say what to do about a failure of workers; None abstains.
 
-    Called on the chair, in a thread of its own, off every loop, once per incident that could spend a restart (a lost or leaving
-    node is the protocol's business, not a policy's). All policies are asked, and the strictest verdict wins. The answer is awaited for
-    10 s; a policy that raises or takes longer is reported and abstains. It must not keep state: the next incident
-    may be judged on another node. ``history`` comes from the ledger and is all there is to remember.
+    Called on the chair, in a thread of its own, off every loop, once per incident that could spend a restart (a lost
+    or leaving node is the protocol's business, not a policy's). All policies are asked, and the strictest verdict
+    wins. The answer is awaited for 10 s; a policy that raises or takes longer is reported and abstains. It must not
+    keep state: the next incident may be judged on another node. ``history`` comes from the ledger and is all there
+    is to remember.
     """
 
 
@@ -78,7 +82,8 @@ def elastic_observe(event: Event) -> None:
     """Receive an event, on every node.
 
     Called on the observers' thread, in order, never from the agent's loop, so it may take its time; if more than
-    10,000 events wait, the oldest are dropped and counted. An observer that raises is reported once and switched off; the job goes on.
+    10,000 events wait, the oldest are dropped and counted. An observer that raises is reported once and switched
+    off; the job goes on.
     """
 
 
@@ -89,8 +94,8 @@ def elastic_observe(event: Event) -> None:
 def elastic_round_starts(round: int, run_uid: str, members: Sequence[str]) -> None:
     """A round is about to start workers on this node: ``members`` are its node ids in rank order.
 
-    Called on the observers' thread, like :func:`elastic_observe` and with the same consequences when it raises: it is a notice, not
-    a gate, and the workers do not wait for it.
+    Called on the observers' thread, like :func:`elastic_observe` and with the same consequences when it raises: it
+    is a notice, not a gate, and the workers do not wait for it.
     """
 
 
@@ -98,7 +103,8 @@ def elastic_round_starts(round: int, run_uid: str, members: Sequence[str]) -> No
 def elastic_stop_planned(round: int, grace: float, reason: str) -> None:
     """The workers of a healthy round are about to be stopped for a planned reason (a resize, a leaving node).
 
-    ``grace`` is the time in seconds that they get after SIGTERM. Called on the observers' thread, as :func:`elastic_round_starts`.
+    ``grace`` is the time in seconds that they get after SIGTERM. Called on the observers' thread, as
+    :func:`elastic_round_starts`.
     """
 
 
@@ -107,19 +113,21 @@ def elastic_stop_planned(round: int, grace: float, reason: str) -> None:
 
 @hookspec(firstresult=True)
 def elastic_worker_command(program: Program, assignment: Assignment) -> Sequence[str] | None:
-    """The argument vector of one worker; the first plugin that does not return None decides, core's plain start comes last.
+    """The argument vector of one worker; the first plugin that does not return None decides, core's plain start
+    comes last.
 
-    Called on the agent's loop just before each worker is started: it must not block. Raising fails the start on this node, as a
-    worker that cannot be started.
+    Called on the agent's loop just before each worker is started: it must not block. Raising fails the start on this
+    node, as a worker that cannot be started.
     """
 
 
 @hookspec
 def elastic_worker_environment(program: Program, assignment: Assignment) -> Mapping[str, str] | None:
-    """Variables to add to one worker's environment; of several answers for one variable the last registered plugin's wins.
+    """Variables to add to one worker's environment; of several answers for one variable the last registered plugin's
+    wins.
 
-    Called on the agent's loop, as :func:`elastic_worker_command`. Core's own answer is the contract with training scripts
-    (RANK, WORLD_SIZE, MASTER_ADDR, …, listed in ``elastic_core.environment``).
+    Called on the agent's loop, as :func:`elastic_worker_command`. Core's own answer is the contract with training
+    scripts (RANK, WORLD_SIZE, MASTER_ADDR, …, listed in ``elastic_core.environment``).
     """
 
 

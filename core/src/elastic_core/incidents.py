@@ -1,7 +1,7 @@
 """What went wrong, and what is to be done about it: the vocabulary of the failure hooks.
 
-An :class:`Incident` is made on the node where something happened, travels in that node's roster row, is judged on the chair, and
-ends in the ledger as the root cause that every node prints.
+An :class:`Incident` is made on the node where something happened, travels in that node's roster row, is judged on
+the chair, and ends in the ledger as the root cause that every node prints.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Incident:
     after: float = 0.0
     """Seconds from this node's start of the round to the failure, on its own monotonic clock.
 
-    Rounds start within a store's wake-up of each other everywhere, so the smallest is the first failure, whatever the hosts' clocks say.
+    Rounds start within a store's wake-up of each other everywhere, so the smallest is the first failure, whatever
+    the hosts' clocks say.
     """
     rank: int | None = None
     local_rank: int | None = None

@@ -65,11 +65,15 @@ def members(names: str) -> tuple[Member, ...]:
     return tuple(Member(name, 2, "default") for name in names)
 
 
-def incident(name: str, *, after: float = 5.0, number: int = 1, kind: IncidentKind = IncidentKind.WORKER_FAILED) -> Incident:
+def incident(
+    name: str, *, after: float = 5.0, number: int = 1, kind: IncidentKind = IncidentKind.WORKER_FAILED
+) -> Incident:
     return Incident(kind=kind, round=number, node_id=name, host=f"host-{name}", after=after, rank=0, exit_code=1)
 
 
-def start(the_settings: Settings | None = None, *, author: str = "a", at: float = 0.0, uid: str | None = None) -> Ledger:
+def start(
+    the_settings: Settings | None = None, *, author: str = "a", at: float = 0.0, uid: str | None = None
+) -> Ledger:
     """A run that was just opened."""
     body = Open(scheduler_uid=uid, settings=the_settings or settings())
     return opened(compose(None, body, entry_id="e1", author=author, now=at, run=RUN), at)
@@ -85,7 +89,9 @@ def then(ledger: Ledger, body: Body, *, at: float, author: str | None = None, **
     return advance(ledger, entry(ledger, body, at=at, author=author, **more), at)
 
 
-def live(names: str, the_settings: Settings | None = None, *, at: float = 10.0, counters: Counters | None = None) -> Ledger:
+def live(
+    names: str, the_settings: Settings | None = None, *, at: float = 10.0, counters: Counters | None = None
+) -> Ledger:
     """A run whose first round, of ``names``, was sealed at ``at``; the chair is a."""
     sealed = Round(number=1, offer=offer(names[0]), members=members(names))
     return then(start(the_settings), sealed, at=at, counters=counters)

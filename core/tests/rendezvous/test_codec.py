@@ -39,7 +39,14 @@ def test_entries_come_back_as_they_went_in(body: Body) -> None:
     [
         NodeRow(info=info("a")),
         NodeRow(
-            info=info("a"), run="r", phase=Phase.RUNNING, round=3, head=9, offer=offer("a"), incident=incident("a"), progressed=True
+            info=info("a"),
+            run="r",
+            phase=Phase.RUNNING,
+            round=3,
+            head=9,
+            offer=offer("a"),
+            incident=incident("a"),
+            progressed=True,
         ),
     ],
 )
@@ -83,7 +90,11 @@ class Planted:
         ("a bool for a number", changed(term=True), "entry.term is True"),
         ("infinity", changed(elapsed=1e999), "entry.elapsed is inf"),
         ("a body of another kind", changed(kind="HALT"), "entry.body"),
-        ("members that are none", changed(kind="ROUND", body={"number": 1, "members": [["a"], [1, 2], "r"]}), "members"),
+        (
+            "members that are none",
+            changed(kind="ROUND", body={"number": 1, "members": [["a"], [1, 2], "r"]}),
+            "members",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(what: str, data: bytes, says: str) -> None:

@@ -276,7 +276,12 @@ class TestReforming:
 
     def test_survivors_keep_their_order_and_come_first(self) -> None:
         ledger = halted("cab", HaltReason.NODE_LEFT)
-        nodes = [stopped("b", serial=1), stopped("c", serial=5), seen("d", head=3, serial=2), stopped("a", leaving=True)]
+        nodes = [
+            stopped("b", serial=1),
+            stopped("c", serial=5),
+            seen("d", head=3, serial=2),
+            stopped("a", leaving=True),
+        ]
         assert ids(body(decide(scene(ledger, *nodes)))) == "cbd"
 
     def test_there_is_no_last_call(self) -> None:
@@ -357,7 +362,7 @@ class TestFence:
 
 class TestBooks:
     def test_a_restart_that_a_dropped_member_never_saw_is_given_back(self) -> None:
-        """A fails because B is gone: one restart is spent on ROUND(same as 1), which B never sees; then B is dropped."""
+        """A fails because B is gone: a restart is spent on ROUND(same as 1), which B never sees; then B is dropped."""
         same = Round(number=2, offer=offer("a", 2), same_as=1, charged=True)
         ledger = then(with_counters(live("ab"), restarts=0), same, at=20.0)
         ledger = with_counters(ledger, restarts=1)

@@ -75,6 +75,35 @@ def test_a_beat_wakes_nobody(store: FileBackend, job: Path) -> None:
     alarm.close()
 
 
+def test_what_happens_while_the_watch_is_set_up_is_not_slept_through(
+    store: FileBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, other = Alarm.watch, store.connect()
+
+    def late(alarm: Alarm, directory: Path) -> bool:
+        other.append(ORIGIN, FIRST, b"1")
+        return watch(alarm, directory)
+
+    monkeypatch.setattr(Alarm, "watch", late)
+    assert long_wait(store, Cursor(), roster=False).result(PATIENCE) == Cursor(1)
+
+
+def test_an_amendment_that_is_overtaken_leaves_nothing_behind(
+    store: FileBackend, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename, other = os.rename, store.connect()
+
+    def late(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "rename", rename)
+        other.amend("node", 7, b"7")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", late)
+    store.amend("node", 3, b"3")
+    assert [(row.revision, row.value) for row in store.roster()] == [(7, b"7")]
+    assert os.listdir(job / "values") == ["00000001-node.7"]
+
+
 @pytest.mark.parametrize(
     "stray", ["ledger/.nfs0000000000000007", "roster/.nfs07", "roster/README", "serials/x", "scratch/y"]
 )

@@ -53,9 +53,13 @@ def test_a_round_is_live_until_halted_or_closed() -> None:
 
 
 def test_the_cost_of_a_resize_is_remembered() -> None:
-    ledger = then(halted("a", HaltReason.RESIZE, at=20.0), Round(number=2, offer=offer("a"), members=members("ab")), at=20.4)
+    ledger = then(
+        halted("a", HaltReason.RESIZE, at=20.0), Round(number=2, offer=offer("a"), members=members("ab")), at=20.4
+    )
     assert (ledger.resized_at, round(ledger.resize_cost, 3)) == (20.4, 0.4)
-    other = then(halted("a", HaltReason.NODE_LOST, at=20.0), Round(number=2, offer=offer("a"), members=members("a")), at=21)
+    other = then(
+        halted("a", HaltReason.NODE_LOST, at=20.0), Round(number=2, offer=offer("a"), members=members("a")), at=21
+    )
     assert other.resized_at is None
 
 

@@ -159,7 +159,11 @@ def fleet() -> Iterator[Fleet]:
 
 def alone(node: Node) -> bool:
     current = node.state.ledger.round
-    return current is not None and [m.node_id for m in current.members] == [node.name] and node.state.round == current.number
+    return (
+        current is not None
+        and [m.node_id for m in current.members] == [node.name]
+        and node.state.round == current.number
+    )
 
 
 def in_round(number: int, names: str) -> Callable[[Node], bool]:

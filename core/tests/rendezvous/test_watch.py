@@ -28,7 +28,9 @@ def test_a_node_is_lost_when_its_beat_stood_still_for_the_limit() -> None:
 
 
 def test_a_change_of_the_row_is_as_good_as_a_beat() -> None:
-    watch = watched((0.0, [row("a", 1)]), (2.0, [row("a", 1)]), (4.0, [row("a", 1, head=2)]), (6.0, [row("a", 1, head=2)]))
+    watch = watched(
+        (0.0, [row("a", 1)]), (2.0, [row("a", 1)]), (4.0, [row("a", 1, head=2)]), (6.0, [row("a", 1, head=2)])
+    )
     assert not dead(watch, "a", TIMING, 6.0)
     assert watch.nodes["a"].seen_at == 4.0
 

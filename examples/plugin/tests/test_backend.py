@@ -45,13 +45,11 @@ def test_what_is_no_database_cannot_be_used(tmp_path: Path, content: bytes | Non
         elastic_make_rendezvous(parameters(path))
 
 
-def test_the_bell_of_a_process_that_is_gone_is_forgotten(tmp_path: Path) -> None:
+def test_a_bell_that_is_no_more_is_forgotten(tmp_path: Path) -> None:
     backend, gone = (SqliteBackend(tmp_path / "rendezvous.db", "job") for _ in range(2))
-    gone._bell.close()  # as when its process is killed
-    gone._hammer.close()
+    gone.close()
     backend.append(ORIGIN, Link(1, "first"), b"1")
     bells = backend._database.execute("SELECT name FROM bell").fetchall()
     assert bells == [(backend._bell.getsockname(),)]
     assert backend.wait(Cursor(), roster=False, timeout=0) == Cursor(head=1, roster=0)
     backend.close()
-    gone._database.close()

@@ -2,12 +2,13 @@
 
 General layout:
 
-* ``supervisor``: the one event loop; ``inbox`` is where every event arrives; ``workers`` keeps the books of a round, and ``outcome`` words
-  the last thing that a run says. ``assignment`` is one worker's place in a round.
-* ``warden_main``: a process of its own and the parent of all workers, so that nothing that they ever start outlives the job. ``warden`` is
-  the agent's side of it.
+* ``supervisor``: the one event loop; ``inbox`` is where every event arrives; ``workers`` keeps the books of a round,
+  and ``outcome`` words the last thing that a run says. ``assignment`` is one worker's place in a round.
+* ``warden_main``: a process of its own and the parent of all workers, so that nothing that they ever start outlives the
+  job. ``warden`` is the agent's side of it.
 * ``output`` takes the workers' streams to files and to the console; ``error_files`` reads why a worker failed.
-* ``addresses``, ``ports``, ``identity``: what this host is called, where it can be reached, and what it holds for a job.
+* ``addresses``, ``ports``, ``identity``: what this host is called, where it can be reached, and what it holds for a
+  job.
 
 Nothing here decides about the job: that is the rendezvous's (``rendezvous.decide``, ``rendezvous.node``).
 """

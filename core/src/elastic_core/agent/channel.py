@@ -1,4 +1,4 @@
-"""How the agent and its warden talk: whole JSON messages over a stream socket, with descriptors beside them. Nothing here blocks.
+"""How agent and warden talk: whole JSON messages over a stream socket, descriptors beside them. Nothing here blocks.
 
 Imported by the warden process, so by few and cheap means.
 """
@@ -21,7 +21,7 @@ _LENGTH = struct.Struct("!I")
 
 
 class Channel:
-    """One end of the socket between agent and warden: JSON objects behind their length, with descriptors beside them; never blocks.
+    """One end of the socket: JSON objects, each behind its length in four bytes.
 
     Attributes:
         closed: The other end is gone. What is sent from then on is dropped.
@@ -83,7 +83,7 @@ class Channel:
             if not data:
                 self._hang_up()
             self._incoming += data
-            # One message's descriptors come at a time. Truncated means that this process could not open them all: fewer, but still its.
+            # They come one message's at a time. Truncated: this process could not open them all, and has fewer.
             if descriptors or flags & socket.MSG_CTRUNC:
                 self._descriptors.append(descriptors)
         return self._messages()

@@ -1,7 +1,7 @@
 """The agent's one queue: whatever happens, in whatever thread or process, arrives here as an event.
 
-:meth:`Inbox.take` blocks until there is something, by one ``select`` over the warden's socket, the signal pipe, and the pipe that other threads
-wake it by. No polling: the timeout is the next timer's.
+:meth:`Inbox.take` blocks until there is something, by one ``select`` over the warden's socket, the signal pipe, and
+the pipe that other threads wake it by. No polling: the timeout is the next timer's.
 """
 
 from __future__ import annotations

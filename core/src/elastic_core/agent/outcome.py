@@ -1,13 +1,14 @@
-"""The last thing that a run says: what came of it, and, of a failed one, whose fault it was.
+"""What a run says to people: that a round starts, what came of it all, and whose fault it was.
 
 Every node prints the same root cause, because it comes from the ledger's last entry.
 """
 
 from __future__ import annotations
 
+from elastic_core.events import Event, Field
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
-from elastic_core.rendezvous.ledger import Closed
+from elastic_core.rendezvous.ledger import Closed, Ledger, Round
 
 
 def report(closed: Closed) -> str:
@@ -43,3 +44,22 @@ def root_cause(incident: Incident) -> list[str]:
         lines += ["  last lines of its stderr, or the traceback that it recorded:"]
         lines += [f"    | {line}" for line in incident.detail.rstrip().splitlines()[-30:]]
     return lines
+
+
+def round_started(ledger: Ledger, current: Round, node_id: str) -> Event:
+    """A new round, as node ``node_id`` sees it."""
+    nodes = len(current.members)
+    workers = sum(member.local_world_size for member in current.members)
+    restarts = (
+        f", restart {ledger.counters.restarts} of {ledger.settings.agreement.max_restarts}" if current.charged else ""
+    )
+    out = "" if ledger.is_member(node_id) else "; this node is not in it and waits"
+    message = f"round {current.number}: {workers} worker(s) on {nodes} node(s){restarts} ({current.why}){out}"
+    fields: dict[str, Field] = {
+        "round": current.number,
+        "nodes": nodes,
+        "world_size": workers,
+        "restarts": ledger.counters.restarts,
+        "why": current.why,
+    }
+    return Event("round_started", message, fields=fields)

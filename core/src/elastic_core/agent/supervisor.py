@@ -1,26 +1,23 @@
 """The agent: one event loop between a rendezvous and the workers of one node.
 
-The loop (:meth:`Supervisor.run`) takes what happened, lets the node's mind (:mod:`elastic_core.rendezvous.node`) say what follows, and does it. All
-blocking I/O with the store is the session's, all processes are the warden's, all streams are the output's; so the loop itself
-never waits for anything but the next event.
+The loop (:meth:`Supervisor.run`) takes what happened, lets the node's mind (:mod:`elastic_core.rendezvous.node`) say
+what follows, and does it. All blocking I/O with the store is the session's, all processes are the warden's, all
+streams are the output's; so the loop itself never waits for anything but the next event.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
-import tempfile
-import urllib.parse
 import uuid
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from elastic_core.agent import outcome
 from elastic_core.agent.addresses import endpoint_host, local_address
-from elastic_core.agent.identity import Seat, host_id, host_name
+from elastic_core.agent.enrolment import applicant_for, log_directory, parameters
+from elastic_core.agent.identity import Seat
 from elastic_core.agent.inbox import Inbox, SignalReceived
 from elastic_core.agent.output import Output
 from elastic_core.agent.ports import HeldPort
@@ -32,9 +29,8 @@ from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import signal_name
 from elastic_core.plugins import Plugins
-from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.join import Applicant, Clock, join
+from elastic_core.rendezvous.join import Clock, join
 from elastic_core.rendezvous.ledger import Closed, Ledger, Offer, Round
 from elastic_core.rendezvous.node import (
     Effect,
@@ -50,22 +46,22 @@ from elastic_core.rendezvous.node import (
     Start,
     Stop,
     StoreLost,
-    WorkerFailed,
+    Work,
     WorkersDone,
     WorkersGone,
-    Work,
     row_of,
     step,
 )
 from elastic_core.rendezvous.rows import NodeInfo
 from elastic_core.rendezvous.session import Session, SessionCalls
-from elastic_core.rendezvous.settings import Agreement, Settings, Versions
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 SILENT_PROGRESS = 30.0
 """Seconds that all ranks of a silent script must be alive to count as progress (rule L4)."""
 FENCE_SHARE = 0.8
 """Part of ``fence_after`` without store contact after which a node stops its own workers (rule S4)."""
+STORE_PATIENCE = 0.5
+"""Seconds that a leaving node waits for the store to say whether others have finished."""
 FAREWELL = 10.0
 """Most seconds to spend on leaving the roster properly."""
 
@@ -83,6 +79,17 @@ class _AliveFor:
 
 
 @dataclass(frozen=True, slots=True)
+class _Depart:
+    """It is time to go, after a signal."""
+
+    signum: int
+    finished: bool = False
+    """Other nodes' workers have all exited with 0 (rule L7)."""
+    final: bool = False
+    """The grace to do the same is over."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Crashed:
     """A thread of the session met a defect."""
 
@@ -97,12 +104,12 @@ def run(config: RunConfig, plugins: Plugins) -> int:
     """
     clock = Clock(new_id=lambda: uuid.uuid4().hex[:12])
     with contextlib.ExitStack() as stack:
-        store = plugins.make_rendezvous(_parameters(config))
+        store = plugins.make_rendezvous(parameters(config))
         stack.callback(store.close)
         become_subreaper()
         seat = Seat.take(f"{config.rdzv_backend}/{config.rdzv_endpoint}/{config.rdzv_id}")
         stack.callback(seat.close)
-        applicant = _applicant(config, plugins, seat, clock)
+        applicant = applicant_for(config, plugins, seat, clock)
         message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {applicant.info}"
         plugins.publish(Event("joining", message, fields={"node_id": applicant.info.node_id}))
         found = join(store, applicant, clock)
@@ -135,6 +142,7 @@ class Supervisor:
         self._port: HeldPort | None = None
         self._used_port: HeldPort | None = None
         self._signals = 0
+        self._finishing = False
         self._exit: Exit | None = None
         self._row: object = None
         self._inbox = Inbox(SIGNALS)
@@ -144,7 +152,7 @@ class Supervisor:
         self._output = Output(
             redirects=config.redirects, tee=config.tee, keep=config.log_dir is not None, report=report
         )
-        self._directory, self._temporary = _log_directory(config, ledger.head.run)
+        self._directory, self._temporary = log_directory(config, ledger.head.run)
         if self._temporary:
             self._warden.sweep(str(self._directory))
         elif config.log_dir is None:
@@ -173,8 +181,8 @@ class Supervisor:
     def close(self) -> None:
         """Leave the roster, end whatever still runs, give everything back. Safe at any time, once."""
         leaving = self._state.leaving is not None or self._exit is None
+        self._warden.close(timeout=2.0)  # the workers first: where all went well there are none
         self._session.close(FAREWELL if not leaving else 2.0)
-        self._warden.close(timeout=5.0)
         self._output.close()
         for port in (self._port, self._used_port):
             if port is not None:
@@ -196,6 +204,10 @@ class Supervisor:
                 raise RuntimeError("a thread of the session failed") from error
             case SignalReceived(signum):
                 self._on_signal(signum)
+            case _Depart() if self._state.leaving is None:
+                self._depart(event)
+            case _Depart():
+                pass
             case Gone():
                 self._group.gone()
                 self._step(WorkersGone())
@@ -208,7 +220,7 @@ class Supervisor:
             case EntriesRead() | StoreLost():
                 self._step(event)
             case _:
-                if (news := self._group.handle(event)) is not None:  # type: ignore[arg-type]  # all that is left is the warden's
+                if (news := self._group.handle(event)) is not None:  # type: ignore[arg-type]  # the warden's
                     self._step(news)
                 if isinstance(event, Stuck):  # rule L3: the node withdraws, the others go on
                     self._step(Leaving(f"process {event.pid} cannot be killed", ExitCode.WITHDRAWN))
@@ -218,13 +230,29 @@ class Supervisor:
         if signum not in SIGNALS:
             return
         self._signals += 1
-        if self._signals == 1:
-            hint = "; once more to kill the workers at once" if self._state.work is not Work.NONE else ""
-            self._say("signal", f"received {signal_name(signum)}: leaving{hint}")
-            self._step(Leaving.signalled(signum, signal_name(signum)))
-        else:
+        if self._signals > 1:
             self._say("signal", f"received {signal_name(signum)} again: killing the workers")
             self._group.stop(0.0)
+            self._step(Leaving.signalled(signum, signal_name(signum)))
+        elif self._state.work is Work.RUNNING and self._config.max_nodes > 1:
+            self._session.ask_finished(lambda finished: self._inbox.post(_Depart(signum, finished)))
+            self._inbox.at(self._clock.now() + STORE_PATIENCE, _Depart(signum))
+        else:
+            self._depart(_Depart(signum))
+
+    def _depart(self, order: _Depart) -> None:
+        """Leave, or, when others have finished, let the workers here do so within their grace (rule L7)."""
+        name, grace = signal_name(order.signum), self._config.shutdown_timeout
+        again = "; once more to kill the workers at once" if self._state.work is not Work.NONE else ""
+        if order.final or not (order.finished or self._finishing):
+            self._say("signal", f"received {name}: leaving{again}")
+            self._step(Leaving.signalled(order.signum, name))
+        elif not self._finishing:
+            self._finishing = True
+            self._say(
+                "signal", f"received {name}: other nodes have finished, the workers here have {grace:g} s to{again}"
+            )
+            self._inbox.at(self._clock.now() + grace, _Depart(order.signum, final=True))
 
     def _on_warden_death(self, reason: str) -> None:
         """Without its warden a node cannot promise that nothing is left behind: it withdraws."""
@@ -298,9 +326,11 @@ class Supervisor:
         """Tell observers what the new entries mean."""
         if after.halt is not None and after.halt is not before.halt:
             fields = {"round": after.halt.round, "reason": after.halt.reason.value}
-            self._plugins.publish(Event("round_halted", f"round {after.halt.round} is halted: {after.halt.why}", fields=fields))
+            self._plugins.publish(
+                Event("round_halted", f"round {after.halt.round} is halted: {after.halt.why}", fields=fields)
+            )
         if after.round is not None and after.round is not before.round:
-            self._plugins.publish(_round_started(after, after.round, self._state.info.node_id))
+            self._plugins.publish(outcome.round_started(after, after.round, self._state.info.node_id))
 
     def _conclude(self, end: Exit) -> int:
         closed = self._state.ledger.closed
@@ -310,71 +340,7 @@ class Supervisor:
         return end.code
 
 
-def _round_started(ledger: Ledger, current: Round, node_id: str) -> Event:
-    nodes = len(current.members)
-    workers = sum(member.local_world_size for member in current.members)
-    restarts = f", restart {ledger.counters.restarts} of {ledger.settings.agreement.max_restarts}" if current.charged else ""
-    out = "" if ledger.is_member(node_id) else "; this node is not in it and waits"
-    message = f"round {current.number}: {workers} worker(s) on {nodes} node(s){restarts} ({current.why}){out}"
-    fields = {
-        "round": current.number,
-        "nodes": nodes,
-        "world_size": workers,
-        "restarts": ledger.counters.restarts,
-        "why": current.why,
-    }
-    return Event("round_started", message, fields=fields)
-
-
 def _finish(plugins: Plugins, closed: Closed) -> int:
     level = Level.INFO if closed.success else Level.ERROR
     plugins.publish(Event("job_closed", outcome.report(closed), level, {"success": closed.success}))
     return closed.exit_code
-
-
-def _parameters(config: RunConfig) -> RendezvousParameters:
-    return RendezvousParameters(
-        backend=config.rdzv_backend,
-        endpoint=config.rdzv_endpoint,
-        run_id=config.rdzv_id,
-        min_nodes=config.min_nodes,
-        max_nodes=config.max_nodes,
-        local_addr=config.local_addr,
-        config=config.rdzv_conf,
-    )
-
-
-def _applicant(config: RunConfig, plugins: Plugins, seat: Seat, clock: Clock) -> Applicant:
-    versions = Versions.here()
-    info = NodeInfo(
-        node_id=clock.new_id(),
-        host=host_name(),
-        host_id=host_id(),
-        seat=seat.number,
-        local_world_size=config.nproc_per_node,
-        role=config.role,
-        versions=versions,
-    )
-    agreement = Agreement(
-        min_nodes=config.min_nodes,
-        max_nodes=config.max_nodes,
-        max_restarts=config.max_restarts,
-        on_node_loss=config.on_node_loss,
-        failure_policies=plugins.failure_policies(),
-    )
-    settings = Settings(agreement=agreement, timing=config.timing, versions=versions, host=str(info))
-    return Applicant(
-        info=info,
-        settings=settings,
-        scheduler_uid=config.run_uid,
-        allow_version_mismatch=config.allow_version_mismatch,
-    )
-
-
-def _log_directory(config: RunConfig, run_uid: str) -> tuple[Path, bool]:
-    """Where this run's logs and error files go, and whether that is removed at the end because nobody asked for logs."""
-    name = f"{urllib.parse.quote(config.rdzv_id, safe='')}_{run_uid}"
-    if config.log_dir is not None:
-        return config.log_dir / name, False
-    wanted = any((config.redirects.any, config.tee.any))
-    return Path(tempfile.mkdtemp(prefix=f"elastic_{name[:80]}_")), not wanted

@@ -51,7 +51,7 @@ class Spawned:
 
 @dataclass(frozen=True, slots=True)
 class SpawnFailed:
-    """A worker could not be started; ``error`` is the system's reason, e.g. ``[Errno 2] No such file or directory: 'x'``."""
+    """A worker could not be started, and why: ``[Errno 2] No such file or directory: 'x'``."""
 
     tag: int
     error: str
@@ -59,7 +59,7 @@ class SpawnFailed:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A worker that had started has ended; ``returncode`` is negative for a signal, as :attr:`subprocess.Popen.returncode`."""
+    """A worker that had started has ended; ``returncode`` is as :attr:`subprocess.Popen.returncode`, negative for a signal."""
 
     tag: int
     pid: int
@@ -81,7 +81,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """A process is still there 15 s after SIGKILL; ``wchan`` is where in the kernel it waits, if that is known. Once per process."""
+    """A process is still there 15 s after SIGKILL, waiting in the kernel in ``wchan``, if that is known. Once per process."""
 
     pid: int
     name: str
@@ -107,7 +107,7 @@ WardenEvent: TypeAlias = "Spawned | SpawnFailed | Exited | Signalled | Gone | St
 
 
 class Warden:
-    """A running warden. Make it with :meth:`start`; the calling process should be a subreaper (:func:`become_subreaper`)."""
+    """A running warden, made by :meth:`start`. Its owner should be a subreaper itself (:func:`become_subreaper`)."""
 
     def __init__(self, process: subprocess.Popen[bytes], channel: Channel, others: frozenset[Process]) -> None:
         self._process = process
@@ -117,13 +117,13 @@ class Warden:
         self._unanswered: int | None = None
         self._fences = 0
         self._died = False
-        # One descriptor for the agent's loop, readable when the socket is, or when it has room for what waits to be sent.
+        # One descriptor for the agent's loop: readable when the socket is, or has room for what waits to be sent.
         self._ready = select.epoll()
         self._ready.register(channel, select.EPOLLIN)
 
     @classmethod
     def start(cls, *, hold: Sequence[int] = ()) -> Warden:
-        """Start the process; it keeps the descriptors ``hold`` open until its last descendant is gone, whatever becomes of the agent.
+        """Start the process. It keeps the descriptors ``hold`` open until its last descendant is gone.
 
         Raises:
             ElasticError: No process could be made.
@@ -135,7 +135,7 @@ class Warden:
                 given = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)  # a number that no standard stream can have
                 command = [sys.executable, "-I", "-S", warden_main.__file__, str(given)]
                 try:
-                    # In a session of its own: Ctrl-C at a terminal goes to all of the foreground, and this one has to see the others out.
+                    # In a session of its own: Ctrl-C goes to all of a terminal's foreground, and this one outlives it.
                     process = subprocess.Popen(command, pass_fds=[given, *hold], start_new_session=True)
                 finally:
                     os.close(given)
@@ -175,28 +175,29 @@ class Warden:
             argv: The program, looked for on the PATH of ``env``, and its arguments.
             env: Its whole environment.
             cwd: Its working directory; None for the agent's.
-            stdin: A descriptor to give to it, which the caller may close at once; None for the agent's. The same for the next two.
-            stdout: See stdin.
-            stderr: See stdin.
+            stdin: A descriptor to give to it, which the caller may close at once; None for the agent's.
+            stdout: As stdin.
+            stderr: As stdin.
             control: One more descriptor for it to inherit, whose number it finds in ``ELASTIC_CONTROL_FD``.
         """
         streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "control": control}
         given = {name: fd for name, fd in streams.items() if fd is not None}
         request: Message = {"do": "spawn", "tag": tag, "argv": list(argv), "env": dict(env), "cwd": cwd}
-        # How many fences the caller knows of: a request that crosses a Fenced on its way belongs to a round that is over.
+        # How many fences the caller knows of: a request that crosses a Fenced belongs to a round that is over.
         self._send({**request, "fences": self._fences, "descriptors": list(given)}, list(given.values()))
 
     def stop(self, *, grace: float, signum: int = signal.SIGTERM) -> None:
-        """Stop everything below the warden: ``signum`` to the workers' groups, SIGKILL to whatever is left after ``grace`` seconds.
+        """Stop all: ``signum`` to the workers' process groups, SIGKILL to whatever is left after ``grace`` seconds.
 
-        What outlives the last worker is killed at once. Gone will come, once for all stops that are under way; of several the earliest deadline holds.
+        What outlives the last worker is killed at once. Gone will come, once for all stops under way, of which the
+        earliest deadline holds.
         """
         self._stops += 1
         self._unanswered = self._stops
         self._send({"do": "stop", "signum": int(signum), "grace": grace, "serial": self._stops})
 
     def fence(self, seconds: float | None) -> None:
-        """Kill everything ``seconds`` from now unless this is called again before: Fenced will come. None disarms it."""
+        """Kill everything ``seconds`` from now, unless this is called again before; Fenced will come. None: never."""
         self._send({"do": "fence", "seconds": seconds})
 
     def sweep(self, path: str) -> None:
@@ -234,7 +235,7 @@ class Warden:
             self._ready.modify(self._channel, select.EPOLLIN | (select.EPOLLOUT if self._channel.pending else 0))
 
     def _event(self, message: Message) -> WardenEvent | None:
-        """What a message means to the caller; None for the answer to a stop that a later stop, or a fence, has overtaken."""
+        """What a message means to the caller; None for an answer to a stop that a later one, or a fence, overtook."""
         match message:
             case {"event": "spawned", "tag": tag, "pid": pid}:
                 return Spawned(tag, pid)
@@ -258,7 +259,7 @@ class Warden:
         raise AssertionError(f"the warden sent {message!r}")
 
     def _bury(self) -> str:
-        """Kill what a dead warden has left to us, a subreaper, and say how it died. Workers have SIGKILL as parent-death signal anyway."""
+        """Kill what a dead warden has left to us, a subreaper, and say how it died. (Its workers died with it.)"""
         self._await_end(_BURIAL)
         code = self._process.returncode
         killed = set(self._others)

@@ -1,14 +1,17 @@
 """The warden process: the parent of all workers of a node, and the end of all that they start.
 
-It runs as ``python -I -S warden_main.py SOCKET_FD``, has one thread, and imports a little of the standard library and two modules of ours. It is a
-child subreaper, so whatever a worker forks, however often and in whatever session, stays among its descendants: *no child left*
-means *no descendant left*. It outlives the agent in order to clean up: end-of-file on the socket is the order to kill everything and exit.
-Descriptors that it inherits, a seat's for instance, it keeps until then.
+It runs as ``python -I -S warden_main.py SOCKET_FD``, has one thread, and imports a little of the standard library and
+two modules of ours. It is a child subreaper, so whatever a worker forks, however often and in whatever session, stays
+among its descendants: *no child left* means *no descendant left*. It outlives the agent in order to clean up:
+end-of-file on the socket is the order to kill everything and exit. Descriptors that it inherits, a seat's for instance,
+it keeps until then.
 
-Nothing in here blocks: the socket is buffered on both sides, and a child that hangs between fork and exec is one more descriptor to poll. So the
-dead-man's switch works while the agent is frozen, and a frozen agent does not keep it from its work.
+Nothing in here blocks: the socket is buffered on both sides, and a child that hangs between fork and exec is one more
+descriptor to poll. So the dead-man's switch works while the agent is frozen, and a frozen agent does not keep it from
+its work.
 
-Requests are ``spawn``, ``stop``, ``fence`` and ``sweep``; what it says is listed as events in ``warden.py``, the agent's side.
+Requests are ``spawn``, ``stop``, ``fence`` and ``sweep``; what it says is listed as events in ``warden.py``, the
+agent's side.
 """
 
 from __future__ import annotations
@@ -23,9 +26,8 @@ import sys
 import time
 from typing import NoReturn
 
-if (
-    __name__ == "__main__"
-):  # without site there is no way to the package but the one that this file lies on; last, so that it hides nothing
+if __name__ == "__main__":
+    # Without site, where this file lies is the only way to the package. Last, so that it hides nothing.
     sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")))
 
 from elastic_core.agent.channel import Channel, Message, close_all
@@ -79,7 +81,7 @@ def _fork(request: Message, descriptors: list[int]) -> Worker:
         raise OSError("no descriptors are left for its streams: raise the limit of open files (ulimit -n)")
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     warden = os.getpid()
-    # What comes for the child while it is still the warden's copy, which ignores it, waits for the child's own dispositions.
+    # Signals to the child while it is still the warden's copy, which ignores them, wait for its own dispositions.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
@@ -288,7 +290,7 @@ class Warden:
                 self._tell("exited", tag=worker.tag, pid=pid, returncode=os.waitstatus_to_exitcode(status))
 
     def _stop(self, signum: int, grace: float) -> Ending:
-        """The one escalation: ask every worker's process group; at the deadline, or once no worker is left, kill whatever is.
+        """The one escalation: ask every worker's group; at the deadline, or once no worker is left, kill whatever is.
 
         A stop that is under way goes on, with the nearer of the two deadlines.
         """
@@ -304,7 +306,7 @@ class Warden:
         return self._ending
 
     def _kill_all(self, ending: Ending, now: float) -> None:
-        """SIGKILL to every descendant, until a look finds none that has not got it. Each death wakes us for the next look."""
+        """SIGKILL to every descendant, until a look finds none that has not got it; each death brings another look."""
         alive = descendants(os.getpid())
         if ending.killed is None:
             ending.killed = {}
@@ -333,7 +335,7 @@ class Warden:
 
 
 def _open_standard_streams() -> None:
-    """Give descriptors 0, 1 and 2 a meaning if nobody did, so that no other file is ever taken for a standard stream."""
+    """Give descriptors 0, 1 and 2 a meaning if nobody did, lest another file be taken for a standard stream."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)

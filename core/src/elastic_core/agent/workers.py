@@ -1,7 +1,7 @@
 """One node's workers of one round: start them, notice how they end, say what went wrong.
 
-The warden does the deeds; this module keeps the books: which process is which rank, whose failure was first, what it left in
-its error file and on its stderr.
+The warden does the deeds; this module keeps the books: which process is which rank, whose failure was first, what it
+left in its error file and on its stderr.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from elastic_core.agent.assignment import Assignment
 from elastic_core.agent.error_files import last_exception_line, read_error_file
 from elastic_core.agent.output import Output, WorkerStreams
-from elastic_core.agent.warden import Exited, Signalled, SpawnFailed, Spawned, Stuck, Warden, WardenEvent
+from elastic_core.agent.warden import Exited, Signalled, Spawned, SpawnFailed, Stuck, Warden, WardenEvent
 from elastic_core.config import RunConfig
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
@@ -100,7 +100,9 @@ class WorkerGroup:
                 level = Level.DEBUG if signum == 15 else Level.INFO
                 self.publish(Event("workers_signalled", f"sent {name} to {who}", level, {"signal": name, "pids": who}))
             case Stuck(pid, name, wchan):
-                message = f"process {pid} ({name}) does not die: it waits in the kernel, in {wchan or 'an unknown place'}"
+                message = (
+                    f"process {pid} ({name}) does not die: it waits in the kernel, in {wchan or 'an unknown place'}"
+                )
                 self.publish(Event("worker_stuck", message, Level.ERROR, {"pid": pid, "wchan": wchan}))
         return None
 

@@ -4,9 +4,11 @@ General layout, from what a backend's author writes up to what the agent uses:
 
 * ``backend`` is the store's interface; ``local`` and ``file`` are core's own. ``api`` has the public types around it.
 * ``settings``, ``ledger`` and ``rows`` are the vocabulary: immutable records. ``codec`` turns them into JSON and back.
-* ``decide`` (with ``scene``, ``books`` and ``watch``) is the chair's mind, ``node`` is a node's, ``admission`` says who may join and
-  ``succession`` who follows a chair that is gone. All are pure functions of what is known and what time it is.
-* ``join``, ``reading``, ``chair``, ``pulse`` and ``session`` drive them: they read the store, call the minds, and write what these say.
+* ``decide`` (with ``scene``, ``books`` and ``watch``) is the chair's mind, ``node`` is a node's, ``admission`` says
+  who may join and ``succession`` who follows a chair that is gone. All are pure functions of what is known and what
+  time it is.
+* ``join``, ``reading``, ``chair``, ``pulse`` and ``session`` drive them: they read the store, call the minds, and
+  write what these say.
 * ``places`` turns a round's members into ranks.
 
 ``docs/architecture.md`` explains the protocol and names its rules.

@@ -1,7 +1,8 @@
 """May this node join, and as what? The answer to the run that it finds under its job id (rule S6).
 
 Job ids are used again and again. What tells a latecomer of the present run from the first node of the next one is the
-scheduler's own uid of the run, and, for the user who just typed the command again, whether anybody of the old run is alive.
+scheduler's own uid of the run, and, for the user who just typed the command again, whether anybody of the old run is
+alive.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def admit(ledger: Ledger, uid: str | None, alive: Sequence[str]) -> Admission:
             return Report(ledger.closed)
         if alive and (uid is None or ledger.scheduler_uid is None):
             raise RendezvousRefusedError(
-                f"Run {ledger.head.run} under this job id is over ({ledger.closed.why}), and its nodes are still leaving: "
-                f"{', '.join(alive)}.",
+                f"Run {ledger.head.run} under this job id is over ({ledger.closed.why}), and its nodes are still "
+                f"leaving: {', '.join(alive)}.",
                 hint="Start again when they are gone, or use another --rdzv_id.",
             )
         return OpenNext(abandoned=False)
@@ -76,7 +77,8 @@ def check_settings(opener: Settings, mine: Settings, *, allow_version_mismatch: 
     """Refuse a node whose settings differ from the run's.
 
     Raises:
-        RendezvousRefusedError: They differ, or the versions do and that was not allowed; names the field and both nodes.
+        RendezvousRefusedError: They differ, or the versions do and that was not allowed; names the field and both
+        nodes.
     """
     if (difference := mine.agreement.difference(opener.agreement)) is not None:
         raise RendezvousRefusedError(
@@ -86,5 +88,5 @@ def check_settings(opener: Settings, mine: Settings, *, allow_version_mismatch: 
     if mine.versions != opener.versions and not allow_version_mismatch:
         raise RendezvousRefusedError(
             f"{mine.host} has {mine.versions}, but {opener.host}, which opened the run, has {opener.versions}.",
-            hint="Install the same versions on both, or pass --allow_version_mismatch on every node if they are known to work together.",
+            hint="Install the same versions on both, or pass --allow_version_mismatch if they are known to work together.",
         )

@@ -57,7 +57,7 @@ class RendezvousInfo:
     """One sealed round, seen from one node. Ranks here count nodes, not workers."""
 
     store: Any
-    """A key-value store shared by the round's nodes; None where the backend offers none and the workers bring their own."""
+    """A key-value store shared by the round's nodes; None where the workers bring their own."""
     rank: int
     world_size: int
     bootstrap_store_info: BootstrapStoreInfo | None = None

@@ -2,13 +2,13 @@
 
 A store holds two things under one prefix per job id (``docs/architecture.md``):
 
-* the **roster**, one row per node incarnation: an opaque value, a revision that only grows, a serial in order of arrival,
-  and a beat counter;
+* the **roster**, one row per node incarnation: an opaque value, a revision that only grows, a serial in order of
+  arrival, and a beat counter;
 * the **ledger**, numbered entries from 1 on, each written once and never changed.
 
-Everything else (who decides, what an entry means, when a node is lost) is decided above, the same for every backend, so a
-backend has no opinions: no liveness, no clocks, no parsing of values. One object is one connection and is used by one thread
-at a time; :meth:`RendezvousBackend.connect` gives another thread its own.
+Everything else (who decides, what an entry means, when a node is lost) is decided above, the same for every backend,
+so a backend has no opinions: no liveness, no clocks, no parsing of values. One object is one connection and is used
+by one thread at a time; :meth:`RendezvousBackend.connect` gives another thread its own.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ ORIGIN = Link(0, "")
 class RendezvousBackend(ABC):
     """One connection to the store of one job.
 
-    Every method may raise :class:`~elastic_core.errors.RendezvousConnectionError` when the store cannot be reached or does
-    not answer within the backend's timeout (the outcome of a write is then unknown), and
+    Every method may raise :class:`~elastic_core.errors.RendezvousConnectionError` when the store cannot be reached
+    or does not answer within the backend's timeout (the outcome of a write is then unknown), and
     :class:`~elastic_core.errors.RendezvousStateError` when it answers with something that cannot be. Nothing else.
     """
 
@@ -86,17 +86,18 @@ class RendezvousBackend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close this connection; unblocks a :meth:`wait` of it in another thread, which raises RendezvousConnectionError.
+        """Close this connection; unblocks a :meth:`wait` of it in another thread, which raises
+        RendezvousConnectionError.
 
-        On the object that the hook made (not on its :meth:`connect` children), also ends whatever the backend started, such
-        as an embedded store's process. Called twice, the second call does nothing.
+        On the object that the hook made (not on its :meth:`connect` children), also ends whatever the backend
+        started, such as an embedded store's process. Called twice, the second call does nothing.
         """
 
     # The roster ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def enter(self, node_id: str, value: bytes) -> int:
-        """Add a row with revision 0 and beat 0; return its serial. Repeated after a lost reply, return the first one's serial."""
+        """Add a row with revision 0 and beat 0; return its serial, the same one when repeated after a lost reply."""
 
     @abstractmethod
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
@@ -115,16 +116,18 @@ class RendezvousBackend(ABC):
 
     @abstractmethod
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
-        """The rows, all of them or those of ``ids``, in order of serial, in a constant number of round trips where the store can."""
+        """The rows, all or those of ``ids``, in order of serial; in a constant number of round trips where that can be."""
 
     # The ledger ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
-        """Write entry ``prev.index + 1``, if that index is absent and entry ``prev.index`` is the one with id ``prev.id``.
+        """Write entry ``prev.index + 1``, if that index is absent and entry ``prev.index`` is the one with id
+        ``prev.id``.
 
-        The two conditions and the write are one atomic step wherever history can roll back. Returns False, having written
-        nothing, when either fails; and True when this very entry already stands there (a reply was lost and the write repeated).
+        The two conditions and the write are one atomic step wherever history can roll back. Returns False, having
+        written nothing, when either fails; and True when this very entry already stands there (a reply was lost and
+        the write repeated).
         """
 
     @abstractmethod
@@ -135,10 +138,11 @@ class RendezvousBackend(ABC):
 
     @abstractmethod
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
-        """Block until the ledger's head is not ``cursor.head``, or, with ``roster``, the roster's version is not ``cursor.roster``.
+        """Block until the ledger's head is not ``cursor.head``, or, with ``roster``, the roster's version is not
+        ``cursor.roster``.
 
         Returns the cursor of now, at the latest after ``timeout`` seconds (unchanged then). The roster's version counts
-        :meth:`enter`, :meth:`amend` and :meth:`remove`, not beats; only the chair waits for it. Woken by the store, not by
-        polling. Spurious wake-ups are allowed, lost ones are not: what happened before the call and is not in ``cursor``
-        returns at once. Without ``roster`` the returned ``roster`` may be stale.
+        :meth:`enter`, :meth:`amend` and :meth:`remove`, not beats; only the chair waits for it. Woken by the store,
+        not by polling. Spurious wake-ups are allowed, lost ones are not: what happened before the call and is not in
+        ``cursor`` returns at once. Without ``roster`` the returned ``roster`` may be stale.
         """

@@ -1,8 +1,8 @@
 """The job's books: what each new round does to the counters.
 
-One incident spends one restart, however many rounds it takes. A failure that came with the loss of a node spends none. Nothing is charged
-by a HALT; a restart is counted when its ROUND is sealed, and given back when a member that is dropped afterwards turns
-out never to have seen that ROUND, because its loss was the cause of it all.
+One incident spends one restart, however many rounds it takes. A failure that came with the loss of a node spends
+none. Nothing is charged by a HALT; a restart is counted when its ROUND is sealed, and given back when a member that
+is dropped afterwards turns out never to have seen that ROUND, because its loss was the cause of it all.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """The chair's driver: read the roster, let :func:`~elastic_core.rendezvous.decide.decide` decide, write the entry.
 
-It holds no opinion of its own. One :meth:`ChairDriver.turn` is one look; the session's reader thread calls it after every change
-and at the instants that it asked for.
+It holds no opinion of its own. One :meth:`ChairDriver.turn` is one look; the session's reader thread calls it after
+every change and at the instants that it asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 
 from elastic_core.errors import RendezvousStateError
@@ -27,7 +26,7 @@ Judge = Callable[[Incident, History], Verdict]
 """Asks the failure policies; returns within its own time limit."""
 
 THINKING = 0.3
-"""Seconds that the policies may think before the broken round is halted meanwhile; reporters give a chair 1 s (rule L2)."""
+"""Seconds that the policies may think before the broken round is halted; reporters give a chair 1 s (rule L2)."""
 
 
 PATIENCE = 1.0
@@ -127,7 +126,7 @@ class ChairDriver:
             self.publish(Event("row_ignored", f"A roster row is ignored: {exc}", Level.WARNING, {"node": node_id}))
 
     def _prune(self, store: RendezvousBackend, ledger: Ledger) -> None:
-        """Remove rows of the dead (P2), except those of the newest round: they still prove that it is over (rule S4)."""
+        """Remove rows of the dead (P2), but not of the newest round: they still prove that it is over (rule S4)."""
         timing, now = ledger.settings.timing, self.clock.now()
         done = [
             node_id

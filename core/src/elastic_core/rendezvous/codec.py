@@ -1,7 +1,7 @@
 """JSON in and out of the store: versioned, checked against the schema, bounded. Nothing from the network is unpickled.
 
-The schema is the dataclasses' own annotations. :func:`decode_entry` and :func:`decode_row` build every value from exactly the
-fields that its class declares; anything missing, unknown or of another type is refused, naming where.
+The schema is the dataclasses' own annotations. :func:`decode_entry` and :func:`decode_row` build every value from
+exactly the fields that its class declares; anything missing, unknown or of another type is refused, naming where.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ _FOREIGN = (
 def _dump(plain: dict[str, Any], what: str) -> bytes:
     data = json.dumps({"v": PROTOCOL, **plain}, separators=(",", ":"), allow_nan=False).encode()
     if len(data) > MAX_VALUE_BYTES:
-        raise RendezvousStateError(f"The value for {what} has {len(data)} bytes; at most {MAX_VALUE_BYTES} are allowed.")
+        raise RendezvousStateError(
+            f"The value for {what} has {len(data)} bytes; at most {MAX_VALUE_BYTES} are allowed."
+        )
     return data
 
 
@@ -100,7 +102,9 @@ def _load(data: bytes, what: str) -> dict[str, Any]:
         raise RendezvousStateError(f"{what} is not a JSON object: it begins with {data[:40]!r}.", hint=_FOREIGN)
     version = plain.pop("v", None)
     if version != PROTOCOL:
-        raise RendezvousStateError(f"{what} is of protocol version {version!r}; this node speaks {PROTOCOL}.", hint=_FOREIGN)
+        raise RendezvousStateError(
+            f"{what} is of protocol version {version!r}; this node speaks {PROTOCOL}.", hint=_FOREIGN
+        )
     return plain
 
 
@@ -156,7 +160,8 @@ def _schema(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
 def _build(kind: type[_T], plain: object, where: str, override: Mapping[str, Any]) -> _T:
     if not isinstance(plain, dict):
         raise _wrong(where, plain)
-    hints, required = _schema(kind)
+    shape: Any = kind  # a class is hashable, which mypy does not know of type[T]
+    hints, required = _schema(shape)
     for name in plain:
         if name not in hints:
             raise RendezvousStateError(f"{where} has an unknown field {name!r}.", hint=_FOREIGN)

@@ -1,10 +1,12 @@
 """The chair's mind: one pure function from what it knows to what it does next.
 
-:func:`decide` is called after every change that the chair notices and at every instant that it asked to be called at. It answers
-with one ledger entry to append, with the question that the failure policies must answer first, or with when to look again. The
-rules that it follows are named S1-S8 and L1-L7 in ``docs/architecture.md``; a comment names the rule where one is obeyed.
+:func:`decide` is called after every change that the chair notices and at every instant that it asked to be called
+at. It answers with one ledger entry to append, with the question that the failure policies must answer first, or
+with when to look again. The rules that it follows are named S1-S8 and L1-L7 in ``docs/architecture.md``; a comment
+names the rule where one is obeyed.
 
-Three situations: no round yet (:func:`_form`), a live round (:func:`_supervise`), a round that was halted (:func:`_reform`).
+Three situations: no round yet (:func:`_form`), a live round (:func:`_supervise`), a round that was halted
+(:func:`_reform`).
 """
 
 from __future__ import annotations
@@ -172,7 +174,9 @@ def _departure(scene: Scene, current: Round, node_id: str) -> Append | None:
         return _halt_for(scene, current, HaltReason.NODE_LOST, lost)
     stopped = seen.row.phase is Phase.STOPPED and seen.row.round == current.number
     if stopped and seen.row.incident is None:
-        return _halt(scene, current, HaltReason.NODE_LEFT, f"{name} stopped its workers: it had lost sight of the store")
+        return _halt(
+            scene, current, HaltReason.NODE_LEFT, f"{name} stopped its workers: it had lost sight of the store"
+        )
     return None
 
 
@@ -290,7 +294,8 @@ def _ending(scene: Scene, old: Round, halt: Halt, muster: _Muster) -> Decision |
 def _is_over(scene: Scene, old: Round) -> bool:
     """Rule S4: some member of the old round has stopped or lost a rank, so that training cannot go on behind our back.
 
-    A superseded seat proves it as well. What a row said before its node was lost still holds: a rank that is gone stays gone.
+    A superseded seat proves it as well. What a row said before its node was lost still holds: a rank that is gone
+    stays gone.
     """
     for seen in scene.sightings(old):
         row = seen.row
@@ -303,7 +308,7 @@ def _is_over(scene: Scene, old: Round) -> bool:
 
 
 def _choose(scene: Scene, halt: Halt, nodes: list[Sighting]) -> list[Sighting]:
-    """Leave out bad hosts if that can be; survivors keep their order and come first: rank 0 is somebody who has the state."""
+    """Leave out bad hosts if that can be; the order stays, so that rank 0 is somebody who has the state."""
     verdict = scene.verdict(halt.round)
     if verdict is not None and verdict.action is Action.EXCLUDE_HOST and halt.incident is not None:
         others = [seen for seen in nodes if seen.node_id != halt.incident.node_id]

@@ -122,7 +122,7 @@ def _await_host(store: RendezvousBackend, applicant: Applicant) -> None:
 
 
 def _alive(store: RendezvousBackend, ledger: Ledger, applicant: Applicant, clock: Clock) -> list[str]:
-    """Hosts of the run whose beats move, watched for as long as losing a node takes; at once when the roster has none."""
+    """Hosts of the run whose beats move, watched for as long as losing a node takes; at once where there are none."""
     timing, me = ledger.settings.timing, applicant.info
     first: dict[str, tuple[int, int]] = {}
     moving: dict[str, str] = {}

@@ -1,8 +1,8 @@
 """The ledger: what has been decided, in order. Entries, and the state that follows from them.
 
 An entry is written once and never changed. Each one names the entry before it, so that a chain with a gap or a fork is
-noticed by whoever reads it, and carries enough (:class:`Anchors`, :class:`Counters`) that a newcomer needs the newest one and the two or
-three that it points to, however long the history is.
+noticed by whoever reads it, and carries enough (:class:`Anchors`, :class:`Counters`) that a newcomer needs the
+newest one and the two or three that it points to, however long the history is.
 
 :class:`Ledger` is what a node knows after reading; :func:`advance` is the only way that knowledge grows.
 """
@@ -210,13 +210,14 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
     """The ledger after reading the next entry.
 
     Raises:
-        RendezvousStateError: The entry does not follow: a broken chain, a term that fell, an entry after CLOSED in the same run.
+        RendezvousStateError: The entry does not follow: a broken chain, a term that fell, an entry after CLOSED in
+        the same run.
     """
     head = ledger.head
     if entry.index != head.index + 1 or entry.prev != head.id:
         raise RendezvousStateError(
             f"Ledger entry {entry.index} follows {entry.prev!r}, but entry {head.index} here is {head.id!r}.",
-            hint="The store's history changed under a running job. Start this node again; it joins with the history of now.",
+            hint="The store's history changed under a running job. Start this node again.",
         )
     if isinstance(entry.body, Open):
         if ledger.closed is None:
@@ -224,8 +225,8 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
         return opened(entry, now)
     if entry.run != head.run or entry.term < head.term or ledger.closed is not None:
         raise RendezvousStateError(
-            f"Ledger entry {entry.index} (run {entry.run}, term {entry.term}) cannot follow run {head.run}, term {head.term}"
-            + (", which is closed." if ledger.closed else ".")
+            f"Ledger entry {entry.index} (run {entry.run}, term {entry.term}) cannot follow run {head.run}, "
+            f"term {head.term}" + (", which is closed." if ledger.closed else ".")
         )
     ledger = replace(ledger, head=entry, head_at=now)
     match entry.body:
@@ -253,7 +254,8 @@ def opened(entry: Entry, now: float) -> Ledger:
         RendezvousStateError: ``entry`` is no OPEN.
     """
     if not isinstance(entry.body, Open):
-        raise RendezvousStateError(f"Ledger entry {entry.index} should open a run; it is {type(entry.body).__name__.upper()}.")
+        kind = type(entry.body).__name__.upper()
+        raise RendezvousStateError(f"Ledger entry {entry.index} should open a run; it is a {kind}.")
     return Ledger(
         head=entry,
         settings=entry.body.settings,
@@ -273,7 +275,8 @@ def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
     def anchor(index: int, kind: type[_B]) -> _B:
         entry = anchors.get(index)
         if entry is None or not isinstance(entry.body, kind):
-            raise RendezvousStateError(f"Ledger entry {head.index} stands on entry {index}, which is not a {kind.__name__.upper()}.")
+            wanted = kind.__name__.upper()
+            raise RendezvousStateError(f"Ledger entry {head.index} stands on {index}, which is not a {wanted}.")
         return entry.body
 
     at = head.anchors
@@ -294,7 +297,9 @@ def _spelled_out(body: Round, previous: Round | None) -> Round:
         return body
     if previous is None or previous.number != body.same_as:
         known = "none" if previous is None else str(previous.number)
-        raise RendezvousStateError(f"Round {body.number} is the same as round {body.same_as}, but the newest known is {known}.")
+        raise RendezvousStateError(
+            f"Round {body.number} is the same as round {body.same_as}, but the newest known is {known}."
+        )
     return replace(body, members=previous.members)
 
 
@@ -325,8 +330,9 @@ def compose(
 ) -> Entry:
     """The entry with ``body`` that ``author`` would append after ``ledger``; None stands for an empty store.
 
-    An OPEN starts a run (named ``run``) at term 1 with fresh counters, a CHAIR raises the term, and everything else goes on from the head.
-    ``chair`` is given by a leaving chair that names its successor; the author stays, or becomes, chair otherwise.
+    An OPEN starts a run (named ``run``) at term 1 with fresh counters, a CHAIR raises the term, and everything else
+    goes on from the head. ``chair`` is given by a leaving chair that names its successor; the author stays, or
+    becomes, chair otherwise.
     """
     head = None if ledger is None else ledger.head
     index = 1 if head is None else head.index + 1

@@ -1,11 +1,12 @@
 """A node's mind: one pure function from what happened to what it does next.
 
-The ledger says what should run; the node makes it so, one step at a time. :func:`step` folds an event into the state, then reconciles:
-workers that the ledger does not want are stopped, and only when the last of their processes is gone are the wanted ones started (I9).
-Because it looks at the newest entry and not at each one on the way, no workers of a round start after a later one was seen (I5).
+The ledger says what should run; the node makes it so, one step at a time. :func:`step` folds an event into the
+state, then reconciles: workers that the ledger does not want are stopped, and only when the last of their processes
+is gone are the wanted ones started (I9). Because it looks at the newest entry and not at each one on the way, no
+workers of a round start after a later one was seen (I5).
 
-What the node tells the others is not an effect but a view of the state (:func:`row_of`): the driver amends the roster whenever it
-has changed.
+What the node tells the others is not an effect but a view of the state (:func:`row_of`): the driver amends the
+roster whenever it has changed.
 """
 
 from __future__ import annotations
@@ -269,7 +270,5 @@ def _start(state: NodeState, wanted: Round) -> tuple[NodeState, tuple[Effect, ..
     effects: tuple[Effect, ...] = (Start(wanted, state.ledger.counters.restarts),)
     if wanted.offer == state.offer:
         effects = (*effects, MakeOffer())
-    state = replace(
-        state, work=Work.RUNNING, phase=Phase.RUNNING, round=wanted.number, incident=None, progressed=False
-    )
+    state = replace(state, work=Work.RUNNING, phase=Phase.RUNNING, round=wanted.number, incident=None, progressed=False)
     return state, effects

@@ -1,7 +1,8 @@
 """The beat: a small counter that says "I am alive", on a thread and a connection of its own (rule L1).
 
-Nothing else runs here: no hooks, no reconnects, no name look-ups. A beat's value is the count of beat replies received, so that a node which can
-send but not receive is seen to stop. Beats also stop when the agent's own loop does not tick, because a stuck agent is of no use to anybody.
+Nothing else runs here: no hooks, no reconnects, no name look-ups. A beat's value is the count of beat replies
+received, so that a node which can send but not receive is seen to stop. Beats also stop when the agent's own loop
+does not tick, because a stuck agent is of no use to anybody.
 
 Each beat watches the chair's, and so this thread is the one that notices when the chair's has stopped.
 """
@@ -17,7 +18,6 @@ from elastic_core.rendezvous.backend import BeatReply, RendezvousBackend
 from elastic_core.rendezvous.ledger import Ledger
 from elastic_core.rendezvous.succession import ChairSigns, standing, takeover_at
 from elastic_core.rendezvous.watch import CONTACT_GAP, Heard
-
 
 RETRY = 0.1
 """Seconds between two looks at a chair that seems to be gone, while others stand before us."""

@@ -1,12 +1,13 @@
 """A node's dealings with its store: three threads, so that nothing the store does can hold up the agent.
 
-* The **reader** waits for the ledger to grow and posts what is new. While this node is chair it also waits for the roster, and takes
-  the chair's turns.
-* The **writer** keeps the node's roster row up to date, reconnects, and does the rare jobs (taking the chair, handing it over).
+* The **reader** waits for the ledger to grow and posts what is new. While this node is chair it also waits for the
+  roster, and takes the chair's turns.
+* The **writer** keeps the node's roster row up to date, reconnects, and does the rare jobs (taking the chair,
+  handing it over).
 * The **pulse** beats.
 
-Each has a connection of its own. They reconnect for as long as it takes, since losing sight of the store does not stop healthy workers
-(rule S4), unless the store is embedded and so gone for good.
+Each has a connection of its own. They reconnect for as long as it takes, since losing sight of the store does not
+stop healthy workers (rule S4), unless the store is embedded and so gone for good.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from elastic_core.rendezvous.ledger import Chair, Ledger, advance, compose
 from elastic_core.rendezvous.node import EntriesRead, NodeEvent, StoreLost
 from elastic_core.rendezvous.pulse import Pulse, PulseCalls
 from elastic_core.rendezvous.reading import news
-from elastic_core.rendezvous.rows import NodeRow
+from elastic_core.rendezvous.rows import NodeRow, Phase
 from elastic_core.rendezvous.watch import Heard, Observation, Watch, dead, observe
 
 IDLE_WAIT = 60.0
@@ -97,8 +98,21 @@ class Session:
         if reports:
             self._pulse.reported()
 
+    def ask_finished(self, answer: Callable[[bool], None]) -> None:
+        """Find out whether any other member of the round has finished; ``answer`` is called on the writer's thread."""
+        ledger = self._ledger
+
+        def look(store: RendezvousBackend) -> None:
+            others = [member.node_id for member in ledger.round.members] if ledger.round is not None else []
+            rows = [decode_row(seen.value) for seen in store.roster(others) if seen.node_id != self._node_id]
+            answer(ledger.live and any(row.phase is Phase.FINISHED for row in rows))
+
+        with self._wake:
+            self._jobs.append(look)
+            self._wake.notify()
+
     def close(self, timeout: float) -> None:
-        """Hand over the chair, bring the row up to date or take it out, stop the threads; ``timeout`` seconds at most."""
+        """Hand over the chair, bring the row up to date or take it out, stop the threads: ``timeout`` s at most."""
         done = threading.Event()
         with self._wake:
             self._jobs.append(lambda store: self._farewell(store, done, timeout))

@@ -1,8 +1,9 @@
 """What the nodes of a run agree on before anything else: the settings that the run's ``OPEN`` entry carries.
 
-Two kinds of field. Those of :class:`Agreement` must be the same on every node; a joiner that differs is refused, naming the
-field. The rest is the opener's and is taken over by everybody (:class:`~elastic_core.config.Timing`) or only compared
-(:class:`Versions`). Never here: observers, argv, nproc, role, addresses, which may differ from node to node.
+Two kinds of field. Those of :class:`Agreement` must be the same on every node; a joiner that differs is refused,
+naming the field. The rest is the opener's and is taken over by everybody (:class:`~elastic_core.config.Timing`) or
+only compared (:class:`Versions`). Never here: observers, argv, nproc, role, addresses, which may differ from node to
+node.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """When the chair is gone, who takes it, and when (rules S1, L1, L2).
 
-Successors stand in rank order, before the first round in order of arrival, half a second apart, so that mostly one of them
-writes the CHAIR entry and the others read it. Should two write, the ledger takes one.
+Successors stand in rank order, before the first round in order of arrival, half a second apart, so that mostly one
+of them writes the CHAIR entry and the others read it. Should two write, the ledger takes one.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastic_core.rendezvous.scene import SUSPICION, SUSPICION_FACTOR
 from elastic_core.rendezvous.ledger import Ledger
+from elastic_core.rendezvous.scene import SUSPICION, SUSPICION_FACTOR
 
 SUCCESSOR_SPACING = 0.5
 """Seconds between one successor's turn and the next one's."""
@@ -37,8 +37,9 @@ class ChairSigns:
 def takeover_at(ledger: Ledger, signs: ChairSigns, place: int) -> float:
     """The instant at which the successor at ``place`` takes the chair, unless something is heard from it before.
 
-    A silent chair is given the same limit as any node. An incident that gets no entry within the suspicion delay is the faster sign; it
-    deposes only a chair that was in office before it was reported, so a new one starts with a clean slate.
+    A silent chair is given the same limit as any node. An incident that gets no entry within the suspicion delay is
+    the faster sign; it deposes only a chair that was in office before it was reported, so a new one starts with a
+    clean slate.
     """
     due = signs.beat_changed_at + ledger.settings.timing.lost_after
     if signs.reported_at is not None:

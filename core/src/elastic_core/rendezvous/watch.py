@@ -1,8 +1,8 @@
 """What the chair sees of the nodes: roster rows, and how long each beat has stood still.
 
-Liveness is judged here and nowhere else (rule L1): by values that stop changing over the chair's *own successful reads*, on its own
-monotonic clock. No host's wall clock is compared with another's, and no store's time to live is believed. :func:`observe` is pure;
-the driver calls it once for every successful read of the roster.
+Liveness is judged here and nowhere else (rule L1): by values that stop changing over the chair's *own successful
+reads*, on its own monotonic clock. No host's wall clock is compared with another's, and no store's time to live is
+believed. :func:`observe` is pure; the driver calls it once for every successful read of the roster.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Sighting:
     seen_at: float
     """When its row first showed its present :attr:`NodeRow.head`."""
     listed: bool = True
-    """Whether the newest read still had it; a row that the store lost is judged like a beat that stopped, not at once."""
+    """Whether the newest read still had it; one that the store lost is judged like a beat that stopped."""
 
     @property
     def node_id(self) -> str:
@@ -40,7 +40,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a node had heard of the old chair when it took its place, so that it need not be silent for a second full period."""
+    """What a node had heard of the old chair when it took its place: it need not be silent for another period."""
 
     node_id: str
     beat: int
@@ -91,7 +91,7 @@ def observe(watch: Watch, rows: Iterable[Observation], now: float) -> Watch:
 
 
 def _last_sign(watch: Watch, seen: Observation, now: float) -> float:
-    """When a node that is seen for the first time last gave a sign: now, unless it is the old chair and has not stirred since."""
+    """When a node that is seen for the first time last gave a sign: now, unless it is the old chair, and still."""
     heard = watch.heard
     if heard is not None and (heard.node_id, heard.beat) == (seen.row.info.node_id, seen.beat):
         return heard.changed_at
@@ -122,7 +122,8 @@ def superseded(watch: Watch, seen: Sighting) -> bool:
 def silent_at(watch: Watch, seen: Sighting, timing: Timing) -> float:
     """The instant at which a node counts as lost if nothing is heard of it until then.
 
-    When most of three or more others fall silent together, the store is the likelier cause, and they get twice the time (rule L1).
+    When most of three or more others fall silent together, the store is the likelier cause, and they get twice the
+    time (rule L1).
     """
     limit = timing.lost_after
     if len(watch.nodes) > 3 and watch.read_at is not None:

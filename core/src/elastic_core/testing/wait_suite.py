@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import cycle
 
 import pytest
 
@@ -37,6 +38,14 @@ class WaitConformance(Connections):
         seen = long_wait(waiter, cursor, roster=True).result(PATIENCE)
         assert seen == Cursor(head=1, roster=cursor.roster)
 
+    def test_a_row_that_came_and_went_is_a_change(self, store: RendezvousBackend, connect: Connect) -> None:
+        waiter = connect()
+        for node_id in ("one", "another"):
+            before = waiter.wait(Cursor(), roster=True, timeout=0)
+            store.enter(node_id, b"")
+            store.remove(node_id)
+            assert waiter.wait(before, roster=True, timeout=0).roster != before.roster
+
     def test_a_change_is_reported_once(self, store: RendezvousBackend, connect: Connect) -> None:
         store.enter("node", b"")
         waiter = connect()
@@ -59,15 +68,24 @@ class WaitConformance(Connections):
 
         race(partial(play, connect(), remainder) for remainder in (0, 1))
 
-    def test_roster_changes_wake_a_waiter_that_asks_for_them(self, store: RendezvousBackend, connect: Connect) -> None:
-        waiter = connect()
-        cursor = waiter.wait(Cursor(), roster=True, timeout=0)
-        for change in roster_changes(store):
-            future = long_wait(waiter, cursor, roster=True)
-            change()
-            seen = future.result(PATIENCE)
-            assert seen.roster != cursor.roster
-            cursor = seen
+    def test_roster_changes_wake_a_waiter_that_asks_for_them(self, connect: Connect) -> None:
+        """A node and a chair take turns, so that each is mostly blocked when the other writes."""
+        links = chain(30)
+
+        def node(store: RendezvousBackend) -> None:
+            changes = cycle(roster_changes(store))
+            for (prev, entry), change in zip(links, changes, strict=False):
+                change()
+                await_head(store, prev.index, entry.index)
+
+        def chair(store: RendezvousBackend, cursor: Cursor) -> None:
+            for prev, entry in links:
+                while cursor.roster == (cursor := store.wait(cursor, roster=True, timeout=10 * PATIENCE)).roster:
+                    pass
+                assert store.append(prev, entry, b"entry")
+
+        chairs = connect()
+        race([partial(node, connect()), partial(chair, chairs, chairs.wait(Cursor(), roster=True, timeout=0))])
 
     def test_an_append_wakes_a_waiter_that_watches_the_roster_too(
         self, store: RendezvousBackend, connect: Connect

@@ -1,9 +1,9 @@
 """A rendezvous backend on SQLite: several agents on one host, one file, no server.
 
 SQLite has transactions but wakes nobody. So every connection has a bell, a datagram socket with a random name that is
-noted in the database, and who changes something rings them all *before* the commit. Who is rung waits for that transaction
-to end and looks again: nothing is missed, even if the writer is killed in between. The sockets live in Linux's abstract
-namespace, so they need no path and vanish with their process.
+noted in the database, and who changes something rings them all *before* the commit. Who is rung waits for that
+transaction to end and looks again: nothing is missed, even if the writer is killed in between. The sockets live in
+Linux's abstract namespace, so they need no path and vanish with their process.
 """
 
 from __future__ import annotations

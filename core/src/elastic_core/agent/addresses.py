@@ -1,0 +1,92 @@
+"""The address at which other nodes reach this one: numeric, so that nobody has to look up a name."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from urllib.parse import urlsplit
+
+from elastic_core.errors import RendezvousConnectionError
+
+LOOPBACK = "127.0.0.1"
+
+_FAR_AWAY = ("192.0.2.1", "2001:db8::1")
+"""Addresses that nobody has (RFC 5737, RFC 3849), so the way to them is the default route."""
+_PORT = 9  # any will do: connecting a datagram socket chooses a route and sends nothing
+
+
+def endpoint_host(endpoint: str) -> str | None:
+    """The host that an endpoint names; None for a path, or nothing.
+
+    It takes ``HOST``, ``HOST:PORT``, ``[IPV6]:PORT`` and URLs; of several separated by commas it is the first one's.
+    """
+    first = endpoint.partition(",")[0]
+    if "://" not in first:
+        if "/" in first or first.startswith("file:"):
+            return None
+        first = f"//[{first}]" if first.count(":") > 1 and "[" not in first else f"//{first}"
+    try:
+        url = urlsplit(first)
+        return None if url.scheme in ("file", "unix") else url.hostname
+    except ValueError:  # brackets without an address between them
+        return None
+
+
+def local_address(endpoint_host: str | None, local_addr: str | None, *, single_node: bool) -> str:
+    """Where workers on other nodes find a rank 0 that runs here.
+
+    ``local_addr`` wins. A single node needs no more than loopback. Otherwise it is the address from which this host
+    reaches the endpoint; if that is loopback, everybody who reaches the endpoint by that name is on this host. A name
+    of this very host that only its own hosts file takes for loopback, as Debian's does, means other hosts something
+    else: then, and without an endpoint's host, it is the address of the default route.
+
+    Raises:
+        RendezvousConnectionError: The endpoint's host cannot be looked up.
+    """
+    if local_addr:
+        return local_addr
+    if single_node:
+        return LOOPBACK
+    if endpoint_host is not None:
+        for target in _look_up(endpoint_host):
+            source = _source(target)
+            if source is not None and not (_is_loopback(source) and not _says_loopback(endpoint_host)):
+                return source
+    return next((source for target in _FAR_AWAY if (source := _source(target)) is not None), LOOPBACK)
+
+
+def _look_up(host: str) -> list[str]:
+    """The numeric addresses of a host, the resolver's favourite first."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else str(exc)
+        raise RendezvousConnectionError(
+            f"The host of the rendezvous endpoint, {host!r}, cannot be looked up: {reason}.",
+            hint="Check the name, or give a numeric address as --rdzv_endpoint.",
+        ) from exc
+    return [str(address[0]) for *_, address in found]
+
+
+def _source(target: str) -> str | None:
+    """The address that packets to ``target`` leave from; None without a route, or where it means nothing to others."""
+    family = socket.AF_INET6 if ":" in target else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((target, _PORT))
+            source = str(probe.getsockname()[0])
+    except OSError:
+        return None
+    return None if ipaddress.ip_address(source).is_link_local else source
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
+
+
+def _says_loopback(host: str) -> bool:
+    """Whether a host's very name means this host to everybody."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")

@@ -1,0 +1,65 @@
+"""From what a run was asked to do to what the rendezvous and the file system are asked for."""
+
+from __future__ import annotations
+
+import tempfile
+import urllib.parse
+from pathlib import Path
+
+from elastic_core.agent.identity import Seat, host_id, host_name
+from elastic_core.config import RunConfig
+from elastic_core.plugins import Plugins
+from elastic_core.rendezvous.api import RendezvousParameters
+from elastic_core.rendezvous.join import Applicant, Clock
+from elastic_core.rendezvous.rows import NodeInfo
+from elastic_core.rendezvous.settings import Agreement, Settings, Versions
+
+
+def parameters(config: RunConfig) -> RendezvousParameters:
+    """What the backend is made from."""
+    return RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.rdzv_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        config=config.rdzv_conf,
+    )
+
+
+def applicant_for(config: RunConfig, plugins: Plugins, seat: Seat, clock: Clock) -> Applicant:
+    """Who this node is, and what it brings."""
+    versions = Versions.here()
+    info = NodeInfo(
+        node_id=clock.new_id(),
+        host=host_name(),
+        host_id=host_id(),
+        seat=seat.number,
+        local_world_size=config.nproc_per_node,
+        role=config.role,
+        versions=versions,
+    )
+    agreement = Agreement(
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        max_restarts=config.max_restarts,
+        on_node_loss=config.on_node_loss,
+        failure_policies=plugins.failure_policies(),
+    )
+    settings = Settings(agreement=agreement, timing=config.timing, versions=versions, host=str(info))
+    return Applicant(
+        info=info,
+        settings=settings,
+        scheduler_uid=config.run_uid,
+        allow_version_mismatch=config.allow_version_mismatch,
+    )
+
+
+def log_directory(config: RunConfig, run_uid: str) -> tuple[Path, bool]:
+    """Where this run's logs and error files go, and whether that is removed at the end: nobody asked for logs."""
+    name = f"{urllib.parse.quote(config.rdzv_id, safe='')}_{run_uid}"
+    if config.log_dir is not None:
+        return config.log_dir / name, False
+    wanted = any((config.redirects.any, config.tee.any))
+    return Path(tempfile.mkdtemp(prefix=f"elastic_{name[:80]}_")), not wanted

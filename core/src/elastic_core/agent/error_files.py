@@ -1,0 +1,78 @@
+"""What a failed worker left behind to explain itself: an error file, or the end of its stderr.
+
+The error file is what torch's ``@record`` writes (``torch.distributed.elastic.multiprocessing.errors``). All of it
+comes from a program that was failing, so nothing here trusts it, and nothing raises.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+
+DETAIL = 4096
+"""Most bytes of a detail that are kept: its end."""
+
+_MOST = 1 << 20
+_RANK = r"(?:\[[\w-]*\d+\]: ?)?"  # torch puts "[rank0]: " before each line of a traceback
+_TRACEBACK = re.compile(rf"{_RANK}Traceback \(most recent call last\):\s*")
+_EXCEPTION = re.compile(rf"{_RANK}(?P<line>(?:[\w<>]+\.)*(?P<name>[^\W\d]\w*)(?:: .*|:|))\s*")
+_USUAL_NAME = re.compile(r".*(?:Error|Exception|Interrupt|Exit|Failure)|ExceptionGroup")
+
+
+def read_error_file(path: Path) -> tuple[str, str] | None:
+    """(message in one line, traceback of at most 4 KiB) from an error file; None if there is none that makes sense."""
+    data = _read(path)
+    if data is None:
+        return None
+    try:
+        error = json.loads(data)["message"]
+        if isinstance(error, str):
+            message = detail = error
+        else:
+            message = error["message"]
+            detail = error.get("extraInfo", {}).get("py_callstack", message)
+        return (one_line(message), last_lines(detail.encode(errors="replace"), DETAIL)) if message.strip() else None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def last_exception_line(stderr_tail: str) -> str:
+    """``ValueError: boom``: the line that names the exception of the last Python traceback; '' where there is none."""
+    lines = stderr_tail.splitlines()
+    starts = [index for index, line in enumerate(lines) if _TRACEBACK.fullmatch(line)]
+    after = lines[starts[-1] + 1 :] if starts else []
+    for line in after:  # indented lines are the stack
+        if (match := _EXCEPTION.fullmatch(line)) is not None:
+            return one_line(match["line"])
+    # Its start is cut off, or it is a SyntaxError, which has none: then the name has to look like an exception's.
+    for line in reversed(lines):
+        if (match := _EXCEPTION.fullmatch(line)) is not None and _USUAL_NAME.fullmatch(match["name"]):
+            return one_line(match["line"])
+    return ""
+
+
+def one_line(text: str) -> str:
+    """The first line of a text that says anything, fit to be printed."""
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    return "".join(char if char.isprintable() else " " for char in first).strip()
+
+
+def last_lines(data: bytes, limit: int) -> str:
+    """The last whole lines of ``data`` in at most ``limit`` bytes; of a last line that is longer, its end."""
+    end = data[-limit:]
+    if len(data) > limit and data[-limit - 1 : -limit] != b"\n":
+        end = end[end.find(b"\n", 0, -1) + 1 :]
+    return end.decode(errors="replace")
+
+
+def _read(path: Path) -> bytes | None:
+    """A file's beginning; None unless it is a plain file. Opening never waits, as for a FIFO it would."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            return file.read(_MOST) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+    except OSError:
+        return None

@@ -1,0 +1,277 @@
+"""Where workers' streams go: to files, to the console, to both; and the end of stderr to memory, to explain failures.
+
+As torchrun has it, ``--redirects`` sends a stream to a file only, ``--tee`` to a file and, with ``[rank3]:`` before
+each line, to the console. A stream that is neither goes to the console unchanged. One *pump* thread reads all pipes,
+and threads of their own write to the console (``console.py``), so no flood and no stuck terminal is ever felt by the
+agent's loop. Files get every byte.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import selectors
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from elastic_core.agent.console import Console, write_all
+from elastic_core.agent.error_files import last_lines
+from elastic_core.config import Stream, StreamMap
+
+TAIL = 4096
+"""Bytes of stderr that are remembered."""
+LONGEST_LINE = 1 << 16
+"""Bytes of a line that wait for its end; a longer one is shown in pieces."""
+
+_CHUNK = 1 << 16
+_FLUSH = 2.0
+_FILES = {Stream.OUT: "stdout.log", Stream.ERR: "stderr.log"}
+
+
+class Lines:
+    """Cuts a stream into whole lines and puts a prefix before each.
+
+    A carriage return ends a line, too, or a progress bar would be held back until it is full.
+    """
+
+    def __init__(self, prefix: bytes) -> None:
+        self._prefix = prefix
+        self._rest = b""
+        self._returned = False
+
+    def feed(self, data: bytes) -> bytes:
+        """All lines that ``data`` completes; the rest waits for its end."""
+        shown = []
+        if self._returned and data.startswith(b"\n"):  # the second half of a line end that was cut in two
+            shown.append(b"\n")
+            data = data[1:]
+        lines = (self._rest + data).splitlines(keepends=True)
+        self._rest = lines.pop() if lines and not lines[-1].endswith((b"\n", b"\r")) else b""
+        self._returned = data.endswith(b"\r")
+        shown += [self._prefix + line for line in lines]
+        if len(self._rest) >= LONGEST_LINE:
+            shown.append(self.finish())
+        return b"".join(shown)
+
+    def finish(self) -> bytes:
+        """What waits, as a line."""
+        rest, self._rest = self._rest, b""
+        return self._prefix + rest + b"\n" if rest else b""
+
+
+class Pump:
+    """One pipe from a worker, and where its bytes go. Used by the pump thread; :attr:`tail` and :attr:`ended` by others, too."""
+
+    def __init__(
+        self,
+        pipe: int,
+        file: int | None,
+        path: Path,
+        console: Console,
+        lines: Lines | None,
+        report: Callable[[str], None],
+    ) -> None:
+        self.pipe = pipe
+        self.tail = b""
+        """The last ``TAIL`` bytes, and one more that tells whether they begin a line. Replaced, never changed."""
+        self.ended = threading.Event()
+        self._file, self._path, self._console, self._lines, self._report = file, path, console, lines, report
+        self._reported = False
+
+    def transfer(self) -> bool:
+        """Pass on what is there; False at the end of the stream."""
+        try:
+            data = os.read(self.pipe, _CHUNK)
+        except BlockingIOError:
+            return True
+        if data:
+            self.tail = (self.tail + data)[-TAIL - 1 :]
+            self._keep(data)
+        self._show(data if self._lines is None else self._lines.feed(data))
+        return bool(data)
+
+    def close(self) -> None:
+        """The stream is over, or nobody wants the rest of it."""
+        if self._lines is not None:
+            self._show(self._lines.finish())
+        os.close(self.pipe)
+        if self._file is not None:
+            os.close(self._file)
+        self.ended.set()
+
+    def _show(self, data: bytes) -> None:
+        if data:
+            self._console.write(data)
+
+    def _keep(self, data: bytes) -> None:
+        if self._file is None:
+            return
+        try:
+            write_all(self._file, data)
+        except OSError as exc:
+            if not self._reported:
+                self._reported = True
+                self._report(f"{self._path} is not complete: {exc.strerror}; the worker goes on")
+
+
+class WorkerStreams:
+    """One worker's stdout and stderr, as the agent has them.
+
+    Attributes:
+        stdout: The descriptor to give to the worker, or None to let it have the agent's own.
+        stderr: The same.
+        stderr_path: The file in which its stderr is kept, or None.
+    """
+
+    def __init__(self, given: dict[Stream, int | None], pumps: dict[Stream, Pump], stderr_path: Path | None) -> None:
+        self.stdout, self.stderr = given[Stream.OUT], given[Stream.ERR]
+        self.stderr_path = None if stderr_path is None else str(stderr_path)
+        self.pumps = pumps
+
+    def close(self) -> None:
+        """Close the agent's copies of the worker's ends; call it once the worker was asked for."""
+        for fd in (self.stdout, self.stderr):
+            if fd is not None:
+                os.close(fd)
+        self.stdout = self.stderr = None
+
+    def tail(self) -> str:
+        """The last whole lines of stderr, 4 KiB at most; of a longer line, its end."""
+        if Stream.ERR in self.pumps:
+            return last_lines(self.pumps[Stream.ERR].tail, TAIL)
+        try:
+            with open(self.stderr_path or os.devnull, "rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL - 1))
+                return last_lines(file.read(TAIL + 1), TAIL)
+        except OSError:
+            return ""
+
+
+class Output:
+    """All workers' streams of one agent.
+
+    Args:
+        redirects: The streams of each local rank that go to a file only.
+        tee: Those that go to a file and, with a prefix, to the console; where both name a stream, this holds.
+        keep: Whether a stream that neither names is kept in a file as well.
+        report: Told in words what cannot be kept or shown, once for each file or console; called from other threads.
+        console_out: Where workers' stdout is shown.
+        console_err: Where their stderr is.
+    """
+
+    def __init__(
+        self,
+        *,
+        redirects: StreamMap,
+        tee: StreamMap,
+        report: Callable[[str], None],
+        keep: bool = False,
+        console_out: int = 1,
+        console_err: int = 2,
+    ) -> None:
+        self._redirects, self._tee, self._keep, self._report = redirects, tee, keep, report
+        self._consoles = {Stream.OUT: Console(console_out, report), Stream.ERR: Console(console_err, report)}
+        self._selector = selectors.DefaultSelector()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._new: queue.SimpleQueue[Pump] = queue.SimpleQueue()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="elastic-output", daemon=True)
+        self._thread.start()
+
+    def open(self, *, rank: int, local_rank: int, directory: Path) -> WorkerStreams:
+        """Make the streams of a worker that is about to be started; its files will be in ``directory``.
+
+        Raises:
+            OSError: A file cannot be opened (a symbolic link is not followed), or no descriptor is left.
+        """
+        given: dict[Stream, int | None] = {}
+        pumps: dict[Stream, Pump] = {}
+        kept: dict[Stream, Path] = {}
+        with contextlib.ExitStack() as undo:
+            for stream, name in _FILES.items():
+                teed = stream in self._tee[local_rank]
+                redirected = stream in self._redirects[local_rank] and not teed
+                path, file = directory / name, None
+                if teed or redirected or self._keep:
+                    kept[stream], file = path, _open_log(path)
+                    undo.callback(os.close, file)
+                if redirected:
+                    given[stream] = file
+                elif stream is Stream.OUT and file is None:
+                    given[stream] = None
+                else:
+                    reading, writing = _pipe()
+                    undo.callback(_close, reading, writing)
+                    given[stream] = writing
+                    lines = Lines(b"[rank%d]:" % rank) if teed else None
+                    pumps[stream] = Pump(reading, file, path, self._consoles[stream], lines, self._report)
+            undo.pop_all()
+        for pump in pumps.values():
+            self._new.put(pump)
+        os.eventfd_write(self._bell, 1)
+        return WorkerStreams(given, pumps, kept.get(Stream.ERR))
+
+    def drain(self, streams: WorkerStreams, timeout: float) -> None:
+        """Wait until all that an ended worker wrote was read; ``timeout`` seconds at most, as its children may live on."""
+        deadline = time.monotonic() + timeout
+        for pump in streams.pumps.values():
+            pump.ended.wait(max(0.0, deadline - time.monotonic()))
+
+    def close(self, timeout: float = _FLUSH) -> None:
+        """Pass on what has arrived and stop; what is stuck is given up after ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        self._closing = True
+        os.eventfd_write(self._bell, 1)
+        self._thread.join(timeout)
+        for console in self._consoles.values():
+            console.close(max(0.0, deadline - time.monotonic()))
+
+    def _run(self) -> None:
+        """The pump thread, until it is told to stop and finds nothing to read."""
+        while True:
+            closing = self._closing
+            ready = self._selector.select(0 if closing else None)
+            pumps = [key.data for key, _ in ready if key.data is not None]
+            if len(pumps) < len(ready):
+                self._take_new()
+            elif closing and not pumps:
+                break
+            for pump in pumps:
+                if not pump.transfer():
+                    self._end(pump)
+        for key in list(self._selector.get_map().values()):
+            if key.data is not None:
+                self._end(key.data)
+        self._selector.close()
+        os.close(self._bell)
+
+    def _take_new(self) -> None:
+        os.eventfd_read(self._bell)
+        while not self._new.empty():
+            pump = self._new.get()
+            self._selector.register(pump.pipe, selectors.EVENT_READ, pump)
+
+    def _end(self, pump: Pump) -> None:
+        self._selector.unregister(pump.pipe)
+        pump.close()
+
+
+def _open_log(path: Path) -> int:
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+
+
+def _pipe() -> tuple[int, int]:
+    """A pipe whose reading end never blocks; the writing end is a worker's, and has to."""
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(reading, False)
+    return reading, writing
+
+
+def _close(*descriptors: int) -> None:
+    for fd in descriptors:
+        os.close(fd)

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+
+from elastic_core.conf import RendezvousConf, parse, scheduler_uid
+from elastic_core.config import Timing
+from elastic_core.errors import UsageError
+
+BACKEND_KEYS = {"is_host": "whether the store lives here", "read_timeout": "seconds"}
+
+
+def read(text: str) -> RendezvousConf:
+    return parse(text, backend="c10d", backend_keys=BACKEND_KEYS)
+
+
+@pytest.mark.parametrize(
+    ("text", "conf"),
+    [
+        pytest.param("", RendezvousConf(), id="nothing"),
+        pytest.param("join_timeout=60", RendezvousConf(timing=Timing(join_timeout=60)), id="core's"),
+        pytest.param("run_uid=slurm-7", RendezvousConf(run_uid="slurm-7"), id="the run's uid"),
+        pytest.param("is_host=true", RendezvousConf(backend={"is_host": "true"}), id="the backend's, as typed"),
+        pytest.param(
+            " is_host = a=b , lost_after = 1e1 ,",
+            RendezvousConf(timing=Timing(lost_after=10), backend={"is_host": "a=b"}),
+            id="several, with blanks and a comma too many",
+        ),
+    ],
+)
+def test_keys_go_to_core_or_to_the_backend(text: str, conf: RendezvousConf) -> None:
+    assert read(text) == conf
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("foo=1", "--rdzv_conf 'foo=1': there is no key 'foo'."),
+        ("join_timout=1", "--rdzv_conf 'join_timout=1': there is no key 'join_timout'. Did you mean 'join_timeout'?"),
+        ("ishost=1", "--rdzv_conf 'ishost=1': there is no key 'ishost'. Did you mean 'is_host'?"),
+        ("is_host", "--rdzv_conf 'is_host' is not of the form KEY=VALUE."),
+        ("=1", "--rdzv_conf '=1' is not of the form KEY=VALUE."),
+        ("is_host=1,is_host=0", "--rdzv_conf 'is_host=1,is_host=0' gives 'is_host' twice."),
+        ("join_timeout=soon", "--rdzv_conf 'join_timeout=soon': 'soon' is not a number of seconds."),
+        ("join_timeout=inf", "--rdzv_conf 'join_timeout=inf': 'inf' is not a number of seconds."),
+        ("join_timeout=-1", "--rdzv_conf join_timeout=-1 is not a positive number of seconds."),
+        ("run_uid=", "--rdzv_conf 'run_uid=': the run's uid is empty."),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_quoting_it(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        read(text)
+    assert refused.value.message == message
+
+
+def test_an_unknown_key_is_answered_with_all_that_there_are() -> None:
+    with pytest.raises(UsageError) as refused:
+        read("foo=1")
+    assert refused.value.hint == (
+        "With the c10d backend the keys are: beat_interval, fence_after, is_host, join_timeout, last_call_timeout, "
+        "lost_after, read_timeout, run_uid."
+    )
+
+
+@pytest.mark.parametrize(
+    ("environ", "uid"),
+    [
+        ({}, None),
+        ({"SLURM_JOB_ID": ""}, None),
+        ({"SLURM_JOB_ID": "77"}, "slurm-77.0"),
+        ({"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "2"}, "slurm-77.2"),
+    ],
+)
+def test_the_scheduler_tells_runs_and_requeues_apart(environ: dict[str, str], uid: str | None) -> None:
+    assert scheduler_uid(environ) == uid

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import io
+import sys
+import time
+
+import pytest
+
+from elastic_core.agent.assignment import Assignment
+from elastic_core.defaults import LogLineMetrics, MaxRestartsPolicy, PlainWorkerStart
+from elastic_core.environment import VARIABLES, Use
+from elastic_core.events import Event, Level
+from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
+from elastic_core.program import Program, ProgramKind
+
+ASSIGNMENT = Assignment(
+    run_id="job42",
+    run_uid="u",
+    round=3,
+    restart_count=1,
+    max_restarts=2,
+    role="trainer",
+    rank=5,
+    local_rank=1,
+    group_rank=2,
+    role_rank=4,
+    world_size=8,
+    local_world_size=2,
+    group_world_size=4,
+    role_world_size=7,
+    master_addr="10.0.0.1",
+    master_port=29501,
+    error_file="/logs/error.json",
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "restarts", "max_restarts", "verdict"),
+    [
+        (IncidentKind.WORKER_FAILED, 0, 3, Verdict(Action.RESTART, "restart 1 of --max_restarts=3")),
+        (IncidentKind.START_FAILED, 2, 3, Verdict(Action.RESTART, "restart 3 of --max_restarts=3")),
+        (IncidentKind.WORKER_FAILED, 3, 3, Verdict(Action.GIVE_UP, "all restarts of --max_restarts=3 are spent")),
+        (
+            IncidentKind.WORKER_FAILED,
+            0,
+            0,
+            Verdict(Action.GIVE_UP, "--max_restarts is 0, so the first failure ends the job"),
+        ),
+        (IncidentKind.PORT_TAKEN, 0, 0, Verdict(Action.RESTART, "port taken spends no restart")),
+        (IncidentKind.NODE_LOST, 3, 3, Verdict(Action.RESTART, "node lost spends no restart")),
+    ],
+)
+def test_failures_of_workers_spend_restarts_until_none_is_left(
+    kind: IncidentKind, restarts: int, max_restarts: int, verdict: Verdict
+) -> None:
+    incident = Incident(kind=kind, round=1, node_id="n", host="h")
+    history = History(restarts=restarts, max_restarts=max_restarts, rounds_without_progress=0)
+    assert MaxRestartsPolicy().elastic_judge_failure(incident, history) == verdict
+
+
+def lines(*events: Event, verbose: bool = False) -> list[str]:
+    """What the observer writes, at 12:34:56."""
+    stream = io.StringIO()
+    noon = time.mktime((2024, 5, 17, 12, 34, 56, 0, 0, -1))
+    observer = LogLineMetrics(verbose=verbose, host="node0", stream=stream, clock=lambda: noon)
+    for event in events:
+        observer.elastic_observe(event)
+    return stream.getvalue().splitlines()
+
+
+def test_an_event_is_one_line() -> None:
+    assert lines(Event("round_started", "round 1: 4 workers")) == ["[elastic] 12:34:56 node0: round 1: 4 workers"]
+
+
+def test_an_event_may_say_itself_which_node_it_is_of() -> None:
+    assert lines(Event("e", "message", fields={"node": "node7"})) == ["[elastic] 12:34:56 node7: message"]
+
+
+@pytest.mark.parametrize(("verbose", "shown"), [(False, ["info", "warning"]), (True, ["debug", "info", "warning"])])
+def test_details_are_for_those_who_ask(verbose: bool, shown: list[str]) -> None:
+    events = [Event("e", level.name.lower(), level) for level in (Level.DEBUG, Level.INFO, Level.WARNING)]
+    assert [line.rpartition(" ")[2] for line in lines(*events, verbose=verbose)] == shown
+
+
+def test_foreign_text_can_neither_act_nor_pass_for_another_event() -> None:
+    assert lines(Event("e", "rank 1 said:\n[elastic] 12:34:56 node0: all is well\x1b[2J\r")) == [
+        "[elastic] 12:34:56 node0: rank 1 said:",
+        r"  | [elastic] 12:34:56 node0: all is well\x1b[2J\r",
+    ]
+
+
+def test_without_arguments_it_writes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    LogLineMetrics().elastic_observe(Event("e", "message"))
+    assert capsys.readouterr().err.endswith(": message\n")
+
+
+@pytest.mark.parametrize(
+    ("program", "command"),
+    [
+        (Program(ProgramKind.SCRIPT, "train.py", ("--lr", "1")), [sys.executable, "-u", "train.py", "--lr", "1"]),
+        (Program(ProgramKind.MODULE, "pkg.train", ("x",)), [sys.executable, "-u", "-m", "pkg.train", "x"]),
+        (Program(ProgramKind.EXECUTABLE, "./train.sh", ("x",)), ["./train.sh", "x"]),
+    ],
+)
+def test_each_kind_of_program_is_started_in_its_way(program: Program, command: list[str]) -> None:
+    assert PlainWorkerStart().elastic_worker_command(program) == command
+
+
+def test_the_environment_is_the_contract_with_training_scripts() -> None:
+    assert PlainWorkerStart({}).elastic_worker_environment(ASSIGNMENT) == {
+        "RANK": "5",
+        "LOCAL_RANK": "1",
+        "GROUP_RANK": "2",
+        "ROLE_RANK": "4",
+        "ROLE_NAME": "trainer",
+        "LOCAL_WORLD_SIZE": "2",
+        "WORLD_SIZE": "8",
+        "GROUP_WORLD_SIZE": "4",
+        "ROLE_WORLD_SIZE": "7",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29501",
+        "TORCHELASTIC_RESTART_COUNT": "1",
+        "TORCHELASTIC_MAX_RESTARTS": "2",
+        "TORCHELASTIC_RUN_ID": "job42",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_ERROR_FILE": "/logs/error.json",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def test_what_the_user_has_set_stays() -> None:
+    theirs = {"OMP_NUM_THREADS": "4", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+    assert not theirs.keys() & PlainWorkerStart(theirs).elastic_worker_environment(ASSIGNMENT).keys()
+
+
+def test_a_node_with_one_worker_leaves_it_all_cores() -> None:
+    alone = Assignment(**{name: getattr(ASSIGNMENT, name) for name in ASSIGNMENT.__slots__} | {"local_world_size": 1})
+    assert "OMP_NUM_THREADS" not in PlainWorkerStart({}).elastic_worker_environment(alone)
+
+
+def test_every_variable_of_the_contract_is_listed() -> None:
+    listed = {variable.name for variable in VARIABLES if variable.use is not Use.READ}
+    assert {*PlainWorkerStart({}).elastic_worker_environment(ASSIGNMENT)} <= listed

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from importlib import metadata
+
+import pytest
+
+from elastic_core.discovery import Catalogue, Group, Offer, load
+from elastic_core.errors import PluginError
+
+
+def offer(name: str, group: Group = Group.RENDEZVOUS, distribution: str = "dist", value: str = "module") -> Offer:
+    return Offer(group, name, distribution, "1.0", metadata.EntryPoint(name, value, group.value))
+
+
+CATALOGUE = Catalogue(
+    [
+        offer("local"),
+        offer("file"),
+        offer("twice", distribution="two"),
+        offer("twice", distribution="one"),
+        offer("both", Group.PLUGINS),
+        offer("both", Group.AUTOLOAD),
+        offer("watcher", Group.AUTOLOAD),
+    ]
+)
+
+
+def test_what_is_installed_is_read_from_entry_points() -> None:
+    found = Catalogue.read().find("local", Group.RENDEZVOUS)
+    assert (found.distribution, found.version) == ("elastic-core", metadata.version("elastic-core"))
+
+
+def test_a_name_is_looked_for_in_the_groups_in_order() -> None:
+    assert CATALOGUE.find("both", Group.PLUGINS, Group.AUTOLOAD).group is Group.PLUGINS
+    assert CATALOGUE.find("watcher", Group.PLUGINS, Group.AUTOLOAD).group is Group.AUTOLOAD
+    assert CATALOGUE.names(Group.PLUGINS, Group.AUTOLOAD) == ["both", "watcher"]
+
+
+@pytest.mark.parametrize(
+    ("name", "groups", "message", "hint"),
+    [
+        pytest.param(
+            "c10d",
+            [Group.RENDEZVOUS],
+            "The rendezvous backend 'c10d' is not installed.",
+            "Install the distribution elastic-rdzv-c10d, which brings it.",
+            id="known, not installed",
+        ),
+        pytest.param(
+            "fiel",
+            [Group.RENDEZVOUS],
+            "There is no rendezvous backend 'fiel'. Did you mean 'file'?",
+            "Installed: file, local, twice. Not installed: c10d (elastic-rdzv-c10d).",
+            id="misspelled",
+        ),
+        pytest.param(
+            "c10",
+            [Group.RENDEZVOUS],
+            "There is no rendezvous backend 'c10'. Did you mean 'c10d'?",
+            "Installed: file, local, twice. Not installed: c10d (elastic-rdzv-c10d).",
+            id="misspelled, and not installed",
+        ),
+        pytest.param(
+            "prom",
+            [Group.PLUGINS, Group.AUTOLOAD],
+            "There is no plugin 'prom'.",
+            "Installed: both, watcher.",
+            id="unheard of",
+        ),
+        pytest.param(
+            "twice",
+            [Group.RENDEZVOUS],
+            "Two distributions offer the rendezvous backend 'twice': one 1.0 and two 1.0.",
+            "Uninstall one of them.",
+            id="offered twice",
+        ),
+    ],
+)
+def test_what_cannot_be_found_is_said_with_the_way_out(
+    name: str, groups: list[Group], message: str, hint: str
+) -> None:
+    with pytest.raises(PluginError) as refused:
+        CATALOGUE.find(name, *groups)
+    assert (refused.value.message, refused.value.hint) == (message, hint)
+
+
+def test_a_plugin_that_cannot_be_imported_says_why() -> None:
+    with pytest.raises(PluginError) as refused:
+        load(offer("mine", Group.PLUGINS, "my-dist", "no_such_module:thing"))
+    assert refused.value.message == (
+        "The plugin 'mine' (my-dist 1.0) fails to load: ModuleNotFoundError: No module named 'no_such_module'."
+    )
+
+
+def test_a_class_is_made_an_instance() -> None:
+    assert load(offer("mine", value="collections:OrderedDict")) == {}

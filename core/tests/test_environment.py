@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import elastic_core
+from elastic_core import environment
+from elastic_core.cli.flags import FLAGS
+from elastic_core.environment import VARIABLES, flag_variables
+
+SOURCES = [
+    path for path in Path(elastic_core.__file__).parent.rglob("*.py") if path != Path(environment.__file__)
+]
+LISTED = {variable.name for variable in VARIABLES}
+
+
+def texts(tree: ast.AST) -> set[str]:
+    """Every string constant."""
+    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def keys(tree: ast.AST) -> Iterator[ast.expr]:
+    """Whatever something called an environment is asked for."""
+    for node in ast.walk(tree):
+        match node:
+            case (
+                ast.Subscript(value=asked, slice=key)
+                | ast.Call(func=ast.Attribute(value=asked), args=[key, *_])
+                | ast.Compare(left=key, ops=[ast.In() | ast.NotIn()], comparators=[asked])
+            ) if re.search(r"\b_?(environ|env)$|\bos$", ast.unparse(asked)):
+                yield key
+
+
+def used(source: str) -> set[str]:
+    """The environment variables that a module reads, and Elastic's own wherever they are named."""
+    tree = ast.parse(source)
+    asked = {text for key in keys(tree) for text in texts(key)}
+    return {text for text in asked if text.isupper()} | {text for text in texts(tree) if _is_ours(text)}
+
+
+def _is_ours(text: str) -> bool:
+    return re.fullmatch(r"ELASTIC_[A-Z_]*[A-Z]", text) is not None
+
+
+def test_reading_a_variable_is_noticed_however_it_is_spelled() -> None:
+    source = """
+        a = os.environ["A"] + os.environ.get("B_B", "") + os.getenv("C")
+        if "D" in self._environ: environ.setdefault("E", "1")
+        env = {"ELASTIC_F": "1", "OTHER": "2"}
+    """
+    assert used("if True:\n" + source) == {"A", "B_B", "C", "D", "E", "ELASTIC_F"}
+
+
+def test_every_variable_that_the_code_reads_is_listed() -> None:
+    unlisted = {path.name: used(path.read_text()) - LISTED for path in SOURCES}
+    assert {name: variables for name, variables in unlisted.items() if variables} == {}
+
+
+def test_every_variable_that_is_listed_is_in_the_code() -> None:
+    in_code = set().union(*(texts(ast.parse(path.read_text())) for path in SOURCES))
+    assert LISTED - in_code == set()
+
+
+def test_every_flag_has_a_variable_named_as_torchrun_names_it() -> None:
+    variables = [variable.name for variable in flag_variables()]
+    assert variables == [f"PET_{flag.name.upper()}" for flag in FLAGS if flag.name]
+    assert {"PET_NNODES", "PET_NPROC_PER_NODE", "PET_RDZV_ENDPOINT", "PET_MAX_RESTARTS", "PET_NO_PYTHON"} <= {*variables}
+
+
+def test_no_variable_is_listed_twice_or_without_its_meaning() -> None:
+    assert len(LISTED) == len(VARIABLES)
+    assert all(variable.meaning for variable in (*VARIABLES, *flag_variables()))

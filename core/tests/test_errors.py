@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+
+from elastic_core import errors
+from elastic_core.errors import ElasticError, UsageError, did_you_mean
+from elastic_core.exit_codes import ExitCode
+
+
+def test_an_error_shows_its_message_and_then_its_hint() -> None:
+    assert str(UsageError("--nnodes 'x' is wrong.")) == "--nnodes 'x' is wrong."
+    assert str(UsageError("--nnodes 'x' is wrong.", hint="Write a number.")) == "--nnodes 'x' is wrong.\nWrite a number."
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("ElasticError", ExitCode.JOB_FAILED),
+        ("UsageError", ExitCode.USAGE),
+        ("PluginError", ExitCode.USAGE),
+        ("RendezvousError", ExitCode.JOB_FAILED),
+        ("RendezvousClosedError", ExitCode.REFUSED),
+        ("RendezvousTimeoutError", ExitCode.TOO_FEW_NODES),
+        ("RendezvousConnectionError", ExitCode.UNREACHABLE),
+        ("RendezvousStateError", ExitCode.REFUSED),
+        ("RendezvousRefusedError", ExitCode.REFUSED),
+        ("StoreLostError", ExitCode.STORE_LOST),
+    ],
+)
+def test_every_error_ends_a_run_with_its_own_code(name: str, code: ExitCode) -> None:
+    assert getattr(errors, name).exit_code == code
+
+
+def test_the_table_above_leaves_no_error_out() -> None:
+    classes = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ElasticError)}
+    assert len(classes) == 10
+
+
+@pytest.mark.parametrize(
+    ("wrong", "suggestion"),
+    [("redsi", " Did you mean 'redis'?"), ("fiel", " Did you mean 'file'?"), ("nothing like it", "")],
+)
+def test_the_nearest_known_word_is_suggested(wrong: str, suggestion: str) -> None:
+    assert did_you_mean(wrong, ["local", "file", "redis"]) == suggestion

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+import elastic_core
+
+
+def test_every_public_name_is_there_and_every_lazy_one_is_public() -> None:
+    namespace: dict[str, object] = {}
+    exec("from elastic_core import *", namespace)
+    assert {name for name in namespace if name != "__builtins__"} == set(elastic_core.__all__)
+    assert {*elastic_core._HOME, "__version__"} == set(elastic_core.__all__)
+    assert dir(elastic_core) == sorted(elastic_core.__all__)
+
+
+def test_a_public_name_is_the_thing_itself() -> None:
+    from elastic_core.errors import UsageError
+
+    assert elastic_core.UsageError is UsageError
+
+
+def test_another_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'elastic_core' has no attribute 'nothing'"):
+        elastic_core.nothing  # noqa: B018  (looking it up is the test)
+
+
+def test_the_version_is_the_distributions() -> None:
+    assert elastic_core.__version__ == metadata.version("elastic-core")
+
+
+def test_importing_the_package_imports_nothing_of_it() -> None:
+    script = "import sys, elastic_core; print(*(name for name in sys.modules if name.startswith('elastic_core.')))"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "\n"

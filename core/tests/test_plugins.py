@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+
+import pytest
+
+from elastic_core import defaults, hookimpl
+from elastic_core.config import RunConfig
+from elastic_core.errors import PluginError, UsageError
+from elastic_core.events import Event
+from elastic_core.exit_codes import ExitCode
+from elastic_core.hookspecs import RendezvousOptions
+from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
+from elastic_core.plugins import Plugins, hooks_of, load, rendezvous_options
+from elastic_core.program import Program, ProgramKind
+from elastic_core.rendezvous.api import RendezvousParameters
+from elastic_core.rendezvous.local import LocalBackend, MemoryStore
+
+PATIENCE = 60.0
+PROGRAM = Program(ProgramKind.SCRIPT, "train.py")
+ANYWHERE = SimpleNamespace()
+Install = Callable[..., None]
+
+OBSERVER = """
+    from elastic_core import hookimpl
+    heard = []
+
+    @hookimpl
+    def elastic_observe(event):
+        heard.append(event.message)
+"""
+BACKEND = """
+    from elastic_core import RendezvousOptions, hookimpl
+
+    @hookimpl
+    def elastic_rendezvous_options():
+        return RendezvousOptions(endpoint="PLACE", conf={"colour": "any"})
+"""
+BROKEN = "raise RuntimeError('not today')"
+
+
+def config(**settings: object) -> RunConfig:
+    return RunConfig(program=PROGRAM, **settings)  # type: ignore[arg-type] # what a test sets is its own affair
+
+
+def parameters(backend: str) -> RendezvousParameters:
+    return RendezvousParameters(backend=backend, endpoint="", run_id="job", min_nodes=1, max_nodes=1)
+
+
+def plugin(**hooks: Callable[..., object]) -> SimpleNamespace:
+    """A plugin with these implementations."""
+    return SimpleNamespace(**{name: hookimpl(function) for name, function in hooks.items()})
+
+
+# What is loaded ------------------------------------------------------------------------------------------------------
+
+
+def test_core_answers_through_the_same_hooks_when_nothing_is_named() -> None:
+    plugins = load(config())
+    assert plugins.failure_policies() == ("max-restarts",)
+    assert isinstance(plugins.make_rendezvous(parameters("local")), LocalBackend)
+    assert {impl.plugin for impl in plugins.implementations("elastic_observe")} == {"log-lines"}
+    assert {impl.plugin for impl in plugins.implementations("elastic_worker_command")} == {"plain-start"}
+
+
+def test_only_what_a_run_names_is_imported(install: Install) -> None:
+    install(
+        "dist",
+        {
+            "elastic.rendezvous": {"named": "named_backend", "other": "other_backend"},
+            "elastic.plugins": {"watcher": "named_plugin", "unused": "other_plugin"},
+        },
+        {"named_backend": BACKEND, "other_backend": BROKEN, "named_plugin": OBSERVER, "other_plugin": BROKEN},
+    )
+    plugins = load(config(rdzv_backend="named", plugins=("watcher", "watcher")))
+    assert plugins.problems == []
+    assert {"named_backend", "named_plugin"} <= sys.modules.keys()
+
+
+def test_a_backends_options_are_known_before_there_is_a_config(install: Install) -> None:
+    install("dist", {"elastic.rendezvous": {"named": "named_backend"}}, {"named_backend": BACKEND})
+    assert rendezvous_options("named").conf == {"colour": "any"}
+
+
+def test_a_backend_that_declares_nothing_takes_nothing(install: Install) -> None:
+    install("dist", {"elastic.rendezvous": {"named": "named_backend"}}, {"named_backend": OBSERVER})
+    options = rendezvous_options("named")
+    assert (options.endpoint, options.conf, options.endpoint_required) == ("", {}, False)
+
+
+def test_what_asks_for_autoload_is_on_until_it_is_switched_off(install: Install) -> None:
+    install("dist", {"elastic.autoload": {"watcher": "watching"}}, {"watching": OBSERVER})
+    assert "watcher" in {impl.plugin for impl in load(config()).implementations("elastic_observe")}
+    off = load(config(no_plugins=("watcher",)))
+    assert "watcher" not in {impl.plugin for impl in off.implementations("elastic_observe")}
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        (BROKEN, "The plugin 'watcher' (dist 1.0) fails to load: RuntimeError: not today."),
+        (
+            OBSERVER.replace("elastic_observe", "elastic_observ"),
+            "The plugin 'watcher' (dist 1.0) implements 'elastic_observ', which is not a hook. "
+            "Did you mean 'elastic_observe'?",
+        ),
+    ],
+)
+def test_a_broken_autoload_costs_a_line_and_not_the_job(install: Install, source: str, problem: str) -> None:
+    install("dist", {"elastic.autoload": {"watcher": "watching"}}, {"watching": source})
+    heard: list[str] = []
+    plugins = load(config())
+    plugins.register("listener", plugin(elastic_observe=lambda event: heard.append(event.message)))
+    plugins.publish(Event("e", "first event"))
+    assert plugins.close(PATIENCE) == ()
+    assert heard == [f"{problem} It is left off; the job goes on.", "first event"]
+
+
+@pytest.mark.parametrize("group", ["elastic.plugins", "elastic.autoload"])
+def test_a_broken_plugin_that_was_named_ends_the_run(install: Install, group: str) -> None:
+    install("dist", {group: {"watcher": "watching"}}, {"watching": BROKEN})
+    with pytest.raises(PluginError, match="'watcher' \\(dist 1.0\\) fails to load: RuntimeError: not today"):
+        load(config(plugins=("watcher",)))
+    assert PluginError.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rdzv_backend": "locl"}, "There is no rendezvous backend 'locl'. Did you mean 'local'?"),
+        ({"plugins": ("watchr",)}, "There is no plugin 'watchr'. Did you mean 'watcher'?"),
+        (
+            {"no_plugins": ("watchr",)},
+            "--no_plugin 'watchr' switches nothing off: no such plugin is installed. Did you mean 'watcher'?",
+        ),
+    ],
+)
+def test_a_name_that_is_not_installed_is_refused(
+    install: Install, settings: Mapping[str, object], message: str
+) -> None:
+    install("dist", {"elastic.plugins": {"watcher": "watching"}}, {"watching": OBSERVER})
+    with pytest.raises(PluginError) as refused:
+        load(config(**settings))
+    assert refused.value.message == message
+
+
+def test_a_backend_that_two_distributions_offer_is_refused_naming_both(install: Install) -> None:
+    install("dist-a", {"elastic.rendezvous": {"named": "one"}})
+    install("dist-b", {"elastic.rendezvous": {"named": "other"}})
+    with pytest.raises(PluginError, match=r"backend 'named': dist-a 1\.0 and dist-b 1\.0\."):
+        load(config(rdzv_backend="named"))
+
+
+def test_one_module_may_be_backend_and_plugin(install: Install) -> None:
+    install(
+        "dist",
+        {"elastic.rendezvous": {"named": "both"}, "elastic.plugins": {"watcher": "both"}},
+        {"both": BACKEND + OBSERVER},
+    )
+    plugins = load(config(rdzv_backend="named", plugins=("watcher",)))
+    assert [impl.plugin for impl in plugins.implementations("elastic_observe")] == ["watcher", "log-lines"]
+    assert plugins.rendezvous_options().endpoint == "PLACE"
+
+
+def test_a_plugin_with_the_name_of_another_is_refused() -> None:
+    plugins = Plugins()
+    plugins.register("mine", plugin(elastic_observe=lambda: None))
+    with pytest.raises(PluginError, match="The plugin 'mine' has the name of another one"):
+        plugins.register("mine", plugin(elastic_observe=lambda: None))
+
+
+# What is refused -----------------------------------------------------------------------------------------------------
+
+
+def newer() -> SimpleNamespace:
+    return SimpleNamespace(elastic_hookspec_major=2, elastic_observe=hookimpl(lambda event: None))
+
+
+def wrapping() -> SimpleNamespace:
+    def elastic_observe(event):  # type: ignore[no-untyped-def] # pluggy's form of a wrapper
+        yield
+
+    return SimpleNamespace(elastic_observe=hookimpl(wrapper=True)(elastic_observe))
+
+
+@pytest.mark.parametrize(
+    ("misfit", "message", "hint"),
+    [
+        pytest.param(
+            newer(), "The plugin 'mine' is built for version 2 of the hook specs; this elastic-core has version 1.", None
+        ),
+        pytest.param(
+            plugin(elastic_judge_failur=lambda incident: None),
+            "The plugin 'mine' implements 'elastic_judge_failur', which is not a hook. "
+            "Did you mean 'elastic_judge_failure'?",
+            "The hooks are: elastic_rendezvous_options, elastic_make_rendezvous, elastic_judge_failure, elastic_observe, "
+            "elastic_round_starts, elastic_stop_planned, elastic_worker_command, elastic_worker_environment.",
+        ),
+        pytest.param(
+            plugin(elastic_judge_failure=lambda incident, histry: None),
+            "The plugin 'mine' takes an argument 'histry' that elastic_judge_failure does not have. "
+            "Did you mean 'history'?",
+            "Declared: elastic_judge_failure(incident, histry). The hook: elastic_judge_failure(incident, history).",
+        ),
+        pytest.param(
+            SimpleNamespace(elastic_observe=lambda event: None),
+            "The plugin 'mine' implements no hook.",
+            "Mark its functions with @elastic_core.hookimpl.",
+        ),
+        pytest.param(
+            wrapping(),
+            "The plugin 'mine' wraps elastic_observe; Elastic calls implementations one by one, without wrappers.",
+            None,
+        ),
+    ],
+)
+def test_a_plugin_that_does_not_fit_is_refused_in_one_sentence(misfit: object, message: str, hint: str | None) -> None:
+    with pytest.raises(PluginError) as refused:
+        Plugins().register("mine", misfit)
+    assert (refused.value.message, refused.value.hint) == (message, hint)
+
+
+def test_a_plugin_may_implement_hooks_that_only_other_versions_have_if_it_says_so() -> None:
+    future = SimpleNamespace(
+        elastic_hookspec_major=1,
+        elastic_dream=hookimpl(optionalhook=True)(lambda: None),
+        elastic_observe=hookimpl(lambda: None),
+    )
+    plugins = Plugins()
+    plugins.register("future", future)
+    plugins.check_pending()
+    assert hooks_of(future, "plugin 'future'") == ["elastic_dream", "elastic_observe"]
+
+
+# What they are asked -------------------------------------------------------------------------------------------------
+
+
+def test_the_last_registered_is_asked_first_for_the_command() -> None:
+    plugins = Plugins()
+    plugins.register("core", plugin(elastic_worker_command=lambda program: ["python", program.target]))
+    plugins.register("numa", plugin(elastic_worker_command=lambda program: ("numactl", program.target)))
+    plugins.register("shy", plugin(elastic_worker_command=lambda: None))
+    assert plugins.worker_command(PROGRAM, ANYWHERE) == ["numactl", "train.py"]  # type: ignore[arg-type] # unused
+
+
+def test_the_last_registered_has_the_last_word_on_a_variable() -> None:
+    plugins = Plugins()
+    plugins.register("core", plugin(elastic_worker_environment=lambda: {"RANK": "0", "OMP_NUM_THREADS": "1"}))
+    plugins.register("numa", plugin(elastic_worker_environment=lambda: {"OMP_NUM_THREADS": "8"}))
+    plugins.register("shy", plugin(elastic_worker_environment=lambda: None))
+    environment = plugins.worker_environment(PROGRAM, ANYWHERE)  # type: ignore[arg-type] # nobody looks at it
+    assert environment == {"RANK": "0", "OMP_NUM_THREADS": "8"}
+
+
+def test_a_hook_that_raises_names_its_plugin() -> None:
+    plugins = Plugins()
+    plugins.register("broken", plugin(elastic_worker_environment=lambda: {}["RANK"]))
+    with pytest.raises(PluginError) as raised:
+        plugins.worker_environment(PROGRAM, ANYWHERE)  # type: ignore[arg-type] # nobody looks at it
+    assert raised.value.message == "The plugin 'broken' raised in elastic_worker_environment: KeyError: 'RANK'."
+    assert str(raised.value.hint).startswith(f"Raised at {__file__}:")
+
+
+class OneBackend:
+    """Stands for an installed backend."""
+
+    def __init__(self, made: object) -> None:
+        self._made = made
+
+    @hookimpl
+    def elastic_make_rendezvous(self) -> object:
+        if isinstance(self._made, Exception):
+            raise self._made
+        return self._made
+
+    @hookimpl
+    def elastic_rendezvous_options(self) -> RendezvousOptions:
+        return RendezvousOptions(endpoint="MINE")
+
+
+def with_backend(monkeypatch: pytest.MonkeyPatch, made: object) -> Plugins:
+    """Plugins whose backend makes that, and another plugin that would make something else."""
+    plugins = Plugins()
+    monkeypatch.setattr("elastic_core.discovery.load", lambda _: OneBackend(made))
+    plugins.register_backend(SimpleNamespace(name="mine"))  # type: ignore[arg-type] # an Offer, but for its distribution
+    plugins.register("intruder", OneBackend(LocalBackend(MemoryStore())))
+    return plugins
+
+
+def test_only_the_runs_backend_makes_the_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = LocalBackend(MemoryStore())
+    plugins = with_backend(monkeypatch, made)
+    assert plugins.make_rendezvous(parameters("mine")) is made
+    assert plugins.rendezvous_options().endpoint == "MINE"
+
+
+@pytest.mark.parametrize("made", [None, "a string"])
+def test_a_backend_that_makes_none_is_named(monkeypatch: pytest.MonkeyPatch, made: object) -> None:
+    with pytest.raises(PluginError, match="backend 'mine' made no RendezvousBackend"):
+        with_backend(monkeypatch, made).make_rendezvous(parameters("mine"))
+
+
+def test_a_backends_own_word_for_what_went_wrong_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = UsageError("--rdzv_endpoint 'x' is no place.")
+    with pytest.raises(UsageError) as raised:
+        with_backend(monkeypatch, error).make_rendezvous(parameters("mine"))
+    assert raised.value is error
+
+
+def test_policies_are_judged_together_and_failures_are_told_to_observers() -> None:
+    heard: list[str] = []
+    plugins = Plugins()
+    plugins.register("max-restarts", defaults.MaxRestartsPolicy())
+    plugins.register("strict", plugin(elastic_judge_failure=lambda: Verdict(Action.GIVE_UP, "enough")))
+    plugins.register("broken", plugin(elastic_judge_failure=lambda incident: incident.nothing))
+    plugins.register("listener", plugin(elastic_observe=lambda event: heard.append(event.name)))
+    incident = Incident(kind=IncidentKind.WORKER_FAILED, round=1, node_id="n", host="h")
+    history = History(restarts=0, max_restarts=3, rounds_without_progress=0)
+    assert plugins.failure_policies() == ("broken", "max-restarts", "strict")
+    assert plugins.judge(incident, history, timeout=PATIENCE) == Verdict(Action.GIVE_UP, "enough")
+    assert plugins.close(PATIENCE) == ()
+    assert heard == ["policy_failed", "policy_failed_traceback"]
+
+
+def test_observers_hear_of_events_rounds_and_stops() -> None:
+    heard: list[object] = []
+    plugins = Plugins()
+    plugins.register(
+        "listener",
+        plugin(
+            elastic_observe=lambda event: heard.append(event.name),
+            elastic_round_starts=lambda round, run_uid, members: heard.append((round, run_uid, members)),
+            elastic_stop_planned=lambda round, grace, reason: heard.append((round, grace, reason)),
+        ),
+    )
+    plugins.publish(Event("joined", ""))
+    plugins.round_starts(1, "uid", ["a", "b"])
+    plugins.stop_planned(1, 30.0, "resize")
+    assert plugins.close(PATIENCE) == ()
+    assert heard == ["joined", (1, "uid", ["a", "b"]), (1, 30.0, "resize")]
