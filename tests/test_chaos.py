@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 from pathlib import Path
@@ -60,8 +61,8 @@ def disturb(job: Job, lots: random.Random) -> str:
     choice = lots.choice(choices)
     match choice:
         case "worker":
-            if workers := victim.workers():
-                victim.kill_worker(lots.choice(sorted(workers)))
+            with contextlib.suppress(LookupError, ProcessLookupError):  # they are being restarted as it is
+                victim.kill_worker(lots.choice(sorted(victim.workers())))
         case "add":
             job.add()
         case "node":

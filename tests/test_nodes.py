@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -119,10 +120,33 @@ def test_a_node_may_leave_a_running_job(stage: Stage, rendezvous: list[str], job
     trains(first, 1)
     second = stage.run(*command)
     trains(second, 2)
-    second.signal(15)
-    assert second.exit_code() == 128 + 15
+    second.signal(signal.SIGTERM)
+    assert second.exit_code() == 128 + signal.SIGTERM
     trains(first, 1, count=2)
     both_finish(done, first)
+
+
+def test_an_agent_that_was_frozen_stops_its_workers_and_comes_back(
+    stage: Stage, file_rendezvous: list[str], job: list[object], done: Path
+) -> None:
+    command = [
+        "--nnodes=1:2",
+        "--max_restarts=0",
+        *file_rendezvous,
+        "--rdzv_conf=beat_interval=0.5,lost_after=1.5",
+        *job,
+    ]
+    first = stage.run(*command, "--deaf")
+    trains(first, 1)
+    second = stage.run(*command, "--deaf")
+    trains(second, 2)
+    stale = second.workers()[1]
+    second.signal(signal.SIGSTOP)
+    trains(first, 1, count=2)
+    second.signal(signal.SIGCONT)
+    trains(first, 2, count=2)
+    assert second.workers()[1] != stale
+    both_finish(done, first, second)
 
 
 def test_every_node_prints_the_same_root_cause(stage: Stage, rendezvous: list[str]) -> None:

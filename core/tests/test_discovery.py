@@ -76,9 +76,7 @@ def test_a_name_is_looked_for_in_the_groups_in_order() -> None:
         ),
     ],
 )
-def test_what_cannot_be_found_is_said_with_the_way_out(
-    name: str, groups: list[Group], message: str, hint: str
-) -> None:
+def test_what_cannot_be_found_is_said_with_the_way_out(name: str, groups: list[Group], message: str, hint: str) -> None:
     with pytest.raises(PluginError) as refused:
         CATALOGUE.find(name, *groups)
     assert (refused.value.message, refused.value.hint) == (message, hint)

@@ -10,9 +10,7 @@ from elastic_core import environment
 from elastic_core.cli.flags import FLAGS
 from elastic_core.environment import VARIABLES, flag_variables
 
-SOURCES = [
-    path for path in Path(elastic_core.__file__).parent.rglob("*.py") if path != Path(environment.__file__)
-]
+SOURCES = [path for path in Path(elastic_core.__file__).parent.rglob("*.py") if path != Path(environment.__file__)]
 LISTED = {variable.name for variable in VARIABLES}
 
 
@@ -66,7 +64,9 @@ def test_every_variable_that_is_listed_is_in_the_code() -> None:
 def test_every_flag_has_a_variable_named_as_torchrun_names_it() -> None:
     variables = [variable.name for variable in flag_variables()]
     assert variables == [f"PET_{flag.name.upper()}" for flag in FLAGS if flag.name]
-    assert {"PET_NNODES", "PET_NPROC_PER_NODE", "PET_RDZV_ENDPOINT", "PET_MAX_RESTARTS", "PET_NO_PYTHON"} <= {*variables}
+    assert {"PET_NNODES", "PET_NPROC_PER_NODE", "PET_RDZV_ENDPOINT", "PET_MAX_RESTARTS", "PET_NO_PYTHON"} <= {
+        *variables
+    }
 
 
 def test_no_variable_is_listed_twice_or_without_its_meaning() -> None:

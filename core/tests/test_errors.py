@@ -9,7 +9,9 @@ from elastic_core.exit_codes import ExitCode
 
 def test_an_error_shows_its_message_and_then_its_hint() -> None:
     assert str(UsageError("--nnodes 'x' is wrong.")) == "--nnodes 'x' is wrong."
-    assert str(UsageError("--nnodes 'x' is wrong.", hint="Write a number.")) == "--nnodes 'x' is wrong.\nWrite a number."
+    assert (
+        str(UsageError("--nnodes 'x' is wrong.", hint="Write a number.")) == "--nnodes 'x' is wrong.\nWrite a number."
+    )
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ def documented_in_code() -> dict[str, tuple[int, str]]:
     found = {}
     for code, text in zip(table.body, table.body[1:], strict=False):
         match code, text:
-            case ast.Assign(targets=[ast.Name(name)], value=ast.Constant(int(number))), ast.Expr(ast.Constant(str(doc))):
+            case ast.Assign(targets=[ast.Name(name)], value=ast.Constant(int(number))), ast.Expr(
+                ast.Constant(str(doc))
+            ):
                 found[name] = (number, doc)
     return found
 

@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 import uuid
@@ -68,7 +69,6 @@ class Stage:
     """The nodes, what they print, and what the audience sees of it."""
 
     command: list[str]
-    folder: Path
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     agents: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
     recoveries: list[Recovery] = field(default_factory=list)
@@ -90,7 +90,6 @@ class Stage:
         """Start a node: its agent, in a session of its own, as if in another terminal."""
         agent = subprocess.Popen(
             [sys.executable, "-m", "elastic_core", "run", *flags, *self.command],
-            cwd=self.folder,
             env={**os.environ, MARK: self.mark},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -160,7 +159,7 @@ class Stage:
             return None
 
     def _show(self, node: str, text: str) -> None:
-        """Show a line to the audience, if it is worth it: agents' news once, an epoch every few seconds."""
+        """Show a line to the audience, if it is worth it: what both agents say once, an epoch every few seconds."""
         self.history.append(f"{node}: {text}")
         now = time.monotonic()
         if found := EPOCH.search(text):
@@ -173,7 +172,7 @@ class Stage:
             self.say(f"train    {text}")
         elif (found := AGENT.match(text)) and found["message"] not in self._shown:
             self._shown.add(found["message"])
-            self.say(f"node {node}   {found['message']}")
+            self.say(f"elastic  {textwrap.shorten(found['message'], 100, placeholder=' …')}")
 
     def recovered(self, event: str, since: float, workers: int) -> None:
         """Wait until ``workers`` ranks train again; note how long that took after ``since``."""
@@ -252,8 +251,8 @@ def staged(backend: str, epochs: int) -> Iterator[Stage]:
         endpoint = f"127.0.0.1:{free_port()}" if backend == "c10d" else str(folder)
         rendezvous = [f"--rdzv_backend={backend}", f"--rdzv_endpoint={endpoint}", "--rdzv_id=digits"]
         size = ["--nnodes=1:2", f"--nproc_per_node={WORKERS_PER_NODE}", "--max_restarts=3"]
-        training = [str(TRAIN), f"--epochs={epochs}", f"--checkpoint={folder / 'digits.pt'}"]
-        stage = Stage([*size, *rendezvous, *training], folder)
+        training = [os.path.relpath(TRAIN), f"--epochs={epochs}", f"--checkpoint={folder / 'digits.pt'}"]
+        stage = Stage([*size, *rendezvous, *training])
         try:
             yield stage
         finally:
@@ -266,7 +265,9 @@ def perform(stage: Stage, backend: str) -> float:
     flags = {"A": "--rdzv_conf=last_call_timeout=20", "B": "--rdzv_conf=last_call_timeout=20"}
     if backend == "c10d":  # the store lives in one of the agents; the node to be killed must be the other
         flags = {"A": f"{flags['A']},is_host=true", "B": f"{flags['B']},is_host=false"}
-    stage.say(f"start nodes A and B, each: elastic run {' '.join(stage.command)}")
+    print("Nodes A and B, each with two workers, all of them on this host:")
+    print("  elastic run", *stage.command[:5], "\\\n    ", *stage.command[5:])
+    stage.say("START    both nodes")
     began = time.monotonic()
     for name, flag in flags.items():
         stage.start(name, flag)
@@ -281,7 +282,7 @@ def perform(stage: Stage, backend: str) -> float:
     stage.recovered("node B killed", killed_at, WORKERS_PER_NODE)
 
     stage.progress(5)
-    stage.say("start node B again")
+    stage.say("START    node B again")
     began = time.monotonic()
     stage.start("B", flags["B"])
     stage.recovered("node B started again", began, 2 * WORKERS_PER_NODE)

@@ -52,7 +52,8 @@ class Agent:
     changed: threading.Condition
     """Notified of every line, and of the end of the output; one for all agents of a stage."""
     lines: list[str] = field(default_factory=list)
-    _ended: bool = False
+    ended: bool = False
+    """Whether its output is at its end: neither it nor any worker of its can write there any more."""
 
     def __post_init__(self) -> None:
         self._listener = threading.Thread(target=self._listen, daemon=True)
@@ -66,7 +67,7 @@ class Agent:
                     self.lines.append(line.rstrip("\n"))
                     self.changed.notify_all()
         with self.changed:
-            self._ended = True
+            self.ended = True
             self.changed.notify_all()
 
     @property
@@ -100,8 +101,8 @@ class Agent:
 
     def _wait(self, happened: Callable[[], object], what: str) -> None:
         with self.changed:
-            self.changed.wait_for(lambda: happened() or self._ended, PATIENCE)
-            assert happened(), f"{'no' if self._ended else f'not within {PATIENCE:.0f} s:'} {what} in:\n{self.output}"
+            self.changed.wait_for(lambda: happened() or self.ended, PATIENCE)
+            assert happened(), f"{'no' if self.ended else f'not within {PATIENCE:.0f} s:'} {what} in:\n{self.output}"
 
     def exit_code(self) -> int:
         """Wait for the end, and for the end of the output."""
@@ -182,22 +183,28 @@ class Stage:
         return [pid for pid in pids if variable(pid, MARK) == self.mark]
 
     def close(self) -> list[str]:
-        """End whatever still runs, first politely; return what outlived its agents."""
+        """End the agents, politely; return what outlives them by more than two seconds. Nothing is left either way."""
         for agent in self.agents:
             if agent.process.poll() is None:
                 agent.signal(signal.SIGTERM)
         for agent in self.agents:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 agent.process.wait(PATIENCE / 2)
-        survivors = still_there(self.processes(), within=2.0)
-        names = [f"{pid}: {command_line(pid)}" for pid in survivors]
-        for pid in survivors:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        names = [f"{pid}: {command_line(pid)}" for pid in still_there(self.processes(), within=2.0)]
+        self.destroy()
+        return names
+
+    def destroy(self) -> None:
+        """Kill whatever still runs."""
+        while pids := still_there(self.processes(), within=0.0):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for agent in self.agents:
+                agent.process.wait()
         for agent in self.agents:
             agent.process.wait()
             agent.listen_to_the_end()
-        return names
 
 
 def parse(line: str) -> Report | None:
@@ -251,8 +258,8 @@ def still_there(pids: Iterable[int], *, within: float) -> list[int]:
                 stack.callback(os.close, fd)
                 poll.register(fd, select.POLLIN)
                 waiting[fd] = pid
-        while waiting and (remaining := deadline - time.monotonic()) > 0:
-            for fd, _ in poll.poll(remaining * 1000):
+        while waiting and (ended := poll.poll(max(0.0, deadline - time.monotonic()) * 1000)):
+            for fd, _ in ended:
                 poll.unregister(fd)
                 del waiting[fd]
         return list(waiting.values())

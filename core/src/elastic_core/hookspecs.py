@@ -81,8 +81,8 @@ def elastic_judge_failure(incident: Incident, history: History) -> Verdict | Non
 def elastic_observe(event: Event) -> None:
     """Receive an event, on every node.
 
-    Called on the observers' thread, in order, never from the agent's loop, so it may take its time; if more than
-    10,000 events wait, the oldest are dropped and counted. An observer that raises is reported once and switched
+    Called on the observer's thread, in order, never from the agent's loop, so it may take its time; if more than
+    10,000 notices wait, the oldest are dropped and counted. An observer that raises is reported once and switched
     off; the job goes on.
     """
 
@@ -94,7 +94,7 @@ def elastic_observe(event: Event) -> None:
 def elastic_round_starts(round: int, run_uid: str, members: Sequence[str]) -> None:
     """A round is about to start workers on this node: ``members`` are its node ids in rank order.
 
-    Called on the observers' thread, like :func:`elastic_observe` and with the same consequences when it raises: it
+    Called on the observer's thread, like :func:`elastic_observe` and with the same consequences when it raises: it
     is a notice, not a gate, and the workers do not wait for it.
     """
 
@@ -103,7 +103,7 @@ def elastic_round_starts(round: int, run_uid: str, members: Sequence[str]) -> No
 def elastic_stop_planned(round: int, grace: float, reason: str) -> None:
     """The workers of a healthy round are about to be stopped for a planned reason (a resize, a leaving node).
 
-    ``grace`` is the time in seconds that they get after SIGTERM. Called on the observers' thread, as
+    ``grace`` is the time in seconds that they get after SIGTERM. Called on the observer's thread, as
     :func:`elastic_round_starts`.
     """
 

@@ -5,8 +5,9 @@ General layout:
 * ``supervisor``: the one event loop; ``inbox`` is where every event arrives; ``workers`` keeps the books of a round,
   and ``outcome`` words the last thing that a run says. ``assignment`` is one worker's place in a round.
 * ``warden_main``: a process of its own and the parent of all workers, so that nothing that they ever start outlives the
-  job. ``warden`` is the agent's side of it.
-* ``output`` takes the workers' streams to files and to the console; ``error_files`` reads why a worker failed.
+  job. ``warden`` is the agent's side of it, ``channel`` how the two talk, ``processes`` what both know about killing.
+* ``output`` takes the workers' streams to files and, by way of ``console``, to the terminal; ``error_files`` reads what
+  a failed worker left to explain itself.
 * ``addresses``, ``ports``, ``identity``: what this host is called, where it can be reached, and what it holds for a
   job.
 

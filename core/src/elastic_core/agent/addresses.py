@@ -24,7 +24,7 @@ def endpoint_host(endpoint: str) -> str | None:
     if "://" not in first:
         if "/" in first or first.startswith("file:"):
             return None
-        first = f"//[{first}]" if first.count(":") > 1 and "[" not in first else f"//{first}"
+        first = f"//[{first}]" if _is_ipv6(first) else f"//{first}"
     try:
         url = urlsplit(first)
         return None if url.scheme in ("file", "unix") else url.hostname
@@ -50,7 +50,7 @@ def local_address(endpoint_host: str | None, local_addr: str | None, *, single_n
     if endpoint_host is not None:
         for target in _look_up(endpoint_host):
             source = _source(target)
-            if source is not None and not (_is_loopback(source) and not _says_loopback(endpoint_host)):
+            if source is not None and (not _is_loopback(source) or _says_loopback(endpoint_host)):
                 return source
     return next((source for target in _FAR_AWAY if (source := _source(target)) is not None), LOOPBACK)
 
@@ -78,6 +78,13 @@ def _source(target: str) -> str | None:
     except OSError:
         return None
     return None if ipaddress.ip_address(source).is_link_local else source
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False
 
 
 def _is_loopback(address: str) -> bool:

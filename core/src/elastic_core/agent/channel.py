@@ -15,16 +15,16 @@ from typing import Any, TypeAlias
 
 Message: TypeAlias = "dict[str, Any]"
 
-_MAX_DESCRIPTORS = 4
-"""Most that one message carries: three standard streams and a control channel."""
 _LENGTH = struct.Struct("!I")
+_INT = struct.Struct("i")
+_ANCILLARY = socket.CMSG_SPACE(4 * _INT.size)  # of one message: three standard streams and a control channel
 
 
 class Channel:
     """One end of the socket: JSON objects, each behind its length in four bytes.
 
     Attributes:
-        closed: The other end is gone. What is sent from then on is dropped.
+        closed: The other end is gone, and all that it sent was received. What is sent from then on is dropped.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -60,8 +60,8 @@ class Channel:
                 sent = socket.send_fds(self._sock, [data], descriptors) if descriptors else self._sock.send(data)
             except BlockingIOError:
                 return
-            except ConnectionError:
-                self._hang_up()
+            except ConnectionError:  # the end of what there is to read will say so, too
+                self._discard()
                 return
             close_all(descriptors)  # they went with the first byte
             if sent == len(data):
@@ -73,24 +73,23 @@ class Channel:
         """All whole messages that are there, each with its descriptors, which are the caller's from then on."""
         while not self.closed:
             try:
-                data, descriptors, flags, _ = socket.recv_fds(
-                    self._sock, 1 << 16, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-                )
+                # Not socket.recv_fds: before Python 3.12 it forgets its flags, and the descriptors leak into workers.
+                data, ancillary, flags, _ = self._sock.recvmsg(1 << 16, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 break
             except ConnectionError:
-                data, descriptors, flags = b"", [], 0
-            if not data:
-                self._hang_up()
+                data, ancillary, flags = b"", [], 0
+            self.closed = not data
             self._incoming += data
             # They come one message's at a time. Truncated: this process could not open them all, and has fewer.
-            if descriptors or flags & socket.MSG_CTRUNC:
-                self._descriptors.append(descriptors)
+            if ancillary or flags & socket.MSG_CTRUNC:
+                self._descriptors.append([fd for _, _, packed in ancillary for (fd,) in _INT.iter_unpack(packed)])
         return self._messages()
 
     def close(self) -> None:
         """Close the socket, and with it everything that has not been sent."""
-        self._hang_up()
+        self.closed = True
+        self._discard()
         self._sock.close()
 
     def _messages(self) -> list[tuple[Message, list[int]]]:
@@ -106,8 +105,7 @@ class Channel:
         del self._incoming[:start]
         return messages
 
-    def _hang_up(self) -> None:
-        self.closed = True
+    def _discard(self) -> None:
         for _, descriptors in self._outgoing:
             close_all(descriptors)
         self._outgoing.clear()

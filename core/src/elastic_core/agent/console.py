@@ -43,7 +43,7 @@ class Console:
             self._put(self._notice() + chunk)
 
     def close(self, timeout: float) -> None:
-        """Write what waits, for ``timeout`` seconds at most. A console that is stuck beyond that keeps its thread only."""
+        """Write what waits, for ``timeout`` seconds at most; a console that is stuck beyond that keeps its thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -64,9 +64,7 @@ class Console:
         """The next chunk, as soon as there is one; None at the end."""
         with self._changed:
             while not self._waiting:
-                if (
-                    notice := self._notice()
-                ):  # it flows again, and the chunk that would have brought the notice may never come
+                if notice := self._notice():  # it flows again, and no other chunk may ever come to bring this
                     self._put(notice)
                 elif self._closed:
                     return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import itertools
 import os
 import socket
 from pathlib import Path
@@ -50,16 +49,17 @@ class Seat:
         """
         held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         key = hashlib.sha256(job.encode(errors="surrogateescape")).hexdigest()[:32]
-        for number in itertools.count():
+        number = 0
+        while True:
             try:
                 held.bind(f"\0elastic/{os.getuid()}/{key}/{number}")
             except OSError as exc:
-                if exc.errno == errno.EADDRINUSE:
-                    continue
-                held.close()
-                raise ElasticError(f"No seat on this host could be taken for the job: {exc}.") from exc
-            return cls(number, held)
-        raise AssertionError("numbers have come to an end")
+                if exc.errno != errno.EADDRINUSE:
+                    held.close()
+                    raise ElasticError(f"No seat on this host could be taken for the job: {exc}.") from exc
+                number += 1
+            else:
+                return cls(number, held)
 
     def fileno(self) -> int:
         """The descriptor that is the seat, to be held by the warden, too."""

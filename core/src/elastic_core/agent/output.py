@@ -63,7 +63,7 @@ class Lines:
 
 
 class Pump:
-    """One pipe from a worker, and where its bytes go. Used by the pump thread; :attr:`tail` and :attr:`ended` by others, too."""
+    """One pipe from a worker, and where its bytes go. The pump thread's; others only look at ``tail`` and ``ended``."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class Output:
         return WorkerStreams(given, pumps, kept.get(Stream.ERR))
 
     def drain(self, streams: WorkerStreams, timeout: float) -> None:
-        """Wait until all that an ended worker wrote was read; ``timeout`` seconds at most, as its children may live on."""
+        """Wait until all that an ended worker wrote was read, ``timeout`` seconds at most: its children may live on."""
         deadline = time.monotonic() + timeout
         for pump in streams.pumps.values():
             pump.ended.wait(max(0.0, deadline - time.monotonic()))

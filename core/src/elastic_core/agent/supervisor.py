@@ -11,7 +11,8 @@ import contextlib
 import shutil
 import signal
 import uuid
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 
 from elastic_core.agent import outcome
@@ -54,6 +55,8 @@ from elastic_core.rendezvous.node import (
 )
 from elastic_core.rendezvous.rows import NodeInfo
 from elastic_core.rendezvous.session import Session, SessionCalls
+
+Publish = Callable[[Event], None]
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 SILENT_PROGRESS = 30.0
@@ -111,11 +114,12 @@ def run(config: RunConfig, plugins: Plugins) -> int:
         stack.callback(seat.close)
         applicant = applicant_for(config, plugins, seat, clock)
         message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {applicant.info}"
-        plugins.publish(Event("joining", message, fields={"node_id": applicant.info.node_id}))
+        publish = partial(_publish_as, plugins, applicant.info)
+        publish(Event("joining", message, fields={"node_id": applicant.info.node_id}))
         found = join(store, applicant, clock)
         if isinstance(found, Closed):
-            return _finish(plugins, found)
-        supervisor = Supervisor(config, plugins, store, applicant.info, found, seat, clock)
+            return _finish(publish, found)
+        supervisor = Supervisor(config, plugins, publish, store, applicant.info, found, seat, clock)
         stack.callback(supervisor.close)
         return supervisor.run()
 
@@ -127,13 +131,14 @@ class Supervisor:
         self,
         config: RunConfig,
         plugins: Plugins,
+        publish: Publish,
         store: RendezvousBackend,
         info: NodeInfo,
         ledger: Ledger,
         seat: Seat,
         clock: Clock,
     ) -> None:
-        self._config, self._plugins, self._clock = config, plugins, clock
+        self._config, self._plugins, self._publish, self._clock = config, plugins, publish, clock
         self._embedded = store.embedded
         self._state = NodeState(info=info, ledger=ledger)
         self._address = local_address(
@@ -158,11 +163,11 @@ class Supervisor:
         elif config.log_dir is None:
             self._say("logs", f"logs are in {self._directory}")
         self._group = WorkerGroup(
-            config, plugins, self._warden, self._output, info, ledger.head.run, self._directory, plugins.publish
+            config, plugins, self._warden, self._output, info, ledger.head.run, self._directory, publish
         )
         calls = SessionCalls(
             post=self._inbox.post,
-            publish=plugins.publish,
+            publish=publish,
             judge=plugins.judge,
             crashed=lambda error: self._inbox.post(_Crashed(error)),
         )
@@ -320,27 +325,30 @@ class Supervisor:
     # What is said ----------------------------------------------------------------------------------------------------
 
     def _say(self, name: str, message: str, level: Level = Level.INFO) -> None:
-        self._plugins.publish(Event(name, message, level))
+        self._publish(Event(name, message, level))
 
     def _narrate(self, before: Ledger, after: Ledger) -> None:
         """Tell observers what the new entries mean."""
         if after.halt is not None and after.halt is not before.halt:
             fields = {"round": after.halt.round, "reason": after.halt.reason.value}
-            self._plugins.publish(
-                Event("round_halted", f"round {after.halt.round} is halted: {after.halt.why}", fields=fields)
-            )
+            self._publish(Event("round_halted", f"round {after.halt.round} is halted: {after.halt.why}", fields=fields))
         if after.round is not None and after.round is not before.round:
-            self._plugins.publish(outcome.round_started(after, after.round, self._state.info.node_id))
+            self._publish(outcome.round_started(after, after.round, self._state.info.node_id))
 
     def _conclude(self, end: Exit) -> int:
         closed = self._state.ledger.closed
         if closed is not None:
-            return _finish(self._plugins, closed)
+            return _finish(self._publish, closed)
         self._say("left", f"this node is out: {end.why}", Level.INFO if end.code == 0 else Level.WARNING)
         return end.code
 
 
-def _finish(plugins: Plugins, closed: Closed) -> int:
+def _publish_as(plugins: Plugins, info: NodeInfo, event: Event) -> None:
+    """Tell the observers; agents that share a host are told apart by their seats."""
+    plugins.publish(replace(event, fields={"node": str(info), **event.fields}))
+
+
+def _finish(publish: Publish, closed: Closed) -> int:
     level = Level.INFO if closed.success else Level.ERROR
-    plugins.publish(Event("job_closed", outcome.report(closed), level, {"success": closed.success}))
+    publish(Event("job_closed", outcome.report(closed), level, {"success": closed.success}))
     return closed.exit_code

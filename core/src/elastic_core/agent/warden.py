@@ -59,7 +59,7 @@ class SpawnFailed:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A worker that had started has ended; ``returncode`` is as :attr:`subprocess.Popen.returncode`, negative for a signal."""
+    """A worker that had started has ended; ``returncode`` is :class:`subprocess.Popen`'s, negative for a signal."""
 
     tag: int
     pid: int
@@ -81,7 +81,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """A process is still there 15 s after SIGKILL, waiting in the kernel in ``wchan``, if that is known. Once per process."""
+    """A process is still there 15 s after SIGKILL, waiting in the kernel in ``wchan``, if that is known; said once."""
 
     pid: int
     name: str

@@ -46,6 +46,8 @@ CONTROL_VARIABLE = "ELASTIC_CONTROL_FD"
 STANDARD_STREAMS = ("stdin", "stdout", "stderr")
 STUCK_AFTER = 15.0
 """Seconds after SIGKILL from which a process that is still there is reported (rule L3)."""
+LONGEST_SLEEP = 86400.0
+"""Seconds; the kernel does not count to any number of milliseconds."""
 OOM_SCORE = 300
 """Added to a worker's oom_score_adj: when memory runs out, a worker dies before the agent and the warden do."""
 
@@ -213,7 +215,8 @@ class Warden:
             if worker.pipe is not None:
                 poll.register(worker.pipe, select.POLLIN)
         due = min(self._fence_at, self._ending.due() if self._ending else math.inf)
-        poll.poll(None if due == math.inf else max(0, math.ceil((due - time.monotonic()) * 1000)))
+        seconds = min(max(0.0, due - time.monotonic()), LONGEST_SLEEP)
+        poll.poll(math.ceil(seconds * 1000))
         with contextlib.suppress(BlockingIOError):
             os.read(self._wakeup[0], 4096)
 
@@ -308,14 +311,13 @@ class Warden:
     def _kill_all(self, ending: Ending, now: float) -> None:
         """SIGKILL to every descendant, until a look finds none that has not got it; each death brings another look."""
         alive = descendants(os.getpid())
-        if ending.killed is None:
-            ending.killed = {}
-            for pid in self._workers:  # a whole group at once: it cannot outrun that by forking
-                signal_group(pid, signal.SIGKILL)
+        ending.killed = ending.killed or {}
         while fresh := [process for process in alive if process not in ending.killed]:
             pids = [process[0] for process in fresh if kill(process)]
             ending.killed.update(dict.fromkeys(fresh, now))
             self._tell("signalled", signum=int(signal.SIGKILL), pids=pids)
+            for pid in self._workers:  # what its group has forked meanwhile, all at once: that cannot be outrun
+                signal_group(pid, signal.SIGKILL)
             alive = descendants(os.getpid())
         left = set(alive)
         ending.killed = {process: since for process, since in ending.killed.items() if process in left}

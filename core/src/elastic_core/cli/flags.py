@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import click
@@ -29,14 +29,14 @@ class Flag(click.Option):
         self._parse = parse
 
     def _read(self, ctx: click.Context, _: click.Parameter, given: Any) -> Any:
-        """What was given, as the value that it means; a flag that may be repeated takes names with commas too."""
+        """What was given, as the value that it means; for a flag that may be repeated, all its values in a row."""
         if given is None or self.is_flag:
             return given
         if self.multiple:
-            return tuple(self._meaning(ctx, part.strip()) for text in given for part in text.split(","))
+            return tuple(chain.from_iterable(self._meaning(ctx, text) for text in given))
         return self._meaning(ctx, given)
 
-    def _meaning(self, ctx: click.Context, text: str) -> object:
+    def _meaning(self, ctx: click.Context, text: str) -> Any:
         try:
             return self._parse(text)
         except values.Wrong as wrong:
@@ -238,7 +238,7 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--plugin",
         section=PLUGINS,
-        parse=values.not_empty,
+        parse=values.names,
         multiple=True,
         metavar="NAME",
         help="Load an installed plugin, besides those of ELASTIC_PLUGINS; may be repeated.",
@@ -246,7 +246,7 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--no_plugin",
         section=PLUGINS,
-        parse=values.not_empty,
+        parse=values.names,
         multiple=True,
         metavar="NAME",
         help="Leave off a plugin that would be loaded; may be repeated.",

@@ -6,7 +6,6 @@ import importlib.machinery
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 
 from elastic_core.errors import UsageError, did_you_mean
@@ -38,15 +37,16 @@ def _check_script(target: str) -> None:
         if not (path / "__main__.py").is_file():
             raise UsageError(f"The script {target!r} is a directory without a __main__.py.")
     elif not path.exists():
-        raise UsageError(f"There is no script {target!r}.{did_you_mean(target, _siblings(path))}")
+        raise UsageError(f"There is no script {target!r}.{did_you_mean(target, _siblings(target))}")
     elif not os.access(path, os.R_OK):
         raise UsageError(f"The script {target!r} may not be read.")
 
 
-def _siblings(path: Path) -> Iterable[str]:
-    """The files beside ``path``, spelled as it is."""
+def _siblings(target: str) -> list[str]:
+    """The files beside ``target``, spelled as it is, with or without a leading ``./``."""
+    folder = os.path.dirname(target)
     try:
-        return [str(path.parent / entry.name) for entry in path.parent.iterdir() if entry.is_file()]
+        return [os.path.join(folder, entry.name) for entry in os.scandir(folder or ".") if entry.is_file()]
     except OSError:
         return []
 
@@ -62,8 +62,8 @@ def _executable(target: str) -> str:
         raise UsageError(f"The program {target!r} is not on the PATH. Did you mean './{target}'?")
     if path.is_file():
         raise UsageError(f"The program {target!r} is not executable.", hint=f"Make it so: chmod +x {target}")
-    where = "" if os.sep in target else " on the PATH"
-    raise UsageError(f"There is no program {target!r}{where}.{did_you_mean(target, _siblings(path))}")
+    where, nearby = ("", target) if os.sep in target else (" on the PATH", f"./{target}")
+    raise UsageError(f"There is no program {target!r}{where}.{did_you_mean(nearby, _siblings(nearby))}")
 
 
 def _check_module(target: str) -> None:

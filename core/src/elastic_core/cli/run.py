@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elastic_core.cli import program
+from elastic_core.cli import program, values
 from elastic_core.cli.flags import Flags, RunCommand
 from elastic_core.conf import parse, scheduler_uid
 from elastic_core.config import RunConfig, StreamMap
@@ -88,7 +88,7 @@ def configure(flags: Flags, environ: Mapping[str, str], options_of: Callable[[st
         log_dir=Path(flags.log_dir) if flags.log_dir else None,
         redirects=flags.redirects,
         tee=flags.tee,
-        plugins=(*_names(environ.get("ELASTIC_PLUGINS", "")), *flags.plugin),
+        plugins=(*values.names(environ.get("ELASTIC_PLUGINS", "")), *flags.plugin),
         no_plugins=flags.no_plugin,
         verbose=flags.verbose,
     )
@@ -155,7 +155,3 @@ def _check_ranks(name: str, streams: StreamMap, nproc_per_node: int) -> None:
                 f"--{name} names local rank {rank}, but with --nproc_per_node={nproc_per_node} the last one is "
                 f"{nproc_per_node - 1}."
             )
-
-
-def _names(text: str) -> list[str]:
-    return [name for part in text.split(",") if (name := part.strip())]

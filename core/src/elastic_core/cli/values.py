@@ -80,6 +80,11 @@ def not_empty(text: str) -> str:
     return text
 
 
+def names(text: str) -> tuple[str, ...]:
+    """Names, separated by commas or blanks."""
+    return tuple(text.replace(",", " ").split())
+
+
 def on_node_loss(text: str) -> OnNodeLoss:
     """``replace`` or ``fail``."""
     try:

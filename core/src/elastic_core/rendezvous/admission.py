@@ -88,5 +88,5 @@ def check_settings(opener: Settings, mine: Settings, *, allow_version_mismatch: 
     if mine.versions != opener.versions and not allow_version_mismatch:
         raise RendezvousRefusedError(
             f"{mine.host} has {mine.versions}, but {opener.host}, which opened the run, has {opener.versions}.",
-            hint="Install the same versions on both, or pass --allow_version_mismatch if they are known to work together.",
+            hint="Install the same versions on both, or pass --allow_version_mismatch if you know that they fit.",
         )

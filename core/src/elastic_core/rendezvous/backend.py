@@ -116,7 +116,7 @@ class RendezvousBackend(ABC):
 
     @abstractmethod
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
-        """The rows, all or those of ``ids``, in order of serial; in a constant number of round trips where that can be."""
+        """The rows, all or those of ``ids``, in order of serial; in a constant number of round trips if possible."""
 
     # The ledger ------------------------------------------------------------------------------------------------------
 

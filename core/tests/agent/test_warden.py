@@ -1,0 +1,574 @@
+"""The warden with real processes and signals: what it starts, and that nothing is left of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from elastic_core.agent.warden import (
+    Died,
+    Exited,
+    Fenced,
+    Gone,
+    Signalled,
+    Spawned,
+    SpawnFailed,
+    Warden,
+    WardenEvent,
+    become_subreaper,
+)
+
+PATIENCE = 30.0
+"""Seconds after which what a test waits for will not come any more."""
+HUNDRED_YEARS = 3e9
+PYTHON = (sys.executable, "-I", "-S", "-c")
+
+SLEEPER = ("sh", "-c", "echo $$; exec sleep 1000")
+STUBBORN = ("sh", "-c", "trap '' TERM; echo $$; while :; do sleep 1000; done")
+"""Ignores SIGTERM, and so does its child."""
+ESCAPE = """
+import os, sys
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        sys.stdout.write(f"{os.getpid()}\\n")
+        sys.stdout.flush()
+        os.execve("/bin/sleep", ["sleep", "1000"], {})
+    os._exit(0)
+os.wait()
+"""
+"""Leaves a grandchild in a session of its own with an empty environment, then goes on with what follows."""
+
+AGENT = f"""
+import json, os, select, sys
+from elastic_core.agent.warden import Spawned, Warden, become_subreaper
+become_subreaper()
+warden = Warden.start()
+def hear():
+    select.select([warden], [], [])
+    return warden.receive()
+escape = {ESCAPE!r}
+warden.sweep(sys.argv[1])
+reading, writing = os.pipe()
+commands = [
+    ["sh", "-c", "sleep 1000 & echo $!; wait"],
+    [{sys.executable!r}, "-I", "-S", "-c", escape + "import signal; signal.pause()"],
+]
+for tag, argv in enumerate(commands):
+    warden.spawn(tag, argv, dict(os.environ), stdout=writing)
+os.close(writing)
+pids = []
+while len(pids) < len(commands):
+    pids += [event.pid for event in hear() if isinstance(event, Spawned)]
+with open(reading) as lines:
+    pids += [int(lines.readline()) for _ in commands]
+"""
+"""An agent: its ``pids`` are two workers, the child of one, and what escaped from the other."""
+
+
+E = TypeVar("E")
+
+
+class Listener:
+    """The test's side of a warden: what it said so far, and waiting for what it will say."""
+
+    def __init__(self, warden: Warden) -> None:
+        self.warden = warden
+        self.heard: list[WardenEvent] = []
+        self._tags = 0
+
+    def spawn(
+        self,
+        *argv: str,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        stdout: int | None = None,
+        control: int | None = None,
+    ) -> int:
+        """Start a program and return its tag."""
+        self._tags += 1
+        environment = dict(os.environ) if env is None else env
+        self.warden.spawn(self._tags, argv, environment, cwd=cwd, stdout=stdout, control=control)
+        return self._tags
+
+    def read_from(self, *argv: str, env: dict[str, str] | None = None, control: int | None = None) -> str:
+        """Everything that a program writes to its stdout."""
+        reading, writing = os.pipe()
+        self.spawn(*argv, env=env, stdout=writing, control=control)
+        os.close(writing)
+        with open(reading, "rb") as file:
+            return file.read().decode()
+
+    def started(self, *argv: str, env: dict[str, str] | None = None) -> tuple[int, list[int]]:
+        """Start a program that writes one line of process ids when it is ready: its own, and those."""
+        reading, writing = os.pipe()
+        tag = self.spawn(*argv, env=env, stdout=writing)
+        os.close(writing)
+        with open(reading) as file:
+            line = file.readline()
+        return self.wait(Spawned, lambda event: event.tag == tag).pid, [int(word) for word in line.split()]
+
+    def wait(self, kind: type[E], matches: Callable[[E], bool] = lambda _: True) -> E:
+        """The first event of this kind that matches, past or to come."""
+        seen = 0
+        end = time.monotonic() + PATIENCE
+        while True:
+            for event in self.heard[seen:]:
+                seen += 1
+                if isinstance(event, kind) and matches(event):
+                    return event
+            ready, _, _ = select.select([self.warden], [], [], max(0.0, end - time.monotonic()))
+            assert ready, f"no {kind.__name__} came; these did: {self.heard}"
+            self.heard += self.warden.receive()
+
+    def failure(self, tag: int) -> SpawnFailed:
+        """Why the program ``tag`` was not started."""
+        return self.wait(SpawnFailed, lambda event: event.tag == tag)
+
+    def end(self, tag: int) -> Exited:
+        """How the program ``tag`` ended."""
+        return self.wait(Exited, lambda event: event.tag == tag)
+
+    def all_of(self, kind: type[E]) -> list[E]:
+        """Events of this kind so far."""
+        return [event for event in self.heard if isinstance(event, kind)]
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    """A warden of this process, which ends with the test."""
+    become_subreaper()
+    warden = Warden.start()
+    yield Listener(warden)
+    warden.close(PATIENCE)
+
+
+def gone(pid: int) -> None:
+    """Wait until a process has ended, and fail if it does not."""
+    with contextlib.suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            assert select.select([pidfd], [], [], PATIENCE)[0], f"process {pid} is still there"
+        finally:
+            os.close(pidfd)
+
+
+def agent(script: str, *args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", AGENT + script, *args], stdout=subprocess.PIPE, text=True)
+
+
+def say(process: subprocess.Popen[str]) -> Any:
+    """What an agent says next."""
+    assert process.stdout is not None
+    return json.loads(process.stdout.readline())
+
+
+# Starting ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "returncode"),
+    [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", -signal.SIGKILL), ("kill -SEGV $$", -signal.SIGSEGV)],
+)
+def test_a_worker_is_reported_when_it_starts_and_when_it_ends(
+    listener: Listener, command: str, returncode: int
+) -> None:
+    tag = listener.spawn("sh", "-c", command)
+    ended = listener.end(tag)
+    assert listener.heard == [Spawned(tag, ended.pid), Exited(tag, ended.pid, returncode)]
+
+
+@pytest.mark.parametrize(
+    ("argv", "cwd", "error"),
+    [
+        (["no-such-program"], None, "[Errno 2] No such file or directory: 'no-such-program'"),
+        (["/"], None, "[Errno 13] Permission denied: '/'"),
+        (["true"], "/no/such/place", "[Errno 2] No such file or directory: '/no/such/place'"),
+        (["echo", "a\0b"], None, "'echo': embedded null byte"),
+    ],
+)
+def test_a_program_that_cannot_be_started_is_reported_with_the_reason(
+    listener: Listener, argv: list[str], cwd: str | None, error: str
+) -> None:
+    tag = listener.spawn(*argv, cwd=cwd)
+    assert listener.failure(tag) == SpawnFailed(tag, error)
+    listener.end(listener.spawn("true"))
+    assert listener.all_of(Exited)[0].tag != tag  # it failed to start, so it has no end
+
+
+def test_a_program_is_looked_for_on_the_path_of_its_own_environment(listener: Listener, tmp_path: Path) -> None:
+    program = tmp_path / "hello"
+    program.write_text("#!/bin/sh\necho hello from $WHERE\n")
+    program.chmod(0o755)
+    assert listener.read_from("hello", env={"PATH": str(tmp_path), "WHERE": "there"}) == "hello from there\n"
+
+
+def test_arguments_that_are_no_text_arrive_unchanged(listener: Listener) -> None:
+    shown = listener.read_from("sh", "-c", 'printf %s "$1" | od -An -tx1', "sh", os.fsdecode(b"caf\xe9"))
+    assert shown.split() == ["63", "61", "66", "e9"]
+
+
+def test_a_worker_inherits_no_descriptor_but_its_streams(listener: Listener) -> None:
+    listener.started(*SLEEPER)  # another one, whose pipes must not leak either
+    listing = listener.read_from("ls", "/proc/self/fd")
+    assert listing.split() == ["0", "1", "2", "3"]  # 3 is ls, looking
+
+
+def test_a_worker_starts_with_default_signal_handlers_and_an_empty_mask(listener: Listener) -> None:
+    status = dict(line.split(":", 1) for line in listener.read_from("cat", "/proc/self/status").splitlines())
+    assert [int(status[name], 16) for name in ("SigBlk", "SigIgn", "SigCgt")] == [0, 0, 0]
+
+
+def test_a_worker_leads_a_session_of_its_own(listener: Listener) -> None:
+    pid, _ = listener.started(*SLEEPER)
+    assert (os.getsid(pid), os.getpgid(pid)) == (pid, pid)
+
+
+def test_a_worker_dies_of_lack_of_memory_before_its_agent_does(listener: Listener) -> None:
+    own = int(Path("/proc/self/oom_score_adj").read_text())
+    assert int(listener.read_from("cat", "/proc/self/oom_score_adj")) == min(1000, own + 300)
+
+
+def test_the_control_channel_reaches_the_worker_which_finds_its_number_in_the_environment(listener: Listener) -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            listener.spawn(
+                *PYTHON,
+                "import os; os.write(int(os.environ['ELASTIC_CONTROL_FD']), b'step 1')",
+                control=theirs.fileno(),
+            )
+        ours.settimeout(30)
+        assert ours.recv(100) == b"step 1"
+        assert ours.recv(100) == b""  # nobody else has the other end
+
+
+def test_standard_streams_that_the_agent_does_not_have_are_nobody_elses() -> None:
+    """FAULTS 40: started with closed descriptors, as some schedulers do, no socket is taken for a stdin."""
+    script = """
+import os, select
+from elastic_core.agent.warden import Exited, Warden
+warden = Warden.start()
+reading, writing = os.pipe()
+warden.spawn(1, ["readlink", "/proc/self/fd/0", "/proc/self/fd/2"], dict(os.environ), stdout=writing)
+os.close(writing)
+with open(reading) as file:
+    shown = file.read()
+os.write(1, shown.encode())
+warden.close(30)
+"""
+    command = ["sh", "-c", 'exec "$0" -c "$1" <&- 2>&-', sys.executable, script]
+    assert subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout == "/dev/null\n/dev/null\n"
+
+
+def test_requests_wait_for_a_warden_that_does_not_read(listener: Listener) -> None:
+    """Environments of 8 MiB in all, to a stopped warden: the agent's loop must not notice."""
+    big = {**os.environ, **{f"BIG_{n}": "x" * 100_000 for n in range(10)}}
+    os.kill(listener.warden.pid, signal.SIGSTOP)
+    tags = [listener.spawn("true", env=big) for _ in range(8)]
+    os.kill(listener.warden.pid, signal.SIGCONT)
+    assert [listener.end(tag).returncode for tag in tags] == [0] * 8
+
+
+# Stopping ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_obeys_is_not_killed(listener: Listener) -> None:
+    pid, _ = listener.started(*SLEEPER)
+    listener.warden.stop(grace=HUNDRED_YEARS)
+    listener.wait(Gone)
+    assert listener.all_of(Signalled) == [Signalled(signal.SIGTERM, (pid,))]
+    assert listener.all_of(Exited) == [Exited(1, pid, -signal.SIGTERM)]
+
+
+def test_a_stop_sends_the_signal_that_it_was_given(listener: Listener) -> None:
+    listener.started("sh", "-c", "trap 'exit 3' INT; echo $$; while :; do sleep 0.01; done")
+    listener.warden.stop(grace=HUNDRED_YEARS, signum=signal.SIGINT)
+    listener.wait(Gone)
+    assert listener.all_of(Exited)[0].returncode in (3, -signal.SIGINT)
+    assert listener.all_of(Signalled)[0].signum == signal.SIGINT
+
+
+def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(listener: Listener) -> None:
+    """FAULTS 8."""
+    pid, _ = listener.started(*STUBBORN)
+    listener.warden.stop(grace=0.05)
+    listener.wait(Gone)
+    asked, killed = listener.all_of(Signalled)
+    assert (asked.signum, asked.pids) == (signal.SIGTERM, (pid,))
+    assert killed.signum == signal.SIGKILL
+    assert pid in killed.pids
+    assert listener.all_of(Exited) == [Exited(1, pid, -signal.SIGKILL)]
+
+
+def test_without_a_grace_nobody_is_asked(listener: Listener) -> None:
+    listener.started(*SLEEPER)
+    listener.warden.stop(grace=0)
+    listener.wait(Gone)
+    assert {event.signum for event in listener.all_of(Signalled)} == {signal.SIGKILL}
+
+
+def test_a_stopped_worker_gets_to_handle_sigterm(listener: Listener) -> None:
+    """FAULTS 3."""
+    pid, _ = listener.started(
+        *PYTHON,
+        "import signal, sys; signal.signal(15, lambda *_: sys.exit(5)); print(); sys.stdout.flush(); signal.pause()",
+    )
+    os.kill(pid, signal.SIGSTOP)
+    listener.warden.stop(grace=HUNDRED_YEARS)
+    listener.wait(Gone)
+    assert listener.all_of(Exited) == [Exited(1, pid, 5)]
+
+
+def test_a_second_stop_brings_the_deadline_nearer_and_both_have_one_answer(listener: Listener) -> None:
+    """FAULTS 49: Ctrl-C twice."""
+    listener.started(*STUBBORN)
+    listener.warden.stop(grace=HUNDRED_YEARS)
+    listener.warden.stop(grace=0)
+    listener.wait(Gone)
+    listener.end(listener.spawn("true"))
+    assert listener.all_of(Gone) == [Gone()]
+
+
+def test_an_answer_that_a_second_stop_overtook_is_not_mistaken_for_its_own(listener: Listener) -> None:
+    listener.warden.stop(grace=0)
+    select.select([listener.warden], [], [])  # the answer is there, but the agent asks again before it looks
+    listener.warden.stop(grace=0)
+    listener.wait(Gone)
+    listener.end(listener.spawn("true"))
+    assert listener.all_of(Gone) == [Gone()]
+
+
+def test_a_later_stop_does_not_put_the_deadline_off(listener: Listener) -> None:
+    listener.started(*STUBBORN)
+    listener.warden.stop(grace=0.05)
+    listener.warden.stop(grace=HUNDRED_YEARS)
+    listener.wait(Gone)
+
+
+def test_what_outlives_the_last_worker_is_killed_at_once(listener: Listener) -> None:
+    """FAULTS 7: a double-forked helper, in a session of its own, that cleared its environment."""
+    _, [helper] = listener.started(*PYTHON, ESCAPE + "import signal; signal.pause()")
+    listener.warden.stop(grace=HUNDRED_YEARS)
+    listener.wait(Gone)
+    gone(helper)
+    assert listener.all_of(Signalled)[-1] == Signalled(signal.SIGKILL, (helper,))
+
+
+def test_what_a_worker_that_has_ended_left_behind_is_killed_by_the_next_stop(listener: Listener) -> None:
+    reading, writing = os.pipe()
+    tag = listener.spawn(*PYTHON, ESCAPE, stdout=writing)
+    os.close(writing)
+    with open(reading) as file:
+        helper = int(file.readline())
+    assert listener.end(tag).returncode == 0
+    listener.warden.stop(grace=HUNDRED_YEARS)
+    listener.wait(Gone)
+    gone(helper)
+
+
+def test_a_shell_workers_child_does_not_outlive_it(listener: Listener) -> None:
+    _, [child] = listener.started("sh", "-c", "sleep 1000 & echo $!; wait")
+    listener.warden.stop(grace=0)
+    listener.wait(Gone)
+    gone(child)
+
+
+def test_a_family_that_goes_on_forking_is_killed_to_the_last(listener: Listener) -> None:
+    """Each generation ignores SIGTERM, in a session of its own."""
+    forks = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for generation in range(20):
+    if os.fork():
+        break
+    os.setsid()
+os.write(1, b"x")
+signal.pause()
+"""
+    reading, writing = os.pipe()
+    listener.spawn(*PYTHON, forks, stdout=writing)
+    os.close(writing)
+    seen = b""
+    while len(seen) < 21:
+        seen += os.read(reading, 100)
+    listener.warden.stop(grace=0.05)
+    listener.wait(Gone)
+    assert os.read(reading, 100) == b""  # nobody holds the other end any more
+    os.close(reading)
+    assert len({pid for event in listener.all_of(Signalled)[1:] for pid in event.pids}) == 21
+
+
+def test_a_stop_with_nothing_to_stop_is_answered(listener: Listener) -> None:
+    listener.warden.stop(grace=HUNDRED_YEARS)
+    listener.wait(Gone)
+    assert listener.heard == [Gone()]
+
+
+def test_nothing_is_started_while_a_stop_is_under_way(listener: Listener) -> None:
+    listener.started(*STUBBORN)
+    listener.warden.stop(grace=HUNDRED_YEARS)
+    tag = listener.spawn("true")
+    assert listener.failure(tag) == SpawnFailed(tag, "the workers of this node are being stopped")
+    listener.warden.stop(grace=0)
+    listener.wait(Gone)
+    assert listener.end(listener.spawn("true")).returncode == 0
+
+
+def test_signals_that_end_others_do_not_end_the_warden(listener: Listener) -> None:
+    assert listener.end(listener.spawn("true")).returncode == 0  # it is up
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        os.kill(listener.warden.pid, signum)
+    assert listener.end(listener.spawn("true")).returncode == 0
+    assert os.getsid(listener.warden.pid) != os.getsid(0)  # where Ctrl-C does not reach
+
+
+# The dead-man's switch -----------------------------------------------------------------------------------------------
+
+
+def test_a_fence_that_is_not_renewed_stops_everything_and_blames_nobody(listener: Listener) -> None:
+    pid, [helper] = listener.started(*PYTHON, ESCAPE + "import signal; signal.pause()")
+    listener.warden.fence(0.05)
+    listener.wait(Fenced)
+    gone(pid)
+    gone(helper)
+    assert listener.all_of(Exited) == []
+    assert listener.end(listener.spawn("true")).returncode == 0  # it is over, and another round may start
+
+
+@pytest.mark.parametrize("renewal", [HUNDRED_YEARS, None])
+def test_a_fence_that_is_renewed_or_disarmed_in_time_stops_nobody(listener: Listener, renewal: float | None) -> None:
+    assert listener.end(listener.spawn("true")).returncode == 0
+    os.kill(listener.warden.pid, signal.SIGSTOP)  # so that it reads both at once
+    listener.warden.fence(0)
+    listener.warden.fence(renewal)
+    os.kill(listener.warden.pid, signal.SIGCONT)
+    assert listener.end(listener.spawn("true")).returncode == 0
+    assert listener.all_of(Fenced) == []
+
+
+def test_a_fence_ends_the_grace_of_a_stop_and_answers_it(listener: Listener) -> None:
+    listener.started(*STUBBORN)
+    listener.warden.stop(grace=HUNDRED_YEARS)
+    listener.warden.fence(0)
+    listener.wait(Fenced)
+    listener.end(listener.spawn("true"))
+    assert listener.all_of(Gone) == []
+
+
+def test_a_worker_asked_for_before_a_fence_was_heard_of_is_not_started(listener: Listener) -> None:
+    """FAULTS 6: its round is over, though the agent, which was frozen, does not know it yet."""
+    listener.warden.fence(0)
+    select.select([listener.warden], [], [])
+    tag = listener.spawn("true")
+    assert listener.failure(tag) == SpawnFailed(tag, "the workers of this node are being stopped")
+    assert listener.all_of(Fenced) == [Fenced()]
+
+
+def test_the_fence_holds_while_the_agent_is_frozen(tmp_path: Path) -> None:
+    """FAULTS 16."""
+    script = """
+print(json.dumps(pids), flush=True)
+sys.stdin.readline()
+warden.fence(0.05)
+events = []
+while "Fenced" not in events:
+    os.kill(os.getpid(), 19)  # frozen, until somebody wakes it
+    events += [type(event).__name__ for event in hear()]
+print(json.dumps(events), flush=True)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", AGENT + script, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        pids = say(process)
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        for pid in pids:
+            gone(pid)
+        while process.poll() is None:
+            _, status = os.waitpid(process.pid, os.WUNTRACED)
+            if os.WIFSTOPPED(status):
+                os.kill(process.pid, signal.SIGCONT)
+            else:
+                process.returncode = os.waitstatus_to_exitcode(status)
+        events = say(process)
+    assert events[-1] == "Fenced"
+    assert "Exited" not in events
+
+
+def test_a_frozen_agents_full_socket_does_not_keep_the_warden_from_its_work(listener: Listener) -> None:
+    pid, _ = listener.started(*SLEEPER)
+    for _ in range(200):  # 400 messages that nobody takes; the socket has room for some 270
+        listener.read_from("true")
+    listener.warden.stop(grace=0)
+    gone(pid)
+    listener.wait(Gone)
+    assert len(listener.all_of(Exited)) == 201
+
+
+# The end -------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_outlives_an_agent_that_is_killed(tmp_path: Path) -> None:
+    """FAULTS 5: workers, a shell worker's child, a helper that escaped; and the directory it was to remove."""
+    leftover = tmp_path / "leftover"
+    (leftover / "below").mkdir(parents=True)
+    with agent("print(json.dumps([*pids, warden.pid]), flush=True)\nwhile True: hear()", str(leftover)) as process:
+        pids = say(process)
+        process.kill()
+        for pid in pids:
+            gone(pid)
+    assert not leftover.exists()
+
+
+def test_what_the_warden_holds_is_held_until_its_last_process_is_gone() -> None:
+    reading, writing = os.pipe()
+    warden = Warden.start(hold=[writing])
+    os.close(writing)
+    running, end = os.pipe()
+    warden.spawn(1, ["sleep", "1000"], dict(os.environ), stdout=end)
+    os.close(end)
+    select.select([warden], [], [])
+    assert select.select([reading], [], [], 0)[0] == []
+    os.kill(warden.pid, signal.SIGSTOP)  # closing wakes it up
+    warden.close(30)
+    assert os.read(running, 1) == b""
+    assert os.read(reading, 1) == b""
+    os.close(running)
+    os.close(reading)
+
+
+def test_nothing_outlives_a_warden_that_is_killed(listener: Listener) -> None:
+    pid, [helper] = listener.started(*PYTHON, ESCAPE + "import signal; signal.pause()")
+    os.kill(listener.warden.pid, signal.SIGKILL)
+    assert listener.wait(Died) == Died("killed by SIGKILL")
+    gone(pid)
+    gone(helper)
+    assert listener.warden.receive() == []
+    listener.spawn("true")  # asked in vain, and without harm
+    listener.warden.stop(grace=0)
+
+
+def test_what_the_agent_started_itself_survives_its_wardens_death() -> None:
+    own = subprocess.Popen(["sleep", "1000"])
+    later = Warden.start()
+    os.kill(later.pid, signal.SIGKILL)
+    select.select([later], [], [])
+    assert later.receive() == [Died("killed by SIGKILL")]
+    assert own.poll() is None
+    own.kill()
+    own.wait()
+    later.close(30)

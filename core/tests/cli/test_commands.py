@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from elastic_core import __version__
+from elastic_core.cli.commands import Elastic
+from elastic_core.cli.render import run
+
+COMMAND = """
+    import click
+
+    @click.command()
+    def command():
+        print("hello")
+"""
+BROKEN = "raise RuntimeError('not today')"
+Install = Callable[..., None]
+
+
+def elastic(*line: str) -> int:
+    return run(Elastic(), line)
+
+
+def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert elastic("--version") == 0
+    assert capsys.readouterr().out == f"elastic {__version__}\n"
+
+
+def test_a_plugins_command_is_imported_when_it_is_called(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    install(
+        "dist",
+        {"elastic.commands": {"greet": "greeting:command", "broken": "broken_command:command", "run": "greeting"}},
+        {"greeting": COMMAND, "broken_command": BROKEN},
+    )
+    assert elastic("--help") == 0
+    help = capsys.readouterr().out
+    assert help.index("run ") < help.index("plugins ") < help.index("broken ") < help.index("greet ")
+    assert elastic("greet") == 0
+    assert capsys.readouterr().out == "hello\n"
+
+
+def test_core_s_own_commands_cannot_be_replaced(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    install("dist", {"elastic.commands": {"plugins": "broken_command"}}, {"broken_command": BROKEN})
+    assert elastic("plugins", "--help") == 0
+    assert "List the plugins that are installed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("rnu", "There is no command 'rnu'. Did you mean 'run'?\n\nSee elastic --help."),
+        ("", "Missing command.\n\nSee elastic --help."),
+        (
+            "broken",
+            "The command 'broken' (dist 1.0) fails to load: RuntimeError: not today.\n\n"
+            "It is looked for at 'broken_command'; the other plugins are not affected.",
+        ),
+        ("nocommand", "The command 'nocommand' (dist 1.0) is no click command."),
+    ],
+)
+def test_a_command_that_cannot_be_called_is_refused(
+    install: Install, capsys: pytest.CaptureFixture[str], line: str, message: str
+) -> None:
+    install("dist", {"elastic.commands": {"broken": "broken_command", "nocommand": "json"}}, {"broken_command": BROKEN})
+    assert elastic(*line.split()) == 2
+    assert capsys.readouterr().err == f"elastic: error: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--nnodes 4:2", "--nnodes '4:2' has a minimum, 4, greater than its maximum, 2. Did you mean '2:4'?"),
+        ("--nproc_per_node x", "--nproc_per_node 'x' is not a whole number."),
+        ("--nproc_per_node 0", "--nproc_per_node '0' is less than 1. Did you mean '1'?"),
+        ("--rdzv_backend redsi", "There is no rendezvous backend 'redsi'."),
+        ("--rdzv_backend locla", "There is no rendezvous backend 'locla'. Did you mean 'local'?"),
+        ("--rdzv_conf foo=1", "--rdzv_conf 'foo=1': there is no key 'foo'."),
+        ("--nnodez 2", "There is no option '--nnodez'. Did you mean '--nnodes'?\n\nSee elastic run --help."),
+        ("--max_restarts -1", "--max_restarts '-1' is less than 0. Did you mean '0'?"),
+    ],
+)
+def test_bad_input_ends_with_code_2_before_anything_is_started(line: str, message: str) -> None:
+    refused = subprocess.run(
+        [sys.executable, "-m", "elastic_core", "run", *line.split(), __file__],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    assert refused.stderr.startswith(f"elastic: error: {message}")
+
+
+def test_a_missing_script_is_refused_the_same_way() -> None:
+    wrong = __file__.replace("test_commands", "test_comands")
+    refused = subprocess.run(
+        [sys.executable, "-m", "elastic_core", "run", wrong], capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 2
+    assert refused.stderr == f"elastic: error: There is no script {wrong!r}. Did you mean {__file__!r}?\n"
+
+
+@pytest.mark.parametrize("line", ["--help", "--version", "run --help", "plugins"])
+def test_asking_for_help_imports_nothing_heavy(line: str) -> None:
+    """Neither what takes long to import nor the agent itself."""
+    script = (
+        "import sys; from elastic_core.cli import main; code = main(); "
+        "print(*sys.modules, file=sys.stderr); sys.exit(code)"
+    )
+    asked = subprocess.run([sys.executable, "-c", script, *line.split()], capture_output=True, text=True, check=True)
+    imported = set(asked.stderr.splitlines()[-1].split())
+    assert "elastic_core.cli.commands" in imported
+    assert not imported & {"torch", "numpy", "redis", "asyncio", "elastic_core.agent.supervisor"}

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from dataclasses import fields
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from elastic_core.cli.flags import FLAGS, Flags, RunCommand
+from elastic_core.cli.values import NodeRange
+from elastic_core.config import OnNodeLoss, Stream, StreamMap
+from elastic_core.errors import UsageError
+
+
+def read(*line: str) -> Flags:
+    """The flags of one command line."""
+    found: list[Flags] = []
+
+    def keep(**values: object) -> int:
+        found.append(Flags(**values))  # type: ignore[arg-type] # click knows the types
+        return 0
+
+    RunCommand(keep).main(list(line), standalone_mode=False)
+    return found[0]
+
+
+def test_a_line_without_flags_has_every_default() -> None:
+    assert read("train.py") == Flags(script="train.py")
+
+
+def test_the_record_has_a_field_for_every_flag() -> None:
+    assert {item.name for item in fields(Flags)} == {flag.name for flag in FLAGS} | {"script", "arguments"}
+
+
+@pytest.mark.parametrize("spelling", ["--nproc_per_node", "--nproc-per-node"])
+@pytest.mark.parametrize("form", ["{}=4", "{} 4"])
+def test_both_spellings_and_both_forms_work(spelling: str, form: str) -> None:
+    assert read(*form.format(spelling).split(), "train.py").nproc_per_node == 4
+
+
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.name and "_" in flag.name], ids=lambda flag: flag.name)
+def test_every_flag_has_both_spellings(flag: click.Option) -> None:
+    value = [] if flag.is_flag else ["2"] if flag.name != "on_node_loss" else ["fail"]
+    under, dashed = (read(f"--{name}", *value, "x") for name in (flag.name, str(flag.name).replace("_", "-")))
+    assert under == dashed != Flags(script="x")
+
+
+@pytest.mark.parametrize(
+    ("line", "arguments"),
+    [
+        ("train.py", ()),
+        ("train.py --nnodes 7 -m --help -- x", ("--nnodes", "7", "-m", "--help", "--", "x")),
+        ("-- train.py --lr 1", ("--lr", "1")),
+        ("--nproc_per_node 2 train.py --nproc_per_node=3", ("--nproc_per_node=3",)),
+    ],
+)
+def test_what_follows_the_script_is_the_scripts(line: str, arguments: tuple[str, ...]) -> None:
+    flags = read(*line.split())
+    assert (flags.script, flags.arguments, flags.nnodes) == ("train.py", arguments, NodeRange(1, 1))
+
+
+def test_short_flags_are_torchruns() -> None:
+    flags = read("-r", "3", "-t0:1", "-m", "package.train")
+    assert (flags.redirects, flags.tee) == (StreamMap(default=Stream.ALL), StreamMap(by_rank={0: Stream.OUT}))
+    assert (flags.module, flags.script) == (True, "package.train")
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "field", "value"),
+    [
+        ("PET_NNODES", "1:4", "nnodes", NodeRange(1, 4)),
+        ("PET_STANDALONE", "1", "standalone", True),
+        ("PET_STANDALONE", "0", "standalone", False),
+        ("PET_ON_NODE_LOSS", "fail", "on_node_loss", OnNodeLoss.FAIL),
+        ("PET_PLUGIN", "one, two", "plugin", ("one", "two")),
+        ("PET_NNODES", "", "nnodes", NodeRange(1, 1)),
+    ],
+)
+def test_flags_are_read_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str, field: str, value: object
+) -> None:
+    monkeypatch.setenv(variable, text)
+    assert getattr(read("train.py"), field) == value
+
+
+def test_the_command_line_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_MAX_RESTARTS", "7")
+    assert read("--max_restarts", "1", "train.py").max_restarts == 1
+
+
+def test_flags_that_take_several_values_may_be_repeated() -> None:
+    assert read("--plugin", "one", "--plugin=two", "--no-plugin", "three", "x").plugin == ("one", "two")
+
+
+def test_a_wrong_value_is_quoted_with_the_nearest_right_one() -> None:
+    with pytest.raises(UsageError) as refused:
+        read("--nnodes", "4:2", "train.py")
+    assert str(refused.value) == ("--nnodes '4:2' has a minimum, 4, greater than its maximum, 2. Did you mean '2:4'?")
+
+
+def test_a_wrong_value_from_the_environment_says_where_it_is_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "many")
+    with pytest.raises(UsageError) as refused:
+        read("train.py")
+    assert (
+        str(refused.value) == "--nproc_per_node 'many' is not a whole number.\nThe value comes from PET_NPROC_PER_NODE."
+    )
+
+
+def test_the_help_shows_every_flag_in_its_section_within_80_columns() -> None:
+    shown = CliRunner(env={"COLUMNS": "80"}).invoke(RunCommand(lambda: 0), ["--help"], terminal_width=80).output
+    sections = [line[:-1] for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert sections == ["Job size", "Rendezvous", "Program", "Failure", "Output", "Plugins"]
+    assert max(map(len, shown.splitlines())) <= 80
+    assert [flag.name for flag in FLAGS if f"--{flag.name}" not in shown] == []
+    assert "[default: 30]" in shown

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import click
+import pytest
+
+from elastic_core.cli.render import run
+from elastic_core.errors import RendezvousTimeoutError, UsageError
+
+
+def raising(error: BaseException) -> Callable[[], int]:
+    def command() -> int:
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (UsageError("--nnodes 'x' is wrong."), 2, "elastic: error: --nnodes 'x' is wrong.\n"),
+        (
+            RendezvousTimeoutError("1 of 2 nodes came.", hint="Start the other one."),
+            75,
+            "elastic: error: 1 of 2 nodes came.\n\nStart the other one.\n",
+        ),
+        (UsageError("No \x1b[31mcolour.\nTwo lines."), 2, "elastic: error: No \\x1b[31mcolour.\nTwo lines.\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_an_error_is_told_and_becomes_its_exit_code(
+    capsys: pytest.CaptureFixture[str], error: BaseException, code: int, told: str
+) -> None:
+    assert run(click.Command("c", callback=raising(error)), []) == code
+    assert capsys.readouterr() == ("", told)
+
+
+@pytest.mark.parametrize("error", [KeyError("rank"), BrokenPipeError("the agent's, not stdout's")])
+def test_anything_else_is_a_defect_with_its_traceback(capfd: pytest.CaptureFixture[str], error: Exception) -> None:
+    assert run(click.Command("c", callback=raising(error)), []) == 70
+    told = capfd.readouterr().err
+    assert told.startswith("Traceback (most recent call last):\n")
+    assert told.endswith(
+        f"elastic: error: {type(error).__name__}: {error}\n\n"
+        "This is a defect of Elastic, not of your program. Please report it with the lines above.\n"
+    )
+
+
+@pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (1, 1)])
+def test_what_the_command_returns_is_the_exit_code(returned: int | None, code: int) -> None:
+    assert run(click.Command("c", callback=lambda: returned), []) == code
+
+
+def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(click.Command("c", help="What it does."), ["--help"]) == 0
+    assert "What it does." in capsys.readouterr().out
+
+
+def test_a_closed_stdout_ends_the_command_quietly() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    listing = subprocess.run(
+        [sys.executable, "-m", "elastic_core", "plugins"], stdout=writer, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writer)
+    assert (listing.returncode, listing.stderr) == (141, b"")

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import elastic_core.agent
+from elastic_core.cli import run
+from elastic_core.cli.flags import Flags
+from elastic_core.cli.values import NodeRange
+from elastic_core.config import RunConfig, Stream, StreamMap, Timing
+from elastic_core.errors import PluginError, RendezvousConnectionError, UsageError
+from elastic_core.events import Event
+from elastic_core.hookspecs import RendezvousOptions
+from elastic_core.plugins import Plugins
+from elastic_core.program import Program, ProgramKind
+
+TWO_NODES = NodeRange(2, 2)
+OPTIONS = {
+    "local": RendezvousOptions(single_node=True),
+    "file": RendezvousOptions(endpoint="DIRECTORY", endpoint_required=True),
+    "c10d": RendezvousOptions(endpoint="HOST[:PORT]", endpoint_required=True, conf={"is_host": "true or false"}),
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+
+
+def configure(environ: Mapping[str, str] | None = None, /, **flags: object) -> RunConfig:
+    line = replace(Flags(script="train.py"), **flags)  # type: ignore[arg-type] # what a test sets is its own affair
+    return run.configure(line, environ or {}, OPTIONS.__getitem__)
+
+
+def test_nothing_said_is_one_worker_on_one_node() -> None:
+    assert configure() == RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"))
+
+
+def test_every_flag_reaches_the_config() -> None:
+    config = configure(
+        arguments=("--lr", "1"),
+        nnodes=NodeRange(1, 4),
+        nproc_per_node=8,
+        rdzv_backend="c10d",
+        rdzv_endpoint="host:1",
+        rdzv_id="job42",
+        rdzv_conf="is_host=true,join_timeout=9,run_uid=u",
+        log_dir="logs",
+        redirects=StreamMap(default=Stream.ALL),
+        plugin=("mine",),
+        no_plugin=("theirs",),
+        verbose=True,
+    )
+    assert config == RunConfig(
+        program=Program(ProgramKind.SCRIPT, "train.py", ("--lr", "1")),
+        min_nodes=1,
+        max_nodes=4,
+        nproc_per_node=8,
+        rdzv_backend="c10d",
+        rdzv_endpoint="host:1",
+        rdzv_id="job42",
+        rdzv_conf={"is_host": "true"},
+        timing=Timing(join_timeout=9),
+        run_uid="u",
+        log_dir=Path("logs"),
+        redirects=StreamMap(default=Stream.ALL),
+        plugins=("mine",),
+        no_plugins=("theirs",),
+        verbose=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "place"),
+    [
+        ({}, ("local", "")),
+        ({"rdzv_endpoint": "host"}, ("c10d", "host")),
+        ({"rdzv_endpoint": "node-1.example:29400"}, ("c10d", "node-1.example:29400")),
+        ({"rdzv_endpoint": "[::1]:29400"}, ("c10d", "[::1]:29400")),
+        ({"rdzv_backend": "file", "rdzv_endpoint": "host:1"}, ("file", "host:1")),
+        ({"standalone": True}, ("local", "")),
+        ({"standalone": True, "rdzv_backend": "c10d", "rdzv_endpoint": "host"}, ("local", "")),
+    ],
+)
+def test_where_the_nodes_meet_follows_from_what_is_said(flags: dict[str, object], place: tuple[str, str]) -> None:
+    config = configure(**flags)
+    assert (config.rdzv_backend, config.rdzv_endpoint) == place
+
+
+def test_a_standalone_run_has_an_id_of_its_own() -> None:
+    one, other = configure(standalone=True).rdzv_id, configure(standalone=True).rdzv_id
+    assert one != other
+    assert configure(standalone=True, rdzv_id="mine").rdzv_id == "mine"
+
+
+@pytest.mark.parametrize(("conf", "uid"), [("", "slurm-77.0"), ("run_uid=mine", "mine")])
+def test_the_scheduler_names_the_run_unless_the_user_does(conf: str, uid: str) -> None:
+    assert configure({"SLURM_JOB_ID": "77"}, rdzv_conf=conf).run_uid == uid
+
+
+def test_plugins_of_the_environment_come_before_those_of_the_line() -> None:
+    assert configure({"ELASTIC_PLUGINS": "one, two,"}, plugin=("three",)).plugins == ("one", "two", "three")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message", "hint"),
+    [
+        (
+            {"nnodes": TWO_NODES},
+            "--nnodes '2': with the local backend nobody can join.",
+            "Say where the nodes meet, e.g. --rdzv_endpoint=HOST[:PORT], the host being one of them.",
+        ),
+        (
+            {"nnodes": NodeRange(1, 2), "standalone": True},
+            "--nnodes '1:2': with --standalone nobody can join.",
+            "Did you mean to leave out --standalone?",
+        ),
+        (
+            {"rdzv_backend": "c10d"},
+            "--rdzv_backend 'c10d' needs an endpoint.",
+            "Add --rdzv_endpoint=HOST[:PORT].",
+        ),
+        (
+            {"rdzv_backend": "local", "rdzv_endpoint": "host"},
+            "--rdzv_endpoint 'host': the local backend takes no endpoint.",
+            None,
+        ),
+        (
+            {"rdzv_endpoint": "/shared/jobs"},
+            "--rdzv_endpoint '/shared/jobs' is not of the form HOST[:PORT], so the backend must be named.",
+            "For a shared directory: --rdzv_backend=file --rdzv_endpoint=/shared/jobs",
+        ),
+        (
+            {"tee": StreamMap(by_rank={12: Stream.OUT}), "nproc_per_node": 4},
+            "--tee names local rank 12, but with --nproc_per_node=4 the last one is 3.",
+            None,
+        ),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused(flags: dict[str, object], message: str, hint: str | None) -> None:
+    with pytest.raises(UsageError) as refused:
+        configure(**flags)
+    assert (refused.value.message, refused.value.hint) == (message, hint)
+
+
+def test_the_log_directory_is_made_with_its_parents(tmp_path: Path) -> None:
+    run.make_log_dir(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_a_log_directory_that_cannot_be_made_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"--log_dir 'train\.py/logs' cannot be made: Not a directory\."):
+        run.make_log_dir(Path("train.py/logs"))
+
+
+Supervise = Callable[[RunConfig, Plugins], int]
+
+
+@pytest.fixture
+def supervise(monkeypatch: pytest.MonkeyPatch) -> Callable[[Supervise], None]:
+    """Puts a function where the supervisor stands."""
+
+    def stand_in(function: Supervise) -> None:
+        monkeypatch.setattr(elastic_core.agent, "supervisor", SimpleNamespace(run=function), raising=False)
+
+    return stand_in
+
+
+def test_the_supervisor_gets_config_and_plugins_and_its_code_is_the_runs(
+    supervise: Callable[[Supervise], None], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def job(config: RunConfig, plugins: Plugins) -> int:
+        assert plugins.failure_policies() == ("max-restarts",)
+        assert (tmp_path / "logs").is_dir()
+        plugins.publish(Event("e", f"running {config.program.target}"))
+        return 75
+
+    supervise(job)
+    assert run.run(script="train.py", log_dir="logs") == 75
+    assert capsys.readouterr().err.endswith("running train.py\n"), "what was published is told before the run ends"
+
+
+def test_what_was_published_is_told_even_if_the_run_fails(
+    supervise: Callable[[Supervise], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def job(config: RunConfig, plugins: Plugins) -> int:
+        plugins.publish(Event("e", "the last words"))
+        raise RendezvousConnectionError("Nobody listens.")
+
+    supervise(job)
+    with pytest.raises(RendezvousConnectionError):
+        run.run(script="train.py")
+    assert capsys.readouterr().err.endswith("the last words\n")
+
+
+def test_nothing_is_made_when_something_is_wrong(tmp_path: Path, supervise: Callable[[Supervise], None]) -> None:
+    supervise(lambda config, plugins: pytest.fail("started"))
+    with pytest.raises(PluginError):
+        run.run(script="train.py", log_dir="logs", plugin=("nosuch",))
+    assert not (tmp_path / "logs").exists()

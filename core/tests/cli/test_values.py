@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from elastic_core.cli import values
+from elastic_core.cli.values import NodeRange, Wrong
+from elastic_core.config import OnNodeLoss, Stream, StreamMap
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "value"),
+    [
+        (values.node_range, "4", NodeRange(4, 4)),
+        (values.node_range, "1:4", NodeRange(1, 4)),
+        (values.node_range, "3:3", NodeRange(3, 3)),
+        (values.count_from_one, "8", 8),
+        (values.count_from_zero, "0", 0),
+        (values.seconds, "0", 0.0),
+        (values.seconds, "1.5", 1.5),
+        (values.not_empty, "trainer", "trainer"),
+        (values.names, "one, two three,", ("one", "two", "three")),
+        (values.names, "", ()),
+        (values.on_node_loss, "fail", OnNodeLoss.FAIL),
+        (values.stream_map, "3", StreamMap(default=Stream.ALL)),
+        (values.stream_map, "0:3,12:1", StreamMap(by_rank={0: Stream.ALL, 12: Stream.OUT})),
+        (values.stream_map, "1024:2", StreamMap(by_rank={1024: Stream.ERR})),
+    ],
+)
+def test_a_value_is_read(parse: Callable[[str], object], text: str, value: object) -> None:
+    assert parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "reason", "suggestion"),
+    [
+        (values.node_range, "4:2", "has a minimum, 4, greater than its maximum, 2", " Did you mean '2:4'?"),
+        (values.node_range, "0", "has fewer than 1 node", " Did you mean '1'?"),
+        (values.node_range, "0:4", "has fewer than 1 node", " Did you mean '1:4'?"),
+        (values.node_range, "-1", "has fewer than 1 node", " Did you mean '1'?"),
+        (values.node_range, "2:-1", "has a minimum, 2, greater than its maximum, -1", ""),
+        (values.node_range, "", "is not a number of nodes, N, or a range of them, MIN:MAX", ""),
+        (values.node_range, "1:2:3", "is not a number of nodes, N, or a range of them, MIN:MAX", ""),
+        (values.node_range, "1_0", "is not a number of nodes, N, or a range of them, MIN:MAX", ""),
+        (values.count_from_one, "x", "is not a whole number", ""),
+        (values.count_from_one, "1.5", "is not a whole number", ""),
+        (values.count_from_one, "٣", "is not a whole number", ""),
+        (values.count_from_one, "0", "is less than 1", " Did you mean '1'?"),
+        (values.count_from_zero, "-1", "is less than 0", " Did you mean '0'?"),
+        (values.seconds, "soon", "is not a number of seconds", ""),
+        (values.seconds, "nan", "is not a number of seconds", ""),
+        (values.seconds, "inf", "is not a number of seconds", ""),
+        (values.seconds, "-3", "is less than 0 seconds", " Did you mean '0'?"),
+        (values.not_empty, " ", "is empty", ""),
+        (values.on_node_loss, "repalce", "is neither replace nor fail", " Did you mean 'replace'?"),
+        (values.on_node_loss, "7", "is neither replace nor fail", ""),
+        (
+            values.stream_map,
+            "4",
+            "has '4' for streams, which is none of 0 (none), 1 (stdout), 2 (stderr), 3 (both)",
+            "",
+        ),
+        (
+            values.stream_map,
+            "0:3,1:7",
+            "has '7' for streams, which is none of 0 (none), 1 (stdout), 2 (stderr), 3 (both)",
+            "",
+        ),
+        (values.stream_map, "0:3,x:1", "has 'x:1', which is not RANK:STREAMS", ""),
+        (values.stream_map, "0:3,", "has '', which is not RANK:STREAMS", ""),
+        (values.stream_map, "0:3,0:1", "names rank 0 twice", ""),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    parse: Callable[[str], object], text: str, reason: str, suggestion: str
+) -> None:
+    with pytest.raises(Wrong) as refused:
+        parse(text)
+    assert (str(refused.value), refused.value.suggestion) == (reason, suggestion)

@@ -1,0 +1,211 @@
+"""Roster and ledger on a TCPStore. The keys are listed in ``records``.
+
+* **The ledger** is keys that are created once (compare-and-set on a missing key). It has no counter that could be wrong after a crash: its
+  head is where it ends, found by doubling and halving at first, and by one question ever after.
+* **A row** is changed by compare-and-set on the whole of it, so that an older revision never wins, and a removed row stays removed.
+* **A change** is counted after it has been made, and its bell is rung last. Who waits has read the counter before it looked around, and waits for
+  the next bell. Everybody rings the bell before their own too, in case its owner was killed between the count and the bell.
+
+An embedded store never rolls back, so what was read once is remembered: the head, the last entry, which rows are gone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+
+from elastic_core.rendezvous.backend import ORIGIN, BeatReply, Cursor, Link, RendezvousBackend, RosterRow
+from elastic_rdzv_c10d.client import StoreClient
+from elastic_rdzv_c10d.records import (
+    ENTRY_APPENDED,
+    REMOVED,
+    ROW_CHANGED,
+    UNWRITTEN,
+    Entry,
+    Keys,
+    Row,
+    number,
+    split_changes,
+)
+from elastic_rdzv_c10d.server import StoreServer
+
+
+class C10dBackend(RendezvousBackend):
+    """One connection to one job's keys.
+
+    Args:
+        client: The connection; closed with this object.
+        run_id: Which job.
+        server: The store's process, if this agent started it; ended with this object.
+        hosting: Whether the store lives in this agent.
+        head: An entry that is known to exist.
+    """
+
+    embedded = True
+
+    def __init__(
+        self, client: StoreClient, run_id: str, server: StoreServer | None = None, *, hosting: bool = False, head: int = 0
+    ) -> None:
+        self.hosting = hosting or server is not None
+        self._client = client
+        self._server = server
+        self._run_id = run_id
+        self._keys = Keys(run_id)
+        self._head = head
+        self._last = ORIGIN
+        """An entry that was read or written here; mostly the one that the next append builds on."""
+        self._serials: dict[str, int] = {}
+        """Where rows were last seen."""
+        self._gone: set[int] = set()
+        self._listed = 0
+        """Rows up to this serial are known to have their keys."""
+
+    def connect(self) -> C10dBackend:
+        """Another connection to the same job."""
+        client = StoreClient(self._client.address, self._client.read_timeout)
+        return C10dBackend(client, self._run_id, hosting=self.hosting, head=self._head)
+
+    def close(self) -> None:
+        """Close this connection; its wait ends. If this agent's first connection hosts the store, the store ends."""
+        self._client.close()
+        if self._server is not None:
+            self._server.close()
+
+    # The roster ------------------------------------------------------------------------------------------------------
+
+    def enter(self, node_id: str, value: bytes) -> int:
+        """Add a row: its serial first, under the node's name, and then the row, which a repetition completes."""
+        name, record = self._keys.node(node_id), Row(node_id, 0, value).pack()
+        while True:
+            claimed = self._client.peek(name) or UNWRITTEN
+            if not claimed or self._client.peek(self._keys.row(number(claimed))) == REMOVED:
+                serial = self._client.add(self._keys.arrivals, 1)
+                if not self._client.swap(name, claimed, b"%d" % serial):
+                    continue  # the same node, over another connection
+            else:
+                serial = number(claimed)
+            self._client.create(self._keys.beat(serial), b"0")
+            if self._client.create(self._keys.row(serial), record) != REMOVED:
+                self._changed(ROW_CHANGED)
+                return serial
+
+    def amend(self, node_id: str, revision: int, value: bytes) -> None:
+        """Replace a row's value, unless it is as new or gone."""
+        record = Row(node_id, revision, value).pack()
+        while (found := self._find(node_id)) is not None:
+            serial, old = found
+            if Row.unpack(old).revision >= revision:
+                return
+            if self._client.swap(self._keys.row(serial), old, record):
+                return self._changed(ROW_CHANGED)
+
+    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
+        """Set the row's beat, and report; four round trips, however large the job is."""
+        mine = self._find(node_id)
+        if mine is not None:
+            self._client.put(self._keys.beat(mine[0]), b"%d" % count)
+        watched = None if watch is None else self._find(watch)
+        return BeatReply(
+            revision=None if mine is None else Row.unpack(mine[1]).revision,
+            watched=None if watched is None else self._client.count(self._keys.beat(watched[0])),
+            head=self._newest(),
+        )
+
+    def remove(self, node_id: str) -> None:
+        """Delete a row: a mark takes its place, which nothing replaces."""
+        while (found := self._find(node_id)) is not None:
+            serial, old = found
+            if self._client.swap(self._keys.row(serial), old, REMOVED):
+                return self._changed(ROW_CHANGED)
+
+    def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
+        """The rows, in order of serial; four round trips, however many they are."""
+        arrived = self._client.count(self._keys.arrivals)
+        serials = [serial for serial in range(1, arrived + 1) if serial not in self._gone]
+        self._make_readable([serial for serial in serials if serial > self._listed])
+        self._listed = arrived
+        keys = [*map(self._keys.row, serials), *map(self._keys.beat, serials)]
+        values = self._client.fetch(keys)
+        found = []
+        for serial, record, beat in zip(serials, values[: len(serials)], values[len(serials) :], strict=True):
+            if record == REMOVED:
+                self._gone.add(serial)
+            elif record != UNWRITTEN:
+                row = Row.unpack(record)
+                if ids is None or row.node_id in ids:
+                    found.append(RosterRow(row.node_id, serial, row.revision, row.value, number(beat or b"0")))
+        return found
+
+    def _find(self, node_id: str) -> tuple[int, bytes] | None:
+        """The serial and the record of a node's row: one round trip where that was seen before and still stands."""
+        serial = self._serials.get(node_id)
+        record = None if serial is None else self._client.peek(self._keys.row(serial))
+        if record is None or record == REMOVED:
+            serial = self._client.count(self._keys.node(node_id))
+            record = self._client.peek(self._keys.row(serial))
+        if not serial or not record or record == REMOVED:
+            self._serials.pop(node_id, None)
+            return None
+        self._serials[node_id] = serial
+        return serial, record
+
+    def _make_readable(self, serials: Collection[int]) -> None:
+        """Create what is missing, empty: a serial is handed out before its row is written, and a read waits for missing keys."""
+        keys = [key for serial in serials for key in (self._keys.row(serial), self._keys.beat(serial))]
+        if keys and not self._client.exist(*keys):
+            for key in keys:
+                self._client.create(key, UNWRITTEN)
+
+    # The ledger ------------------------------------------------------------------------------------------------------
+
+    def append(self, prev: Link, entry: Link, data: bytes) -> bool:
+        """Write an entry on top of ``prev``. Entries never go away, so ``prev`` stays what it is between the look and the write."""
+        record = Entry(entry.id, data).pack()
+        if prev != self._last:
+            self.read(prev.index)
+        if prev not in (self._last, ORIGIN):
+            return False
+        if Entry.unpack(self._client.create(self._keys.ledger(entry.index), record)).id != entry.id:
+            return False
+        self._last, self._head = entry, max(self._head, entry.index)
+        self._changed(ENTRY_APPENDED)
+        return True
+
+    def read(self, index: int) -> bytes | None:
+        """An entry's data."""
+        record = self._client.peek(self._keys.ledger(index))
+        if record is None:
+            return None
+        entry = Entry.unpack(record)
+        self._last = Link(index, entry.id)
+        return entry.data
+
+    def _newest(self) -> int:
+        """The index of the newest entry."""
+        step = 1
+        while self._client.exist(self._keys.ledger(self._head + step)):
+            self._head += step
+            step *= 2
+        while (step := step // 2) > 0:
+            if self._client.exist(self._keys.ledger(self._head + step)):
+                self._head += step
+        return self._head
+
+    # Both ------------------------------------------------------------------------------------------------------------
+
+    def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
+        """Block until something is new: until the next entry's key is there, or the next change's bell."""
+        deadline = time.monotonic() + timeout
+        while True:
+            changes, version = split_changes(self._client.count(self._keys.changes)) if roster else (0, cursor.roster)
+            now = Cursor(self._newest(), version)
+            left = deadline - time.monotonic()
+            if now != cursor or left <= 0:
+                return now
+            self._client.wait_for(self._keys.change(changes + 1) if roster else self._keys.ledger(now.head + 1), left)
+
+    def _changed(self, what: int) -> None:
+        """Count a change that is made, and wake who waits for one."""
+        changes, _ = split_changes(self._client.add(self._keys.changes, what))
+        for bell in (changes, changes - 1):
+            self._client.put(self._keys.change(bell), b"1")

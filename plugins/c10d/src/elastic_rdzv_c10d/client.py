@@ -1,0 +1,237 @@
+"""One connection to a TCPStore, with every wait bounded and every error one of ours.
+
+torch's client keeps its socket to itself: it neither notices a peer that has vanished without a word, nor gives up on one that
+has stopped answering, nor lets another thread end a wait. All three are settings of a socket, so this module finds the
+socket among this process's descriptors and holds a duplicate of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import math
+import os
+import socket
+import stat
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Protocol, cast
+
+from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
+from elastic_rdzv_c10d.endpoint import Address
+from elastic_rdzv_c10d.quiet_torch import DistNetworkError, DistStoreError, TCPStore
+from elastic_rdzv_c10d.records import UNWRITTEN, number
+
+LEAST_PATIENCE = 15.0
+"""Seconds that a handshake gets at least: TCPStore looks its peer's name up, and a resolver that drops questions takes 5 s."""
+INTERRUPTIBLE = 2.0
+"""Seconds that the main thread waits at a time; Python handles a Ctrl-C between two of them."""
+
+_ABSENT = b"\0"
+"""No record of ours. Comparing a missing key with anything but '' returns that very thing, and changes nothing."""
+_GOOD_BYE = "and with it the agent that hosts it, or the network in between"
+
+_dialling = threading.Lock()
+
+
+class Store(Protocol):
+    """What we use of TCPStore. (Its own annotations say that values are ``str``; bytes are what it keeps.)"""
+
+    def set(self, key: str, value: bytes, /) -> None: ...
+    def add(self, key: str, amount: int, /) -> int: ...
+    def check(self, keys: Sequence[str], /) -> bool: ...
+    def compare_set(self, key: str, expected: bytes, desired: bytes, /) -> bytes: ...
+    def multi_get(self, keys: Sequence[str], /) -> list[bytes]: ...
+    def wait(self, keys: Sequence[str], timeout: timedelta, /) -> None: ...
+    def set_timeout(self, timeout: timedelta, /) -> None: ...
+
+
+class StoreClient:
+    """One connection. It never reconnects: what the far end held is gone with it.
+
+    Every method raises RendezvousConnectionError when the store is gone or does not answer in time, or this connection is closed.
+
+    Args:
+        address: Where the store is.
+        read_timeout: Seconds that one answer may take.
+        patience: Seconds that connecting may take; as long as an answer when None.
+
+    Raises:
+        RendezvousConnectionError: Nobody listens there, or not as a TCPStore.
+    """
+
+    def __init__(self, address: Address, read_timeout: float, patience: float | None = None) -> None:
+        self.address = address
+        self.read_timeout = read_timeout
+        self._closed = False
+        self._store, self._socket = _dial(address, max(LEAST_PATIENCE, patience or read_timeout))
+        self._store.set_timeout(timedelta(seconds=read_timeout))
+        _bound(self._socket, read_timeout)
+
+    def close(self) -> None:
+        """Close the connection; a :meth:`wait_for` in another thread ends with an error. May be repeated."""
+        self._closed = True
+        self._hang_up()
+
+    def peek(self, key: str) -> bytes | None:
+        """The value of a key, or None; in one round trip and without waiting, which TCPStore's own ``get`` is not."""
+        value = self.swap_seen(key, _ABSENT, _ABSENT)
+        return None if value == _ABSENT else value
+
+    def count(self, key: str) -> int:
+        """The value of a counter; 0 when there is none."""
+        return number(self.peek(key) or b"0")
+
+    def put(self, key: str, value: bytes) -> None:
+        """Set a key. There is no answer to wait for; what this connection asks next is answered after it."""
+        with self._asking() as store:
+            store.set(key, value)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter; its new value."""
+        with self._asking() as store:
+            return store.add(key, amount)
+
+    def create(self, key: str, value: bytes) -> bytes:
+        """Set a key unless something is written there; what is there now."""
+        return self.swap_seen(key, UNWRITTEN, value)
+
+    def swap(self, key: str, old: bytes, new: bytes) -> bool:
+        """Replace a key's value if it is still ``old``; whether it is ``new`` now."""
+        return self.swap_seen(key, old, new) == new
+
+    def swap_seen(self, key: str, old: bytes, new: bytes) -> bytes:
+        """Replace a key's value if it is still ``old``; what is there now."""
+        with self._asking() as store:
+            return store.compare_set(key, old, new)
+
+    def exist(self, *keys: str) -> bool:
+        """Whether all the keys are there."""
+        with self._asking() as store:
+            return store.check(keys)
+
+    def fetch(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of keys that exist, as they are at one instant."""
+        with self._asking() as store:
+            return store.multi_get(keys) if keys else []
+
+    def wait_for(self, key: str, timeout: float) -> bool:
+        """Block until there is a key; False when there is none after ``timeout`` seconds."""
+        interruptible = threading.current_thread() is threading.main_thread()
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            with self._asking() as store, contextlib.suppress(DistStoreError):
+                store.wait([key], timedelta(seconds=min(left, INTERRUPTIBLE) if interruptible else left))
+                return True
+        return False
+
+    @contextmanager
+    def _asking(self) -> Iterator[Store]:
+        where = f"the store at {self.address}"
+        try:
+            if not self._closed:
+                yield self._store
+                return
+        except DistNetworkError as exc:
+            self._hang_up()  # a late answer would be taken for the next question's
+            if not self._closed:
+                if "Timeout" in str(exc):
+                    said = f"T{where[1:]} has not answered for {self.read_timeout:g} s"
+                else:
+                    said = f"T{where[1:]} is gone, {_GOOD_BYE}"
+                raise RendezvousConnectionError(f"{said}.") from exc
+        except DistStoreError as exc:
+            raise RendezvousStateError(f"T{where[1:]} no longer has all the keys that it had.") from exc
+        raise RendezvousConnectionError(f"This connection to {where} is closed.")
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(OSError):  # not connected any more
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def _dial(address: Address, patience: float) -> tuple[Store, socket.socket]:
+    """Connect. A thread does it, since a peer that accepts and then says nothing would hold TCPStore up for ever."""
+    outcome: Future[tuple[Store, socket.socket]] = Future()
+    strangers: set[int] = set()
+
+    def connect() -> None:
+        try:
+            with _dialling:  # one at a time, so that the new socket is ours
+                strangers.update(_sockets_to(address))
+                store = TCPStore(
+                    address.host,
+                    address.port,
+                    is_master=False,
+                    timeout=timedelta(seconds=max(1, math.ceil(patience))),
+                    wait_for_workers=False,
+                )
+                outcome.set_result((cast(Store, store), _only_socket(address, strangers)))
+        except BaseException as exc:
+            outcome.set_exception(exc)
+
+    threading.Thread(target=connect, name="elastic-c10d-dial", daemon=True).start()
+    try:
+        return outcome.result(patience + 1)
+    except TimeoutError as exc:
+        with contextlib.suppress(RendezvousStateError), _only_socket(address, strangers) as silent:
+            silent.shutdown(socket.SHUT_RDWR)
+        raise RendezvousConnectionError(
+            f"Whoever listens at {address} has not answered for {patience:g} s.",
+            hint="If the agent there hangs, stop it; if it is no agent at all, choose another port.",
+        ) from exc
+    except DistNetworkError as exc:
+        reason = str(exc).partition("\n")[0]
+        raise RendezvousConnectionError(
+            f"No TCPStore answers at {address}: {reason}",
+            hint="If the agent that hosts the store is gone, so is the store; else choose another port.",
+        ) from exc
+
+
+def _only_socket(address: Address, known: set[int]) -> socket.socket:
+    """A duplicate of the one socket to ``address`` that is not among ``known``."""
+    new = {inode: fd for inode, fd in _sockets_to(address).items() if inode not in known}
+    if len(new) != 1:
+        raise RendezvousStateError(f"TCPStore has {len(new)} new sockets to {address}; there should be one.")
+    return socket.socket(fileno=os.dup(*new.values()))
+
+
+def _sockets_to(address: Address) -> dict[int, int]:
+    """This process's connections to ``address``: a descriptor for every inode."""
+    found = {}
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # closed since, or not connected
+            status = os.fstat(fd)
+            if stat.S_ISSOCK(status.st_mode) and _peer(fd) == (_canonical(address.host), address.port):
+                found[status.st_ino] = fd
+    return found
+
+
+def _peer(fd: int) -> tuple[object, int] | None:
+    with socket.socket(fileno=os.dup(fd)) as duplicate:
+        if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
+            return None
+        host, port = duplicate.getpeername()[:2]
+        return _canonical(host), port
+
+
+def _canonical(host: str) -> object:
+    """An address in one form: TCPStore writes 10.0.0.1 as ::ffff:10.0.0.1, and some have a %scope."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _bound(connection: socket.socket, seconds: float) -> None:
+    """Let no silence on a connection last longer than ``seconds``, whether in an answer or between two."""
+    interval = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, interval)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(seconds / 2)))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(seconds / 6)))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(seconds * 1000)))

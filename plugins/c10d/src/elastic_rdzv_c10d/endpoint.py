@@ -1,0 +1,266 @@
+"""Where the store is: reading ``HOST[:PORT]``, and finding out whether it belongs on this host.
+
+The agent whose host has the endpoint's address hosts the store. Whether an address is this host's, the kernel answers best: it can
+be bound, or it cannot. Of several agents on one host the first gets the port, and the others find it taken and become clients.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic_core.errors import RendezvousConnectionError, UsageError
+
+DEFAULT_PORT = 29400
+FORM = "HOST[:PORT]"
+
+_BACKLOG = 4096
+"""Agents that may knock while the host's agent still imports torch; the kernel has a limit of its own (somaxconn)."""
+_KNOCK = 5.0
+"""Seconds that one attempt to connect may take."""
+_RETRY_FIRST, _RETRY_MOST = 0.1, 2.0
+_TOWARDS_ALL = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+"""Addresses that are reserved for documentation (RFC 5737, RFC 3849); nothing is ever sent there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One numeric address and a port. (Names are for people: looking one up can stall a thread for seconds.)"""
+
+    family: socket.AddressFamily
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this host can reach it."""
+        return ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """``--rdzv_endpoint``, read."""
+
+    host: str
+    port: int = DEFAULT_PORT
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def may_be_loopback(self) -> bool:
+        """Whether the user has asked for this very host: by a loopback address, or by its name."""
+        return _literal(self.host) is not None or self.host == "localhost" or self.host.endswith(".localhost")
+
+    @classmethod
+    def parse(cls, text: str) -> Endpoint:
+        """Read ``HOST``, ``HOST:PORT``, ``[IPv6]`` or ``[IPv6]:PORT``.
+
+        Raises:
+            UsageError: It is none of these, or names every address at once.
+        """
+        hint = f"Write {FORM}, e.g. 10.0.0.1, node0.example:{DEFAULT_PORT} or [fd00::1]:{DEFAULT_PORT}."
+        if text.startswith("["):
+            host, bracket, rest = text[1:].partition("]")
+            bare = not bracket or _literal(host) is None
+        else:
+            host, colon, rest = text.partition(":")
+            rest = colon + rest
+            bare = not host or ":" in rest[1:] or any(c in "/,@?#%]" or c.isspace() for c in host)
+        if bare or (rest and not rest.startswith(":")):
+            raise UsageError(f"--rdzv_endpoint {text!r} is not of the form {FORM}.", hint=hint)
+        port = DEFAULT_PORT
+        if rest:
+            digits = rest[1:]
+            port = int(digits) if digits.isascii() and digits.isdigit() else 0
+            if not 1 <= port <= 65535:
+                raise UsageError(f"--rdzv_endpoint {text!r}: {digits!r} is not a port from 1 to 65535.", hint=hint)
+        literal = _literal(host)
+        if literal is not None and literal.is_unspecified:
+            raise UsageError(
+                f"--rdzv_endpoint {text!r} names every address of every host, and so no host that others could find.",
+                hint="Name the one host whose agent is to hold the store.",
+            )
+        return cls(host, port)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where to find the store, and the socket to serve it on if that is here."""
+
+    addresses: Sequence[Address]
+    listener: socket.socket | None = None
+
+
+@dataclass(slots=True)
+class Patience:
+    """Trying again for a while: ``while patience.left(): … patience.pause()``."""
+
+    seconds: float
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _deadline: float | None = None
+    _next: float = _RETRY_FIRST
+
+    def left(self) -> float:
+        """Seconds left; counted from the first call, 0 when there are none."""
+        if self._deadline is None:
+            self._deadline = self.now() + self.seconds
+        return max(0.0, self._deadline - self.now())
+
+    def pause(self) -> None:
+        """Wait before the next attempt, longer each time."""
+        self.sleep(min(self._next, self.left()))
+        self._next = min(2 * self._next, _RETRY_MOST)
+
+
+def resolve(endpoint: Endpoint, patience: Patience) -> list[Address]:
+    """The endpoint's addresses, in the resolver's order; asked again until there are any.
+
+    Raises:
+        RendezvousConnectionError: Nobody has known the name for as long as ``patience`` lasts.
+    """
+    while True:
+        try:
+            found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+        except (socket.gaierror, UnicodeError) as exc:
+            if not patience.left():
+                raise RendezvousConnectionError(
+                    f"The endpoint's host {endpoint.host!r} has no address: {exc}.",
+                    hint="Check the name, or write the address itself.",
+                ) from exc
+            patience.pause()
+        else:
+            return list(dict.fromkeys(Address(family, str(at[0]), endpoint.port) for family, _, _, _, at in found))
+
+
+def find_site(endpoint: Endpoint, addresses: Sequence[Address], is_host: bool | None, local_addr: str | None) -> Site:
+    """Decide where the store is to be, and take its port if that is here.
+
+    Args:
+        endpoint: What the user wrote.
+        addresses: What it stands for.
+        is_host: Whether the store is to be here; None to find out.
+        local_addr: The address at which others reach this host, if the user has given it.
+
+    Raises:
+        UsageError: This host cannot tell.
+        RendezvousConnectionError: The store is to be here, and its port cannot be had.
+    """
+    if is_host is False:
+        return Site(addresses)
+    for named in addresses:
+        address = named
+        if named.is_loopback and not endpoint.may_be_loopback:
+            # Debian gives a host's own name a loopback address in /etc/hosts, where no other host could reach the store.
+            address = _outward(named, local_addr) or named
+        try:
+            listener = _listen(address)
+        except OSError as exc:
+            if exc.errno == errno.EADDRINUSE and is_host is None:
+                return Site([address])
+            if exc.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise _cannot_listen(address, exc) from exc
+        else:
+            if is_host is None and not address.is_loopback and _binds_anything(address.family):
+                listener.close()
+                raise UsageError(
+                    f"This host may bind addresses that it does not have (ip_nonlocal_bind), {address} among them "
+                    "perhaps, and so cannot tell whether it is to host the store.",
+                    hint="Add is_host=true to --rdzv_conf on the one node that has it, and is_host=false elsewhere.",
+                )
+            return Site([address], listener)
+    return _forced(addresses, local_addr) if is_host else Site(addresses)
+
+
+def reach(endpoint: Endpoint, site: Site, patience: Patience) -> Address:
+    """The first address where somebody listens; asked again until somebody does.
+
+    Raises:
+        RendezvousConnectionError: Nobody has, for as long as ``patience`` lasts.
+    """
+    while True:
+        refusal: OSError | None = None
+        for address in site.addresses:
+            try:
+                with socket.create_connection((address.host, address.port), min(_KNOCK, max(0.1, patience.left()))):
+                    return address
+            except OSError as exc:
+                refusal = exc
+        if not patience.left():
+            where = str(endpoint)
+            if (at := ", ".join(map(str, site.addresses))) != where:
+                where += f" ({at})"
+            why = refusal.strerror or refusal if refusal is not None else "it has no address"
+            raise RendezvousConnectionError(
+                f"Nobody listens at {where}, after {patience.seconds:g} s: {why}.",
+                hint="Start the agent on that host, or check the address and the firewall. An agent that cannot know that the "
+                "address is its own, behind a NAT for example, needs --rdzv_conf is_host=true.",
+            ) from refusal
+        patience.pause()
+
+
+def _listen(address: Address) -> socket.socket:
+    return socket.create_server((address.host, address.port), family=address.family, backlog=_BACKLOG)
+
+
+def _forced(addresses: Sequence[Address], local_addr: str | None) -> Site:
+    """The store is to be here, although none of the endpoint's addresses is: it is translated (NAT) on the way."""
+    named = addresses[0]
+    address = _outward(named, local_addr)
+    if address is None:
+        raise RendezvousConnectionError(
+            f"is_host=true, but {named} is not an address of this host, and no network is reachable from here.",
+            hint="Name the address that others reach this host at: --local_addr=ADDRESS.",
+        )
+    try:
+        return Site([address], _listen(address))
+    except OSError as exc:
+        raise _cannot_listen(address, exc) from exc
+
+
+def _cannot_listen(address: Address, exc: OSError) -> RendezvousConnectionError:
+    if exc.errno == errno.EADDRINUSE:
+        return RendezvousConnectionError(
+            f"is_host=true, but port {address.port} of {address.host} is taken.",
+            hint="If another agent of this job hosts the store there, leave is_host out; else choose another port.",
+        )
+    return RendezvousConnectionError(
+        f"The store cannot listen at {address}: {exc.strerror}.", hint="Choose another port, or another host's address."
+    )
+
+
+def _outward(named: Address, local_addr: str | None) -> Address | None:
+    """The address at which other hosts reach this one: the given one, or the source of the route to everywhere."""
+    if local_addr is not None:
+        family, _, _, _, at = socket.getaddrinfo(local_addr, named.port, type=socket.SOCK_STREAM)[0]
+        return Address(family, str(at[0]), named.port)
+    with socket.socket(named.family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((_TOWARDS_ALL[named.family], named.port))
+        except OSError:
+            return None
+        return Address(named.family, str(probe.getsockname()[0]), named.port)
+
+
+def _binds_anything(family: socket.AddressFamily) -> bool:
+    version = "ipv6" if family == socket.AF_INET6 else "ipv4"
+    try:
+        return Path(f"/proc/sys/net/{version}/ip_nonlocal_bind").read_text().strip() != "0"
+    except OSError:
+        return False
+
+
+def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None

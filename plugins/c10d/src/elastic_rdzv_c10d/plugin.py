@@ -1,0 +1,97 @@
+"""The hooks that core calls: what the ``c10d`` backend takes, and how its first connection is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elastic_core.errors import UsageError
+from elastic_core.hookspecs import RendezvousOptions, hookimpl
+from elastic_rdzv_c10d.endpoint import DEFAULT_PORT, FORM, Endpoint, Patience, find_site, reach, resolve
+
+if TYPE_CHECKING:
+    from elastic_core.rendezvous.api import RendezvousParameters
+    from elastic_rdzv_c10d.backend import C10dBackend
+
+_SPELLINGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The backend's own ``--rdzv_conf`` keys. Durations are in seconds."""
+
+    is_host: bool | None = None
+    read_timeout: float = 60.0
+    connect_timeout: float = 60.0
+
+    @classmethod
+    def read(cls, config: Mapping[str, str]) -> Options:
+        """Read them.
+
+        Raises:
+            UsageError: A value is no boolean, or no positive number of seconds.
+        """
+        durations = {key: _seconds(key, value) for key, value in config.items() if key != "is_host"}
+        return cls(_boolean("is_host", config["is_host"]) if "is_host" in config else None, **durations)
+
+
+@hookimpl
+def elastic_rendezvous_options() -> RendezvousOptions:
+    """The endpoint, and what ``--rdzv_conf`` may say."""
+    return RendezvousOptions(
+        endpoint=FORM,
+        endpoint_required=True,
+        conf={
+            "is_host": "true: this agent hosts the store; false: it does not; by default the first agent on the host that "
+            f"has the endpoint's address does (port {DEFAULT_PORT} unless given)",
+            "read_timeout": f"seconds that one answer of the store may take [{Options().read_timeout:g}]",
+            "connect_timeout": f"seconds to wait for the store's host to come up [{Options().connect_timeout:g}]",
+        },
+    )
+
+
+@hookimpl
+def elastic_make_rendezvous(params: RendezvousParameters) -> C10dBackend:
+    """Host the store if it belongs here, and connect to it.
+
+    Raises:
+        UsageError: The endpoint or an option is wrong, or this host cannot tell whether the endpoint's address is its own.
+        RendezvousConnectionError: Nobody listens there, or the store was to be here and its port is taken.
+    """
+    endpoint, options = Endpoint.parse(params.endpoint), Options.read(params.config)
+    patience = Patience(options.connect_timeout)
+    site = find_site(endpoint, resolve(endpoint, patience), options.is_host, params.local_addr)
+    with ExitStack() as undo:
+        if site.listener is not None:
+            undo.callback(site.listener.close)  # others knock there from here on
+        from elastic_rdzv_c10d.backend import C10dBackend  # imports torch
+        from elastic_rdzv_c10d.client import StoreClient
+        from elastic_rdzv_c10d.server import StoreServer
+
+        server = None
+        if site.listener is not None:
+            server = StoreServer.start(site.listener)
+            undo.callback(server.close)
+        client = StoreClient(reach(endpoint, site, patience), options.read_timeout, patience.left())
+        undo.pop_all()
+    return C10dBackend(client, params.run_id, server)
+
+
+def _boolean(key: str, text: str) -> bool:
+    try:
+        return _SPELLINGS[text.lower()]
+    except KeyError:
+        raise UsageError(f"--rdzv_conf {f'{key}={text}'!r}: {text!r} is neither true nor false.") from None
+
+
+def _seconds(key: str, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"--rdzv_conf {f'{key}={text}'!r}: {text!r} is not a positive number of seconds.")
+    return seconds

@@ -1,0 +1,35 @@
+"""The one place that imports torch: on a single thread, and leaving the agent's environment as it was.
+
+On a single thread, because the store's process is forked from here, and a fork takes only the thread that called it along.
+The environment stays as it was because every worker inherits it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
+
+
+@contextmanager
+def _environment_for_import() -> Iterator[None]:
+    """torch reads these variables when it is loaded, and never again."""
+    before = dict(os.environ)
+    os.environ.update(ONE_THREAD)
+    # Else every wait that times out, which most do, is two lines of warnings, and a lost store is a C++ backtrace.
+    os.environ.setdefault(LOG_LEVEL, "FATAL")
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+with _environment_for_import():
+    from torch.distributed import DistNetworkError, DistStoreError, TCPStore
+
+__all__ = ["DistNetworkError", "DistStoreError", "TCPStore"]

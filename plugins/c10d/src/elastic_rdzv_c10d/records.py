@@ -1,0 +1,164 @@
+"""The names of a job's keys, and the bytes that they hold. Nothing here talks to a store.
+
+What one job keeps, below ``elastic/<job id>/``; keys are never deleted, so that a reader can never be made to wait for one::
+
+    ledger/7        entry 7: its id, a line break, its data; written once
+    arrivals        how many serials have been handed out
+    node/<id>       the serial of this node's newest row
+    row/3           the row of serial 3: revision and node id, a line break, its value; '-' once removed; '' not written yet
+    beat/3          its beat
+    changes         how often anything changed: the ledger or a row in the low 32 bits, a row in the bits above
+    change/12       set when the twelfth change is complete; what waiters wait for
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from elastic_core.errors import RendezvousStateError
+from elastic_core.rendezvous.backend import MAX_VALUE_BYTES
+
+REMOVED = b"-"
+UNWRITTEN = b""
+
+ENTRY_APPENDED = 1
+ROW_CHANGED = (1 << 32) + 1
+"""What a change adds to ``changes``: one atomic addition moves both counters."""
+
+_NUMBER = re.compile(rb"0|[1-9][0-9]{0,18}")
+_HINT = "Something that is not part of this job has written to the store. It has no password: keep its port private."
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one job."""
+
+    run_id: str
+
+    def ledger(self, index: int) -> str:
+        """An entry."""
+        return self._key("ledger", index)
+
+    @property
+    def arrivals(self) -> str:
+        """The counter of serials."""
+        return self._key("arrivals")
+
+    def node(self, node_id: str) -> str:
+        """The serial of a node's newest row."""
+        return self._key("node", _quoted(node_id))
+
+    def row(self, serial: int) -> str:
+        """A row."""
+        return self._key("row", serial)
+
+    def beat(self, serial: int) -> str:
+        """A row's beat."""
+        return self._key("beat", serial)
+
+    @property
+    def changes(self) -> str:
+        """The counter of changes."""
+        return self._key("changes")
+
+    def change(self, number: int) -> str:
+        """The bell of one change."""
+        return self._key("change", number)
+
+    def _key(self, *parts: object) -> str:
+        return "/".join(("elastic", _quoted(self.run_id), *map(str, parts)))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A ledger entry, as the store holds it."""
+
+    id: str
+    data: bytes
+
+    def pack(self) -> bytes:
+        """Its bytes.
+
+        Raises:
+            RendezvousStateError: The data is larger than a store must take.
+        """
+        return _pack(_quoted(self.id), self.data)
+
+    @classmethod
+    def unpack(cls, record: bytes) -> Entry:
+        """The entry that :meth:`pack` made these bytes from.
+
+        Raises:
+            RendezvousStateError: It did not.
+        """
+        header, data = _unpack(record)
+        return cls(_unquoted(header), data)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A roster row, as the store holds it; its serial is in its key, and its beat has a key of its own."""
+
+    node_id: str
+    revision: int
+    value: bytes
+
+    def pack(self) -> bytes:
+        """Its bytes.
+
+        Raises:
+            RendezvousStateError: The value is larger than a store must take.
+        """
+        return _pack(f"{self.revision} {_quoted(self.node_id)}", self.value)
+
+    @classmethod
+    def unpack(cls, record: bytes) -> Row:
+        """The row that :meth:`pack` made these bytes from.
+
+        Raises:
+            RendezvousStateError: It did not.
+        """
+        header, value = _unpack(record)
+        revision, space, node_id = header.partition(b" ")
+        if not space:
+            raise RendezvousStateError(f"The store holds {record[:80]!r} for a row.", hint=_HINT)
+        return cls(_unquoted(node_id), number(revision), value)
+
+
+def number(record: bytes) -> int:
+    """A count, as the store spells it.
+
+    Raises:
+        RendezvousStateError: It is none.
+    """
+    if _NUMBER.fullmatch(record) is None:
+        raise RendezvousStateError(f"The store holds {record[:80]!r} for a number.", hint=_HINT)
+    return int(record)
+
+
+def split_changes(count: int) -> tuple[int, int]:
+    """How often anything has changed, and how often a row has."""
+    return count & 0xFFFF_FFFF, count >> 32
+
+
+def _pack(header: str, value: bytes) -> bytes:
+    if len(value) > MAX_VALUE_BYTES:
+        raise RendezvousStateError(f"A value of {len(value)} bytes is too large; at most {MAX_VALUE_BYTES} are allowed.")
+    return header.encode() + b"\n" + value
+
+
+def _unpack(record: bytes) -> tuple[bytes, bytes]:
+    header, end, value = record.partition(b"\n")
+    if not end or len(value) > MAX_VALUE_BYTES:
+        raise RendezvousStateError(f"The store holds {len(record)} bytes, {record[:80]!r}, for a record.", hint=_HINT)
+    return header, value
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="", errors="surrogateescape")
+
+
+def _unquoted(name: bytes) -> str:
+    return unquote(name.decode(errors="replace"), errors="surrogateescape")
