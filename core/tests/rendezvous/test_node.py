@@ -72,8 +72,9 @@ def running(name: str = "a", names: str = "ab") -> Node:
 
 def test_a_round_with_this_node_in_it_starts_workers_and_renews_the_offer_that_it_used() -> None:
     node = Node("a")
-    start_, make = node.reads(sealed())
-    assert (start_, make) == (Start(node.ledger.round, 0), MakeOffer())
+    effects = node.reads(sealed())
+    assert node.ledger.round is not None
+    assert effects == (Start(node.ledger.round, 0), MakeOffer())
     node.hears(Offered(offer("a", 9)))
     row = row_of(node.state)
     assert (row.phase, row.round, row.head, row.offer) == (Phase.RUNNING, 1, 2, offer("a", 9))

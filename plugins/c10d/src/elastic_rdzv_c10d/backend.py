@@ -1,10 +1,11 @@
 """Roster and ledger on a TCPStore. The keys are listed in ``records``.
 
-* **The ledger** is keys that are created once (compare-and-set on a missing key). It has no counter that could be wrong after a crash: its
-  head is where it ends, found by doubling and halving at first, and by one question ever after.
-* **A row** is changed by compare-and-set on the whole of it, so that an older revision never wins, and a removed row stays removed.
-* **A change** is counted after it has been made, and its bell is rung last. Who waits has read the counter before it looked around, and waits for
-  the next bell. Everybody rings the bell before their own too, in case its owner was killed between the count and the bell.
+* **The ledger** is keys that are created once (compare-and-set on a missing key). There is no counter that could be
+  wrong after a crash: the head is where the ledger ends, found by doubling and halving at first, then by one question.
+* **A row** is changed by compare-and-set on the whole of it: an older revision never wins, a removed row stays removed.
+* **A change** is counted after it has been made, and its bell is rung last. A waiter reads the counter before it looks
+  around, and then waits for the next bell. Everybody rings the bell before their own too, since its owner may have
+  been killed between the count and the bell.
 
 An embedded store never rolls back, so what was read once is remembered: the head, the last entry, which rows are gone.
 """
@@ -44,7 +45,13 @@ class C10dBackend(RendezvousBackend):
     embedded = True
 
     def __init__(
-        self, client: StoreClient, run_id: str, server: StoreServer | None = None, *, hosting: bool = False, head: int = 0
+        self,
+        client: StoreClient,
+        run_id: str,
+        *,
+        server: StoreServer | None = None,
+        hosting: bool = False,
+        head: int = 0,
     ) -> None:
         self.hosting = hosting or server is not None
         self._client = client
@@ -97,7 +104,8 @@ class C10dBackend(RendezvousBackend):
             if Row.unpack(old).revision >= revision:
                 return
             if self._client.swap(self._keys.row(serial), old, record):
-                return self._changed(ROW_CHANGED)
+                self._changed(ROW_CHANGED)
+                return
 
     def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
         """Set the row's beat, and report; four round trips, however large the job is."""
@@ -116,7 +124,8 @@ class C10dBackend(RendezvousBackend):
         while (found := self._find(node_id)) is not None:
             serial, old = found
             if self._client.swap(self._keys.row(serial), old, REMOVED):
-                return self._changed(ROW_CHANGED)
+                self._changed(ROW_CHANGED)
+                return
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
         """The rows, in order of serial; four round trips, however many they are."""
@@ -150,7 +159,7 @@ class C10dBackend(RendezvousBackend):
         return serial, record
 
     def _make_readable(self, serials: Collection[int]) -> None:
-        """Create what is missing, empty: a serial is handed out before its row is written, and a read waits for missing keys."""
+        """Create what is missing, empty: a serial is handed out before its row is written, and reads wait for keys."""
         keys = [key for serial in serials for key in (self._keys.row(serial), self._keys.beat(serial))]
         if keys and not self._client.exist(*keys):
             for key in keys:
@@ -159,7 +168,7 @@ class C10dBackend(RendezvousBackend):
     # The ledger ------------------------------------------------------------------------------------------------------
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
-        """Write an entry on top of ``prev``. Entries never go away, so ``prev`` stays what it is between the look and the write."""
+        """Write an entry on top of ``prev``; nothing goes away between the look at ``prev`` and the write."""
         record = Entry(entry.id, data).pack()
         if prev != self._last:
             self.read(prev.index)

@@ -1,8 +1,8 @@
 """One connection to a TCPStore, with every wait bounded and every error one of ours.
 
-torch's client keeps its socket to itself: it neither notices a peer that has vanished without a word, nor gives up on one that
-has stopped answering, nor lets another thread end a wait. All three are settings of a socket, so this module finds the
-socket among this process's descriptors and holds a duplicate of it.
+torch's client keeps its socket to itself: it neither notices a peer that has vanished without a word, nor gives up on
+one that has stopped answering, nor lets another thread end a wait. A socket's owner can do all three, so this module
+finds the socket among this process's descriptors and holds a duplicate of it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from elastic_rdzv_c10d.quiet_torch import DistNetworkError, DistStoreError, TCPS
 from elastic_rdzv_c10d.records import UNWRITTEN, number
 
 LEAST_PATIENCE = 15.0
-"""Seconds that a handshake gets at least: TCPStore looks its peer's name up, and a resolver that drops questions takes 5 s."""
+"""Seconds that a handshake gets at least: TCPStore looks up its peer's name, and a resolver may drop that for 5 s."""
 INTERRUPTIBLE = 2.0
 """Seconds that the main thread waits at a time; Python handles a Ctrl-C between two of them."""
 
@@ -39,7 +39,7 @@ _GOOD_BYE = "and with it the agent that hosts it, or the network in between"
 _dialling = threading.Lock()
 
 
-class Store(Protocol):
+class _Store(Protocol):
     """What we use of TCPStore. (Its own annotations say that values are ``str``; bytes are what it keeps.)"""
 
     def set(self, key: str, value: bytes, /) -> None: ...
@@ -54,7 +54,8 @@ class Store(Protocol):
 class StoreClient:
     """One connection. It never reconnects: what the far end held is gone with it.
 
-    Every method raises RendezvousConnectionError when the store is gone or does not answer in time, or this connection is closed.
+    Every method raises RendezvousConnectionError when the store is gone or does not answer in time, or this connection
+    is closed.
 
     Args:
         address: Where the store is.
@@ -77,6 +78,7 @@ class StoreClient:
         """Close the connection; a :meth:`wait_for` in another thread ends with an error. May be repeated."""
         self._closed = True
         self._hang_up()
+        self._socket.close()
 
     def peek(self, key: str) -> bytes | None:
         """The value of a key, or None; in one round trip and without waiting, which TCPStore's own ``get`` is not."""
@@ -131,7 +133,7 @@ class StoreClient:
         return False
 
     @contextmanager
-    def _asking(self) -> Iterator[Store]:
+    def _asking(self) -> Iterator[_Store]:
         where = f"the store at {self.address}"
         try:
             if not self._closed:
@@ -154,9 +156,9 @@ class StoreClient:
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
-def _dial(address: Address, patience: float) -> tuple[Store, socket.socket]:
+def _dial(address: Address, patience: float) -> tuple[_Store, socket.socket]:
     """Connect. A thread does it, since a peer that accepts and then says nothing would hold TCPStore up for ever."""
-    outcome: Future[tuple[Store, socket.socket]] = Future()
+    outcome: Future[tuple[_Store, socket.socket]] = Future()
     strangers: set[int] = set()
 
     def connect() -> None:
@@ -170,7 +172,7 @@ def _dial(address: Address, patience: float) -> tuple[Store, socket.socket]:
                     timeout=timedelta(seconds=max(1, math.ceil(patience))),
                     wait_for_workers=False,
                 )
-                outcome.set_result((cast(Store, store), _only_socket(address, strangers)))
+                outcome.set_result((cast(_Store, store), _only_socket(address, strangers)))
         except BaseException as exc:
             outcome.set_exception(exc)
 

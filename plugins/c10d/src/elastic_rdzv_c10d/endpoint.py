@@ -1,7 +1,8 @@
 """Where the store is: reading ``HOST[:PORT]``, and finding out whether it belongs on this host.
 
-The agent whose host has the endpoint's address hosts the store. Whether an address is this host's, the kernel answers best: it can
-be bound, or it cannot. Of several agents on one host the first gets the port, and the others find it taken and become clients.
+The agent whose host has the endpoint's address hosts the store. Whether an address is this host's, the kernel answers
+best: it can be bound, or it cannot. Of several agents on one host the first gets the port; the others find it taken and
+become clients.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ def find_site(endpoint: Endpoint, addresses: Sequence[Address], is_host: bool | 
     for named in addresses:
         address = named
         if named.is_loopback and not endpoint.may_be_loopback:
-            # Debian gives a host's own name a loopback address in /etc/hosts, where no other host could reach the store.
+            # Debian's /etc/hosts gives a host's own name a loopback address, where no other host could reach the store.
             address = _outward(named, local_addr) or named
         try:
             listener = _listen(address)
@@ -202,8 +203,8 @@ def reach(endpoint: Endpoint, site: Site, patience: Patience) -> Address:
             why = refusal.strerror or refusal if refusal is not None else "it has no address"
             raise RendezvousConnectionError(
                 f"Nobody listens at {where}, after {patience.seconds:g} s: {why}.",
-                hint="Start the agent on that host, or check the address and the firewall. An agent that cannot know that the "
-                "address is its own, behind a NAT for example, needs --rdzv_conf is_host=true.",
+                hint="Start the agent on that host, or check the address and the firewall. An agent that cannot know "
+                "that the address is its own, behind a NAT for example, needs --rdzv_conf is_host=true.",
             ) from refusal
         patience.pause()
 

@@ -45,8 +45,8 @@ def elastic_rendezvous_options() -> RendezvousOptions:
         endpoint=FORM,
         endpoint_required=True,
         conf={
-            "is_host": "true: this agent hosts the store; false: it does not; by default the first agent on the host that "
-            f"has the endpoint's address does (port {DEFAULT_PORT} unless given)",
+            "is_host": "true: this agent hosts the store; false: it does not; by default the first agent on the host "
+            f"that has the endpoint's address does (port {DEFAULT_PORT} unless given)",
             "read_timeout": f"seconds that one answer of the store may take [{Options().read_timeout:g}]",
             "connect_timeout": f"seconds to wait for the store's host to come up [{Options().connect_timeout:g}]",
         },
@@ -58,7 +58,7 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> C10dBackend:
     """Host the store if it belongs here, and connect to it.
 
     Raises:
-        UsageError: The endpoint or an option is wrong, or this host cannot tell whether the endpoint's address is its own.
+        UsageError: The endpoint or an option is wrong, or this host cannot tell whether the address is its own.
         RendezvousConnectionError: Nobody listens there, or the store was to be here and its port is taken.
     """
     endpoint, options = Endpoint.parse(params.endpoint), Options.read(params.config)
@@ -77,7 +77,7 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> C10dBackend:
             undo.callback(server.close)
         client = StoreClient(reach(endpoint, site, patience), options.read_timeout, patience.left())
         undo.pop_all()
-    return C10dBackend(client, params.run_id, server)
+    return C10dBackend(client, params.run_id, server=server)
 
 
 def _boolean(key: str, text: str) -> bool:

@@ -1,7 +1,7 @@
 """The one place that imports torch: on a single thread, and leaving the agent's environment as it was.
 
-On a single thread, because the store's process is forked from here, and a fork takes only the thread that called it along.
-The environment stays as it was because every worker inherits it.
+On a single thread, because the store's process is forked afterwards, and a fork takes along only
+the thread that called it. The environment stays as it was because every worker inherits it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def _environment_for_import() -> Iterator[None]:
 
 
 with _environment_for_import():
-    from torch.distributed import DistNetworkError, DistStoreError, TCPStore
+    from torch._C._distributed_c10d import TCPStore  # where it is documented, torch.distributed, does not export it
+    from torch.distributed import DistNetworkError, DistStoreError
 
 __all__ = ["DistNetworkError", "DistStoreError", "TCPStore"]

@@ -1,11 +1,12 @@
 """The names of a job's keys, and the bytes that they hold. Nothing here talks to a store.
 
-What one job keeps, below ``elastic/<job id>/``; keys are never deleted, so that a reader can never be made to wait for one::
+What one job keeps, below ``elastic/<job id>/``. Keys are never deleted, so that no reader ever has to wait for one::
 
     ledger/7        entry 7: its id, a line break, its data; written once
     arrivals        how many serials have been handed out
     node/<id>       the serial of this node's newest row
-    row/3           the row of serial 3: revision and node id, a line break, its value; '-' once removed; '' not written yet
+    row/3           the row of serial 3: revision and node id, a line break, its value
+                    ('-' once it is removed, and '' while it is not written yet)
     beat/3          its beat
     changes         how often anything changed: the ledger or a row in the low 32 bits, a row in the bits above
     change/12       set when the twelfth change is complete; what waiters wait for
@@ -145,7 +146,7 @@ def split_changes(count: int) -> tuple[int, int]:
 
 def _pack(header: str, value: bytes) -> bytes:
     if len(value) > MAX_VALUE_BYTES:
-        raise RendezvousStateError(f"A value of {len(value)} bytes is too large; at most {MAX_VALUE_BYTES} are allowed.")
+        raise RendezvousStateError(f"A value has {len(value)} bytes; at most {MAX_VALUE_BYTES} are allowed.")
     return header.encode() + b"\n" + value
 
 

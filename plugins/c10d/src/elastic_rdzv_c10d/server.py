@@ -1,7 +1,7 @@
 """The process that holds the store. It ends with the agent that started it, however that ends.
 
 It is forked from the agent, right after that has imported torch and while it has one thread: up in milliseconds, with
-torch's pages shared. A process of its own it is because the agent's interpreter must not stall the store, nor the store the agent.
+torch's pages shared. It is a process of its own so that neither can stall the other.
 
 Nothing else ends it: it has a session of its own, so that Ctrl-C in a terminal does not reach it, and it ignores what a
 scheduler sends to every process of a job. The agent decides when it leaves, and the store is needed until then.
@@ -49,7 +49,7 @@ class StoreServer:
         """
         ours, theirs = socket.socketpair()
         agent, libc = os.getpid(), ctypes.CDLL(None)
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no handler of the agent's runs in there
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the agent's handlers are not for it
         try:
             pid = os.fork()
             if pid == 0:

@@ -1,0 +1,241 @@
+"""The embedded store passes the suite, over one connection and over many, and says what is wrong when it is gone."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, UsageError
+from elastic_core.rendezvous.api import RendezvousParameters
+from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
+from elastic_core.testing.backend_conformance import BackendConformance, ProcessConformance
+from elastic_core.testing.connections import MakeBackend, long_wait
+from elastic_core.testing.racing import PATIENCE
+from elastic_rdzv_c10d.backend import C10dBackend
+from elastic_rdzv_c10d.client import StoreClient
+from elastic_rdzv_c10d.endpoint import Address
+from elastic_rdzv_c10d.plugin import Options, elastic_make_rendezvous
+from elastic_rdzv_c10d.records import Keys
+
+FIRST = Link(1, "first")
+
+
+def parameters(port: int, run_id: str = "job", *, host: str = "127.0.0.1", **config: str) -> RendezvousParameters:
+    endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return RendezvousParameters(
+        backend="c10d", endpoint=endpoint, run_id=run_id, min_nodes=1, max_nodes=2, config=config
+    )
+
+
+def opened(port: int, run_id: str) -> C10dBackend:
+    """As an agent opens it; picklable, for other processes."""
+    return elastic_make_rendezvous(parameters(port, run_id))
+
+
+class TestC10dBackend(BackendConformance, ProcessConformance):
+    @pytest.fixture
+    def make_backend(self, port: int) -> MakeBackend:
+        return partial(opened, port)
+
+    @pytest.fixture
+    def opener(self, make_backend: MakeBackend) -> MakeBackend:
+        return make_backend
+
+
+class TestC10dBackendOverIpv6(BackendConformance):
+    @pytest.fixture
+    def make_backend(self) -> MakeBackend:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as probe:
+            port = probe.getsockname()[1]
+        return lambda run_id: elastic_make_rendezvous(parameters(port, run_id, host="::1"))
+
+
+@pytest.fixture
+def host(port: int) -> Iterator[C10dBackend]:
+    backend = opened(port, "job")
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def guest(host: C10dBackend, port: int) -> Iterator[C10dBackend]:
+    backend = opened(port, "job")
+    yield backend
+    backend.close()
+
+
+def server_of(backend: C10dBackend) -> int:
+    """The process that holds the store."""
+    assert backend._server is not None
+    return backend._server.pid
+
+
+def test_the_first_on_the_host_holds_the_store_and_the_others_find_it(host: C10dBackend, guest: C10dBackend) -> None:
+    assert (host.hosting, guest.hosting) == (True, False)
+    assert host.append(ORIGIN, FIRST, b"hello")
+    assert guest.read(1) == b"hello"
+    assert host.embedded
+    assert guest.embedded
+
+
+def test_every_connection_of_the_host_knows_that_it_holds_the_store(host: C10dBackend) -> None:
+    second = host.connect()
+    assert second.hosting
+    second.close()
+    assert host.append(ORIGIN, FIRST, b"the store is still there")
+
+
+def test_the_store_listens_at_the_endpoints_address_and_at_no_other(host: C10dBackend, port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port)):
+        pass
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port))
+
+
+def test_the_store_ends_with_the_connection_that_brought_it(port: int) -> None:
+    host = opened(port, "job")
+    host.close()
+    host.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(server_of(host), 0)
+
+
+def test_the_store_survives_what_a_terminal_or_a_scheduler_sends_to_every_process(
+    host: C10dBackend, guest: C10dBackend
+) -> None:
+    assert os.getsid(server_of(host)) != os.getsid(0)
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        os.kill(server_of(host), signum)
+    assert guest.append(ORIGIN, FIRST, b"still there")
+
+
+def test_the_store_keeps_no_descriptor_of_its_agent_open(port: int) -> None:
+    inherited, ours = os.pipe()
+    os.set_inheritable(ours, True)
+    host = opened(port, "job")
+    os.close(ours)
+    assert os.read(inherited, 1) == b""
+    os.close(inherited)
+    host.close()
+
+
+def test_the_store_dies_with_an_agent_that_is_killed(port: int) -> None:
+    script = (
+        "import sys, test_backend\n"
+        f"backend = test_backend.opened({port}, 'job')\n"
+        "print(test_backend.server_of(backend), flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parent,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as agent:
+        assert agent.stdout is not None
+        store = os.pidfd_open(int(agent.stdout.readline()))
+        guest = opened(port, "job")
+        waiting = long_wait(guest, Cursor(), roster=True)
+        agent.kill()
+        with pytest.raises(RendezvousConnectionError, match="is gone, and with it the agent that hosts it"):
+            waiting.result(PATIENCE)
+        with pytest.raises(RendezvousConnectionError, match=f"127.0.0.1:{port} is "):
+            guest.read(1)
+        guest.close()
+        poller = select.poll()
+        poller.register(store, select.POLLIN)
+        assert poller.poll(PATIENCE * 1000), "the store's process outlives its agent"
+    os.close(store)
+
+
+def test_a_store_that_stops_answering_is_given_up_on_after_read_timeout(port: int) -> None:
+    host = elastic_make_rendezvous(parameters(port, read_timeout="1"))
+    os.kill(server_of(host), signal.SIGSTOP)
+    with pytest.raises(RendezvousConnectionError, match="has not answered for 1 s"):
+        host.read(1)
+    host.close()
+
+
+def test_a_listener_that_is_no_store_is_not_waited_for(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elastic_rdzv_c10d.client.LEAST_PATIENCE", 1.0)
+    silent = pytest.raises(RendezvousConnectionError, match=f"listens at 127.0.0.1:{port} has not answered for 1 s")
+    with socket.create_server(("127.0.0.1", port)), silent:
+        StoreClient(Address(socket.AF_INET, "127.0.0.1", port), 1.0, 1.0)
+
+
+def test_nobody_listening_is_an_error_of_its_own(port: int) -> None:
+    with pytest.raises(RendezvousConnectionError, match=f"Nobody listens at 127.0.0.1:{port}, after 0.2 s"):
+        elastic_make_rendezvous(parameters(port, is_host="false", connect_timeout="0.2"))
+
+
+def test_jobs_share_a_store_and_nothing_else(host: C10dBackend, port: int) -> None:
+    other = opened(port, "job/2")
+    assert host.append(ORIGIN, FIRST, b"of job")
+    assert other.read(1) is None
+    other.close()
+
+
+@pytest.mark.parametrize("garbage", [b"", b"no line break", b"\n" + b"x" * 1_000_000])
+def test_an_entry_that_is_not_ours_is_reported_and_not_believed(host: C10dBackend, port: int, garbage: bytes) -> None:
+    intruder = StoreClient(Address(socket.AF_INET, "127.0.0.1", port), 10.0)
+    intruder.put(Keys("job").ledger(1), garbage)
+    assert intruder.peek(Keys("job").ledger(1)) == garbage
+    with pytest.raises(RendezvousStateError, match="The store holds"):
+        host.read(1)
+    intruder.close()
+
+
+def test_the_environment_that_workers_inherit_stays_as_it_was() -> None:
+    script = (
+        "import os\n"
+        "before = dict(os.environ)\n"
+        "import elastic_rdzv_c10d.backend, sys\n"
+        "assert 'torch' in sys.modules\n"
+        "changed = dict(os.environ).items() ^ before.items()\n"
+        "assert not changed, changed\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_plugin_is_found_by_its_entry_point_and_imports_no_torch_until_it_is_used() -> None:
+    script = (
+        "import sys\n"
+        "from importlib.metadata import entry_points\n"
+        "[point] = entry_points(group='elastic.rendezvous', name='c10d')\n"
+        "options = point.load().elastic_rendezvous_options()\n"
+        "assert set(options.conf) == {'is_host', 'read_timeout', 'connect_timeout'}, options\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize(
+    ("conf", "options"),
+    [
+        ({}, Options()),
+        ({"is_host": "True", "read_timeout": "1.5"}, Options(is_host=True, read_timeout=1.5)),
+        ({"is_host": "0", "connect_timeout": "3"}, Options(is_host=False, connect_timeout=3.0)),
+        ({"is_host": "maybe"}, None),
+        ({"read_timeout": "soon"}, None),
+        ({"read_timeout": "0"}, None),
+        ({"connect_timeout": "inf"}, None),
+        ({"connect_timeout": "nan"}, None),
+    ],
+)
+def test_options_are_read_or_refused_with_their_value(conf: dict[str, str], options: Options | None) -> None:
+    if options is None:
+        [(key, value)] = conf.items()
+        with pytest.raises(UsageError, match=f"{key}={value}"):
+            Options.read(conf)
+    else:
+        assert Options.read(conf) == options
