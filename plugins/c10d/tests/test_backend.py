@@ -51,14 +51,6 @@ class TestC10dBackend(BackendConformance, ProcessConformance):
         return make_backend
 
 
-class TestC10dBackendOverIpv6(BackendConformance):
-    @pytest.fixture
-    def make_backend(self) -> MakeBackend:
-        with socket.create_server(("::1", 0), family=socket.AF_INET6) as probe:
-            port = probe.getsockname()[1]
-        return lambda run_id: elastic_make_rendezvous(parameters(port, run_id, host="::1"))
-
-
 @pytest.fixture
 def host(port: int) -> Iterator[C10dBackend]:
     backend = opened(port, "job")
@@ -85,6 +77,16 @@ def test_the_first_on_the_host_holds_the_store_and_the_others_find_it(host: C10d
     assert guest.read(1) == b"hello"
     assert host.embedded
     assert guest.embedded
+
+
+def test_an_ipv6_endpoint_is_served_and_found() -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as probe:
+        port = probe.getsockname()[1]
+    host, guest = (elastic_make_rendezvous(parameters(port, host="::1")) for _ in range(2))
+    assert host.append(ORIGIN, FIRST, b"hello")
+    assert guest.read(1) == b"hello"
+    guest.close()
+    host.close()
 
 
 def test_every_connection_of_the_host_knows_that_it_holds_the_store(host: C10dBackend) -> None:
