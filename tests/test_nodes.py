@@ -211,7 +211,9 @@ def test_when_the_host_of_the_store_is_lost_healthy_workers_finish(stage: Stage,
         f"while not Path({str(release)!r}).exists(): time.sleep(0.05)\n"
     )
     command = ["--nnodes=2", *over("c10d", tmp_path), script]
-    host, guest = (stage.run(*command), stage.run(*command))
+    host = stage.run(*command)
+    host.wait_for("joining job")  # the first to be there hosts the store
+    guest = stage.run(*command)
     host.wait_for_report("started")
     guest.wait_for_report("started")
     host.kill_node()

@@ -15,7 +15,7 @@ from elastic_core.rendezvous.decide import MAX_BARREN_ROUNDS, Append, Ask, Decis
 from elastic_core.rendezvous.ledger import Chair, Closed, Halt, HaltReason, Ledger, Round
 from elastic_core.rendezvous.rows import Phase
 from elastic_core.rendezvous.scene import Judgement, Scene
-from elastic_core.rendezvous.watch import Sighting
+from elastic_core.rendezvous.watch import Heard, Sighting
 
 NOW = 100.0
 RESTART = Verdict(Action.RESTART, "restarts are left")
@@ -407,3 +407,69 @@ def test_a_closed_run_is_left_alone() -> None:
 def test_a_new_chair_seats_only_who_has_seen_that_it_is_chair() -> None:
     ledger = then(start(settings(max_nodes=2)), Chair(why="the old one is gone"), at=1.0, author="b")
     assert ids(body(decide(scene(ledger, seen("a", head=1), seen("b", head=2))))) == "b"
+
+
+class TestWhatMayBeJudged:
+    """Findings that each cost a job its life, or a node its place."""
+
+    def test_a_latecomer_and_a_blocked_chair_say_nothing_of_how_fast_members_answer(self) -> None:
+        ledger = live("ab", settings(2, 3), at=10.0)
+        late = seen("c", head=2, arrived=90.0, seen_at=90.0)
+        decision = decide(scene(ledger, running("a", seen_at=10.3), running("b", seen_at=10.1), late))
+        assert isinstance(decision, Append)
+        assert decision.counters.worst_seen == 0.3
+        blocked = scene(ledger, running("a", seen_at=20.0), running("b", seen_at=10.1), late)
+        decision = decide(replace(blocked, watch=replace(blocked.watch, gap_at=20.0)))
+        assert isinstance(decision, Append)
+        assert decision.counters.worst_seen == 0.0
+
+    def test_a_job_whose_nodes_have_all_finished_succeeds_although_a_halt_came_between(self) -> None:
+        ledger = halted("ab", HaltReason.RESIZE, settings(2, 3))
+        nodes = [seen(name, Phase.FINISHED, head=3) for name in "ab"]
+        assert body(decide(scene(ledger, *nodes, seen("c", head=3)))).success
+
+    def test_a_bad_host_is_taken_when_there_is_no_other(self) -> None:
+        ledger = with_counters(halted("ab", HaltReason.NODE_LOST, settings(2, 2)), losses={"id-host-c": 3})
+        nodes = [stopped("a"), running("b", changed=10.0), seen("c", head=3)]
+        assert ids(body(decide(scene(ledger, *nodes)))) == "ac"
+
+    def test_the_fence_counts_from_the_last_sign_of_who_may_still_train(self) -> None:
+        ledger = halted("a", HaltReason.NODE_LOST, settings(1, 2, fence_after=30.0), at=20.0)
+        nodes = [running("a", changed=45.0), seen("b", head=3)]
+        waiting = decide(scene(ledger, *nodes, now=60.0))
+        assert isinstance(waiting, LookAgain)
+        assert waiting.at == 75.0
+        assert "host-a, which may still be training" in waiting.waiting
+        assert ids(body(decide(scene(ledger, *nodes, now=75.0)))) == "b"
+
+    def test_who_is_only_suspected_does_not_end_a_job_that_fails_on_node_loss(self) -> None:
+        ledger = halted("ab", HaltReason.NODE_LEFT, settings(1, 2, on_node_loss=OnNodeLoss.FAIL), at=98.0)
+        nodes = [stopped("a"), running("b", changed=99.0)]
+        assert isinstance(decide(scene(ledger, *nodes)), LookAgain)
+        assert not body(decide(scene(ledger, nodes[0], running("b", changed=90.0)))).success
+
+
+class TestADeposedChair:
+    """One that left an incident unanswered has had its second, and gets a last, short chance."""
+
+    def deposed(self, *, unanswered: bool = True, head: int = 2) -> Scene:
+        ledger = then(live("ab", settings(1, 2)), Chair(why="silent"), at=99.0, author="b", chair="b")
+        found = scene(ledger, running("a", head=head), running("b", head=3, incident=incident("b")), verdict=RESTART)
+        return replace(found, watch=replace(found.watch, heard=Heard("a", 7, 98.0, unanswered)))
+
+    def test_is_not_counted_on_for_a_restart_of_the_same_members(self) -> None:
+        assert body(decide(self.deposed())).reason is HaltReason.FAILURE
+        assert isinstance(body(decide(self.deposed(head=3))), Round), "it has answered"
+        assert isinstance(body(decide(self.deposed(unanswered=False))), Round)
+
+    @pytest.mark.parametrize(("unanswered", "suspected_at"), [(True, 100.2), (False, 101.0)])
+    def test_is_suspected_sooner_than_others(self, unanswered: bool, suspected_at: float) -> None:
+        before = self.deposed(unanswered=unanswered)
+        halt = Halt(round=1, reason=HaltReason.FAILURE, why="it was", incident=incident("b"))
+        ledger = then(before.ledger, halt, at=100.0)
+        nodes = [running("a", head=2), seen("b", Phase.STOPPED, head=4, incident=incident("b"))]
+        after = replace(before, ledger=ledger, watch=replace(watch(*nodes), heard=before.watch.heard))
+        waiting = decide(replace(after, now=100.1))
+        assert isinstance(waiting, LookAgain)
+        assert waiting.at == suspected_at
+        assert ids(body(decide(replace(after, now=suspected_at)))) == "b"

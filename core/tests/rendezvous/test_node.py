@@ -99,8 +99,15 @@ def test_of_rounds_read_at_once_only_the_newest_is_started() -> None:
 
 def test_a_round_that_was_halted_before_it_was_read_is_not_started() -> None:
     node = Node("a")
-    assert node.reads(sealed(1), halt(1)) == ()
+    assert Start not in map(type, node.reads(sealed(1), halt(1)))
     assert row_of(node.state).phase is Phase.WAITING
+
+
+def test_an_offer_that_a_round_used_is_renewed_even_by_who_never_started_that_round() -> None:
+    node = Node("a")
+    assert node.reads(sealed(1), halt(1)) == (MakeOffer(),)
+    assert node.hears(Offered(offer("a", 9))) == ()
+    assert Node("b").reads(sealed(1), halt(1)) == (), "the offer was not b's"
 
 
 @pytest.mark.parametrize(
@@ -164,8 +171,18 @@ def test_a_finished_node_stays_until_the_job_is_closed() -> None:
 def test_a_finished_node_restarts_when_another_fails_later() -> None:
     node = running()
     node.hears(WorkersDone())
-    (again, *_) = node.reads(halt(), sealed(2))
+    assert node.reads(halt(), sealed(2)) == (Stop(Grace.BROKEN, "what they left behind"),)
+    assert row_of(node.state).phase is Phase.FINISHED
+    (again, *_) = node.hears(WorkersGone())
     assert isinstance(again, Start)
+
+
+def test_a_finished_node_that_is_dropped_waits_for_another_round() -> None:
+    node = running("b")
+    node.hears(WorkersDone())
+    assert node.reads(halt(), sealed(2, names="a")) == (Stop(Grace.BROKEN, "what they left behind"),)
+    node.hears(WorkersGone())
+    assert row_of(node.state).phase is Phase.WAITING
 
 
 def test_a_dropped_node_that_lives_waits_for_another_round() -> None:

@@ -23,6 +23,7 @@ from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.node import (
     Exit,
     Leaving,
+    MakeOffer,
     NodeEvent,
     NodeState,
     Offered,
@@ -124,6 +125,7 @@ class Node:
                 match effect:
                     case Start():
                         self.starts.append(effect)
+                    case MakeOffer():
                         self._offer()
                     case Stop():
                         self.events.put(WorkersGone())

@@ -153,6 +153,8 @@ def test_the_store_dies_with_an_agent_that_is_killed(port: int) -> None:
             waiting.result(PATIENCE)
         with pytest.raises(RendezvousConnectionError, match=f"127.0.0.1:{port} is "):
             guest.read(1)
+        with pytest.raises(RendezvousConnectionError, match=f"127.0.0.1:{port} is gone"):
+            guest.connect()
         guest.close()
         poller = select.poll()
         poller.register(store, select.POLLIN)

@@ -46,13 +46,15 @@ def root_cause(incident: Incident) -> list[str]:
     return lines
 
 
-def round_started(ledger: Ledger, current: Round, node_id: str) -> Event:
-    """A new round, as node ``node_id`` sees it."""
+def round_started(before: Ledger, ledger: Ledger, current: Round, node_id: str) -> Event:
+    """A new round, as node ``node_id`` sees it, which has known the ledger as ``before`` until now."""
     nodes = len(current.members)
     workers = sum(member.local_world_size for member in current.members)
-    restarts = (
-        f", restart {ledger.counters.restarts} of {ledger.settings.agreement.max_restarts}" if current.charged else ""
-    )
+    restarts = ""
+    if current.charged:
+        restarts = f", restart {ledger.counters.restarts} of {ledger.settings.agreement.max_restarts}"
+    elif ledger.counters.restarts < before.counters.restarts:
+        restarts = f", restart {before.counters.restarts} is given back"
     out = "" if ledger.is_member(node_id) else "; this node is not in it and waits"
     message = f"round {current.number}: {workers} worker(s) on {nodes} node(s){restarts} ({current.why}){out}"
     fields: dict[str, Field] = {

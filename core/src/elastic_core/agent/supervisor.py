@@ -110,7 +110,7 @@ def run(config: RunConfig, plugins: Plugins) -> int:
         store = plugins.make_rendezvous(parameters(config))
         stack.callback(store.close)
         become_subreaper()
-        seat = Seat.take(f"{config.rdzv_backend}/{config.rdzv_endpoint}/{config.rdzv_id}")
+        seat = Seat.take(config.rdzv_id)  # not the endpoint too: it has many spellings
         stack.callback(seat.close)
         applicant = applicant_for(config, plugins, seat, clock)
         message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {applicant.info}"
@@ -248,7 +248,8 @@ class Supervisor:
     def _depart(self, order: _Depart) -> None:
         """Leave, or, when others have finished, let the workers here do so within their grace (rule L7)."""
         name, grace = signal_name(order.signum), self._config.shutdown_timeout
-        again = "; once more to kill the workers at once" if self._state.work is not Work.NONE else ""
+        busy = self._state.work in (Work.RUNNING, Work.STOPPING)
+        again = "; once more to kill the workers at once" if busy else ""
         if order.final or not (order.finished or self._finishing):
             self._say("signal", f"received {name}: leaving{again}")
             self._step(Leaving.signalled(order.signum, name))
@@ -263,18 +264,25 @@ class Supervisor:
         """Without its warden a node cannot promise that nothing is left behind: it withdraws."""
         self._say("warden_died", f"the warden process is gone ({reason}); its workers died with it", Level.ERROR)
         self._inbox.unwatch(self._warden)
+        self._group.gone()
+        self._step(WorkersGone())
+        self._step(Leaving("the warden process is gone", ExitCode.WITHDRAWN))
         self._exit = Exit(ExitCode.WITHDRAWN, "the warden process is gone")
 
     def _tick(self) -> None:
         """Once a beat: tell the pulse that the loop lives, and renew the warden's dead-man's switch (rules L1, S8)."""
-        timing = self._state.ledger.settings.timing
         self._session.tick()
-        now = self._clock.now()
-        if self._state.work is Work.RUNNING and not self._embedded:
-            self._warden.fence(max(0.0, FENCE_SHARE * timing.fence_after - (now - self._session.contact_at)))
-        else:
+        if self._state.work is not Work.RUNNING or self._embedded:
             self._warden.fence(None)
-        self._inbox.at(now + timing.beat_interval, _Tick())
+        else:
+            self._arm_fence()
+        self._inbox.at(self._clock.now() + self._state.ledger.settings.timing.beat_interval, _Tick())
+
+    def _arm_fence(self) -> None:
+        """Let the warden stop the workers, if nothing is heard of this agent or the store for too long (rule S4)."""
+        fence_after = self._state.ledger.settings.timing.fence_after
+        silence = self._clock.now() - self._session.contact_at
+        self._warden.fence(max(0.0, FENCE_SHARE * fence_after - silence))
 
     # What follows ----------------------------------------------------------------------------------------------------
 
@@ -308,6 +316,8 @@ class Supervisor:
     def _start(self, current: Round, restart_count: int) -> None:
         members = [member.node_id for member in current.members]
         self._plugins.round_starts(current.number, self._group.run_uid, members)
+        if not self._embedded:
+            self._arm_fence()
         try:
             self._group.start(current, restart_count)
         except (ElasticError, OSError) as exc:
@@ -333,7 +343,7 @@ class Supervisor:
             fields = {"round": after.halt.round, "reason": after.halt.reason.value}
             self._publish(Event("round_halted", f"round {after.halt.round} is halted: {after.halt.why}", fields=fields))
         if after.round is not None and after.round is not before.round:
-            self._publish(outcome.round_started(after, after.round, self._state.info.node_id))
+            self._publish(outcome.round_started(before, after, after.round, self._state.info.node_id))
 
     def _conclude(self, end: Exit) -> int:
         closed = self._state.ledger.closed

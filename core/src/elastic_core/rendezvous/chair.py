@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.events import Event, Level
@@ -18,6 +18,7 @@ from elastic_core.rendezvous.codec import decode_row, encode_entry
 from elastic_core.rendezvous.decide import Append, Ask, LookAgain, decide
 from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.ledger import Ledger, compose
+from elastic_core.rendezvous.reading import check_head
 from elastic_core.rendezvous.rows import NodeRow
 from elastic_core.rendezvous.scene import Judgement, Scene
 from elastic_core.rendezvous.watch import Observation, Watch, dead, forget, observe
@@ -42,6 +43,7 @@ class ChairDriver:
     clock: Clock
     publish: Callable[[Event], None]
     watch: Watch = field(default_factory=Watch)
+    _looked_at: float = 0.0
     _judgement: Judgement | None = None
     _thinking: Future[Verdict] | None = None
     _waiting_for: str = ""
@@ -57,7 +59,8 @@ class ChairDriver:
         Raises:
             RendezvousConnectionError: The store cannot be reached; what was being written may or may not have landed.
         """
-        self.watch = observe(self.watch, self._rows(store), self.clock.now())
+        self._looked_at = self.clock.now()  # before the look: a pause after it must not count as anybody's silence
+        self.watch = observe(self.watch, self._rows(store), self._looked_at)
         self._prune(store, ledger)
         decision = decide(self._scene(store, ledger))
         if isinstance(decision, Ask):
@@ -69,12 +72,14 @@ class ChairDriver:
                 entry = compose(
                     ledger, body, entry_id=self.clock.new_id(), author=self.node_id, now=now, counters=counters
                 )
-                store.append(ledger.head.link, entry.link, encode_entry(entry))
+                if not store.append(ledger.head.link, entry.link, encode_entry(entry)):
+                    check_head(store, ledger)  # somebody else was faster, and the reader finds the entry
                 return now
             case LookAgain(at, waiting):
                 self._tell(waiting)
                 if self._thinking is not None:  # nothing else can be decided before the verdict, which has a time limit
                     self._thinking.exception()
+                    self.watch = replace(self.watch, gap_at=self.clock.now())
                     return self.clock.now()
                 return at
         raise AssertionError(f"decide() asks again about what was just judged: {decision}")
@@ -82,7 +87,7 @@ class ChairDriver:
     def successor(self, ledger: Ledger) -> str | None:
         """Who should take the chair when this node leaves: the first living member, else the first living newcomer."""
         members = [member.node_id for member in ledger.round.members] if ledger.round is not None else []
-        timing, now = ledger.settings.timing, self.clock.now()
+        timing, now = ledger.settings.timing, self._looked_at
         for node_id in [*members, *(other for other in self.watch.nodes if other not in members)]:
             seen = self.watch.get(node_id)
             if node_id == self.node_id or seen is None or seen.row.leaving or seen.row.run != ledger.head.run:
@@ -98,7 +103,7 @@ class ChairDriver:
         return Scene(
             ledger=ledger,
             watch=self.watch,
-            now=self.clock.now(),
+            now=self._looked_at,
             judgement=self._judgement,
             may_forget=store.may_forget,
         )
@@ -127,7 +132,7 @@ class ChairDriver:
 
     def _prune(self, store: RendezvousBackend, ledger: Ledger) -> None:
         """Remove rows of the dead (P2), but not of the newest round: they still prove that it is over (rule S4)."""
-        timing, now = ledger.settings.timing, self.clock.now()
+        timing, now = ledger.settings.timing, self._looked_at
         done = [
             node_id
             for node_id in self.watch.nodes

@@ -78,9 +78,18 @@ def decide(scene: Scene) -> Decision:
 
 
 def _slowest(scene: Scene) -> float:
-    """The longest that anybody took to show that it saw the head, in seconds; never so long that beats judge sooner."""
-    head, head_at = scene.ledger.head.index, scene.ledger.head_at
-    delays = (seen.seen_at - head_at for seen in scene.watch.nodes.values() if seen.row.head == head)
+    """The longest that a member took to show that it saw the head, in seconds; never so long that beats judge sooner.
+
+    Who came later saw it later, and what the chair itself saw late says nothing of others.
+    """
+    ledger, head, head_at = scene.ledger, scene.ledger.head, scene.ledger.head_at
+    if ledger.round is None or not isinstance(head.body, Round | Halt) or scene.watch.gap_at >= head_at:
+        return 0.0
+    delays = [
+        seen.seen_at - head_at
+        for seen in scene.sightings(ledger.round)
+        if seen.row.head == head.index and seen.arrived_at <= head_at
+    ]
     return round(min(max([0.0, *delays]), scene.timing.lost_after / SUSPICION_FACTOR), 3)
 
 
@@ -110,8 +119,7 @@ def _supervise(scene: Scene, current: Round) -> Decision:
     ledger, ids = scene.ledger, [member.node_id for member in current.members]
     finished = {node_id for node_id in ids if scene.finished(current, node_id)}
     if len(finished) == len(ids):
-        why = f"all workers of round {current.number} exited with 0"
-        return Append(Closed(success=True, why=why, exit_code=ExitCode.SUCCESS), ledger.counters)
+        return _succeed(scene, current)
     if incidents := scene.incidents(current):
         return _judge(scene, current, incidents[0], finished)
     for node_id in ids:
@@ -153,7 +161,7 @@ def _whole(scene: Scene, current: Round, finished: set[str]) -> bool:
     Who has not seen this round yet may see the next one as well; who does not is suspected then (rule L2).
     """
     ids = [member.node_id for member in current.members]
-    if any(scene.dead(node_id) or scene.leaving(node_id) for node_id in ids):
+    if any(scene.dead(node_id) or scene.leaving(node_id) or scene.owed_answer(node_id) for node_id in ids):
         return False
     return not any(_departure(scene, current, node_id) for node_id in ids if node_id not in finished)
 
@@ -235,11 +243,11 @@ def _muster(scene: Scene, old: Round) -> _Muster:
     lost = [node_id for node_id in ids if node_id not in leaving and scene.dead(node_id)]
     fit = [node_id for node_id in ids if node_id not in leaving and node_id not in lost]
     unseen = scene.unseen(old, scene.ledger.head.anchors.halt)
-    suspected = [node_id for node_id in fit if node_id in unseen]
-    joining = scene.newcomers()
+    joining = scene.waiting()
+    suspected = [node_id for node_id in fit if node_id in unseen and scene.now >= scene.suspect_at(node_id)]
     enough = len(fit) - len(suspected) + len(joining) >= scene.agreement.min_nodes
-    if scene.now < scene.ledger.halt_at + scene.suspicion or not enough:
-        suspected = []  # L2: suspicion never takes a job below min, the beat limit does
+    if not enough or scene.agreement.on_node_loss is OnNodeLoss.FAIL:
+        suspected = []  # L2: suspicion never takes a job below min, nor ends it; the beat limit does
     fit = [node_id for node_id in fit if node_id not in suspected]
     busy = [node_id for node_id in fit if node_id in unseen or scene.running(node_id)]
     return _Muster(leaving=leaving, lost=lost, suspected=suspected, fit=fit, busy=busy, joining=joining)
@@ -247,14 +255,16 @@ def _muster(scene: Scene, old: Round) -> _Muster:
 
 def _reform(scene: Scene, old: Round, halt: Halt) -> Decision:
     ledger, muster = scene.ledger, _muster(scene, old)
+    if all(scene.finished(old, member.node_id) for member in old.members):  # the HALT came too late
+        return _succeed(scene, old)
     if (ending := _ending(scene, old, halt, muster)) is not None:
         return ending
-    suspect_at = ledger.halt_at + scene.suspicion
     if muster.busy:
-        return LookAgain(scene.look(suspect_at, nodes=scene.sightings(old)))
-    fence = ledger.halt_at + scene.timing.fence_after
+        return LookAgain(scene.look(*map(scene.suspect_at, muster.busy), nodes=scene.sightings(old)))
+    fence = max([ledger.halt_at, *(seen.changed_at for seen in scene.sightings(old))]) + scene.timing.fence_after
     if scene.now < fence and not _is_over(scene, old):
-        who = f"{scene.names(muster.lost)}, which may still be training, to answer or be fenced off"
+        silent = scene.names([*muster.lost, *muster.suspected, *muster.leaving])
+        who = f"{silent}, which may still be training, to answer or be fenced off"
         return LookAgain(scene.look(fence, nodes=scene.sightings(old)), f"{who}, for up to {fence - scene.now:.0f} s")
     survivors = [seen for node_id in muster.fit if (seen := scene.seen(node_id)) is not None]
     nodes = _choose(scene, halt, [*survivors, *muster.joining])[: scene.agreement.max_nodes]
@@ -285,7 +295,7 @@ def _ending(scene: Scene, old: Round, halt: Halt, muster: _Muster) -> Decision |
     if gone or muster.leaving:  # the workers failed because a peer went away: the job goes on without that node
         return None
     if muster.busy:  # every follower's report first: the first cause is found among them
-        return LookAgain(scene.look(scene.ledger.halt_at + scene.suspicion, nodes=scene.sightings(old)))
+        return LookAgain(scene.look(*map(scene.suspect_at, muster.busy), nodes=scene.sightings(old)))
     first = [*scene.incidents(old), halt.incident][0]
     reason = verdict.reason if verdict is not None else "the failure policy gave up"
     return _fail(scene, reason, first, requeue=verdict is not None and verdict.requeue)
@@ -377,6 +387,11 @@ def _unless_barren(scene: Scene, old: Round, sealed: Append) -> Append:
     halt = scene.ledger.halt
     first = [*scene.incidents(old), *([halt.incident] if halt is not None and halt.incident is not None else [])]
     return _fail(scene, why, first[0] if first else None)
+
+
+def _succeed(scene: Scene, current: Round) -> Append:
+    why = f"all workers of round {current.number} exited with 0"
+    return Append(Closed(success=True, why=why, exit_code=ExitCode.SUCCESS), scene.ledger.counters)
 
 
 def _fail(scene: Scene, why: str, incident: Incident | None, *, requeue: bool = False) -> Append:

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastic_core.errors import RendezvousStateError, RendezvousTimeoutError
+from elastic_core.errors import RendezvousRefusedError, RendezvousStateError, RendezvousTimeoutError
 from elastic_core.exit_codes import ExitCode
 from elastic_core.rendezvous.admission import Join, OpenNext, Report, admit, check_settings, needs_liveness
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, RendezvousBackend
 from elastic_core.rendezvous.codec import decode_row, encode_entry, encode_row
 from elastic_core.rendezvous.ledger import Body, Chair, Closed, Ledger, Open, advance, compose, opened
 from elastic_core.rendezvous.reading import load
-from elastic_core.rendezvous.rows import NodeInfo, NodeRow
+from elastic_core.rendezvous.rows import NodeInfo, NodeRow, Phase
 from elastic_core.rendezvous.settings import Settings
 
 
@@ -78,10 +78,16 @@ def _find_run(store: RendezvousBackend, applicant: Applicant, clock: Clock) -> L
                 case Report(closed):
                     return closed
                 case Join():
-                    check_settings(
-                        ledger.settings, applicant.settings, allow_version_mismatch=applicant.allow_version_mismatch
-                    )
-                    return ledger
+                    try:
+                        check_settings(
+                            ledger.settings, applicant.settings, allow_version_mismatch=applicant.allow_version_mismatch
+                        )
+                    except RendezvousRefusedError:  # by a run that nobody is left of?
+                        if _alive(store, ledger, applicant, clock):
+                            raise
+                        started = _open(store, ledger, applicant, clock, abandoned=True)
+                    else:
+                        return ledger
                 case OpenNext(abandoned):
                     started = _open(store, ledger, applicant, clock, abandoned=abandoned)
         if started is not None:
@@ -124,6 +130,7 @@ def _await_host(store: RendezvousBackend, applicant: Applicant) -> None:
 def _alive(store: RendezvousBackend, ledger: Ledger, applicant: Applicant, clock: Clock) -> list[str]:
     """Hosts of the run whose beats move, watched for as long as losing a node takes; at once where there are none."""
     timing, me = ledger.settings.timing, applicant.info
+    runs = {ledger.head.run} if ledger.closed is not None else {ledger.head.run, ""}  # '': about to join, perhaps
     first: dict[str, tuple[int, int]] = {}
     moving: dict[str, str] = {}
     deadline = clock.now() + timing.lost_after
@@ -135,7 +142,8 @@ def _alive(store: RendezvousBackend, ledger: Ledger, applicant: Applicant, clock
             except RendezvousStateError:
                 continue
             own_seat = (row.info.host_id, row.info.seat) == (me.host_id, me.seat)
-            if row.run != ledger.head.run or own_seat or row.leaving:
+            left = row.leaving and row.phase is not Phase.RUNNING
+            if row.run not in runs or own_seat or left:
                 continue
             here.add(seen.node_id)
             state = (seen.revision, seen.beat)

@@ -26,6 +26,8 @@ class Work(enum.Enum):
 
     NONE = "none"
     RUNNING = "running"
+    DONE = "done"
+    """Every worker exited with 0; what they forked may still be there, and is stopped before anything is started."""
     STOPPING = "stopping"
 
 
@@ -202,7 +204,7 @@ def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
         case WorkerFailed(incident) if state.work is Work.RUNNING and state.incident is None:
             return replace(state, incident=incident)
         case WorkersDone() if state.work is Work.RUNNING and state.incident is None:
-            return replace(state, work=Work.NONE, phase=Phase.FINISHED, progressed=True)
+            return replace(state, work=Work.DONE, phase=Phase.FINISHED, progressed=True)
         case WorkersGone():
             phase = state.phase if state.phase is Phase.FINISHED else Phase.STOPPED
             return replace(state, work=Work.NONE, phase=phase if state.round else Phase.WAITING)
@@ -218,14 +220,24 @@ def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
 def _reconcile(state: NodeState) -> tuple[NodeState, tuple[Effect, ...]]:
     if state.work is Work.RUNNING and (stop := _unwanted(state)) is not None:
         return replace(state, work=Work.STOPPING), (stop,)
+    if state.work in (Work.NONE, Work.DONE) and (end := _end(state)) is not None:
+        return state, (end,)
+    wanted, dropped = _wanted(state), not state.ledger.is_member(state.info.node_id)
+    if state.work is Work.DONE and (wanted is not None or (dropped and state.ledger.live)):
+        return replace(state, work=Work.STOPPING), (Stop(Grace.BROKEN, "what they left behind"),)
     if state.work is Work.NONE:
-        if (end := _end(state)) is not None:
-            return state, (end,)
-        if (wanted := _wanted(state)) is not None:
+        if wanted is not None:
             return _start(state, wanted)
-        if state.phase is Phase.STOPPED and not state.ledger.is_member(state.info.node_id):
-            state = replace(state, phase=Phase.WAITING)  # dropped, but alive: a newcomer from now on
-    return state, ()
+        if dropped and state.phase in (Phase.STOPPED, Phase.FINISHED):
+            state = replace(state, phase=Phase.WAITING)  # alive, and a newcomer from now on
+    return state, _renewal(state, wanted)
+
+
+def _renewal(state: NodeState, wanted: Round | None) -> tuple[Effect, ...]:
+    """A new offer, where the present one went into a round that ended before its workers were started here."""
+    current = state.ledger.round
+    used = current is not None and current.offer == state.offer and current.number > state.round
+    return (MakeOffer(),) if used and wanted is None else ()
 
 
 def _unwanted(state: NodeState) -> Stop | None:

@@ -33,8 +33,10 @@ class PulseCalls:
     """The connection broke; give the pulse a new one by :meth:`Pulse.reconnected`."""
     row: Callable[[int | None], None]
     """The revision that the store holds of our row, None for no row (rule S7)."""
-    take_chair: Callable[[Heard, str], None]
-    """The chair is gone, and it is our turn: what was last heard of it, and why, in words."""
+    take_chair: Callable[[Ledger, Heard, str], None]
+    """The chair is gone, and it is our turn: the ledger that this was judged by, what was last heard, and why."""
+    crashed: Callable[[BaseException], None]
+    """The thread met a defect."""
 
 
 class Pulse:
@@ -53,9 +55,12 @@ class Pulse:
         self._chair_beat: int | None = None
         self._watched = ledger.chair
         self._reported_at: float | None = None
+        self._place = 0
+        """How many take the chair before us; for a node without a rank, as of the newest look at the roster."""
         self._stopped = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="elastic-pulse", daemon=True)
+        self.follow(ledger)
 
     def start(self) -> None:
         """Begin to beat."""
@@ -67,9 +72,13 @@ class Pulse:
             self._stopped = True
             self._changed.notify()
 
-    def join(self, timeout: float) -> None:
-        """Wait for the thread's end, for ``timeout`` seconds at most."""
+    def close(self, timeout: float) -> None:
+        """Wait for the thread's end, for ``timeout`` seconds at most, and close its connection."""
         self._thread.join(timeout)
+        with self._changed:
+            store, self._store = self._store, None
+        if store is not None:
+            store.close()
 
     def tick(self) -> None:
         """The agent's loop is alive."""
@@ -79,6 +88,7 @@ class Pulse:
         """The ledger has grown, which answers whatever was reported before."""
         with self._changed:
             self._ledger, self._reported_at = ledger, None
+            self._place = standing(ledger, (), self._node_id) if ledger.is_member(self._node_id) else 0
             self._changed.notify()
 
     def reported(self) -> None:
@@ -90,10 +100,19 @@ class Pulse:
     def reconnected(self, store: RendezvousBackend) -> None:
         """Beat over this connection from now on."""
         with self._changed:
-            self._store = store
-            self._changed.notify()
+            if not self._stopped:
+                self._store = store
+                self._changed.notify()
+                return
+        store.close()
 
     def _run(self) -> None:
+        try:
+            self._beat_on()
+        except Exception as exc:
+            self._calls.crashed(exc)
+
+    def _beat_on(self) -> None:
         beat_at = self._now()
         while True:
             with self._changed:
@@ -102,7 +121,7 @@ class Pulse:
                 if self._stopped:
                     return
                 store, ledger = self._store, self._ledger
-            interval = ledger.settings.timing.beat_interval
+            interval, self._tried_at = ledger.settings.timing.beat_interval, self._now()
             if store is not None and self._now() - self._ticked_at < 2 * interval + CONTACT_GAP:
                 self._beat(store, ledger)
             if self._now() >= beat_at:
@@ -111,25 +130,25 @@ class Pulse:
     def _pause(self, beat_at: float) -> float:
         """Seconds until there is something to do."""
         due = beat_at
-        if self._heir(self._ledger):
-            takeover = takeover_at(self._ledger, self._signs(), 0)
+        if self._store is not None and self._heir(self._ledger):
+            takeover = takeover_at(self._ledger, self._signs(), self._place)
             due = min(due, max(takeover, self._tried_at + RETRY))
         return due - self._now()
 
     def _beat(self, store: RendezvousBackend, ledger: Ledger) -> None:
-        self._tried_at = self._now()
         try:
             reply = store.beat(self._node_id, self._count, ledger.chair)
             self._absorb(reply, ledger)
             signs = self._signs()
-            if self._heir(ledger) and self._now() >= takeover_at(ledger, signs, 0):
-                arrivals = [row.node_id for row in store.roster()]
-                if self._now() >= takeover_at(ledger, signs, standing(ledger, arrivals, self._node_id)):
-                    heard = Heard(ledger.chair, self._chair_beat or 0, self._chair_changed_at)
-                    self._calls.take_chair(heard, self._why(ledger))
+            if self._heir(ledger) and self._now() >= takeover_at(ledger, signs, self._place):
+                if not ledger.is_member(self._node_id):
+                    self._place = standing(ledger, [row.node_id for row in store.roster()], self._node_id)
+                if self._now() >= takeover_at(ledger, signs, self._place):
+                    self._calls.take_chair(ledger, self._heard(ledger), self._why(ledger))
         except RendezvousConnectionError as exc:
             with self._changed:
                 self._store = None
+            store.close()
             self._calls.lost(exc)
         except RendezvousStateError:
             return  # the reader meets it too, and reports it
@@ -150,8 +169,14 @@ class Pulse:
     def _signs(self) -> ChairSigns:
         return ChairSigns(beat_changed_at=self._chair_changed_at, reported_at=self._reported_at)
 
+    def _heard(self, ledger: Ledger) -> Heard:
+        unanswered = self._silence() < ledger.settings.timing.lost_after
+        return Heard(ledger.chair, self._chair_beat or 0, self._chair_changed_at, unanswered)
+
     def _why(self, ledger: Ledger) -> str:
-        now = self._now()
-        if now - self._chair_changed_at >= ledger.settings.timing.lost_after:
-            return f"no beat from the chair, {ledger.chair}, for {now - self._chair_changed_at:.1f} s"
-        return f"the chair, {ledger.chair}, did not answer an incident"
+        if self._heard(ledger).unanswered:
+            return f"the chair, {ledger.chair}, did not answer an incident"
+        return f"no beat from the chair, {ledger.chair}, for {self._silence():.1f} s"
+
+    def _silence(self) -> float:
+        return self._now() - self._chair_changed_at

@@ -40,6 +40,20 @@ def news(store: RendezvousBackend, ledger: Ledger) -> tuple[Entry, ...]:
     return tuple(found)
 
 
+def check_head(store: RendezvousBackend, ledger: Ledger) -> None:
+    """Make sure that the store still has the entry that ``ledger`` ends with, or a later one.
+
+    Raises:
+        RendezvousStateError: It has another one in its place, or none.
+        RendezvousConnectionError: The store cannot be reached.
+    """
+    if _entry(store, ledger.head.index).link != ledger.head.link:
+        raise RendezvousStateError(
+            f"Ledger entry {ledger.head.index} is not the one that was read before: the store's history has changed.",
+            hint="Something restored an older state of the store, or wrote to it; use another --rdzv_id.",
+        )
+
+
 def _entry(store: RendezvousBackend, index: int) -> Entry:
     data = store.read(index)
     if data is None:

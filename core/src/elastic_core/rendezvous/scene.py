@@ -16,6 +16,8 @@ SUSPICION = 1.0
 """Seconds after which a node that has not shown that it saw an entry is suspected, at least (rule L2)."""
 SUSPICION_FACTOR = 3.0
 """… or this many times the worst delay that the job has known, if that is longer."""
+LAST_CHANCE = 0.2
+"""Seconds that a chair deposed for its silence has left to show that it is there."""
 MAX_LOSSES = 3
 """Losses after which a host is left out while others suffice (rule L4)."""
 
@@ -35,6 +37,7 @@ class Scene:
     ledger: Ledger
     watch: Watch
     now: float
+    """When the roster was looked at: what has come since then, nobody has seen, and nobody is judged for it."""
     judgement: Judgement | None = None
     may_forget: bool = False
     """Whether the store can come back without its last entries (rule S3)."""
@@ -87,6 +90,25 @@ class Scene:
         seen = self.seen(node_id)
         return seen is not None and seen.row.phase is Phase.FINISHED and seen.row.round == current.number
 
+    def owed_answer(self, node_id: str) -> bool:
+        """Whether a node is the old chair, deposed for its silence about an incident, and still silent."""
+        heard, seen, chair = self.watch.heard, self.seen(node_id), self.ledger.head.anchors.chair
+        if heard is None or not heard.unanswered or heard.node_id != node_id:
+            return False
+        return seen is None or seen.row.head < chair
+
+    def suspect_at(self, node_id: str) -> float:
+        """When a member that has not shown that it saw the HALT is suspected (rule L2), for what follows that HALT.
+
+        The old chair has had its second already, if that was what it was deposed for: the CHAIR and this HALT are
+        its last chance, which a living agent takes in milliseconds.
+        """
+        ledger = self.ledger
+        at = ledger.head.anchors
+        if at.halt == at.chair + 1 and self.owed_answer(node_id):
+            return ledger.halt_at + max(LAST_CHANCE, SUSPICION_FACTOR * ledger.counters.worst_seen)
+        return ledger.halt_at + self.suspicion
+
     # Several nodes ---------------------------------------------------------------------------------------------------
 
     def sightings(self, current: Round) -> list[Sighting]:
@@ -103,10 +125,15 @@ class Scene:
         return [seen.node_id for seen in self.sightings(current) if seen.row.head < index and not seen.row.leaving]
 
     def newcomers(self) -> list[Sighting]:
+        """Those that wait, without bad hosts where that leaves enough."""
+        members = self.ledger.round.members if self.ledger.round is not None else ()
+        return self.without_bad_hosts(self.waiting(), len(members))
+
+    def waiting(self) -> list[Sighting]:
         """Living nodes that wait for a seat and have seen the newest OPEN or CHAIR (rule S7), in order of arrival."""
         ledger = self.ledger
         members = [member.node_id for member in ledger.round.members] if ledger.round is not None else []
-        waiting = [
+        return [
             seen
             for seen in self.watch.nodes.values()
             if seen.row.phase is Phase.WAITING
@@ -117,7 +144,6 @@ class Scene:
             and seen.node_id not in members
             and not self.dead(seen.node_id)
         ]
-        return self.without_bad_hosts(waiting, len(members))
 
     def without_bad_hosts(self, nodes: list[Sighting], others: int = 0) -> list[Sighting]:
         """Leave out hosts that a policy excluded or that were lost too often, while the rest suffice (rule L4)."""

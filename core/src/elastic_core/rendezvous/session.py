@@ -14,19 +14,19 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError
 from elastic_core.events import Event, Level
-from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
+from elastic_core.rendezvous.backend import Cursor, RendezvousBackend, RosterRow
 from elastic_core.rendezvous.chair import ChairDriver, Judge
 from elastic_core.rendezvous.codec import decode_row, encode_entry, encode_row
 from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.ledger import Chair, Ledger, advance, compose
 from elastic_core.rendezvous.node import EntriesRead, NodeEvent, StoreLost
 from elastic_core.rendezvous.pulse import Pulse, PulseCalls
-from elastic_core.rendezvous.reading import news
+from elastic_core.rendezvous.reading import check_head, news
 from elastic_core.rendezvous.rows import NodeRow, Phase
 from elastic_core.rendezvous.watch import Heard, Observation, Watch, dead, observe
 
@@ -70,8 +70,16 @@ class Session:
         self.contact_at = clock.now()
         """When a store operation last succeeded, by the monotonic clock."""
         self._unreachable = False
+        self._done = threading.Event()
+        """Nothing is left to tell the store: this node has left, or there is no store any more."""
+        self._lost = False
+        """There will be no further entry for this node, for good."""
         pulse_calls = PulseCalls(
-            contact=self._contact, lost=self._pulse_lost, row=self._row_seen, take_chair=self._take_chair
+            contact=self._contact,
+            lost=self._pulse_lost,
+            row=self._row_seen,
+            take_chair=self._take_chair,
+            crashed=calls.crashed,
         )
         self._pulse = Pulse(node_id, store.connect(), ledger, clock.now, pulse_calls)
         self._threads = [
@@ -92,20 +100,26 @@ class Session:
     def publish_row(self, row: NodeRow) -> None:
         """Make the roster say this; returns at once, and the newest row wins."""
         with self._wake:
-            reports = row.incident is not None and (self._row is None or self._row.incident != row.incident)
+            if self._is_news(row):
+                self._pulse.reported()
             self._row, self._revision = row, self._revision + 1
             self._wake.notify()
-        if reports:
-            self._pulse.reported()
+
+    def _is_news(self, row: NodeRow) -> bool:
+        """Whether the row has an incident that the chair owes an entry for; the answer may have come before it."""
+        if row.incident is None or (self._row is not None and self._row.incident == row.incident):
+            return False
+        current = self._ledger.round
+        return self._ledger.live and current is not None and row.incident.round == current.number
 
     def ask_finished(self, answer: Callable[[bool], None]) -> None:
         """Find out whether any other member of the round has finished; ``answer`` is called on the writer's thread."""
         ledger = self._ledger
 
         def look(store: RendezvousBackend) -> None:
-            others = [member.node_id for member in ledger.round.members] if ledger.round is not None else []
-            rows = [decode_row(seen.value) for seen in store.roster(others) if seen.node_id != self._node_id]
-            answer(ledger.live and any(row.phase is Phase.FINISHED for row in rows))
+            members = [member.node_id for member in ledger.round.members] if ledger.round is not None else []
+            rows = _rows(seen for seen in store.roster(members) if seen.node_id != self._node_id)
+            answer(ledger.live and any(seen.row.phase is Phase.FINISHED for seen in rows))
 
         with self._wake:
             self._jobs.append(look)
@@ -113,11 +127,10 @@ class Session:
 
     def close(self, timeout: float) -> None:
         """Hand over the chair, bring the row up to date or take it out, stop the threads: ``timeout`` s at most."""
-        done = threading.Event()
         with self._wake:
-            self._jobs.append(lambda store: self._farewell(store, done, timeout))
+            self._jobs.append(lambda store: self._farewell(store, timeout))
             self._wake.notify()
-        done.wait(timeout)
+        self._done.wait(timeout)
         self._stopping.set()
         self._pulse.stop()
         with self._wake:
@@ -127,7 +140,7 @@ class Session:
             reading.close()
         for thread in self._threads:
             thread.join(1.0)
-        self._pulse.join(1.0)
+        self._pulse.close(1.0)
 
     # The reader ------------------------------------------------------------------------------------------------------
 
@@ -161,8 +174,9 @@ class Session:
                 ledger = advance(ledger, entry, now)
                 if ledger.closed is not None:
                     break
-            self._ledger = ledger
-            self._pulse.follow(ledger)
+            with self._wake:  # together, for who reports meanwhile
+                self._ledger = ledger
+                self._pulse.follow(ledger)
             self._calls.post(EntriesRead(entries, now))
         self._contact()
         if self._ledger.closed is not None:
@@ -215,26 +229,35 @@ class Session:
                 break
         self._dropped(store)
 
-    def _farewell(self, store: RendezvousBackend, done: threading.Event, timeout: float) -> None:
+    def _farewell(self, store: RendezvousBackend, timeout: float) -> None:
+        ledger = self._hand_over(store)
+        if ledger.closed is not None:
+            if store.embedded and store.hosting:
+                self._linger(store, ledger, timeout)
+            store.remove(self._node_id)
+        elif not ledger.is_member(self._node_id):
+            store.remove(self._node_id)  # a member's row stays: it proves that its part of the round is over
+        self._done.set()
+
+    def _hand_over(self, store: RendezvousBackend) -> Ledger:
+        """Give the chair to somebody else, if we have it; our own reader may be writing an entry at the same time."""
         ledger = self._ledger
-        try:
-            if ledger.closed is not None:
-                if store.embedded and store.hosting:
-                    self._linger(store, ledger, timeout)
-                store.remove(self._node_id)
-            elif ledger.chair == self._node_id and (heir := self._chair.successor(ledger)) is not None:
-                self._append_chair(store, ledger, heir, f"{self._node_id} leaves")
-            elif not ledger.is_member(self._node_id):
-                store.remove(self._node_id)  # a member's row stays: it proves that its part of the round is over
-        finally:
-            done.set()
+        while True:
+            for entry in news(store, ledger):
+                if ledger.closed is None:
+                    ledger = advance(ledger, entry, self._clock.now())
+            if ledger.closed is not None or ledger.chair != self._node_id:
+                return ledger
+            heir = self._chair.successor(ledger)
+            if heir is None or self._append_chair(store, ledger, heir, f"{self._node_id} leaves"):
+                return ledger
 
     def _linger(self, store: RendezvousBackend, ledger: Ledger, timeout: float) -> None:
         """The store goes with this agent: stay until every living node has seen CLOSED."""
         watch, version, clock = Watch(), 0, self._clock
         timing, deadline = ledger.settings.timing, self._clock.now() + timeout
         while (now := clock.now()) < deadline:
-            rows = [Observation(decode_row(seen.value), seen.serial, seen.beat) for seen in store.roster()]
+            rows = _rows(store.roster())
             watch = observe(watch, rows, now)
             present = {row.row.info.node_id for row in rows} - {self._node_id}
             if not any(
@@ -246,15 +269,16 @@ class Session:
             wait = min(timing.beat_interval, deadline - now)
             version = store.wait(Cursor(ledger.head.index, version), roster=True, timeout=wait).roster
 
-    def _take_chair(self, heard: Heard, why: str) -> None:
-        ledger = self._ledger
-        if ledger.closed is None and not self._root.embedded:
-            with self._wake:
-                self._heard = heard
-                self._jobs.append(lambda store: self._append_chair(store, ledger, self._node_id, why))
-                self._wake.notify()
+    def _take_chair(self, ledger: Ledger, heard: Heard, why: str) -> None:
+        def take(store: RendezvousBackend) -> None:
+            self._append_chair(store, ledger, self._node_id, why)
 
-    def _append_chair(self, store: RendezvousBackend, ledger: Ledger, chair: str, why: str) -> None:
+        with self._wake:
+            self._heard = heard
+            self._jobs.append(take)
+            self._wake.notify()
+
+    def _append_chair(self, store: RendezvousBackend, ledger: Ledger, chair: str, why: str) -> bool:
         entry = compose(
             ledger,
             Chair(why=why),
@@ -263,8 +287,12 @@ class Session:
             now=self._clock.now(),
             chair=chair,
         )
-        if store.append(ledger.head.link, entry.link, encode_entry(entry)):
+        landed = store.append(ledger.head.link, entry.link, encode_entry(entry))
+        if landed:
             self._calls.publish(Event("chair_changed", f"{chair} decides from here on: {why}", Level.DEBUG))
+        else:
+            check_head(store, ledger)  # somebody else was faster, and the reader finds the entry
+        return landed
 
     def _row_seen(self, revision: int | None) -> None:
         """Rule S7: the store is behind what we sent, or lost our row; send again."""
@@ -286,13 +314,14 @@ class Session:
     def _connected(self) -> RendezvousBackend | None:
         """A new connection, however long it takes; None when there is none to be had any more."""
         pause = RETRY_FIRST
-        while not self._stopping.is_set():
+        while not (self._stopping.is_set() or self._lost):
             try:
                 store = self._root.connect()
             except RendezvousConnectionError as exc:
-                self._store_failed(exc)
                 if self._root.embedded:
+                    self._give_up(exc)
                     return None
+                self._store_failed(exc)
                 self._stopping.wait(pause)
                 pause = min(2 * pause, RETRY_MOST)
             except RendezvousStateError as exc:
@@ -304,33 +333,37 @@ class Session:
 
     def _pulse_lost(self, exc: RendezvousConnectionError) -> None:
         self._store_failed(exc)
-        if not self._root.embedded:
-            threading.Thread(target=self._guard, args=(self._mend_pulse,), name="elastic-mend", daemon=True).start()
+        threading.Thread(target=self._guard, args=(self._mend_pulse,), name="elastic-mend", daemon=True).start()
 
     def _mend_pulse(self) -> None:
         if (store := self._connected()) is not None:
             self._pulse.reconnected(store)
 
     def _contact(self) -> None:
+        if self._lost:
+            return
         self.contact_at = self._clock.now()
         if self._unreachable:
             self._unreachable = False
             self._calls.publish(Event("store_back", "the store answers again"))
 
     def _store_failed(self, exc: RendezvousConnectionError) -> None:
-        if self._stopping.is_set():
-            return
-        if self._root.embedded:
-            self._give_up(exc)
-        elif not self._unreachable:
+        if not (self._stopping.is_set() or self._unreachable or self._lost or self._root.embedded):
             self._unreachable = True
             message = f"the store does not answer; workers go on, and we keep trying: {exc.message}"
             self._calls.publish(Event("store_unreachable", message, Level.WARNING))
 
     def _give_up(self, exc: ElasticError) -> None:
-        """There will be no further entry for this node: healthy workers may finish without one."""
-        if not self._stopping.is_set() and not self._unreachable:
-            self._unreachable = True
+        """There will be no further entry for this node: healthy workers may finish without one.
+
+        Its beats stop, and so does its contact: should others go on without it, they wait for the fence, which stops
+        the workers here first (rule S4).
+        """
+        with self._wake:
+            first, self._lost = not (self._lost or self._stopping.is_set()), True
+        self._pulse.stop()
+        self._done.set()
+        if first and self._ledger.closed is None:
             self._calls.publish(Event("store_lost", f"the store is lost: {exc.message}", Level.ERROR))
             self._calls.post(StoreLost())
 
@@ -345,3 +378,12 @@ class Session:
         if store is not None:
             with contextlib.suppress(ElasticError):
                 store.close()
+
+
+def _rows(found: Iterable[RosterRow]) -> list[Observation]:
+    """What can be read of these rows; the chair reports what cannot."""
+    rows = []
+    for seen in found:
+        with contextlib.suppress(RendezvousStateError):
+            rows.append(Observation(decode_row(seen.value), seen.serial, seen.beat))
+    return rows

@@ -7,6 +7,7 @@ believed. :func:`observe` is pure; the driver calls it once for every successful
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -45,6 +46,8 @@ class Heard:
     node_id: str
     beat: int
     changed_at: float
+    unanswered: bool = False
+    """Whether it was deposed because an incident got no entry, and not for a beat that stood still (rule L2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class Watch:
 
     nodes: Mapping[str, Sighting] = field(default_factory=dict)
     read_at: float | None = None
+    gap_at: float = -math.inf
+    """Until when the chair was last not looking; what it then saw may have been there for long."""
     heard: Heard | None = None
 
     def get(self, node_id: str) -> Sighting | None:
@@ -87,7 +92,8 @@ def observe(watch: Watch, rows: Iterable[Observation], now: float) -> Watch:
     for node_id, old in watch.nodes.items():
         if node_id not in nodes:
             nodes[node_id] = replace(old, listed=False, changed_at=now if gap else old.changed_at)
-    return replace(watch, nodes=dict(sorted(nodes.items(), key=lambda item: item[1].serial)), read_at=now)
+    in_order = dict(sorted(nodes.items(), key=lambda item: item[1].serial))
+    return replace(watch, nodes=in_order, read_at=now, gap_at=now if gap else watch.gap_at)
 
 
 def _last_sign(watch: Watch, seen: Observation, now: float) -> float:

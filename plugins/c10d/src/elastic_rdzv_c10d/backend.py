@@ -17,6 +17,7 @@ from collections.abc import Collection
 
 from elastic_core.rendezvous.backend import ORIGIN, BeatReply, Cursor, Link, RendezvousBackend, RosterRow
 from elastic_rdzv_c10d.client import StoreClient
+from elastic_rdzv_c10d.endpoint import knock
 from elastic_rdzv_c10d.records import (
     ENTRY_APPENDED,
     REMOVED,
@@ -68,7 +69,8 @@ class C10dBackend(RendezvousBackend):
         """Rows up to this serial are known to have their keys."""
 
     def connect(self) -> C10dBackend:
-        """Another connection to the same job."""
+        """Another connection to the same job; an error at once where nobody listens any more."""
+        knock(self._client.address)
         client = StoreClient(self._client.address, self._client.read_timeout)
         return C10dBackend(client, self._run_id, hosting=self.hosting, head=self._head)
 

@@ -209,6 +209,21 @@ def reach(endpoint: Endpoint, site: Site, patience: Patience) -> Address:
         patience.pause()
 
 
+def knock(address: Address) -> None:
+    """See that the store which was there still is: TCPStore itself would try for as long as it is allowed to.
+
+    Raises:
+        RendezvousConnectionError: Nobody listens there.
+    """
+    try:
+        socket.create_connection((address.host, address.port), _KNOCK).close()
+    except OSError as exc:
+        raise RendezvousConnectionError(
+            f"The store at {address} is gone, and with it the agent that hosts it, or the network in between: "
+            f"{exc.strerror or exc}."
+        ) from exc
+
+
 def _listen(address: Address) -> socket.socket:
     return socket.create_server((address.host, address.port), family=address.family, backlog=_BACKLOG)
 

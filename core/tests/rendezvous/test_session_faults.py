@@ -1,0 +1,247 @@
+"""Nodes whose store fails them, whose answers cross, and whose chair is slow: nobody hangs, and nobody spins."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+from scenes import incident, info, live
+from test_session import CLOCK, PATIENCE, Node, in_round, quick
+
+from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError, RendezvousStateError
+from elastic_core.rendezvous.backend import BeatReply, Cursor, Link
+from elastic_core.rendezvous.codec import decode_entry, encode_row
+from elastic_core.rendezvous.join import Applicant, join
+from elastic_core.rendezvous.ledger import Chair, Ledger
+from elastic_core.rendezvous.local import LocalBackend, MemoryStore
+from elastic_core.rendezvous.node import Leaving, WorkerFailed
+from elastic_core.rendezvous.pulse import Pulse, PulseCalls
+from elastic_core.rendezvous.rows import NodeRow, Phase
+
+
+@dataclass
+class Faults:
+    """What is wrong with one node's store; all of the node's connections look here."""
+
+    down: bool = False
+    wiped: bool = False
+    """Connecting finds something that cannot be."""
+    garbled: bool = False
+    """Reading does."""
+    appending: Callable[[], None] = field(default=lambda: None)
+    """Called before every append."""
+
+
+class FaultyBackend(LocalBackend):
+    """The in-memory store over a bad line."""
+
+    def __init__(self, store: MemoryStore, faults: Faults) -> None:
+        super().__init__(store)
+        self._memory, self.faults = store, faults
+
+    def connect(self) -> FaultyBackend:
+        self._check()
+        if self.faults.wiped:
+            raise RendezvousStateError("entry 3 is gone")
+        return FaultyBackend(self._memory, self.faults)
+
+    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
+        self._check()
+        return super().beat(node_id, count, watch)
+
+    def read(self, index: int) -> bytes | None:
+        self._check()
+        if self.faults.garbled:
+            raise RendezvousStateError("entry 3 cannot be read")
+        return super().read(index)
+
+    def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
+        self._check()
+        return super().wait(cursor, roster=roster, timeout=timeout)
+
+    def append(self, prev: Link, entry: Link, data: bytes) -> bool:
+        self.faults.appending()
+        return super().append(prev, entry, data)
+
+    def _check(self) -> None:
+        if self.faults.down:
+            raise RendezvousConnectionError("the line is down")
+
+
+@dataclass
+class Bench:
+    """Nodes over one store, each with faults of its own."""
+
+    store: MemoryStore = field(default_factory=MemoryStore)
+    faults: dict[str, Faults] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+
+    def add(self, name: str, **timing: float) -> Node:
+        self.faults[name] = Faults()
+        self.nodes.append(Node(name, FaultyBackend(self.store, self.faults[name]), quick(1, 2, **timing)))
+        return self.nodes[-1]
+
+    def pair(self, min_nodes: int = 2, **timing: float) -> tuple[Node, Node]:
+        """Nodes a, the chair, and b, in a round of both."""
+        self.faults |= {"a": Faults(), "b": Faults()}
+        for name in "ab":
+            self.nodes.append(Node(name, FaultyBackend(self.store, self.faults[name]), quick(min_nodes, 2, **timing)))
+        a, b = self.nodes
+        return a.until(in_round(1, "ab")), b.until(in_round(1, "ab"))
+
+    def chairs(self) -> list[Chair]:
+        """The CHAIR entries so far."""
+        bodies = [decode_entry(data).body for _, data in self.store.entries]
+        return [body for body in bodies if isinstance(body, Chair)]
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    found = Bench()
+    yield found
+    for node in found.nodes:
+        node.kill()
+
+
+def test_who_cannot_read_the_ledger_any_more_stops_beating_and_is_replaced(bench: Bench) -> None:
+    a, b = bench.pair()
+    bench.faults["b"].garbled = True
+    a.tell(WorkerFailed(incident("a")))
+    b.until(lambda n: n.state.store_lost)
+    a.until(lambda n: any(event.name == "waiting" and "host-b" in event.message for event in n.said))
+    at = b.session.contact_at
+    c = Node("c", FaultyBackend(bench.store, Faults()), quick(2, 2))
+    bench.nodes.append(c)
+    c.until(lambda n: n.state.round > 1)
+    assert b.session.contact_at == at, "the fence counts from when it could still be told to stop"
+
+
+def test_a_store_that_comes_back_wiped_ends_a_waiting_node(bench: Bench) -> None:
+    node = bench.add("a", last_call_timeout=PATIENCE * 2, join_timeout=PATIENCE * 4)
+    node.until(lambda n: len(bench.store.entries) == 1)
+    bench.faults["a"].down = True
+    bench.faults["a"].wiped = True
+    node.until(lambda n: any(event.name == "store_unreachable" for event in n.said))
+    bench.faults["a"].down = False
+    assert node.until(lambda n: n.exit is not None).exit.code == 74  # type: ignore[union-attr]
+
+
+def test_who_finds_its_newest_entry_gone_gives_up_instead_of_trying_for_ever(bench: Bench) -> None:
+    a, b = bench.pair()
+    with bench.store.changed:
+        bench.store.entries.pop()
+    b.tell(WorkerFailed(incident("b")))
+    for node in (a, b):
+        node.until(lambda n: n.state.store_lost)
+
+
+def test_a_report_that_was_answered_before_it_was_made_deposes_nobody(bench: Bench) -> None:
+    a, b = bench.pair(lost_after=60.0)
+    with b.changed:  # its loop stands still, as while it drains a dead worker's output
+        b.tell(WorkerFailed(incident("b")))
+        a.tell(WorkerFailed(incident("a")))
+        with bench.store.changed:
+            assert bench.store.changed.wait_for(lambda: len(bench.store.entries) >= 3, PATIENCE)
+    for node in (a, b):
+        node.until(lambda n: n.state.round >= 2)
+    assert bench.chairs() == []
+
+
+def test_a_leaving_chair_hands_over_although_its_own_entries_come_between(bench: Bench) -> None:
+    a, b = bench.pair(min_nodes=1, lost_after=60.0)
+    raced = threading.Event()
+
+    def race() -> None:
+        """The farewell has looked at the ledger; let the reader's HALT land first."""
+        if threading.current_thread().name == "elastic-writer" and not raced.is_set():
+            raced.set()
+            head = len(bench.store.entries)
+            with bench.store.changed:
+                bench.store.changed.wait_for(lambda: len(bench.store.entries) > head, 2.0)
+
+    bench.faults["a"].appending = race
+    a.tell(Leaving("received SIGTERM", 143))
+    b.until(lambda n: n.state.ledger.chair == "b")
+    assert raced.is_set()
+    assert [chair.why for chair in bench.chairs()] == ["a leaves"]
+
+
+@pytest.mark.parametrize("trouble", ["no connection", "a stalled loop"])
+def test_a_pulse_that_cannot_beat_waits_instead_of_spinning(trouble: str) -> None:
+    store = FaultyBackend(MemoryStore(), Faults())
+    store.enter("b", b"x")
+    lost = threading.Event()
+    calls = PulseCalls(
+        contact=lambda: None,
+        lost=lambda exc: lost.set(),
+        row=lambda revision: None,
+        take_chair=lambda ledger, heard, why: None,
+        crashed=lambda exc: None,
+    )
+    clock = Fast(ticked=trouble == "no connection")
+    pulse = Pulse("b", store, live("ab", quick(lost_after=0.2)), clock, calls)
+    clock.pulse = pulse
+    store.faults.down = trouble == "no connection"
+    pulse.start()
+    assert clock.over.wait(PATIENCE)
+    pulse.stop()
+    pulse.close(PATIENCE)
+    assert lost.is_set() is store.faults.down
+    assert clock.looks < 2000, f"it looked at the clock {clock.looks} times in {Fast.LASTS:g} s"
+
+
+class Fast:
+    """A clock that counts how often it is looked at in its first second."""
+
+    LASTS = 1.0
+
+    def __init__(self, *, ticked: bool) -> None:
+        self.looks, self.over = 0, threading.Event()
+        self.pulse: Pulse | None = None
+        self._ticked, self._ends_at = ticked, time.monotonic() + self.LASTS
+
+    def __call__(self) -> float:
+        now = time.monotonic()
+        self.looks += 1
+        if self._ticked and self.pulse is not None:
+            self.pulse._ticked_at = now  # as if the agent's loop ticked
+        if now >= self._ends_at:
+            self.over.set()
+        return now
+
+
+def applicant(name: str, max_nodes: int, uid: str | None = None) -> Applicant:
+    return Applicant(info=info(name), settings=quick(1, max_nodes, lost_after=0.3), scheduler_uid=uid)
+
+
+def test_a_run_that_nobody_is_left_of_does_not_refuse_other_flags() -> None:
+    store = LocalBackend(MemoryStore())
+    first = join(store, applicant("a", 2), CLOCK)
+    second = join(store, applicant("b", 3), CLOCK)
+    assert isinstance(first, Ledger)
+    assert isinstance(second, Ledger)
+    assert second.head.run != first.head.run
+    assert second.settings.agreement.max_nodes == 3
+
+
+@pytest.mark.parametrize(("phase", "refused"), [(Phase.RUNNING, True), (Phase.STOPPED, False)])
+def test_nodes_whose_workers_still_have_their_grace_are_alive(phase: Phase, refused: bool) -> None:
+    store = LocalBackend(MemoryStore())
+    found = join(store, applicant("a", 2, uid="job-1"), CLOCK)
+    assert isinstance(found, Ledger)
+    row = NodeRow(info=info("a"), run=found.head.run, phase=phase, round=1, leaving=True)
+    store.amend("a", 1, encode_row(row))
+    beats = iter(range(1, 1000))
+
+    def beaten(seconds: float) -> None:
+        store.beat("a", next(beats))
+
+    clock = replace(CLOCK, sleep=beaten)
+    if refused:
+        with pytest.raises(RendezvousRefusedError, match="is alive under this job id on host-a"):
+            join(store, applicant("b", 2, uid="job-2"), clock)
+    else:
+        assert isinstance(join(store, applicant("b", 2, uid="job-2"), clock), Ledger)
