@@ -26,7 +26,7 @@ class ExitCode(enum.IntEnum):
     WITHDRAWN = 71
     """This node took itself out: a worker could not be killed, or a lost contact outlived the fence."""
     STORE_LOST = 74
-    """The store was lost for good (its host left, or its history changed) and the workers could not finish without it."""
+    """The store was lost for good (its host left, or its history changed) and workers could not finish without it."""
     TOO_FEW_NODES = 75
     """Fewer than the minimum of nodes came, or remained, until the join timeout."""
     REFUSED = 76
