@@ -11,6 +11,21 @@ from elastic_core.errors import UsageError, did_you_mean
 
 RUN_UID = "run_uid"
 TIMING_KEYS = tuple(item.name for item in fields(Timing))
+_TLS = "this backend does not speak TLS"
+TORCH_KEYS: Mapping[str, str] = {
+    "timeout": "say join_timeout for what it means",
+    "close_timeout": "closing a job waits for nobody",
+    "heartbeat_timeout": "say lost_after for what it means",
+    "keep_alive_interval": "say beat_interval for what it means",
+    "keep_alive_max_attempt": "say lost_after for what it means",
+    "store_type": "the backend is the kind of store",
+    "rank": "say --node_rank for what it means",
+    "is_host": "no agent hosts this backend's store",
+    "read_timeout": "this backend has no such limit",
+    "etcd_prefix": "this backend is not etcd",
+    **dict.fromkeys(("protocol", "cert", "key", "cacert", "ssl_cert", "ssl_cert_key", "ca_cert"), _TLS),
+}
+"""torch's own keys, and why each has no effect with a backend that does not declare it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +36,12 @@ class RendezvousConf:
     run_uid: str | None = None
     backend: Mapping[str, str] = field(default_factory=dict)
     """The backend's own keys, as typed; their values are the backend's to check."""
+    without_effect: tuple[str, ...] = ()
+    """What was given that only torch's own backends know, in a sentence each."""
 
 
 def parse(text: str, *, backend: str, backend_keys: Mapping[str, str]) -> RendezvousConf:
-    """Read ``KEY=VALUE,KEY=VALUE``.
+    """Read ``KEY=VALUE,KEY=VALUE``; torch's keys are taken, too, though some mean nothing here.
 
     Args:
         text: As the user typed it; '' for nothing.
@@ -36,8 +53,9 @@ def parse(text: str, *, backend: str, backend_keys: Mapping[str, str]) -> Rendez
     """
     pairs = _pairs(text)
     known = {*TIMING_KEYS, RUN_UID, *backend_keys}
+    ignored = [key for key in pairs if key not in known and key in TORCH_KEYS]
     for key in pairs:
-        if key not in known:
+        if key not in known and key not in ignored:
             pair = f"{key}={pairs[key]}"
             raise UsageError(
                 f"--rdzv_conf {pair!r}: there is no key {key!r}.{did_you_mean(key, sorted(known))}",
@@ -49,7 +67,8 @@ def parse(text: str, *, backend: str, backend_keys: Mapping[str, str]) -> Rendez
     return RendezvousConf(
         timing=Timing(**{key: _seconds(key, pairs[key]) for key in TIMING_KEYS if key in pairs}),
         run_uid=run_uid,
-        backend={key: value for key, value in pairs.items() if key not in (*TIMING_KEYS, RUN_UID)},
+        backend={key: value for key, value in pairs.items() if key not in (*TIMING_KEYS, RUN_UID, *ignored)},
+        without_effect=tuple(f"--rdzv_conf {key}={pairs[key]} has no effect: {TORCH_KEYS[key]}." for key in ignored),
     )
 
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import enum
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from elastic_core.errors import UsageError
 from elastic_core.program import Program
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""On which signals a node leaves, unless ``--signals_to_handle`` says otherwise."""
+SHUTDOWN_TIMEOUT = 30.0
+MONITOR_INTERVAL = 0.1
+LINE_PREFIX = "[rank${rank}]:"
 
 
 class OnNodeLoss(str, enum.Enum):
@@ -85,6 +92,8 @@ class RunConfig:
     max_nodes: int = 1
     nproc_per_node: int = 1
     role: str = "default"
+    node_rank: int | None = None
+    """This node's rank, where nodes are numbered by hand (the static backend); None to have it assigned."""
     max_restarts: int = 0
     on_node_loss: OnNodeLoss = OnNodeLoss.REPLACE
     rdzv_backend: str = "local"
@@ -97,13 +106,29 @@ class RunConfig:
     """The scheduler's own id of this run (rule S6), from ``run_uid=…`` or the scheduler's environment."""
     allow_version_mismatch: bool = False
     local_addr: str | None = None
-    shutdown_timeout: float = 30.0
+    signals: tuple[signal.Signals, ...] = SIGNALS
+    shutdown_timeout: float = SHUTDOWN_TIMEOUT
     """How long workers of a healthy round get between SIGTERM and SIGKILL."""
     failure_grace: float = 3.0
     """The same for a broken round, where they mostly hang in a collective."""
     log_dir: Path | None = None
     redirects: StreamMap = field(default_factory=StreamMap)
     tee: StreamMap = field(default_factory=StreamMap)
+    local_ranks_filter: frozenset[int] | None = None
+    """The local ranks that the console shows; None for all."""
+    stdout_filters: tuple[str, ...] = ()
+    """Lines of stdout that contain one of these are also written to ``filtered_stdout.log``."""
+    stderr_filters: tuple[str, ...] = ()
+    line_prefix: str = LINE_PREFIX
+    """What stands before a teed line; ``${rank}``, ``${local_rank}`` and ``${role_name}`` are filled in."""
+    event_log: bool = False
+    """Whether each event is written to stderr as a JSON line."""
+    virtual_local_rank: bool = False
+    """Whether each worker sees only its own GPU, as device 0, and has LOCAL_RANK=0."""
+    numa_binding: str | None = None
+    """How workers are bound to CPUs: node, socket, exclusive, core-complex; None for not at all."""
+    monitor_interval: float = MONITOR_INTERVAL
+    """How often a foreign rendezvous handler is asked for newcomers."""
     plugins: tuple[str, ...] = ()
     no_plugins: tuple[str, ...] = ()
     verbose: bool = False

@@ -13,6 +13,8 @@ class ProgramKind(enum.Enum):
     """A Python file: ``elastic run train.py``."""
     MODULE = "module"
     """A Python module: ``elastic run -m package.train``."""
+    RUN_PATH = "run_path"
+    """A Python file, directory or archive, run by :func:`runpy.run_path`: ``elastic run --run_path /abs/train.py``."""
     EXECUTABLE = "executable"
     """Anything else: ``elastic run --no_python ./train.sh``."""
 

@@ -45,11 +45,22 @@ class Channel:
         return bool(self._outgoing)
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Send a message, now or as soon as there is room. The caller may close the descriptors at once."""
+        """Send a message, now or as soon as there is room. The caller may close the descriptors at once.
+
+        Raises:
+            OSError: No descriptor is left for copies; nothing is sent.
+        """
         if self.closed:
             return
         body = json.dumps(message).encode()
-        self._outgoing.append((memoryview(_LENGTH.pack(len(body)) + body), [os.dup(fd) for fd in descriptors]))
+        copies: list[int] = []
+        try:
+            for fd in descriptors:
+                copies.append(os.dup(fd))  # noqa: PERF401  (what was copied before one fails must be known)
+        except OSError:
+            close_all(copies)
+            raise
+        self._outgoing.append((memoryview(_LENGTH.pack(len(body)) + body), copies))
         self.flush()
 
     def flush(self) -> None:

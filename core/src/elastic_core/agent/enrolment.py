@@ -24,6 +24,7 @@ def parameters(config: RunConfig) -> RendezvousParameters:
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,
         local_addr=config.local_addr,
+        node_rank=config.node_rank,
         config=config.rdzv_conf,
     )
 
@@ -38,6 +39,7 @@ def applicant_for(config: RunConfig, plugins: Plugins, seat: Seat, clock: Clock)
         seat=seat.number,
         local_world_size=config.nproc_per_node,
         role=config.role,
+        node_rank=config.node_rank,
         versions=versions,
     )
     agreement = Agreement(
@@ -61,5 +63,6 @@ def log_directory(config: RunConfig, run_uid: str) -> tuple[Path, bool]:
     name = f"{urllib.parse.quote(config.rdzv_id, safe='')}_{run_uid}"
     if config.log_dir is not None:
         return config.log_dir / name, False
-    wanted = any((config.redirects.any, config.tee.any))
+    filtered = config.local_ranks_filter is not None or config.stdout_filters or config.stderr_filters
+    wanted = config.redirects.any or config.tee.any or filtered
     return Path(tempfile.mkdtemp(prefix=f"elastic_{name[:80]}_")), not wanted

@@ -32,8 +32,9 @@ def read_error_file(path: Path) -> tuple[str, str] | None:
         if isinstance(error, str):
             message = detail = error
         else:
-            message = error["message"]
-            detail = error.get("extraInfo", {}).get("py_callstack", message)
+            message, extra = error["message"], error.get("extraInfo")
+            callstack = extra.get("py_callstack") if isinstance(extra, dict) else None
+            detail = callstack if isinstance(callstack, str) else message
         return (one_line(message), last_lines(detail.encode(errors="replace"), DETAIL)) if message.strip() else None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None

@@ -14,8 +14,9 @@ import queue
 import selectors
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from elastic_core.agent.console import Console, write_all
 from elastic_core.agent.error_files import last_lines
@@ -62,6 +63,41 @@ class Lines:
         return self._prefix + rest + b"\n" if rest else b""
 
 
+class Filtered:
+    """Lines that contain one of ``needles``, copied to a file that all ranks of a round share.
+
+    Args:
+        needles: Texts; a line with any of them is copied.
+        file: A descriptor that appends, so that lines of several ranks stay whole; closed with this object.
+        path: Its name.
+    """
+
+    def __init__(self, needles: Sequence[str], file: int, path: Path) -> None:
+        self._needles = [needle.encode() for needle in needles]
+        self.path = path
+        self._file = file
+        self._lines = Lines(b"")
+
+    def feed(self, data: bytes) -> None:
+        """Copy what matches of the lines that ``data`` completes.
+
+        Raises:
+            OSError: The file cannot take it.
+        """
+        self._copy(self._lines.feed(data))
+
+    def close(self) -> None:
+        """The stream is over: its last line may lack an end."""
+        with contextlib.suppress(OSError):
+            self._copy(self._lines.finish())
+        os.close(self._file)
+
+    def _copy(self, lines: bytes) -> None:
+        found = [line for line in lines.splitlines(keepends=True) if any(needle in line for needle in self._needles)]
+        if found:
+            write_all(self._file, b"".join(found))
+
+
 class Pump:
     """One pipe from a worker, and where its bytes go. The pump thread's; others only look at ``tail`` and ``ended``."""
 
@@ -70,16 +106,18 @@ class Pump:
         pipe: int,
         file: int | None,
         path: Path,
-        console: Console,
+        console: Console | None,
         lines: Lines | None,
         report: Callable[[str], None],
+        filtered: Filtered | None = None,
     ) -> None:
         self.pipe = pipe
+        self._filtered = filtered
         self.tail = b""
         """The last ``TAIL`` bytes, and one more that tells whether they begin a line. Replaced, never changed."""
         self.ended = threading.Event()
         self._file, self._path, self._console, self._lines, self._report = file, path, console, lines, report
-        self._reported = False
+        self._reported: set[Path] = set()
 
     def transfer(self) -> bool:
         """Pass on what is there; False at the end of the stream."""
@@ -100,21 +138,30 @@ class Pump:
         os.close(self.pipe)
         if self._file is not None:
             os.close(self._file)
+        if self._filtered is not None:
+            self._filtered.close()
         self.ended.set()
 
     def _show(self, data: bytes) -> None:
-        if data:
+        if data and self._console is not None:
             self._console.write(data)
 
     def _keep(self, data: bytes) -> None:
-        if self._file is None:
-            return
+        if self._file is not None:
+            with self._reporting(self._path):
+                write_all(self._file, data)
+        if self._filtered is not None:
+            with self._reporting(self._filtered.path):
+                self._filtered.feed(data)
+
+    @contextlib.contextmanager
+    def _reporting(self, path: Path) -> Iterator[None]:
         try:
-            write_all(self._file, data)
+            yield
         except OSError as exc:
-            if not self._reported:
-                self._reported = True
-                self._report(f"{self._path} is not complete: {exc.strerror}; the worker goes on")
+            if path not in self._reported:
+                self._reported.add(path)
+                self._report(f"{path} is not complete: {exc.strerror}; the worker goes on")
 
 
 class WorkerStreams:
@@ -143,7 +190,7 @@ class WorkerStreams:
         if Stream.ERR in self.pumps:
             return last_lines(self.pumps[Stream.ERR].tail, TAIL)
         try:
-            with open(self.stderr_path or os.devnull, "rb") as file:
+            with open(self.stderr_path or os.devnull, "rb", opener=_without_waiting) as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL - 1))
                 return last_lines(file.read(TAIL + 1), TAIL)
         except OSError:
@@ -157,6 +204,8 @@ class Output:
         redirects: The streams of each local rank that go to a file only.
         tee: Those that go to a file and, with a prefix, to the console; where both name a stream, this holds.
         keep: Whether a stream that neither names is kept in a file as well.
+        shown: The local ranks that the console shows, the others' streams going to files only; None for all.
+        filters: For each stream the texts whose lines are copied to a file of their own; none where it is empty.
         report: Told in words what cannot be kept or shown, once for each file or console; called from other threads.
         console_out: Where workers' stdout is shown.
         console_err: Where their stderr is.
@@ -169,10 +218,13 @@ class Output:
         tee: StreamMap,
         report: Callable[[str], None],
         keep: bool = False,
+        shown: Collection[int] | None = None,
+        filters: Mapping[Stream, Sequence[str]] = MappingProxyType({}),
         console_out: int = 1,
         console_err: int = 2,
     ) -> None:
         self._redirects, self._tee, self._keep, self._report = redirects, tee, keep, report
+        self._shown, self._filters = shown, filters
         self._consoles = {Stream.OUT: Console(console_out, report), Stream.ERR: Console(console_err, report)}
         self._selector = selectors.DefaultSelector()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -182,8 +234,10 @@ class Output:
         self._thread = threading.Thread(target=self._run, name="elastic-output", daemon=True)
         self._thread.start()
 
-    def open(self, *, rank: int, local_rank: int, directory: Path) -> WorkerStreams:
+    def open(self, *, rank: int, local_rank: int, directory: Path, prefix: str | None = None) -> WorkerStreams:
         """Make the streams of a worker that is about to be started; its files will be in ``directory``.
+
+        Lines that ``filters`` name go to ``filtered_stdout.log`` and ``filtered_stderr.log`` in the folder above.
 
         Raises:
             OSError: A file cannot be opened (a symbolic link is not followed), or no descriptor is left.
@@ -191,24 +245,31 @@ class Output:
         given: dict[Stream, int | None] = {}
         pumps: dict[Stream, Pump] = {}
         kept: dict[Stream, Path] = {}
+        shown = self._shown is None or local_rank in self._shown
         with contextlib.ExitStack() as undo:
             for stream, name in _FILES.items():
-                teed = stream in self._tee[local_rank]
-                redirected = stream in self._redirects[local_rank] and not teed
-                path, file = directory / name, None
+                teed = shown and stream in self._tee[local_rank]
+                redirected = not teed and (stream in self._redirects[local_rank] or not shown)
+                path, file, filtered = directory / name, None, None
                 if teed or redirected or self._keep:
                     kept[stream], file = path, _open_log(path)
                     undo.callback(os.close, file)
-                if redirected:
+                if needles := self._filters.get(stream):
+                    matches = directory.parent / f"filtered_{name}"
+                    copies = _open_log(matches)
+                    undo.callback(os.close, copies)
+                    filtered = Filtered(needles, copies, matches)
+                if redirected and filtered is None:
                     given[stream] = file
-                elif stream is Stream.OUT and file is None:
+                elif stream is Stream.OUT and file is None and filtered is None:
                     given[stream] = None
                 else:
                     reading, writing = _pipe()
                     undo.callback(_close, reading, writing)
                     given[stream] = writing
-                    lines = Lines(b"[rank%d]:" % rank) if teed else None
-                    pumps[stream] = Pump(reading, file, path, self._consoles[stream], lines, self._report)
+                    lines = Lines((prefix or f"[rank{rank}]:").encode()) if teed else None
+                    console = None if redirected else self._consoles[stream]
+                    pumps[stream] = Pump(reading, file, path, console, lines, self._report, filtered)
             undo.pop_all()
         for pump in pumps.values():
             self._new.put(pump)
@@ -262,7 +323,14 @@ class Output:
 
 def _open_log(path: Path) -> int:
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    never_waiting = os.O_NONBLOCK  # as opening a FIFO would
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | never_waiting, 0o644)
+    os.set_blocking(fd, True)
+    return fd
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _pipe() -> tuple[int, int]:

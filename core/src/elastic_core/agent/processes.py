@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import fcntl
 import os
 import signal
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import TypeAlias, TypeVar
 
 Process: TypeAlias = "tuple[int, int]"
 """A process, whatever becomes of its number: (pid, start time in ticks since boot)."""
@@ -17,11 +20,25 @@ Process: TypeAlias = "tuple[int, int]"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+_spares: list[int] = []
+_T = TypeVar("_T")
 
 
 def become_subreaper() -> None:
     """Adopt every descendant of this process whose own parent dies, instead of leaving it to init."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    keep_a_spare()
+
+
+def keep_a_spare() -> None:
+    """Set a descriptor aside, so that processes can be found and killed when this one has no other left."""
+    if not _spares:
+        with contextlib.suppress(OSError):
+            spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            if spare < 3:  # never in place of a standard stream
+                low, spare = spare, fcntl.fcntl(spare, fcntl.F_DUPFD_CLOEXEC, 3)
+                os.close(low)
+            _spares.append(spare)
 
 
 def die_with_parent() -> None:
@@ -30,9 +47,13 @@ def die_with_parent() -> None:
 
 
 def descendants(root: int) -> list[Process]:
-    """All processes below ``root`` that still run, parents before their children."""
+    """All processes below ``root`` that still run, parents before their children.
+
+    Raises:
+        OSError: No descriptor is left, not even a spare one.
+    """
     children: dict[int, list[Process]] = {}
-    for name in os.listdir("/proc"):
+    for name in _with_a_descriptor(lambda: os.listdir("/proc")):
         if name.isdigit() and (stat := _stat(int(name))) is not None:
             parent, start = stat
             children.setdefault(parent, []).append((int(name), start))
@@ -43,7 +64,11 @@ def descendants(root: int) -> list[Process]:
 
 
 def kill(process: Process) -> bool:
-    """Send SIGKILL to exactly this process and to none that has its number now; whether it was there to receive it."""
+    """Send SIGKILL to exactly this process and to none that has its number now; whether it was there to receive it.
+
+    Raises:
+        OSError: No descriptor is left, not even a spare one, to look at the process.
+    """
     pid, start = process
     pidfd = None
     try:
@@ -97,11 +122,30 @@ def _stat(pid: int) -> tuple[int, int] | None:
 
 
 def _read(pid: int, name: str) -> str:
-    try:
+    def read() -> str:
         with open(f"/proc/{pid}/{name}", encoding="utf-8", errors="replace") as file:
             return file.read()
-    except OSError:
+
+    try:
+        return _with_a_descriptor(read)
+    except OSError as exc:
+        if exc.errno in (errno.EMFILE, errno.ENFILE):
+            raise  # that says nothing of the process
         return ""
+
+
+def _with_a_descriptor(action: Callable[[], _T]) -> _T:
+    """Do what opens one descriptor, and take the spare one if there is no other."""
+    try:
+        return action()
+    except OSError as exc:
+        if exc.errno not in (errno.EMFILE, errno.ENFILE) or not _spares:
+            raise
+    os.close(_spares.pop())
+    try:
+        return action()
+    finally:
+        keep_a_spare()
 
 
 def _prctl(option: int, value: int) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import signal
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from elastic_core.agent.output import Output
 from elastic_core.agent.ports import HeldPort
 from elastic_core.agent.warden import Died, Fenced, Gone, Stuck, Warden, become_subreaper
 from elastic_core.agent.workers import WorkerGroup, start_failure
-from elastic_core.config import RunConfig
+from elastic_core.config import RunConfig, Stream
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
@@ -58,7 +57,6 @@ from elastic_core.rendezvous.session import Session, SessionCalls
 
 Publish = Callable[[Event], None]
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 SILENT_PROGRESS = 30.0
 """Seconds that all ranks of a silent script must be alive to count as progress (rule L4)."""
 FENCE_SHARE = 0.8
@@ -150,12 +148,17 @@ class Supervisor:
         self._finishing = False
         self._exit: Exit | None = None
         self._row: object = None
-        self._inbox = Inbox(SIGNALS)
+        self._inbox = Inbox(config.signals)
         self._warden = Warden.start(hold=[seat.fileno()])
         self._inbox.watch(self._warden, self._warden.receive)
         report = partial(self._say, "output", level=Level.WARNING)
         self._output = Output(
-            redirects=config.redirects, tee=config.tee, keep=config.log_dir is not None, report=report
+            redirects=config.redirects,
+            tee=config.tee,
+            keep=config.log_dir is not None,
+            shown=config.local_ranks_filter,
+            filters={Stream.OUT: config.stdout_filters, Stream.ERR: config.stderr_filters},
+            report=report,
         )
         self._directory, self._temporary = log_directory(config, ledger.head.run)
         if self._temporary:
@@ -232,7 +235,7 @@ class Supervisor:
                     self._exit = Exit(ExitCode.WITHDRAWN, f"process {event.pid} cannot be killed")
 
     def _on_signal(self, signum: int) -> None:
-        if signum not in SIGNALS:
+        if signum not in self._config.signals:
             return
         self._signals += 1
         if self._signals > 1:

@@ -345,7 +345,7 @@ def _open_standard_streams() -> None:
 
 def main() -> None:
     """Become the warden of whoever holds the other end of the socket."""
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)  # it ends with its last descendant, and for no other reason
     become_subreaper()
     _open_standard_streams()

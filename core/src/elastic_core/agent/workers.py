@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Template
 
 from elastic_core.agent.assignment import Assignment
 from elastic_core.agent.error_files import last_exception_line, read_error_file
@@ -70,12 +71,18 @@ class WorkerGroup:
             tag = next(self._tags)
             directory = Path(assignment.error_file).parent
             directory.mkdir(parents=True, exist_ok=True)
-            streams = self.output.open(rank=assignment.rank, local_rank=assignment.local_rank, directory=directory)
+            argv, env = self.plugins.worker_command(self.config.program, assignment), self._environment(assignment)
+            streams = self.output.open(
+                rank=assignment.rank,
+                local_rank=assignment.local_rank,
+                directory=directory,
+                prefix=_line_prefix(self.config.line_prefix, assignment),
+            )
             self._workers[tag] = Worker(assignment, streams)
-            argv = self.plugins.worker_command(self.config.program, assignment)
-            env = self._environment(assignment)
-            self.warden.spawn(tag, argv, env, stdin=None, stdout=streams.stdout, stderr=streams.stderr)
-            streams.close()
+            try:
+                self.warden.spawn(tag, argv, env, stdin=None, stdout=streams.stdout, stderr=streams.stderr)
+            finally:
+                streams.close()
 
     def alive(self) -> bool:
         """Whether every local rank has been started and none has ended."""
@@ -188,6 +195,12 @@ class WorkerGroup:
 
     def _environment(self, assignment: Assignment) -> Mapping[str, str]:
         return {**os.environ, **self.plugins.worker_environment(self.config.program, assignment)}
+
+
+def _line_prefix(template: str, assignment: Assignment) -> str:
+    """What stands before each teed line of one worker; what the template names and we do not know stays as it is."""
+    place = {"role_name": assignment.role, "rank": assignment.rank, "local_rank": assignment.local_rank}
+    return Template(template).safe_substitute(place)
 
 
 def start_failure(group: WorkerGroup, current: Round, error: ElasticError | OSError) -> WorkerFailed:

@@ -31,6 +31,8 @@ class RendezvousParameters:
     max_nodes: int
     local_addr: str | None = None
     """The address that peers reach this node at (``--local_addr``), or None to find it."""
+    node_rank: int | None = None
+    """This node's rank, where nodes are numbered by hand (``--node_rank``)."""
     config: Mapping[str, str] = field(default_factory=dict)
     """``--rdzv_conf``, less the keys that core reads itself; already checked against the backend's declared options."""
 

@@ -20,7 +20,7 @@ from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
 from elastic_core.rendezvous.books import charged, reformed, restarted
 from elastic_core.rendezvous.ledger import Body, Closed, Counters, Halt, HaltReason, Ledger, Member, Round
 from elastic_core.rendezvous.rows import Phase
-from elastic_core.rendezvous.scene import SUSPICION_FACTOR, Scene
+from elastic_core.rendezvous.scene import SUSPICION_FACTOR, Scene, by_rank
 from elastic_core.rendezvous.watch import Sighting, superseded
 
 RESIZE_PAUSE = 10.0
@@ -348,6 +348,7 @@ def _missing(scene: Scene, here: list[Sighting]) -> str:
 def _seal(scene: Scene, nodes: list[Sighting], *, why: str) -> Decision:
     """A ROUND of ``nodes`` in this order, with the books brought up to date."""
     old, halt = scene.ledger.round, scene.ledger.halt
+    nodes = by_rank(nodes)
     offer = nodes[0].row.offer
     if offer is None or (old is not None and offer == old.offer):
         return LookAgain(scene.look(nodes=nodes))  # rank 0's next offer is on its way; its row's change wakes us

@@ -87,6 +87,7 @@ def _find_run(store: RendezvousBackend, applicant: Applicant, clock: Clock) -> L
                             raise
                         started = _open(store, ledger, applicant, clock, abandoned=True)
                     else:
+                        _check_node_rank(store, applicant, clock, ledger)
                         return ledger
                 case OpenNext(abandoned):
                     started = _open(store, ledger, applicant, clock, abandoned=abandoned)
@@ -127,8 +128,23 @@ def _await_host(store: RendezvousBackend, applicant: Applicant) -> None:
         )
 
 
-def _alive(store: RendezvousBackend, ledger: Ledger, applicant: Applicant, clock: Clock) -> list[str]:
-    """Hosts of the run whose beats move, watched for as long as losing a node takes; at once where there are none."""
+def _check_node_rank(store: RendezvousBackend, applicant: Applicant, clock: Clock, ledger: Ledger) -> None:
+    """Refuse a second node of one rank, where nodes are numbered by hand; the place of a dead one is free."""
+    rank = applicant.info.node_rank
+    if rank is not None and (others := _alive(store, ledger, applicant, clock, node_rank=rank)):
+        raise RendezvousRefusedError(
+            f"{applicant.settings.host} has --node_rank={rank}, and so has {', '.join(others)}, which is alive.",
+            hint="Give each node a rank of its own, from 0.",
+        )
+
+
+def _alive(
+    store: RendezvousBackend, ledger: Ledger, applicant: Applicant, clock: Clock, *, node_rank: int | None = None
+) -> list[str]:
+    """Hosts of the run whose beats move, watched for as long as losing a node takes; at once where there are none.
+
+    With a ``node_rank`` only those that have it.
+    """
     timing, me = ledger.settings.timing, applicant.info
     runs = {ledger.head.run} if ledger.closed is not None else {ledger.head.run, ""}  # '': about to join, perhaps
     first: dict[str, tuple[int, int]] = {}
@@ -143,7 +159,8 @@ def _alive(store: RendezvousBackend, ledger: Ledger, applicant: Applicant, clock
                 continue
             own_seat = (row.info.host_id, row.info.seat) == (me.host_id, me.seat)
             left = row.leaving and row.phase is not Phase.RUNNING
-            if row.run not in runs or own_seat or left:
+            other_rank = node_rank is not None and row.info.node_rank != node_rank
+            if row.run not in runs or own_seat or left or other_rank:
                 continue
             here.add(seen.node_id)
             state = (seen.revision, seen.beat)

@@ -37,6 +37,8 @@ class NodeInfo:
     local_world_size: int
     role: str
     versions: Versions
+    node_rank: int | None = None
+    """Its place among the nodes, where they are numbered by hand; None to have it assigned."""
 
     def __str__(self) -> str:
         return self.host if self.seat == 0 else f"{self.host} (agent {self.seat + 1})"

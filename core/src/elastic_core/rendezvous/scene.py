@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from elastic_core.config import Timing
@@ -133,7 +134,7 @@ class Scene:
         """Living nodes that wait for a seat and have seen the newest OPEN or CHAIR (rule S7), in order of arrival."""
         ledger = self.ledger
         members = [member.node_id for member in ledger.round.members] if ledger.round is not None else []
-        return [
+        waiting = [
             seen
             for seen in self.watch.nodes.values()
             if seen.row.phase is Phase.WAITING
@@ -144,6 +145,11 @@ class Scene:
             and seen.node_id not in members
             and not self.dead(seen.node_id)
         ]
+        staying = [seen for node_id in members if (seen := self.seen(node_id)) and not self._goes(node_id)]
+        return without_doubles(staying, waiting)
+
+    def _goes(self, node_id: str) -> bool:
+        return self.dead(node_id) or self.leaving(node_id)
 
     def without_bad_hosts(self, nodes: list[Sighting], others: int = 0) -> list[Sighting]:
         """Leave out hosts that a policy excluded or that were lost too often, while the rest suffice (rule L4)."""
@@ -170,3 +176,18 @@ class Scene:
     def look(self, *deadlines: float, nodes: Iterable[Sighting] = ()) -> float | None:
         """The next instant at which something may have changed: a deadline, or a silence that becomes a loss."""
         return min((at for at in (*deadlines, *self.silences(nodes)) if at > self.now), default=None)
+
+
+def without_doubles(first: Sequence[Sighting], then: Iterable[Sighting]) -> list[Sighting]:
+    """Those of ``then`` whose node rank, given by hand, nobody of ``first`` or before them has."""
+    taken, found = {seen.row.info.node_rank for seen in first} - {None}, []
+    for seen in then:
+        if (rank := seen.row.info.node_rank) not in taken:
+            found.append(seen)
+            taken |= {rank} - {None}
+    return found
+
+
+def by_rank(nodes: Iterable[Sighting]) -> list[Sighting]:
+    """The nodes in the order of the ranks that were given by hand; as they are where none were."""
+    return sorted(nodes, key=lambda seen: math.inf if seen.row.info.node_rank is None else seen.row.info.node_rank)

@@ -34,7 +34,7 @@ class Options:
         Raises:
             UsageError: A value is no boolean, or no positive number of seconds.
         """
-        durations = {key: _seconds(key, value) for key, value in config.items() if key != "is_host"}
+        durations = {key: _seconds(key, config[key]) for key in ("read_timeout", "connect_timeout") if key in config}
         return cls(_boolean("is_host", config["is_host"]) if "is_host" in config else None, **durations)
 
 
@@ -61,7 +61,12 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> C10dBackend:
         UsageError: The endpoint or an option is wrong, or this host cannot tell whether the address is its own.
         RendezvousConnectionError: Nobody listens there, or the store was to be here and its port is taken.
     """
-    endpoint, options = Endpoint.parse(params.endpoint), Options.read(params.config)
+    return connect(params, Options.read(params.config))
+
+
+def connect(params: RendezvousParameters, options: Options) -> C10dBackend:
+    """The same, with the options read."""
+    endpoint = Endpoint.parse(params.endpoint)
     patience = Patience(options.connect_timeout)
     site = find_site(endpoint, resolve(endpoint, patience), options.is_host, params.local_addr)
     with ExitStack() as undo:

@@ -1,0 +1,89 @@
+"""The address at which others reach this host. What this host's network looks like is not ours to choose."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import Any
+
+import pytest
+
+from elastic_core.agent.addresses import LOOPBACK, endpoint_host, local_address
+from elastic_core.errors import RendezvousConnectionError
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "host"),
+    [
+        ("node0", "node0"),
+        ("node0:29400", "node0"),
+        ("node0.cluster.local:29400", "node0.cluster.local"),
+        ("10.0.0.7:29400", "10.0.0.7"),
+        ("[2001:db8::7]:29400", "2001:db8::7"),
+        ("2001:db8::7", "2001:db8::7"),
+        ("::1", "::1"),
+        ("[::1]", "::1"),
+        ("etcd0:2379,etcd1:2379", "etcd0"),
+        ("etcd0,etcd1:2379", "etcd0"),
+        ("[::1]:2379,etcd1:2379", "::1"),
+        ("redis://:secret@node0:6379/0", "node0"),
+        ("https://[2001:db8::7]:2379,https://etcd1:2379", "2001:db8::7"),
+        ("", None),
+        (":29400", None),
+        ("/shared/rdzv", None),
+        ("./rdzv", None),
+        ("file:rdzv", None),
+        ("file:///shared/rdzv", None),
+        ("file://nfs0/shared/rdzv", None),
+        ("unix:///run/redis.sock", None),
+        ("[::1", None),
+    ],
+)
+def test_the_host_of_an_endpoint_is_found_in_every_form(endpoint: str, host: str | None) -> None:
+    assert endpoint_host(endpoint) == host
+
+
+@pytest.mark.parametrize(
+    ("host", "local_addr", "single_node", "address"),
+    [
+        ("10.0.0.7", "node5.fast", False, "node5.fast"),  # the user knows better
+        (None, "10.1.0.5", True, "10.1.0.5"),
+        ("no such host", None, True, LOOPBACK),  # nobody asks for more, so nobody looks anything up
+        (None, None, True, LOOPBACK),
+        ("127.0.0.1", None, False, "127.0.0.1"),
+    ],
+)
+def test_what_the_user_says_wins_and_one_node_alone_needs_only_loopback(
+    host: str | None, local_addr: str | None, single_node: bool, address: str
+) -> None:
+    assert local_address(host, local_addr, single_node=single_node) == address
+
+
+def test_whoever_meets_at_localhost_is_on_this_host() -> None:
+    assert ipaddress.ip_address(local_address("localhost", None, single_node=False)).is_loopback
+
+
+def test_without_an_endpoints_host_it_is_a_numeric_address_of_this_host() -> None:
+    address = local_address(None, None, single_node=False)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as sock:
+        sock.bind((address, 0))  # which fails for anybody else's
+
+
+def test_a_name_that_only_this_host_takes_for_loopback_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian gives a host's own name the address 127.0.1.1. Patched: /etc/hosts is not a test's to write."""
+
+    def look_up(host: str, port: None, **more: Any) -> list[Any]:
+        assert (host, port) == ("node0", None)
+        return [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", ("127.0.1.1", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    assert local_address("node0", None, single_node=False) == local_address(None, None, single_node=False)
+
+
+@pytest.mark.parametrize("host", ["no such host", "a" * 64, "two..dots", "\udcff"])
+def test_a_host_that_cannot_be_looked_up_is_named_and_what_to_do(host: str) -> None:
+    with pytest.raises(RendezvousConnectionError) as caught:
+        local_address(host, None, single_node=False)
+    assert caught.value.message.startswith(f"The host of the rendezvous endpoint, {host!r}, cannot be looked up: ")
+    assert caught.value.hint == "Check the name, or give a numeric address as --rdzv_endpoint."

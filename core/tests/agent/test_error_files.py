@@ -1,0 +1,216 @@
+"""What a failed worker left behind: whatever it is, it comes out short and readable, or as nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from elastic_core.agent.error_files import DETAIL, last_exception_line, last_lines, one_line, read_error_file
+
+CALLSTACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in main\nValueError: boom\n'
+
+MAIN_THREAD = """\
+step 41
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    main()
+ValueError: boom
+"""
+CHAINED = """\
+Traceback (most recent call last):
+  File "train.py", line 2, in main
+KeyError: 'a'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "train.py", line 4, in <module>
+torch.distributed.DistNetworkError: the peer is gone
+"""
+RANKED = """\
+[rank3]: Traceback (most recent call last):
+[rank3]:   File "train.py", line 2, in <module>
+[rank3]: RuntimeError: rank 3 has had enough
+"""
+WARNED = """\
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+OSError: [Errno 28] No space left on device
+sys:1: ResourceWarning: unclosed file
+Error: cleanup failed as well
+"""
+CUT = """\
+    loss.backward()
+  File "model.py", line 9, in forward
+torch.OutOfMemoryError: CUDA out of memory.
+"""
+SYNTAX = """\
+  File "train.py", line 1
+    def f(:
+          ^
+SyntaxError: invalid syntax
+"""
+NOTED = """\
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+Overflow: too much
+a note: it was added to the exception
+"""
+
+
+# The error file ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "detail"),
+    [
+        (  # as torch's @record writes it
+            {"message": "ValueError: boom", "extraInfo": {"py_callstack": CALLSTACK, "timestamp": "1753000000"}},
+            "ValueError: boom",
+            CALLSTACK,
+        ),
+        ("ValueError: boom", "ValueError: boom", "ValueError: boom"),  # as a script may, which knows the format
+        ({"message": "boom", "errorCode": 3}, "boom", "boom"),
+        ({"message": "two\nlines", "extraInfo": {"timestamp": "1"}}, "two", "two\nlines"),
+        ({"message": "KeyError: 'lr'", "extraInfo": None}, "KeyError: 'lr'", "KeyError: 'lr'"),
+        ({"message": "KeyError: 'lr'", "extraInfo": {"py_callstack": None}}, "KeyError: 'lr'", "KeyError: 'lr'"),
+        ({"message": "\n  \n  late  \n", "extraInfo": {"py_callstack": ""}}, "late", ""),
+        ("bell\a and \x1b[31mred", "bell  and  [31mred", "bell\a and \x1b[31mred"),
+        ("half a pair: \ud800.", "half a pair:  .", "half a pair: ?."),
+    ],
+)
+def test_an_error_file_gives_a_message_of_one_line_and_the_traceback(
+    tmp_path: Path, error: object, message: str, detail: str
+) -> None:
+    file = tmp_path / "error.json"
+    file.write_text(json.dumps({"message": error}))
+    assert read_error_file(file) == (message, detail)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0\xff\xfe not JSON",
+        b'{"message": "its writer was ki',
+        b'"a text"',
+        b"[1, 2]",
+        b"null",
+        b"{}",
+        b'{"message": null}',
+        b'{"message": 7}',
+        b'{"message": " \\n "}',
+        b'{"message": {}}',
+        b'{"message": {"message": 7}}',
+        b"[" * 100_000,
+        b"1" * 100_000,
+    ],
+    ids=lambda content: content[:40].decode(errors="replace") or "empty",
+)
+def test_an_error_file_that_makes_no_sense_is_as_good_as_none(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "error.json"
+    file.write_bytes(content)
+    assert read_error_file(file) is None
+
+
+def test_a_long_traceback_is_kept_from_its_end_in_whole_lines(tmp_path: Path) -> None:
+    callstack = "".join(f"  File 'module_{n}.py', line {n}\n" for n in range(1000)) + "RecursionError: too deep\n"
+    file = tmp_path / "error.json"
+    file.write_text(json.dumps({"message": {"message": "too deep", "extraInfo": {"py_callstack": callstack}}}))
+    found = read_error_file(file)
+    assert found is not None
+    assert DETAIL - 50 < len(found[1]) <= DETAIL
+    assert callstack.endswith("\n" + found[1])
+
+
+def test_a_file_of_many_megabytes_is_not_read_to_its_end(tmp_path: Path) -> None:
+    file = tmp_path / "error.json"
+    with file.open("wb") as opened:
+        opened.write(b'{"message": "boom"}')
+        opened.truncate(1 << 33)  # of holes, which are no JSON
+    assert read_error_file(file) is None
+
+
+@pytest.mark.parametrize("kind", ["nothing", "directory", "link", "fifo", "socket", "device"])
+def test_only_a_plain_file_is_read_and_nothing_is_waited_for(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "error.json"
+    real = tmp_path / "real.json"
+    real.write_text('{"message": "boom"}')
+    match kind:
+        case "directory":
+            path.mkdir()
+        case "link":
+            path.symlink_to(real)
+        case "fifo":
+            os.mkfifo(path)
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.bind(str(path))
+        case "device":
+            path = Path("/dev/zero")
+    assert read_error_file(real) == ("boom", "boom")
+    assert read_error_file(path) is None
+
+
+# The end of stderr ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stderr", "line"),
+    [
+        (MAIN_THREAD, "ValueError: boom"),
+        (MAIN_THREAD.replace("\n", "\r\n"), "ValueError: boom"),
+        (CHAINED, "torch.distributed.DistNetworkError: the peer is gone"),
+        (MAIN_THREAD + RANKED, "RuntimeError: rank 3 has had enough"),
+        (WARNED, "OSError: [Errno 28] No space left on device"),
+        (CUT, "torch.OutOfMemoryError: CUDA out of memory."),
+        (SYNTAX, "SyntaxError: invalid syntax"),
+        (NOTED, "Overflow: too much"),
+        ("Traceback (most recent call last):\n  File 'a.py', line 1\nKeyboardInterrupt\n", "KeyboardInterrupt"),
+        ("Traceback (most recent call last):\n  File 'a.py', line 1\nmain.<locals>.Odd: x\n", "main.<locals>.Odd: x"),
+        ("Traceback (most recent call last):\n  File 'a.py', line 1\n", ""),  # killed while it wrote
+        ("all is well\nepoch 3: loss 0.1\n", ""),
+        ("note: nothing\nwarning: neither\n", ""),
+        ("Segmentation fault (core dumped)\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_exception_of_the_last_traceback_is_found(stderr: str, line: str) -> None:
+    assert last_exception_line(stderr) == line
+
+
+def test_control_characters_of_an_exception_do_not_reach_the_terminal() -> None:
+    assert last_exception_line("ValueError: \x1b[2Jgone\n") == "ValueError:  [2Jgone"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [("", ""), ("\n\t\n", ""), ("a\nb", "a"), ("\n b \n", "b"), ("tab\there", "tab here")]
+)
+def test_one_line_is_the_first_that_says_anything(text: str, line: str) -> None:
+    assert one_line(text) == line
+
+
+@pytest.mark.parametrize(
+    ("data", "kept"),
+    [
+        (b"", ""),
+        (b"one\ntwo\n", "one\ntwo\n"),
+        (b"12345678\n1234567\n", "1234567\n"),
+        (b"x\n123456789\n", "123456789\n"),  # the limit falls between two lines
+        (b"x\n1234\n678\n", "1234\n678\n"),
+        (b"a longer line\n", "nger line\n"),
+        (b"no newline at all", "ine at all"),
+        (b"a\nno newline", "no newline"),
+        (b"\n" * 20, "\n" * 10),
+        (b"x" * 12 + b"\n\n", "\n"),
+        (b"caf\xc3\xa9\n", "café\n"),
+        (b"\xff\x00\n", "\N{REPLACEMENT CHARACTER}\0\n"),
+        (b"1234567\xc3\xa9 + 8 more", "\N{REPLACEMENT CHARACTER} + 8 more"),  # cut through the middle of a letter
+    ],
+)
+def test_the_last_whole_lines_within_the_limit_are_kept(data: bytes, kept: str) -> None:
+    assert last_lines(data, 10) == kept

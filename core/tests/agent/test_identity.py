@@ -1,0 +1,131 @@
+"""Seats and host ids among real processes (rule S8)."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from elastic_core.agent.identity import Seat, host_id, host_name
+
+PATIENCE = 30.0
+TAKE = """
+import sys
+from elastic_core.agent.identity import Seat
+{before}
+seat = Seat.take({job!r})
+{after}
+print(seat.number, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def job() -> str:
+    """A job that nobody else on this host has."""
+    return f"test_identity/{uuid.uuid4()}"
+
+
+def sitter(job: str, before: str = "", after: str = "") -> subprocess.Popen[str]:
+    """A process that takes a seat, says which, and keeps it until its stdin is closed."""
+    return subprocess.Popen(
+        [sys.executable, "-c", TAKE.format(job=job, before=before, after=after)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def number(process: subprocess.Popen[str]) -> int:
+    assert process.stdout is not None
+    return int(process.stdout.readline())
+
+
+@contextmanager
+def taken(job: str) -> Iterator[int]:
+    """The number of a seat that is held for a while."""
+    seat = Seat.take(job)
+    try:
+        yield seat.number
+    finally:
+        seat.close()
+
+
+def test_agents_of_one_job_sit_side_by_side_from_0_and_those_of_another_do_not_matter(job: str) -> None:
+    with taken(job) as first, taken(job) as second, taken(job + "'") as other, taken(job) as third:
+        assert (first, second, third, other) == (0, 1, 2, 0)
+
+
+def test_a_seat_that_was_given_up_is_the_next_to_be_taken(job: str) -> None:
+    first, second = Seat.take(job), Seat.take(job)
+    first.close()
+    with taken(job) as again:
+        assert (second.number, again) == (1, 0)
+    second.close()
+
+
+def test_of_processes_that_sit_down_at_once_each_has_a_seat_of_its_own(job: str) -> None:
+    reading, writing = os.pipe()
+    script = TAKE.format(job=job, before=f"import os; os.read({reading}, 1)", after="")
+    command = [sys.executable, "-c", script]
+    processes = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=[reading])
+        for _ in range(5)
+    ]
+    os.close(reading)
+    os.write(writing, b"." * len(processes))
+    assert sorted(map(number, processes)) == [0, 1, 2, 3, 4]
+    for process in processes:
+        process.communicate()
+    os.close(writing)
+
+
+def test_the_seat_of_a_process_that_is_killed_is_free(job: str) -> None:
+    with sitter(job) as process:
+        assert number(process) == 0
+        with taken(job) as mine:
+            assert mine == 1
+        process.kill()
+    with taken(job) as mine:
+        assert mine == 0
+
+
+def test_a_seat_is_held_until_its_last_holder_is_gone(job: str) -> None:
+    """As the warden holds its agent's: here a child that inherited the descriptor."""
+    child = "import subprocess; child = subprocess.Popen(['sleep', '1000'], pass_fds=[seat.fileno()]); print(child.pid)"
+    with sitter(job, after=child) as process:
+        pid = number(process)
+        assert number(process) == 0
+        pidfd = os.pidfd_open(pid)
+        process.kill()
+    with taken(job) as mine:
+        assert mine == 1
+    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    assert select.select([pidfd], [], [], PATIENCE)[0]
+    os.close(pidfd)
+    with taken(job) as mine:
+        assert mine == 0
+
+
+def test_a_job_may_have_any_name(job: str) -> None:
+    names = [f"{job}\udcff", f"{job}/ü \0", f"{job}{'x' * 1000}"]  # the name of a socket has 107 bytes at most
+    with taken(names[0]) as one, taken(names[1]) as two, taken(names[2]) as three, taken(names[2] + "x") as four:
+        assert (one, two, three, four) == (0, 0, 0, 0)
+
+
+def test_all_processes_of_a_host_call_it_the_same() -> None:
+    command = "from elastic_core.agent.identity import host_id, host_name; print(host_id(), host_name())"
+    other = subprocess.run([sys.executable, "-c", command], stdout=subprocess.PIPE, text=True, check=True)
+    assert other.stdout.split() == [host_id(), host_name()]
+
+
+def test_a_host_id_is_16_hex_digits() -> None:
+    assert len(host_id()) == 16
+    int(host_id(), 16)

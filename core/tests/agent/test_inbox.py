@@ -1,0 +1,190 @@
+"""The agent's queue with real threads, pipes and signals; only the clock of the timers is made up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from elastic_core.agent.inbox import Inbox, SignalReceived
+
+
+class Clock:
+    """A clock that stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def inbox(clock: Clock) -> Iterator[Inbox]:
+    inbox = Inbox([signal.SIGTERM, signal.SIGUSR1], clock)
+    yield inbox
+    inbox.close()
+
+
+def taken(inbox: Inbox, count: int) -> list[Any]:
+    """The next so many events, in however many portions they come."""
+    events: list[Any] = []
+    while len(events) < count:
+        events += inbox.take()
+    return events
+
+
+# Posting and watching ------------------------------------------------------------------------------------------------
+
+
+def test_events_come_in_the_order_in_which_they_were_posted(inbox: Inbox) -> None:
+    for number in range(100_000):  # more than the pipe that wakes it up can hold
+        inbox.post(number)
+    assert taken(inbox, 100_000) == list(range(100_000))
+
+
+def test_an_event_from_another_thread_ends_the_wait(inbox: Inbox) -> None:
+    thread = threading.Thread(target=inbox.post, args=["news"])
+    thread.start()
+    assert inbox.take() == ["news"]
+    thread.join()
+
+
+def test_no_event_of_many_threads_is_lost(inbox: Inbox) -> None:
+    def post(name: int) -> None:
+        for number in range(2000):
+            inbox.post((name, number))
+
+    threads = [threading.Thread(target=post, args=[name]) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    events = taken(inbox, 8000)
+    for thread in threads:
+        thread.join()
+    for name in range(4):
+        assert [number for author, number in events if author == name] == list(range(2000))
+
+
+def test_what_is_watched_is_received_when_it_is_readable(inbox: Inbox) -> None:
+    reading, writing = os.pipe()
+    inbox.watch(reading, lambda: os.read(reading, 100).split())
+    os.write(writing, b"one two")
+    assert inbox.take() == [b"one", b"two"]
+    inbox.unwatch(reading)
+    os.write(writing, b"three")
+    inbox.post("the end")
+    assert inbox.take() == ["the end"]
+    os.close(reading)
+    os.close(writing)
+
+
+def test_news_that_amount_to_no_event_do_not_end_the_wait(inbox: Inbox) -> None:
+    reading, writing = os.pipe()
+
+    def receive() -> list[object]:
+        os.read(reading, 100)
+        inbox.post("later")
+        return []
+
+    inbox.watch(reading, receive)
+    os.write(writing, b".")
+    assert inbox.take() == ["later"]
+    inbox.unwatch(reading)
+    os.close(reading)
+    os.close(writing)
+
+
+def test_watching_something_no_longer_is_allowed_twice_and_once_it_is_closed(inbox: Inbox) -> None:
+    reading, writing = os.pipe()
+    file = os.fdopen(reading)
+    inbox.watch(file, list)
+    file.close()
+    inbox.unwatch(file)
+    inbox.unwatch(file)
+    os.close(writing)
+    inbox.post("news")
+    assert inbox.take() == ["news"]
+
+
+# Timers --------------------------------------------------------------------------------------------------------------
+
+
+def test_timers_come_in_the_order_of_their_instants_and_equal_ones_as_they_were_set(inbox: Inbox, clock: Clock) -> None:
+    for instant, event in [(103.0, "c"), (101.0, "a"), (102.0, "b"), (101.0, "a2"), (104.0, "late")]:
+        inbox.at(instant, event)
+    clock.time = 103.0
+    assert inbox.take() == ["a", "a2", "b", "c"]
+    clock.time = 200.0
+    assert inbox.take() == ["late"]
+
+
+def test_a_timer_does_not_come_before_its_instant(inbox: Inbox, clock: Clock) -> None:
+    inbox.at(100.001, "soon")
+    inbox.post("now")
+    assert inbox.take() == ["now"]
+    clock.time = 100.001
+    assert inbox.take() == ["soon"]
+
+
+def test_a_timer_ends_the_wait_by_the_real_clock() -> None:
+    inbox = Inbox()
+    inbox.at(0.0, "long overdue")
+    assert inbox.take() == ["long overdue"]
+    inbox.close()
+
+
+def test_what_happened_comes_before_a_timer_that_is_due(inbox: Inbox) -> None:
+    inbox.at(50.0, "due")
+    inbox.post("news")
+    assert inbox.take() == ["news", "due"]
+
+
+# Signals -------------------------------------------------------------------------------------------------------------
+
+
+def test_signals_are_events_in_the_order_in_which_they_came(inbox: Inbox) -> None:
+    for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
+        signal.raise_signal(signum)
+    assert taken(inbox, 3) == [SignalReceived(15), SignalReceived(signal.SIGUSR1), SignalReceived(15)]
+
+
+def test_a_signal_of_another_process_ends_the_wait(inbox: Inbox) -> None:
+    with subprocess.Popen(["kill", "-TERM", str(os.getpid())]):
+        assert inbox.take() == [SignalReceived(signal.SIGTERM)]
+
+
+def test_a_flood_of_signals_neither_blocks_nor_complains(inbox: Inbox) -> None:
+    for _ in range(70_000):  # more than the pipe can hold
+        signal.raise_signal(signal.SIGUSR1)
+    assert set(inbox.take()) == {SignalReceived(signal.SIGUSR1)}
+
+
+def test_the_signals_are_given_back_at_the_end() -> None:
+    heard: list[int] = []
+    before: Callable[..., Any] | int | None = signal.signal(signal.SIGUSR1, lambda signum, _: heard.append(signum))
+    try:
+        inbox = Inbox([signal.SIGUSR1])
+        signal.raise_signal(signal.SIGUSR1)
+        assert heard == []
+        inbox.close()
+        signal.raise_signal(signal.SIGUSR1)
+        assert heard == [signal.SIGUSR1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_nothing_is_left_open_after_the_end() -> None:
+    before = os.listdir("/proc/self/fd")
+    Inbox([signal.SIGUSR1]).close()
+    assert os.listdir("/proc/self/fd") == before

@@ -1,0 +1,379 @@
+"""Workers' streams with real processes, pipes and files: every byte ends where it was asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import queue
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from elastic_core.agent.output import LONGEST_LINE, TAIL, Lines, Output, WorkerStreams
+from elastic_core.config import Stream, StreamMap
+
+PATIENCE = 30.0
+NONE, OUT, ERR, ALL = Stream.NONE, Stream.OUT, Stream.ERR, Stream.ALL
+BOTH = "echo out; echo err >&2"
+
+
+# Lines ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        ([], b""),
+        ([b"one\n"], b"> one\n"),
+        ([b"one\ntwo\n"], b"> one\n> two\n"),
+        ([b"on", b"e\ntw", b"o\n"], b"> one\n> two\n"),
+        ([b"no end"], b"> no end\n"),
+        ([b"\n\n"], b"> \n> \n"),
+        ([b"10%\r20%\r"], b"> 10%\r> 20%\r"),
+        ([b"dos\r\nline\r\n"], b"> dos\r\n> line\r\n"),
+        ([b"dos\r", b"\nline\r", b"\n"], b"> dos\r\n> line\r\n"),  # a line end that a read cut in two
+        ([b"10%\r", b"20%\r", b"done\n"], b"> 10%\r> 20%\r> done\n"),
+        ([b"a\r", b"\n\nb\n"], b"> a\r\n> \n> b\n"),
+        ([b"caf\xc3", b"\xa9\n"], b"> caf\xc3\xa9\n"),
+        ([b"one\x0bline\x0c\x85\x1c\n"], b"> one\x0bline\x0c\x85\x1c\n"),  # what only text takes for line ends
+        ([b"\0\xff\n"], b"> \0\xff\n"),
+    ],
+)
+def test_every_line_is_shown_whole_behind_its_prefix(pieces: list[bytes], shown: bytes) -> None:
+    lines = Lines(b"> ")
+    assert b"".join([*map(lines.feed, pieces), lines.finish()]) == shown
+
+
+def test_a_line_is_shown_as_soon_as_it_is_whole_and_not_before() -> None:
+    lines = Lines(b"> ")
+    assert [lines.feed(data) for data in (b"on", b"e\ntw", b"o\r", b"")] == [b"", b"> one\n", b"> two\r", b""]
+
+
+def test_a_line_without_end_does_not_wait_for_ever() -> None:
+    lines = Lines(b"> ")
+    half = b"x" * (LONGEST_LINE // 2)
+    assert [lines.feed(half), lines.feed(half), lines.feed(b"y\n")] == [b"", b"> " + 2 * half + b"\n", b"> y\n"]
+    assert lines.finish() == b""
+
+
+# From a worker to files and consoles ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Stage:
+    """An agent's output whose consoles are files, and the directory of its only worker."""
+
+    folder: Path
+    reports: queue.Queue[str] = field(default_factory=queue.Queue)
+    output: Output | None = None
+
+    @property
+    def directory(self) -> Path:
+        return self.folder / "logs" / "rank_3"
+
+    def start(
+        self,
+        redirects: StreamMap | Stream = NONE,
+        tee: StreamMap | Stream = NONE,
+        *,
+        keep: bool = False,
+        err: int | None = None,
+        shown: Collection[int] | None = None,
+        filters: Mapping[Stream, Sequence[str]] | None = None,
+    ) -> Output:
+        """Make the output; what it says is in ``reports``, and its stderr may be given."""
+        assert self.output is None
+        with contextlib.ExitStack() as stack:
+            consoles = [stack.enter_context((self.folder / name).open("wb")).fileno() for name in ("out", "err")]
+            self._consoles = [os.dup(fd) for fd in consoles]
+        self.output = Output(
+            redirects=_map(redirects),
+            tee=_map(tee),
+            keep=keep,
+            shown=shown,
+            filters=filters or {},
+            report=self.reports.put,
+            console_out=self._consoles[0],
+            console_err=self._consoles[1] if err is None else err,
+        )
+        return self.output
+
+    def open(self, rank: int = 3, local_rank: int = 0) -> WorkerStreams:
+        assert self.output is not None
+        return self.output.open(rank=rank, local_rank=local_rank, directory=self.directory)
+
+    def run(self, *argv: str, rank: int = 3, local_rank: int = 0) -> WorkerStreams:
+        """Run a worker to its end, and wait until everything that it wrote was read."""
+        assert self.output is not None
+        streams = self.open(rank, local_rank)
+        # Its own stdout, where it is not the output's, is nothing to these tests.
+        stdout = subprocess.DEVNULL if streams.stdout is None else streams.stdout
+        with subprocess.Popen(argv, stdout=stdout, stderr=streams.stderr):
+            streams.close()
+        self.output.drain(streams, PATIENCE)
+        assert all(pump.ended.is_set() for pump in streams.pumps.values())
+        return streams
+
+    def close(self) -> None:
+        """End the output, unless that was done."""
+        if self.output is not None:
+            output, self.output = self.output, None
+            output.close(PATIENCE)
+            for fd in self._consoles:
+                os.close(fd)
+
+    def shown(self) -> tuple[bytes, bytes]:
+        """What is on the consoles at the end."""
+        self.close()
+        return (self.folder / "out").read_bytes(), (self.folder / "err").read_bytes()
+
+    def kept(self) -> dict[str, bytes]:
+        """What is in the worker's files."""
+        return {path.name: path.read_bytes() for path in self.directory.glob("*")}
+
+
+def _map(streams: StreamMap | Stream) -> StreamMap:
+    return StreamMap(streams) if isinstance(streams, Stream) else streams
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    yield stage
+    stage.close()
+
+
+def writer(size: int, byte: str = "x", stream: str = "stderr") -> tuple[str, ...]:
+    """A worker that writes many bytes and no line end."""
+    return sys.executable, "-I", "-S", "-c", f"import sys; sys.{stream}.write({byte!r} * {size})"
+
+
+OUT_LOG, ERR_LOG = {"stdout.log": b"out\n"}, {"stderr.log": b"err\n"}
+
+
+@pytest.mark.parametrize(
+    ("redirects", "tee", "keep", "console", "files"),
+    [
+        (NONE, NONE, False, (b"", b"err\n"), {}),
+        (OUT, NONE, False, (b"", b"err\n"), OUT_LOG),
+        (ERR, NONE, False, (b"", b""), ERR_LOG),
+        (ALL, NONE, False, (b"", b""), OUT_LOG | ERR_LOG),
+        (NONE, OUT, False, (b"[rank3]:out\n", b"err\n"), OUT_LOG),
+        (NONE, ERR, False, (b"", b"[rank3]:err\n"), ERR_LOG),
+        (NONE, ALL, False, (b"[rank3]:out\n", b"[rank3]:err\n"), OUT_LOG | ERR_LOG),
+        (ALL, ALL, False, (b"[rank3]:out\n", b"[rank3]:err\n"), OUT_LOG | ERR_LOG),
+        (OUT, ERR, False, (b"", b"[rank3]:err\n"), OUT_LOG | ERR_LOG),
+        (NONE, NONE, True, (b"out\n", b"err\n"), OUT_LOG | ERR_LOG),
+        (ALL, NONE, True, (b"", b""), OUT_LOG | ERR_LOG),
+        (OUT, ERR, True, (b"", b"[rank3]:err\n"), OUT_LOG | ERR_LOG),
+    ],
+)
+def test_streams_go_where_redirects_and_tee_say(
+    stage: Stage, redirects: Stream, tee: Stream, keep: bool, console: tuple[bytes, bytes], files: dict[str, bytes]
+) -> None:
+    stage.start(redirects, tee, keep=keep)
+    streams = stage.run("sh", "-c", BOTH)
+    assert streams.tail() == "err\n"  # which explains a failure, wherever the stream went
+    assert streams.stderr_path == (str(stage.directory / "stderr.log") if "stderr.log" in files else None)
+    assert stage.shown() == console
+    assert stage.kept() == files
+
+
+def test_a_stream_map_holds_for_local_ranks(stage: Stage) -> None:
+    stage.start(StreamMap(NONE, {1: ALL}), StreamMap(ERR, {1: NONE}))
+    stage.run("sh", "-c", BOTH, rank=4, local_rank=0)
+    assert stage.kept() == ERR_LOG
+    stage.run("sh", "-c", BOTH, rank=5, local_rank=1)
+    assert stage.kept() == {"stdout.log": b"out\n", "stderr.log": b"err\nerr\n"}
+    assert stage.shown() == (b"", b"[rank4]:err\n")
+
+
+def test_a_stdout_that_nobody_asked_for_is_the_agents_own(stage: Stage) -> None:
+    """So that a script on a terminal knows that it is on one."""
+    stage.start()
+    streams = stage.open()
+    assert streams.stdout is None
+    streams.close()
+
+
+def test_files_get_every_byte_of_a_flood_of_binary(stage: Stage) -> None:
+    stage.start(tee=OUT, redirects=ERR)
+    script = "import os\nfor fd in (1, 2):\n    for _ in range(64): os.write(fd, bytes(range(256)) * 256)"
+    stage.run(sys.executable, "-I", "-S", "-c", script)
+    assert stage.kept() == {name: bytes(range(256)) * 256 * 64 for name in ("stdout.log", "stderr.log")}
+
+
+def test_a_file_is_continued_and_not_begun_again(stage: Stage) -> None:
+    stage.start(redirects=OUT)
+    stage.run("echo", "one")
+    stage.run("echo", "two")
+    assert stage.kept() == {"stdout.log": b"one\ntwo\n"}
+
+
+@pytest.mark.parametrize(("redirects", "tee"), [(NONE, ERR), (ERR, NONE)], ids=["teed", "redirected"])
+@pytest.mark.parametrize(
+    ("argv", "tail"),
+    [
+        (("true",), ""),
+        (("sh", "-c", "printf 'no newline' >&2"), "no newline"),
+        (writer(10 * TAIL), "x" * TAIL),
+        (writer(10 * TAIL, "1234567\n"), "1234567\n" * (TAIL // 8)),
+        (writer(10 * TAIL, "123456\n"), "123456\n" * (TAIL // 7)),
+        (("sh", "-c", r"printf '\377\000\n' >&2"), "\N{REPLACEMENT CHARACTER}\0\n"),
+    ],
+    ids=["nothing", "no newline", "one huge line", "lines that fit", "lines that do not", "binary"],
+)
+def test_the_tail_is_the_last_whole_lines_of_stderr(
+    stage: Stage, redirects: Stream, tee: Stream, argv: tuple[str, ...], tail: str
+) -> None:
+    stage.start(redirects, tee)
+    assert stage.run(*argv).tail() == tail
+
+
+def test_a_file_that_the_worker_removed_has_no_tail_and_does_no_harm(stage: Stage) -> None:
+    stage.start(redirects=ERR)
+    assert stage.run("sh", "-c", f"echo lost >&2; rm {stage.directory}/stderr.log").tail() == ""
+
+
+# What is slow, gone or full ------------------------------------------------------------------------------------------
+
+
+def test_a_console_that_nobody_reads_does_not_stop_a_worker(stage: Stage) -> None:
+    reading, writing = os.pipe()
+    stage.start(tee=ERR, err=writing)
+    stage.run(*writer(1 << 20, "123456789\n"))  # returns, though the console took 64 KiB at most
+    assert (stage.directory / "stderr.log").stat().st_size == 10 << 20
+    os.close(reading)
+    stage.close()
+    os.close(writing)
+    assert "Broken pipe" in stage.reports.get(timeout=PATIENCE)
+
+
+def test_a_console_that_is_gone_costs_no_byte_of_the_files(stage: Stage) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    stage.start(tee=ERR, err=writing)
+    stage.run("sh", "-c", "echo one >&2")
+    stage.run("sh", "-c", "echo two >&2")
+    assert stage.kept() == {"stderr.log": b"one\ntwo\n"}
+    assert "Broken pipe" in stage.reports.get(timeout=PATIENCE)
+    os.close(writing)
+
+
+def test_a_file_on_a_full_disk_is_reported_once_and_the_worker_goes_on(stage: Stage) -> None:
+    stage.start(tee=ERR)
+    streams = stage.open()
+    pump = streams.pumps[ERR]
+    with open("/dev/full", "wb") as full:  # in the place of its file
+        assert pump._file is not None
+        os.dup2(full.fileno(), pump._file)
+    assert streams.stderr is not None
+    os.write(streams.stderr, b"one\n")
+    report = f"{stage.directory}/stderr.log is not complete: No space left on device; the worker goes on"
+    assert stage.reports.get(timeout=PATIENCE) == report
+    os.write(streams.stderr, b"two\n")
+    streams.close()
+    assert stage.output is not None
+    stage.output.drain(streams, PATIENCE)
+    assert stage.reports.empty()
+    assert streams.tail() == "one\ntwo\n"
+    assert stage.shown() == (b"", b"[rank3]:one\n[rank3]:two\n")
+
+
+def descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize(
+    ("prepare", "number"),
+    [
+        (lambda directory: (directory / "stderr.log").symlink_to("/etc/passwd"), errno.ELOOP),
+        (lambda directory: (directory / "stderr.log").mkdir(), errno.EISDIR),
+    ],
+    ids=["link", "directory"],
+)
+def test_a_file_that_cannot_be_opened_is_an_error_and_leaves_no_descriptor_behind(
+    stage: Stage, prepare: Callable[[Path], None], number: int
+) -> None:
+    stage.start(tee=ALL)
+    stage.directory.mkdir(parents=True)
+    prepare(stage.directory)
+    before = descriptors()
+    with pytest.raises(OSError, match=str(stage.directory)) as caught:
+        stage.open()
+    assert caught.value.errno == number
+    assert descriptors() == before
+
+
+def test_nothing_is_left_open_after_the_end(stage: Stage) -> None:
+    before = descriptors()
+    stage.start(redirects=OUT, tee=ERR)
+    for _ in range(20):
+        stage.run("sh", "-c", BOTH)
+    stage.close()
+    assert descriptors() == before
+
+
+# Ends ----------------------------------------------------------------------------------------------------------------
+
+
+def held_open_by_a_child(stage: Stage) -> tuple[WorkerStreams, int]:
+    """A worker that wrote ``half a line`` and ended, and a descriptor of its that goes on, as a child of its may."""
+    streams = stage.open()
+    assert streams.stderr is not None
+    child = os.dup(streams.stderr)
+    os.write(child, b"half a line")
+    streams.close()
+    return streams, child
+
+
+def test_the_end_of_a_stream_is_not_waited_for_beyond_the_timeout(stage: Stage) -> None:
+    output = stage.start(tee=ERR)
+    streams, child = held_open_by_a_child(stage)
+    output.drain(streams, timeout=0)
+    assert not streams.pumps[ERR].ended.is_set()
+    os.close(child)
+    output.drain(streams, PATIENCE)
+    assert streams.pumps[ERR].ended.is_set()
+
+
+def test_what_has_arrived_is_shown_at_the_end_though_the_stream_goes_on(stage: Stage) -> None:
+    stage.start(tee=ERR)
+    _, child = held_open_by_a_child(stage)
+    assert stage.shown() == (b"", b"[rank3]:half a line\n")
+    assert stage.kept() == {"stderr.log": b"half a line"}
+    with pytest.raises(BrokenPipeError):
+        os.write(child, b"nobody reads")
+    os.close(child)
+
+
+SAYS = ("sh", "-c", "echo apple; echo pear; printf 'last apple'; echo a cherry >&2")
+
+
+def test_lines_with_a_wanted_text_are_copied_to_a_file_of_the_round(stage: Stage) -> None:
+    stage.start(tee=Stream.OUT, filters={Stream.OUT: ("apple", "plum")})
+    stage.run(*SAYS)
+    assert (stage.directory.parent / "filtered_stdout.log").read_bytes() == b"apple\nlast apple\n"
+    assert not (stage.directory.parent / "filtered_stderr.log").exists()
+    assert stage.kept()["stdout.log"] == b"apple\npear\nlast apple", "the worker's own file has every byte"
+
+
+def test_a_stream_that_goes_to_a_file_only_is_filtered_too_and_not_shown(stage: Stage) -> None:
+    stage.start(redirects=Stream.ALL, filters={Stream.ERR: ("cherry",)})
+    stage.run(*SAYS)
+    assert (stage.directory.parent / "filtered_stderr.log").read_bytes() == b"a cherry\n"
+    assert stage.kept()["stderr.log"] == b"a cherry\n"
+    assert stage.shown() == (b"", b"")
+
+
+def test_ranks_that_are_not_to_be_shown_are_kept_in_files(stage: Stage) -> None:
+    stage.start(tee=Stream.ALL, shown=[0])
+    stage.run(*SAYS, rank=7, local_rank=1)
+    assert stage.kept() == {"stdout.log": b"apple\npear\nlast apple", "stderr.log": b"a cherry\n"}
+    stage.run(*SAYS, rank=6, local_rank=0)
+    assert stage.shown() == (b"[rank6]:apple\n[rank6]:pear\n[rank6]:last apple\n", b"[rank6]:a cherry\n")

@@ -1,0 +1,86 @@
+"""A held port with real sockets: whoever is to listen there can, and nobody else gets it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from elastic_core.agent.ports import HeldPort
+
+
+@pytest.fixture
+def held() -> Iterator[HeldPort]:
+    port = HeldPort.take("127.0.0.1")
+    yield port
+    port.close()
+
+
+def listen(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    """Listen as torch's TCPStore does: with SO_REUSEADDR, on every address, of both families if it is IPv6."""
+    sock = socket.socket(family)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family is socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    try:
+        sock.bind((address, port))
+        sock.listen()
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+EVERYWHERE = [(socket.AF_INET, "0.0.0.0"), *([(socket.AF_INET6, "::")] if socket.has_dualstack_ipv6() else [])]
+
+
+@pytest.mark.parametrize(("family", "wildcard"), EVERYWHERE)
+def test_a_worker_can_listen_on_a_held_port_and_be_reached(
+    held: HeldPort, family: socket.AddressFamily, wildcard: str
+) -> None:
+    with (
+        listen(family, wildcard, held.port) as store,
+        socket.create_connection(("127.0.0.1", held.port)) as client,
+        store.accept()[0] as connection,
+    ):
+        client.sendall(b"hello")
+        assert connection.recv(5) == b"hello"
+
+
+def test_nobody_answers_on_a_port_that_is_only_held(held: HeldPort) -> None:
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", held.port))
+
+
+@pytest.mark.parametrize(("family", "address"), [*EVERYWHERE, (socket.AF_INET, "127.0.0.2")])
+def test_a_held_port_is_nobody_elses(held: HeldPort, family: socket.AddressFamily, address: str) -> None:
+    """Without SO_REUSEADDR, like everybody who asks for any port: the kernel would give it to them if it were free."""
+    with socket.socket(family) as other, pytest.raises(OSError, match="Address already in use"):
+        other.bind((address, held.port))
+
+
+def test_of_two_workers_only_one_can_listen(held: HeldPort) -> None:
+    with listen(socket.AF_INET, "0.0.0.0", held.port), pytest.raises(OSError, match="Address already in use"):
+        listen(socket.AF_INET, "0.0.0.0", held.port)
+
+
+def test_no_two_held_ports_are_the_same() -> None:
+    ports = [HeldPort.take("127.0.0.1") for _ in range(200)]
+    numbers = {port.port for port in ports}
+    for port in ports:
+        port.close()
+    assert len(numbers) == 200
+
+
+def test_who_listens_goes_on_when_the_port_is_let_go(held: HeldPort) -> None:
+    with listen(socket.AF_INET, "0.0.0.0", held.port) as store:
+        held.close()
+        with socket.create_connection(("127.0.0.1", held.port)), store.accept()[0]:
+            pass
+
+
+def test_a_port_is_free_once_it_is_let_go(held: HeldPort) -> None:
+    held.close()
+    with socket.socket() as anybody:
+        anybody.bind(("127.0.0.1", held.port))

@@ -1,0 +1,207 @@
+"""Real processes: who descends from whom, and that a signal reaches exactly those that are meant."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic_core.agent.processes import descendants, kill, name_of, signal_group, waits_in
+
+PYTHON = (sys.executable, "-I", "-S", "-c")
+OURS = (sys.executable, "-c")
+"""Python that finds elastic_core."""
+NOBODY = 2**22 + 1
+"""Greater than any process id."""
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
+
+
+def found(process: subprocess.Popen[bytes]) -> tuple[int, int]:
+    """It as one of our descendants."""
+    return next(found for found in descendants(os.getpid()) if found[0] == process.pid)
+
+
+def pids(root: int) -> list[int]:
+    return [pid for pid, _ in descendants(root)]
+
+
+# Who descends from whom ----------------------------------------------------------------------------------------------
+
+
+def test_descendants_are_listed_parents_before_children() -> None:
+    chain = """
+import os
+for _ in range(3):
+    if os.fork():
+        break
+else:
+    os.write(1, b"ready")
+os.read(0, 1)
+"""
+    with subprocess.Popen([*PYTHON, chain], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(5) == b"ready"
+        family = pids(process.pid)
+        assert len(family) == 3
+        assert [pids(pid) for pid in family] == [family[1:], family[2:], []]
+        assert set(family) < set(pids(os.getpid()))
+
+
+@pytest.mark.parametrize("root", ["childless", "nobody"])
+def test_who_has_no_children_has_no_descendants(sleeper: subprocess.Popen[bytes], root: str) -> None:
+    assert descendants(sleeper.pid if root == "childless" else NOBODY) == []
+
+
+def test_a_process_that_has_ended_is_no_descendant_even_before_it_is_reaped() -> None:
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert process.pid not in pids(os.getpid())
+
+
+def test_a_process_whose_main_thread_alone_has_ended_still_runs() -> None:
+    """It looks like a zombie, and its other threads may hold a GPU."""
+    script = """
+import ctypes, os, threading
+def wait():
+    while os.read(0, 1): pass
+    os._exit(0)
+main = f"/proc/self/task/{os.getpid()}/stat"
+def watch():
+    while open(main).read().rpartition(")")[2].split()[0] != "Z": pass
+    os.write(1, b"ready")
+    wait()
+threading.Thread(target=watch).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+    with subprocess.Popen([*PYTHON, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(5) == b"ready"
+        assert process.pid in pids(os.getpid())
+        assert kill(found(process))
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("name", ["a b", ") R 1 (", "))) Z 1", "(x\ny)", "ü\\)"])
+def test_a_process_may_have_any_name(tmp_path: Path, name: str) -> None:
+    program = tmp_path / name
+    program.write_text("#!/bin/sh\necho\nread line\n")
+    program.chmod(0o755)
+    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"\n"
+        assert process.pid in pids(os.getpid())
+        assert name_of(process.pid) == name
+
+
+def test_a_subreaper_sees_what_escaped_from_its_children() -> None:
+    script = """
+import os, signal
+from elastic_core.agent.processes import become_subreaper, descendants
+become_subreaper()
+reading, writing = os.pipe()
+child = os.fork()
+if child == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.setsid()
+        os.write(writing, b"%d" % os.getpid())
+        signal.pause()
+    os._exit(0)
+os.waitpid(child, 0)
+escaped = int(os.read(reading, 100))
+print([pid for pid, _ in descendants(os.getpid())] == [escaped])
+os.kill(escaped, 9)
+"""
+    assert subprocess.run([*OURS, script], stdout=subprocess.PIPE, check=True).stdout == b"True\n"
+
+
+def test_a_process_that_shall_die_with_its_parent_does() -> None:
+    script = """
+import os, signal
+from elastic_core.agent.processes import die_with_parent
+reading, writing = os.pipe()
+if os.fork() == 0:
+    die_with_parent()
+    os.write(writing, b".")
+    signal.pause()
+os.read(reading, 1)
+os.close(1)
+os.kill(os.getpid(), 9)
+"""
+    with subprocess.Popen([*OURS, script], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.read() == b""  # the end comes when the child, too, is gone
+
+
+# Signals -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_is_killed(sleeper: subprocess.Popen[bytes]) -> None:
+    assert kill(found(sleeper))
+    assert sleeper.wait() == -signal.SIGKILL
+
+
+def test_another_process_with_the_same_number_is_not_killed(sleeper: subprocess.Popen[bytes]) -> None:
+    pid, start = found(sleeper)
+    assert not kill((pid, start - 1))
+    assert not kill((pid, start + 1))
+    sleeper.terminate()
+    assert sleeper.wait() == -signal.SIGTERM  # so it was alive
+
+
+def test_who_is_gone_is_not_there_to_be_killed(sleeper: subprocess.Popen[bytes]) -> None:
+    process = found(sleeper)
+    sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+    assert not kill(process)  # a zombie
+    sleeper.wait()
+    assert not kill(process)
+    assert not kill((NOBODY, 1))
+
+
+def test_killing_leaves_no_descriptor_behind(sleeper: subprocess.Popen[bytes]) -> None:
+    pid, start = found(sleeper)
+    before = os.listdir("/proc/self/fd")
+    kill((pid, start + 1))
+    kill((pid, start))
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_group_gets_a_signal_as_a_whole() -> None:
+    with subprocess.Popen(
+        ["sh", "-c", "sleep 1000 & echo; wait"], stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"\n"
+        signal_group(process.pid, signal.SIGTERM)
+        assert process.stdout.read() == b""  # the end comes when the child, too, is gone
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_a_child_that_leads_no_group_yet_gets_the_signal_alone(sleeper: subprocess.Popen[bytes]) -> None:
+    signal_group(sleeper.pid, signal.SIGTERM)  # which would end this test, too, if it went to the child's group
+    assert sleeper.wait() == -signal.SIGTERM
+
+
+# What is told of a process that is stuck -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tell", [name_of, waits_in])
+def test_nothing_is_told_of_a_process_that_is_gone(tell: Callable[[int], str]) -> None:
+    assert tell(NOBODY) == ""
+
+
+def test_the_kernels_function_in_which_a_process_waits_is_a_plain_name(sleeper: subprocess.Popen[bytes]) -> None:
+    where = waits_in(sleeper.pid)
+    assert where == "" or where.isidentifier()  # '' where the kernel keeps it to itself

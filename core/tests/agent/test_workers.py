@@ -1,0 +1,376 @@
+"""One node's workers with a real warden and real streams: what is started, and what is said of how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scenes import info, offer
+
+from elastic_core.agent.output import Output
+from elastic_core.agent.warden import Gone, Signalled, Spawned, Stuck, Warden, WardenEvent, become_subreaper
+from elastic_core.agent.workers import DETAIL, WorkerGroup, start_failure
+from elastic_core.config import RunConfig, Stream, StreamMap
+from elastic_core.errors import ElasticError
+from elastic_core.events import Event, Level
+from elastic_core.hookspecs import hookimpl
+from elastic_core.incidents import Incident, IncidentKind
+from elastic_core.plugins import Plugins, core_plugins
+from elastic_core.program import Program, ProgramKind
+from elastic_core.rendezvous.ledger import Member, Round
+from elastic_core.rendezvous.node import NodeEvent, WorkerFailed, WorkersDone
+
+PATIENCE = 30.0
+TWO = (Member("b", 1, "default"), Member("a", 2, "default"))
+"""This node, a, comes second, so that its ranks are 1 and 2."""
+ONE = (Member("a", 1, "default"),)
+
+
+class Node:
+    """A worker group, what it said so far, and its ends."""
+
+    def __init__(self, folder: Path, warden: Warden) -> None:
+        self.folder = folder
+        self.warden = warden
+        self.published: list[Event] = []
+        self.heard: list[WardenEvent] = []
+        self.plugins = Plugins()
+        for name, plugin in core_plugins().items():
+            self.plugins.register(name, plugin)
+        self.time = 100.0
+        self.output = Output(redirects=StreamMap(Stream.ALL), tee=StreamMap(), report=self.said)
+        self.group: WorkerGroup
+
+    def said(self, message: str) -> None:
+        raise AssertionError(message)
+
+    def start(self, script: str, members: Sequence[Member] = ONE, *, number: int = 1, restarts: int = 0) -> None:
+        """Start the workers of a round, which run a shell script."""
+        program = Program(ProgramKind.EXECUTABLE, "sh", ("-c", script))
+        self.start_program(program, members, number=number, restarts=restarts)
+
+    def start_program(
+        self, program: Program, members: Sequence[Member] = ONE, *, number: int = 1, restarts: int = 0
+    ) -> None:
+        config = RunConfig(program=program, rdzv_id="job7", role="default", max_restarts=5, nproc_per_node=2)
+        if number == 1:
+            self.group = WorkerGroup(
+                config=config,
+                plugins=self.plugins,
+                warden=self.warden,
+                output=self.output,
+                info=info("a"),
+                run_uid="run1",
+                directory=self.folder,
+                publish=self.published.append,
+                now=lambda: self.time,
+            )
+        self.group.config = config
+        self.group.start(self.round(members, number), restarts)
+
+    def round(self, members: Sequence[Member] = ONE, number: int = 1) -> Round:
+        return Round(number=number, offer=offer(members[0].node_id), members=tuple(members))
+
+    def next(self) -> NodeEvent | None:
+        """What the warden's next news amount to; None if it is Gone."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            ready, _, _ = select.select([self.warden], [], [], max(0.0, end - time.monotonic()))
+            assert ready, f"nothing came of {self.heard}"
+            events = self.warden.receive()
+            self.heard += events
+            news = [found for event in events if (found := self.group.handle(event)) is not None]
+            if news or Gone() in events:
+                assert len(news) <= 1
+                return news[0] if news else None
+
+    def failure(self) -> Incident:
+        """The failure that is the next news."""
+        news = self.next()
+        assert isinstance(news, WorkerFailed), news
+        return news.incident
+
+    def read(self, name: str) -> str:
+        """A file of a worker's, in the directory of its round."""
+        return (self.folder / name).read_text()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    become_subreaper()
+    warden = Warden.start()
+    node = Node(tmp_path, warden)
+    yield node
+    warden.close(PATIENCE)
+    node.output.close(PATIENCE)
+
+
+# Starting ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_local_rank_is_started_with_the_contract_of_torchrun(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINE", "is inherited")
+    node.start("env >&2", TWO, number=1, restarts=3)
+    assert node.next() == WorkersDone()
+    for local_rank, rank in enumerate((1, 2)):
+        lines = node.read(f"round_1/rank_{rank}/stderr.log").splitlines()
+        environment = dict(line.split("=", 1) for line in lines if "=" in line)
+        expected = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local_rank),
+            "GROUP_RANK": "1",
+            "ROLE_RANK": str(rank),
+            "WORLD_SIZE": "3",
+            "LOCAL_WORLD_SIZE": "2",
+            "GROUP_WORLD_SIZE": "2",
+            "MASTER_ADDR": "10.0.0.98",
+            "MASTER_PORT": "29501",
+            "TORCHELASTIC_RESTART_COUNT": "3",
+            "TORCHELASTIC_MAX_RESTARTS": "5",
+            "TORCHELASTIC_RUN_ID": "job7",
+            "TORCHELASTIC_ERROR_FILE": str(node.folder / f"round_1/rank_{rank}/error.json"),
+            "MINE": "is inherited",
+        }
+        assert {name: environment.get(name) for name in expected} == expected
+
+
+def test_a_rank_counts_among_those_of_its_own_role(node: Node) -> None:
+    node.start("echo $ROLE_RANK of $ROLE_WORLD_SIZE", (Member("b", 4, "critic"), Member("a", 2, "default")))
+    assert node.next() == WorkersDone()
+    assert [node.read(f"round_1/rank_{rank}/stdout.log") for rank in (4, 5)] == ["0 of 2\n", "1 of 2\n"]
+
+
+def test_each_round_has_directories_of_its_own(node: Node) -> None:
+    for number in (1, 2):
+        node.start(f"echo {number}", number=number)
+        assert node.next() == WorkersDone()
+        node.group.gone()
+    assert [node.read(f"round_{number}/rank_0/stdout.log") for number in (1, 2)] == ["1\n", "2\n"]
+
+
+def test_workers_are_alive_from_when_the_last_has_started_until_the_first_has_ended(node: Node) -> None:
+    gate = node.folder / "gate"
+    os.mkfifo(gate)
+    node.start(f"test $LOCAL_RANK = 0 || read line < {gate}; test $LOCAL_RANK = 1 || exec sleep 1000", TWO)
+    assert not node.group.alive()
+    while sum(isinstance(event, Spawned) for event in node.heard) < 2:
+        assert not node.group.alive()
+        assert select.select([node.warden], [], [], PATIENCE)[0]
+        for event in node.warden.receive():
+            node.heard.append(event)
+            assert node.group.handle(event) is None
+    assert node.group.alive()
+    gate.write_text("go\n")
+    assert select.select([node.warden], [], [], PATIENCE)[0]
+    for event in node.warden.receive():
+        assert node.group.handle(event) is None  # the other one still runs
+    assert not node.group.alive()
+
+
+# How they end --------------------------------------------------------------------------------------------------------
+
+
+def test_workers_are_done_when_the_last_of_them_has_exited_with_0(node: Node) -> None:
+    node.start("exit 0", TWO)
+    assert node.next() == WorkersDone()
+    assert node.published == []
+
+
+def test_a_failure_is_told_with_all_that_is_known_of_it(node: Node) -> None:
+    node.start("test $RANK = 1 && exec sleep 1000; echo 'ValueError: boom' >&2; exit 7", TWO)
+    node.time = 112.5
+    incident = node.failure()
+    spawned = {event.tag: event.pid for event in node.heard if isinstance(event, Spawned)}
+    assert incident == Incident(
+        kind=IncidentKind.WORKER_FAILED,
+        round=1,
+        node_id="a",
+        host="host-a",
+        after=12.5,
+        rank=2,
+        local_rank=1,
+        pid=spawned[2],
+        exit_code=7,
+        message="ValueError: boom",
+        detail="ValueError: boom\n",
+        log=str(node.folder / "round_1/rank_2/stderr.log"),
+    )
+    assert node.published == [
+        Event(
+            "worker_failed",
+            f"rank 2 (pid {incident.pid}) exited with code 7",
+            Level.WARNING,
+            {"rank": 2, "pid": incident.pid, "exit_code": 7, "round": 1},
+        )
+    ]
+
+
+def test_what_kills_a_worker_is_told(node: Node) -> None:
+    node.start("kill -SEGV $$")
+    incident = node.failure()
+    assert incident.exit_code == -signal.SIGSEGV
+    assert "was killed by SIGSEGV" in node.published[0].message
+
+
+def test_only_the_first_failure_is_told_since_the_others_follow_from_it(node: Node) -> None:
+    gate = node.folder / "gate"
+    os.mkfifo(gate)
+    node.start(f"test $RANK = 1 && read line < {gate}; exit $RANK", TWO)
+    assert node.failure().rank == 2
+    gate.write_text("go\n")
+    node.group.stop(PATIENCE)
+    assert node.next() is None
+    assert [event.name for event in node.published].count("worker_failed") == 1
+
+
+def test_what_dies_of_a_stop_is_no_failure(node: Node) -> None:
+    node.start("echo ready; exec sleep 1000", TWO)
+    node.group.stop(PATIENCE)
+    assert node.next() is None  # Gone, and no news
+    assert {event.name for event in node.published} <= {"workers_signalled"}
+
+
+def test_after_a_stop_the_next_round_can_fail_again(node: Node) -> None:
+    for number in (1, 2):
+        node.start("exit 1", number=number)
+        assert node.failure().round == number
+        node.group.stop(0)
+        while node.next() is not None:
+            pass
+        node.group.gone()
+    assert not node.group.alive()
+
+
+def test_what_the_record_decorator_wrote_explains_a_failure_better_than_stderr(node: Node) -> None:
+    error = {"message": {"message": "KeyError: 'lr'", "extraInfo": {"py_callstack": "the\ntraceback\n"}}}
+    (node.folder / "written.json").write_text(json.dumps(error))
+    copy = f'cp {node.folder}/written.json "$TORCHELASTIC_ERROR_FILE"'
+    node.start(f"{copy}; echo 'ValueError: not this' >&2; exit 1")
+    incident = node.failure()
+    assert (incident.message, incident.detail) == ("KeyError: 'lr'", "the\ntraceback\n")
+
+
+def test_a_long_explanation_is_kept_short_from_the_right_end(node: Node) -> None:
+    script = "import sys; sys.exit('x' * 9000 + '\\nValueError: ' + 'm' * 900)"
+    node.start_program(Program(ProgramKind.EXECUTABLE, sys.executable, ("-I", "-S", "-c", script)))
+    incident = node.failure()
+    assert incident.message == "ValueError: " + "m" * 488
+    assert len(incident.detail) <= DETAIL
+    assert incident.detail.endswith("m\n")
+
+
+@pytest.mark.parametrize(
+    ("members", "said", "kind"),
+    [
+        (ONE, "OSError: [Errno 98] EADDRINUSE", IncidentKind.PORT_TAKEN),
+        (ONE, "RuntimeError: port: 29501, the address is already in use", IncidentKind.PORT_TAKEN),
+        (ONE, "RuntimeError: port: 8080, the address is already in use", IncidentKind.WORKER_FAILED),  # its own affair
+        (ONE, "RuntimeError: 29501 is no good batch size", IncidentKind.WORKER_FAILED),
+        (TWO, "OSError: [Errno 98] EADDRINUSE", IncidentKind.WORKER_FAILED),  # only rank 0 opens the workers' store
+    ],
+)
+def test_rank_0_that_found_its_port_taken_is_not_to_blame(
+    node: Node, members: Sequence[Member], said: str, kind: IncidentKind
+) -> None:
+    port = "29501"
+    assert str(node.round(members).offer.port) == port
+    node.start(f"echo '{said}' >&2; exit 1", members)
+    assert node.failure().kind == kind
+
+
+# What cannot be started ----------------------------------------------------------------------------------------------
+
+
+def test_a_program_that_does_not_exist_is_a_failure_with_its_reason(node: Node) -> None:
+    node.start_program(Program(ProgramKind.EXECUTABLE, "no-such-program"))
+    incident = node.failure()
+    assert (incident.kind, incident.pid, incident.exit_code) == (IncidentKind.START_FAILED, None, None)
+    assert incident.message == "[Errno 2] No such file or directory: 'no-such-program'"
+    assert node.published[0].message == f"rank 0 {incident.message}"
+
+
+class BrokenPlugin:
+    """Raises when a worker is to be started."""
+
+    @hookimpl
+    def elastic_worker_environment(self) -> Mapping[str, str]:
+        """Fails."""
+        raise ValueError("not today")
+
+
+def test_a_round_that_a_plugin_forbids_is_a_failure_of_this_nodes_first_rank(node: Node) -> None:
+    node.plugins.register("broken", BrokenPlugin())
+    with pytest.raises(ElasticError, match="'broken' raised in elastic_worker_environment: ValueError: not today") as e:
+        node.start("true", TWO)
+    event = start_failure(node.group, node.round(TWO), e.value)
+    assert event.incident.kind is IncidentKind.START_FAILED
+    assert (event.incident.rank, event.incident.node_id, event.incident.round) == (1, "a", 1)
+    assert event.incident.message.startswith("the workers could not be started: The plugin 'broken' raised")
+
+
+def test_a_full_disk_is_a_failure_too(node: Node) -> None:
+    (node.folder / "round_1").write_text("a file where a directory should be")
+    with pytest.raises(OSError, match="round_1") as caught:
+        node.start("true")
+    message = start_failure(node.group, node.round(), caught.value).incident.message
+    assert message.startswith("the workers could not be started: [Errno ")
+
+
+# What is said meanwhile ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        (
+            Signalled(15, (7, 8)),
+            Event("workers_signalled", "sent SIGTERM to 7, 8", Level.DEBUG, {"signal": "SIGTERM", "pids": "7, 8"}),
+        ),
+        (
+            Signalled(9, (7,)),
+            Event("workers_signalled", "sent SIGKILL to 7", Level.INFO, {"signal": "SIGKILL", "pids": "7"}),
+        ),
+        (
+            Stuck(7, "python", "nfs_wait"),
+            Event(
+                "worker_stuck",
+                "process 7 (python) does not die: it waits in the kernel, in nfs_wait",
+                Level.ERROR,
+                {"pid": 7, "wchan": "nfs_wait"},
+            ),
+        ),
+        (
+            Stuck(7, "python", ""),
+            Event(
+                "worker_stuck",
+                "process 7 (python) does not die: it waits in the kernel, in an unknown place",
+                Level.ERROR,
+                {"pid": 7, "wchan": ""},
+            ),
+        ),
+    ],
+)
+def test_signals_and_processes_that_do_not_die_are_told(node: Node, event: WardenEvent, said: Event) -> None:
+    node.start("true")
+    assert node.group.handle(event) is None
+    assert node.published == [said]
+
+
+def test_news_of_a_worker_of_an_earlier_round_is_ignored(node: Node) -> None:
+    node.start("exit 1")
+    node.group.gone()
+    assert node.group.handle(Spawned(1, 4711)) is None
+    heard: list[Any] = []
+    while not any(type(event).__name__ == "Exited" for event in heard):
+        assert select.select([node.warden], [], [], PATIENCE)[0]
+        heard += node.warden.receive()
+    assert [node.group.handle(event) for event in heard] == [None] * len(heard)
+    assert node.published == []
