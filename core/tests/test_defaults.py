@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import io
+import json
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from elastic_core.agent.assignment import Assignment
-from elastic_core.defaults import LogLineMetrics, MaxRestartsPolicy, PlainWorkerStart
+from elastic_core.defaults import EventLog, LogLineMetrics, MaxRestartsPolicy, PlainWorkerStart
 from elastic_core.environment import VARIABLES, Use
 from elastic_core.events import Event, Level
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
@@ -100,10 +103,40 @@ def test_without_arguments_it_writes_to_stderr(capsys: pytest.CaptureFixture[str
         (Program(ProgramKind.SCRIPT, "train.py", ("--lr", "1")), [sys.executable, "-u", "train.py", "--lr", "1"]),
         (Program(ProgramKind.MODULE, "pkg.train", ("x",)), [sys.executable, "-u", "-m", "pkg.train", "x"]),
         (Program(ProgramKind.EXECUTABLE, "./train.sh", ("x",)), ["./train.sh", "x"]),
+        (Program(ProgramKind.EXECUTABLE, "./train.sh", ("--gpu=${local_rank}", "$$")), ["./train.sh", "--gpu=1", "$$"]),
     ],
 )
 def test_each_kind_of_program_is_started_in_its_way(program: Program, command: list[str]) -> None:
-    assert PlainWorkerStart().elastic_worker_command(program) == command
+    assert PlainWorkerStart({}).elastic_worker_command(program, ASSIGNMENT) == command
+
+
+def test_another_interpreter_is_taken_from_where_torchrun_takes_it() -> None:
+    start = PlainWorkerStart({"PYTHON_EXEC": "/opt/python"})
+    assert start.elastic_worker_command(Program(ProgramKind.SCRIPT, "train.py"), ASSIGNMENT)[0] == "/opt/python"
+
+
+def test_a_program_run_by_path_sees_itself_as_the_main_program(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nprint(__name__, __file__, sys.argv)")
+    command = PlainWorkerStart({}).elastic_worker_command(
+        Program(ProgramKind.RUN_PATH, str(script), ("--lr", "1")), ASSIGNMENT
+    )
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said == f"__main__ {script} {[str(script), '--lr', '1']}\n"
+
+
+def test_an_event_log_is_json_lines() -> None:
+    stream = io.StringIO()
+    log = EventLog(stream=stream, clock=lambda: 12.5)
+    log.elastic_observe(Event("round_started", "round 1:\n4 workers", fields={"round": 1}))
+    [line] = stream.getvalue().splitlines()
+    assert json.loads(line) == {
+        "time": 12.5,
+        "name": "round_started",
+        "level": "INFO",
+        "message": "round 1:\n4 workers",
+        "fields": {"round": 1},
+    }
 
 
 def test_the_environment_is_the_contract_with_training_scripts() -> None:

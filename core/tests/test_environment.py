@@ -7,7 +7,7 @@ from pathlib import Path
 
 import elastic_core
 from elastic_core import environment
-from elastic_core.cli.flags import FLAGS
+from elastic_core.cli.surface import FLAGS
 from elastic_core.environment import VARIABLES, flag_variables
 
 SOURCES = [path for path in Path(elastic_core.__file__).parent.rglob("*.py") if path != Path(environment.__file__)]

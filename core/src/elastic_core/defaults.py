@@ -6,6 +6,7 @@ found by entry point like any other backend.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -19,6 +20,9 @@ from elastic_core.hookspecs import hookimpl
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
 from elastic_core.program import Program, ProgramKind
 from elastic_core.terminal import printable
+
+RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+"""What ``--run_path`` makes of a script, as torchrun does."""
 
 
 class MaxRestartsPolicy:
@@ -73,26 +77,61 @@ class LogLineMetrics:
         self._stream.flush()
 
 
+class EventLog:
+    """Every event as a JSON line on stderr (``--event_log_handler=console``).
+
+    Args:
+        stream: Where to write.
+        clock: Seconds since the epoch.
+    """
+
+    def __init__(self, *, stream: TextIO | None = None, clock: Callable[[], float] = time.time) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+
+    @hookimpl
+    def elastic_observe(self, event: Event) -> None:
+        """Write it, in one piece."""
+        facts = {
+            "time": round(self._clock(), 6),
+            "name": event.name,
+            "level": event.level.name,
+            "message": event.message,
+            "fields": dict(event.fields),
+        }
+        self._stream.write(json.dumps(facts) + "\n")
+        self._stream.flush()
+
+
 class PlainWorkerStart:
     """Start every worker as a fresh process, with the environment that training scripts know from torchrun.
 
     Args:
         environ: The agent's own environment, which workers inherit.
+        virtual_local_rank: Whether each worker sees only its own GPU, as device 0.
     """
 
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, environ: Mapping[str, str] = os.environ, *, virtual_local_rank: bool = False) -> None:
         self._environ = environ
+        self._virtual_local_rank = virtual_local_rank
 
     @hookimpl
-    def elastic_worker_command(self, program: Program) -> list[str]:
-        """A script and a module run in this interpreter, unbuffered; an executable runs as it is."""
+    def elastic_worker_command(self, program: Program, assignment: Assignment) -> list[str]:
+        """A script and a module run in this interpreter, or ``PYTHON_EXEC``, unbuffered; an executable as it is.
+
+        ``${local_rank}`` in an argument is replaced, as by torchrun.
+        """
+        python = [self._environ.get("PYTHON_EXEC") or sys.executable, "-u"]
+        args = [argument.replace("${local_rank}", str(assignment.local_rank)) for argument in program.args]
         match program.kind:
             case ProgramKind.SCRIPT:
-                return [sys.executable, "-u", program.target, *program.args]
+                return [*python, program.target, *args]
             case ProgramKind.MODULE:
-                return [sys.executable, "-u", "-m", program.target, *program.args]
+                return [*python, "-m", program.target, *args]
+            case ProgramKind.RUN_PATH:
+                return [*python, "-c", RUN_PATH, program.target, *args]
             case ProgramKind.EXECUTABLE:
-                return [program.target, *program.args]
+                return [program.target, *args]
 
     @hookimpl
     def elastic_worker_environment(self, assignment: Assignment) -> dict[str, str]:
@@ -120,4 +159,9 @@ class PlainWorkerStart:
             environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
         if assignment.local_world_size > 1 and "OMP_NUM_THREADS" not in self._environ:
             environment["OMP_NUM_THREADS"] = "1"  # else every worker would start a thread on every core
+        if self._virtual_local_rank:
+            from elastic_core.hardware import Machine, visible_devices  # type: ignore[import-not-found]  # written next
+
+            environment["LOCAL_RANK"] = "0"
+            environment["CUDA_VISIBLE_DEVICES"] = visible_devices(assignment.local_rank, self._environ, Machine())
         return environment

@@ -56,6 +56,18 @@ VARIABLES = (
         "ELASTIC_CONTROL_FD", Use.SET, "The descriptor of the worker's channel to its agent; a script may ignore it."
     ),
     Variable("ELASTIC_PLUGINS", Use.READ, "Names of plugins to load besides those of --plugin, separated by commas."),
+    Variable("PYTHON_EXEC", Use.READ, "The interpreter for workers; the agent's own where it is not set."),
+    Variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", Use.READ, "As --shutdown_timeout, which goes before it."),
+    Variable(
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
+        Use.READ,
+        "What stands before a teed line, with ${role_name}, ${rank} and ${local_rank}; [rank${rank}]: by default.",
+    ),
+    Variable(
+        "CUDA_VISIBLE_DEVICES",
+        Use.READ,
+        "GPUs that --nproc_per_node=gpu counts and --virtual_local_rank hands out.",
+    ),
     # The scheduler's.
     Variable("SLURM_JOB_ID", Use.READ, "With SLURM_RESTART_COUNT the run's uid, where --rdzv_conf sets no run_uid."),
     Variable("SLURM_RESTART_COUNT", Use.READ, "How often Slurm has requeued the job."),
@@ -70,7 +82,7 @@ def flag_variable(parameter: str) -> str:
 
 def flag_variables() -> tuple[Variable, ...]:
     """The variables of the flags of ``elastic run``, in the order of its help."""
-    from elastic_core.cli.flags import FLAGS  # the command line builds on this module; only this list looks back
+    from elastic_core.cli.surface import FLAGS  # the command line builds on this module; only this list looks back
 
     return tuple(
         Variable(flag_variable(flag.name), Use.READ, f"As --{flag.name}: {flag.help}") for flag in FLAGS if flag.name

@@ -182,7 +182,7 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
     catalogue = catalogue or Catalogue.read()
     _check_switched_off(config.no_plugins, catalogue)
     plugins = Plugins()
-    for name, plugin in core_plugins(verbose=config.verbose).items():
+    for name, plugin in core_plugins(config).items():
         plugins.register(name, plugin)
     for name in catalogue.names(Group.AUTOLOAD):
         if name not in (*config.plugins, *config.no_plugins):
@@ -209,13 +209,16 @@ def rendezvous_options(backend: str, catalogue: Catalogue | None = None) -> Rend
     return plugins.rendezvous_options()
 
 
-def core_plugins(*, verbose: bool = False) -> dict[str, object]:
-    """Core's own defaults, by name."""
-    return {
+def core_plugins(config: RunConfig | None = None) -> dict[str, object]:
+    """Core's own defaults, by name, as a run asks for them; all that always are there when there is no run."""
+    plugins: dict[str, object] = {
         "max-restarts": defaults.MaxRestartsPolicy(),
-        "log-lines": defaults.LogLineMetrics(verbose=verbose),
-        "plain-start": defaults.PlainWorkerStart(),
+        "log-lines": defaults.LogLineMetrics(verbose=config is not None and config.verbose),
+        "plain-start": defaults.PlainWorkerStart(virtual_local_rank=config is not None and config.virtual_local_rank),
     }
+    if config is not None and config.event_log:
+        plugins["event-log"] = defaults.EventLog()
+    return plugins
 
 
 def hooks_of(plugin: object, described: str) -> list[str]:

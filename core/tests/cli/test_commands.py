@@ -74,7 +74,7 @@ def test_a_command_that_cannot_be_called_is_refused(
     ("line", "message"),
     [
         ("--nnodes 4:2", "--nnodes '4:2' has a minimum, 4, greater than its maximum, 2. Did you mean '2:4'?"),
-        ("--nproc_per_node x", "--nproc_per_node 'x' is not a whole number."),
+        ("--nproc_per_node x", "--nproc_per_node 'x' is neither a whole number nor one of auto, cpu, gpu, xpu."),
         ("--nproc_per_node 0", "--nproc_per_node '0' is less than 1. Did you mean '1'?"),
         ("--rdzv_backend redsi", "There is no rendezvous backend 'redsi'."),
         ("--rdzv_backend locla", "There is no rendezvous backend 'locla'. Did you mean 'local'?"),

@@ -6,7 +6,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from elastic_core.cli.flags import FLAGS, Flags, RunCommand
+from elastic_core.cli.flags import Flags, RunCommand
+from elastic_core.cli.surface import FLAGS
 from elastic_core.cli.values import NodeRange
 from elastic_core.config import OnNodeLoss, Stream, StreamMap
 from elastic_core.errors import UsageError
@@ -38,9 +39,19 @@ def test_both_spellings_and_both_forms_work(spelling: str, form: str) -> None:
     assert read(*form.format(spelling).split(), "train.py").nproc_per_node == 4
 
 
+WORDS = {
+    "on_node_loss": "fail",
+    "numa_binding": "node",
+    "signals_to_handle": "SIGUSR1",
+    "event_log_handler": "console",
+    "start_method": "fork",
+}
+"""Values of the flags that do not take ``2``."""
+
+
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.name and "_" in flag.name], ids=lambda flag: flag.name)
 def test_every_flag_has_both_spellings(flag: click.Option) -> None:
-    value = [] if flag.is_flag else ["2"] if flag.name != "on_node_loss" else ["fail"]
+    value = [] if flag.is_flag else [WORDS.get(str(flag.name), "2")]
     under, dashed = (read(f"--{name}", *value, "x") for name in (flag.name, str(flag.name).replace("_", "-")))
     assert under == dashed != Flags(script="x")
 
@@ -102,15 +113,19 @@ def test_a_wrong_value_from_the_environment_says_where_it_is_from(monkeypatch: p
     monkeypatch.setenv("PET_NPROC_PER_NODE", "many")
     with pytest.raises(UsageError) as refused:
         read("train.py")
-    assert (
-        str(refused.value) == "--nproc_per_node 'many' is not a whole number.\nThe value comes from PET_NPROC_PER_NODE."
+    assert str(refused.value) == (
+        "--nproc_per_node 'many' is neither a whole number nor one of auto, cpu, gpu, xpu.\n"
+        "The value comes from PET_NPROC_PER_NODE."
     )
 
 
 def test_the_help_shows_every_flag_in_its_section_within_80_columns() -> None:
     shown = CliRunner(env={"COLUMNS": "80"}).invoke(RunCommand(lambda: 0), ["--help"], terminal_width=80).output
     sections = [line[:-1] for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert sections == ["Job size", "Rendezvous", "Program", "Failure", "Output", "Plugins"]
+    assert sections == [
+        *("Job size", "Rendezvous", "Program", "Placement", "Failure", "Output", "Plugins"),
+        "Taken from torchrun's command lines, without effect here",
+    ]
     assert max(map(len, shown.splitlines())) <= 80
     assert [flag.name for flag in FLAGS if f"--{flag.name}" not in shown] == []
     assert "[default: 30]" in shown

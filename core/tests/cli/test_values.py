@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -15,7 +16,12 @@ from elastic_core.config import OnNodeLoss, Stream, StreamMap
         (values.node_range, "4", NodeRange(4, 4)),
         (values.node_range, "1:4", NodeRange(1, 4)),
         (values.node_range, "3:3", NodeRange(3, 3)),
-        (values.count_from_one, "8", 8),
+        (values.workers, "8", 8),
+        (values.workers, "gpu", "gpu"),
+        (values.signals, "term, SIGUSR1,TERM", (signal.SIGTERM, signal.SIGUSR1)),
+        (values.ranks, "0, 12", frozenset({0, 12})),
+        (values.ranks, "", None),
+        (values.needles, "apple,red,,green,", ("apple", "red,green")),
         (values.count_from_zero, "0", 0),
         (values.seconds, "0", 0.0),
         (values.seconds, "1.5", 1.5),
@@ -43,10 +49,19 @@ def test_a_value_is_read(parse: Callable[[str], object], text: str, value: objec
         (values.node_range, "", "is not a number of nodes, N, or a range of them, MIN:MAX", ""),
         (values.node_range, "1:2:3", "is not a number of nodes, N, or a range of them, MIN:MAX", ""),
         (values.node_range, "1_0", "is not a number of nodes, N, or a range of them, MIN:MAX", ""),
-        (values.count_from_one, "x", "is not a whole number", ""),
-        (values.count_from_one, "1.5", "is not a whole number", ""),
-        (values.count_from_one, "٣", "is not a whole number", ""),
-        (values.count_from_one, "0", "is less than 1", " Did you mean '1'?"),
+        (values.workers, "x", "is neither a whole number nor one of auto, cpu, gpu, xpu", ""),
+        (values.workers, "gpus", "is neither a whole number nor one of auto, cpu, gpu, xpu", " Did you mean 'gpu'?"),
+        (values.port, "65536", "is greater than 65535, the last port", ""),
+        (values.numa_binding, "nodes", "is none of node, socket, exclusive, core-complex", " Did you mean 'node'?"),
+        (values.start_method, "thread", "is none of spawn, fork, forkserver", ""),
+        (values.event_log_handler, "x", "is neither null nor console", ""),
+        (values.signals, "SIGTEMR", "has 'SIGTEMR', which is no signal", " Did you mean 'SIGTERM'?"),
+        (values.signals, "SIGKILL", "has SIGKILL, which cannot be handled", ""),
+        (values.signals, ",", "names no signal", " Did you mean 'SIGTERM,SIGINT'?"),
+        (values.ranks, "0,x", "has 'x', which is not a local rank", ""),
+        (values.workers, "1.5", "is not a whole number", ""),
+        (values.workers, "٣", "is not a whole number", ""),
+        (values.workers, "0", "is less than 1", " Did you mean '1'?"),
         (values.count_from_zero, "-1", "is less than 0", " Did you mean '0'?"),
         (values.seconds, "soon", "is not a number of seconds", ""),
         (values.seconds, "nan", "is not a number of seconds", ""),

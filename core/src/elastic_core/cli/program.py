@@ -12,7 +12,9 @@ from elastic_core.errors import UsageError, did_you_mean
 from elastic_core.program import Program, ProgramKind
 
 
-def find(target: str | None, arguments: tuple[str, ...], *, module: bool, no_python: bool) -> Program:
+def find(
+    target: str | None, arguments: tuple[str, ...], *, module: bool, no_python: bool, run_path: bool = False
+) -> Program:
     """The program that the command line names.
 
     Raises:
@@ -20,6 +22,9 @@ def find(target: str | None, arguments: tuple[str, ...], *, module: bool, no_pyt
     """
     if module and no_python:
         raise UsageError("--module and --no_python exclude each other.", hint="A module is run by Python.")
+    if run_path and (module or no_python):
+        other = "--module" if module else "--no_python"
+        raise UsageError(f"--run_path and {other} exclude each other.", hint="Say one way to run PROGRAM.")
     if not target:
         raise UsageError("There is no PROGRAM to run.", hint="For example: elastic run --nproc_per_node=2 train.py")
     if module:
@@ -28,6 +33,8 @@ def find(target: str | None, arguments: tuple[str, ...], *, module: bool, no_pyt
     if no_python:
         return Program(ProgramKind.EXECUTABLE, _executable(target), arguments)
     _check_script(target)
+    if run_path:
+        return Program(ProgramKind.RUN_PATH, target, arguments)
     return Program(ProgramKind.SCRIPT, target, arguments)
 
 

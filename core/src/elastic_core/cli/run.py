@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,16 @@ import click
 from elastic_core.cli import program, values
 from elastic_core.cli.flags import Flags, RunCommand
 from elastic_core.conf import parse, scheduler_uid
-from elastic_core.config import RunConfig, StreamMap
+from elastic_core.config import LINE_PREFIX, MONITOR_INTERVAL, SHUTDOWN_TIMEOUT, RunConfig
 from elastic_core.errors import UsageError
 
 if TYPE_CHECKING:
     from elastic_core.hookspecs import RendezvousOptions
 
 LOCAL = "local"
+STATIC = "static"
+"""The backend whose nodes are numbered by hand."""
+SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 OBSERVERS_GET = 5.0
 """Seconds that observers get at the end to finish with what they have been told."""
 HOST_AND_PORT = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.%\w]+\])(:\d+)?", re.ASCII)
@@ -31,8 +34,8 @@ def run(**flags: Any) -> int:
     from elastic_core import plugins  # not for --help
     from elastic_core.discovery import Catalogue
 
-    catalogue = Catalogue.read()
-    config = configure(Flags(**flags), os.environ, lambda backend: plugins.rendezvous_options(backend, catalogue))
+    catalogue, given = Catalogue.read(), Flags(**flags)
+    config = configure(given, os.environ, lambda backend: plugins.rendezvous_options(backend, catalogue), _warn)
     loaded = plugins.load(config, catalogue)
     if config.log_dir is not None:
         make_log_dir(config.log_dir)
@@ -49,30 +52,48 @@ def run(**flags: Any) -> int:
 command = RunCommand(run)
 
 
-def configure(flags: Flags, environ: Mapping[str, str], options_of: Callable[[str], RendezvousOptions]) -> RunConfig:
+def _warn(warning: str) -> None:
+    click.echo(f"elastic: warning: {warning}", err=True)
+
+
+def configure(
+    flags: Flags,
+    environ: Mapping[str, str],
+    options_of: Callable[[str], RendezvousOptions],
+    warn: Callable[[str], None] = lambda warning: None,
+) -> RunConfig:
     """What the flags ask for, taken together.
 
     Args:
         flags: The command line's.
         environ: The agent's environment: the scheduler's id of the run and ``ELASTIC_PLUGINS`` are read from it.
         options_of: What a backend takes, by its name; raises PluginError for one that is not installed.
+        warn: Told what was given that has no effect, in a sentence each.
 
     Raises:
         UsageError: Two of them contradict each other, or the backend does not take what it is given.
     """
-    to_run = program.find(flags.script, flags.arguments, module=flags.module, no_python=flags.no_python)
-    for name, streams in (("redirects", flags.redirects), ("tee", flags.tee)):
-        _check_ranks(name, streams, flags.nproc_per_node)
+    to_run = program.find(
+        flags.script, flags.arguments, module=flags.module, no_python=flags.no_python, run_path=flags.run_path
+    )
+    workers = _count_workers(flags.nproc_per_node, environ)
+    _check_ranks("redirects", flags.redirects.by_rank, workers)
+    _check_ranks("tee", flags.tee.by_rank, workers)
+    _check_ranks("local_ranks_filter", flags.local_ranks_filter or (), workers)
     backend, endpoint = meeting_place(flags)
     options = options_of(backend)
+    _check_node_rank(flags, backend)
     _check_reach(flags, backend, endpoint, options)
     conf = parse(flags.rdzv_conf, backend=backend, backend_keys=options.conf)
+    for warning in (*without_effect(flags, backend), *conf.without_effect):
+        warn(warning)
     return RunConfig(
         program=to_run,
         min_nodes=flags.nnodes.least,
         max_nodes=flags.nnodes.most,
-        nproc_per_node=flags.nproc_per_node,
+        nproc_per_node=workers,
         role=flags.role,
+        node_rank=(flags.node_rank or 0) if backend == STATIC else None,
         max_restarts=flags.max_restarts,
         on_node_loss=flags.on_node_loss,
         rdzv_backend=backend,
@@ -83,11 +104,20 @@ def configure(flags: Flags, environ: Mapping[str, str], options_of: Callable[[st
         run_uid=conf.run_uid or scheduler_uid(environ),
         allow_version_mismatch=flags.allow_version_mismatch,
         local_addr=flags.local_addr,
-        shutdown_timeout=flags.shutdown_timeout,
+        signals=flags.signals_to_handle,
+        shutdown_timeout=_shutdown_timeout(flags, environ),
         failure_grace=flags.failure_grace,
         log_dir=Path(flags.log_dir) if flags.log_dir else None,
         redirects=flags.redirects,
         tee=flags.tee,
+        local_ranks_filter=flags.local_ranks_filter,
+        stdout_filters=flags.duplicate_stdout_filters,
+        stderr_filters=flags.duplicate_stderr_filters,
+        line_prefix=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or LINE_PREFIX,
+        event_log=flags.event_log_handler == "console",
+        virtual_local_rank=flags.virtual_local_rank,
+        numa_binding=flags.numa_binding,
+        monitor_interval=MONITOR_INTERVAL if flags.monitor_interval is None else flags.monitor_interval,
         plugins=(*values.names(environ.get("ELASTIC_PLUGINS", "")), *flags.plugin),
         no_plugins=flags.no_plugin,
         verbose=flags.verbose,
@@ -102,6 +132,9 @@ def meeting_place(flags: Flags) -> tuple[str, str]:
     """
     if flags.standalone:
         return LOCAL, ""
+    by_hand = flags.nnodes.most > 1 and (flags.node_rank, flags.master_addr, flags.master_port) != (None, None, None)
+    if flags.rdzv_backend == STATIC or (flags.rdzv_backend is None and not flags.rdzv_endpoint and by_hand):
+        return STATIC, flags.rdzv_endpoint or f"{flags.master_addr or '127.0.0.1'}:{flags.master_port or 29500}"
     if flags.rdzv_backend is not None:
         return flags.rdzv_backend, flags.rdzv_endpoint
     if not flags.rdzv_endpoint:
@@ -112,6 +145,25 @@ def meeting_place(flags: Flags) -> tuple[str, str]:
         f"--rdzv_endpoint {flags.rdzv_endpoint!r} is not of the form HOST[:PORT], so the backend must be named.",
         hint=f"For a shared directory: --rdzv_backend=file --rdzv_endpoint={flags.rdzv_endpoint}",
     )
+
+
+def without_effect(flags: Flags, backend: str) -> list[str]:
+    """The flags that were given and change nothing, in a sentence each; ``docs/migrating.md`` has the reasons."""
+    said = []
+    if backend != STATIC:
+        by_hand = {"node_rank": flags.node_rank, "master_addr": flags.master_addr, "master_port": flags.master_port}
+        if given := [f"--{name}" for name, value in by_hand.items() if value is not None]:
+            each = "has" if len(given) == 1 else "have"
+            why = "ranks, address and port are found by the rendezvous; only --rdzv_backend=static takes them"
+            said.append(f"{', '.join(given)} {each} no effect: {why}.")
+    if flags.start_method is not None:
+        said.append("--start_method has no effect: the workers of a script are fresh interpreters.")
+    if flags.logs_specs is not None:
+        said.append(
+            f"--logs_specs {flags.logs_specs!r} has no effect: it names a class of torch's, which the agent does not "
+            "import. See --redirects, --tee, --local_ranks_filter and --log_dir."
+        )
+    return said
 
 
 def make_log_dir(path: Path) -> None:
@@ -148,8 +200,45 @@ def _check_reach(flags: Flags, backend: str, endpoint: str, options: RendezvousO
         )
 
 
-def _check_ranks(name: str, streams: StreamMap, nproc_per_node: int) -> None:
-    for rank in streams.by_rank:
+def _count_workers(given: int | str, environ: Mapping[str, str]) -> int:
+    if isinstance(given, int):
+        return given
+    from elastic_core.hardware import (  # type: ignore[import-not-found]  # written next
+        Machine,
+        local_world_size,
+    )
+
+    return int(local_world_size(given, environ, Machine()))
+
+
+def _shutdown_timeout(flags: Flags, environ: Mapping[str, str]) -> float:
+    """The flag's, else that of torch's variable, else the default."""
+    if flags.shutdown_timeout is not None:
+        return flags.shutdown_timeout
+    if not (text := environ.get(SHUTDOWN_VARIABLE)):
+        return SHUTDOWN_TIMEOUT
+    try:
+        return values.seconds(text)
+    except values.Wrong as wrong:
+        raise UsageError(f"{SHUTDOWN_VARIABLE}={text!r} {wrong}.{wrong.suggestion}") from None
+
+
+def _check_node_rank(flags: Flags, backend: str) -> None:
+    if backend != STATIC:
+        return
+    if flags.nnodes.least != flags.nnodes.most:
+        raise UsageError(
+            f"--nnodes {str(flags.nnodes)!r}: nodes that are numbered by hand cannot come and go.",
+            hint="Give one number, or leave out --node_rank and use another --rdzv_backend.",
+        )
+    if (flags.node_rank or 0) >= flags.nnodes.most:
+        raise UsageError(
+            f"--node_rank {flags.node_rank}: with --nnodes={flags.nnodes} the last one is {flags.nnodes.most - 1}."
+        )
+
+
+def _check_ranks(name: str, ranks: Iterable[int], nproc_per_node: int) -> None:
+    for rank in ranks:
         if rank >= nproc_per_node:
             raise UsageError(
                 f"--{name} names local rank {rank}, but with --nproc_per_node={nproc_per_node} the last one is "

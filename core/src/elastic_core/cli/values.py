@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elastic_core.config import OnNodeLoss, Stream, StreamMap
-from elastic_core.errors import did_you_mean
 
 
 class Wrong(ValueError):
@@ -42,9 +43,76 @@ def node_range(text: str) -> NodeRange:
     return NodeRange(least, most)
 
 
-def count_from_one(text: str) -> int:
-    """A whole number, at least 1."""
+DEVICES = ("auto", "cpu", "gpu", "xpu")
+BINDINGS = ("node", "socket", "exclusive", "core-complex")
+START_METHODS = ("spawn", "fork", "forkserver")
+EVENT_LOGS = ("null", "console")
+NOT_TO_HANDLE = {"SIGKILL": "cannot be handled", "SIGSTOP": "cannot be handled", "SIGCHLD": "comes with every worker"}
+
+
+def workers(text: str) -> int | str:
+    """A whole number, at least 1, or the kind of device that is counted."""
+    if text in DEVICES:
+        return text
+    if text.isalpha():
+        raise Wrong(f"is neither a whole number nor one of {', '.join(DEVICES)}", _nearest(text, [*DEVICES]))
     return _whole(text, least=1)
+
+
+def port(text: str) -> int:
+    """A port, from 1 to 65535."""
+    number = _whole(text, least=1)
+    if number > 65535:
+        raise Wrong("is greater than 65535, the last port")
+    return number
+
+
+def numa_binding(text: str) -> str:
+    """``node``, ``socket``, ``exclusive`` or ``core-complex``."""
+    return _one_of(text, BINDINGS)
+
+
+def start_method(text: str) -> str:
+    """``spawn``, ``fork`` or ``forkserver``."""
+    return _one_of(text, START_METHODS)
+
+
+def event_log_handler(text: str) -> str:
+    """``null`` or ``console``."""
+    return _one_of(text, EVENT_LOGS)
+
+
+def signals(text: str) -> tuple[signal.Signals, ...]:
+    """Signals by name, separated by commas."""
+    found: dict[signal.Signals, None] = {}
+    for name in filter(None, (part.strip().upper() for part in text.split(","))):
+        full = name if name.startswith("SIG") else f"SIG{name}"
+        if full not in signal.Signals.__members__:
+            near = _nearest(full, list(signal.Signals.__members__))
+            raise Wrong(f"has {name!r}, which is no signal", near)
+        if full in NOT_TO_HANDLE:
+            raise Wrong(f"has {full}, which {NOT_TO_HANDLE[full]}")
+        found[signal.Signals[full]] = None
+    if not found:
+        raise Wrong("names no signal", "SIGTERM,SIGINT")
+    return tuple(found)
+
+
+def ranks(text: str) -> frozenset[int] | None:
+    """Local ranks, separated by commas; '' for all."""
+    if not text.strip():
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        if not re.fullmatch(r"\d+", part, re.ASCII):
+            raise Wrong(f"has {part!r}, which is not a local rank")
+    return frozenset(map(int, parts))
+
+
+def needles(text: str) -> tuple[str, ...]:
+    """Texts, separated by commas; a comma within one is written twice."""
+    parts = text.replace(",,", "\0").split(",")
+    return tuple(part.replace("\0", ",") for part in parts if part)
 
 
 def count_from_zero(text: str) -> int:
@@ -87,15 +155,20 @@ def names(text: str) -> tuple[str, ...]:
 
 def on_node_loss(text: str) -> OnNodeLoss:
     """``replace`` or ``fail``."""
-    try:
-        return OnNodeLoss(text)
-    except ValueError:
-        known = [choice.value for choice in OnNodeLoss]
-        raise Wrong(f"is neither {' nor '.join(known)}", _nearest(text, known)) from None
+    return OnNodeLoss(_one_of(text, [choice.value for choice in OnNodeLoss]))
+
+
+def _one_of(text: str, known: Sequence[str]) -> str:
+    if text in known:
+        return text
+    wrong = f"is neither {' nor '.join(known)}" if len(known) == 2 else f"is none of {', '.join(known)}"
+    raise Wrong(wrong, _nearest(text, list(known)))
 
 
 def _nearest(text: str, known: list[str]) -> str:
-    return next((word for word in known if did_you_mean(text, [word])), "")
+    import difflib  # only for who has made a mistake
+
+    return next(iter(difflib.get_close_matches(text, known, n=1)), "")
 
 
 def stream_map(text: str) -> StreamMap:
