@@ -14,7 +14,14 @@ def test_every_public_name_is_there_and_every_lazy_one_is_public() -> None:
     exec("from elastic_core import *", namespace)
     assert {name for name in namespace if name != "__builtins__"} == set(elastic_core.__all__)
     assert {*elastic_core._HOME, "__version__"} == set(elastic_core.__all__)
-    assert dir(elastic_core) == sorted(elastic_core.__all__)
+    assert dir(elastic_core) == sorted([*elastic_core.__all__, *elastic_core._SUBMODULES])
+
+
+@pytest.mark.parametrize("name", elastic_core._SUBMODULES)
+def test_a_submodule_is_reached_by_attribute(name: str) -> None:
+    script = f"import elastic_core as elastic; print(elastic.{name}.__name__)"
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said == f"elastic_core.{name}\n"
 
 
 def test_a_public_name_is_the_thing_itself() -> None:

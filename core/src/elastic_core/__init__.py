@@ -6,6 +6,7 @@ General layout, in the order in which a run passes through it:
 * ``config``, ``conf``, ``program``, ``environment``: what a run was asked to do, and every environment variable.
 * ``discovery``, ``hookspecs``, ``plugins``, ``defaults``: what is installed, what a plugin can be asked, who is asked,
   and core's own answers. ``observers`` and ``judging`` keep foreign code from harming the job.
+* ``launch``, ``multiprocessing``, ``recording``, ``process_group``: the same from Python, and what a worker may call.
 * ``agent``: one process per node: the event loop, the warden that is the parent of all workers, their output.
 * ``rendezvous``: who is in the job, and as what. ``backend`` is what a store must be able to do, ``local`` and ``file``
   are core's own; ``ledger``, ``decide`` and ``node`` are the protocol as pure functions.
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
         UsageError as UsageError,
     )
     from elastic_core.hookspecs import RendezvousOptions as RendezvousOptions, hookimpl as hookimpl
+    from elastic_core.process_group import init_process_group as init_process_group
+    from elastic_core.recording import record as record
     from elastic_core.rendezvous.api import (
         RendezvousHandler as RendezvousHandler,
         RendezvousInfo as RendezvousInfo,
@@ -64,8 +67,13 @@ _HOME = {
     "StoreLostError": "errors",
     "UsageError": "errors",
     "hookimpl": "hookspecs",
+    "init_process_group": "process_group",
+    "record": "recording",
 }
 """Where each public name lives."""
+
+_SUBMODULES = ("agent", "errors", "hookspecs", "launch", "multiprocessing", "rendezvous")
+"""What ``import elastic_core as elastic`` reaches by attribute, as ``elastic.multiprocessing.Std``."""
 
 __all__ = [
     "ElasticError",
@@ -86,14 +94,18 @@ __all__ = [
     "UsageError",
     "__version__",
     "hookimpl",
+    "init_process_group",
+    "record",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return import_module(f"{__name__}.{name}")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, *_SUBMODULES]

@@ -12,8 +12,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TextIO
 
+from elastic_core.agent import calls
 from elastic_core.agent.assignment import Assignment
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import hookimpl
@@ -130,6 +132,9 @@ class PlainWorkerStart:
                 return [*python, "-m", program.target, *args]
             case ProgramKind.RUN_PATH:
                 return [*python, "-c", RUN_PATH, program.target, *args]
+            case ProgramKind.FUNCTION:
+                place = {"round_number": assignment.round, "rank": assignment.rank}
+                return calls.command(Path(program.target), **place, python=python)
             case ProgramKind.EXECUTABLE:
                 return [program.target, *args]
 

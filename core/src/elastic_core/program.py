@@ -15,6 +15,8 @@ class ProgramKind(enum.Enum):
     """A Python module: ``elastic run -m package.train``."""
     RUN_PATH = "run_path"
     """A Python file, directory or archive, run by :func:`runpy.run_path`: ``elastic run --run_path /abs/train.py``."""
+    FUNCTION = "function"
+    """A Python function, written down by :mod:`elastic_core.agent.calls`: ``elastic_core.launch`` and its like."""
     EXECUTABLE = "executable"
     """Anything else: ``elastic run --no_python ./train.sh``."""
 

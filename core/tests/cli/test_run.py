@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import elastic_core.agent
+from elastic_core.agent.supervisor import Ending
 from elastic_core.cli import run
 from elastic_core.cli.flags import Flags
 from elastic_core.cli.values import NodeRange
@@ -158,7 +159,7 @@ def test_a_log_directory_that_cannot_be_made_is_refused() -> None:
         run.make_log_dir(Path("train.py/logs"))
 
 
-Supervise = Callable[[RunConfig, Plugins], int]
+Supervise = Callable[[RunConfig, Plugins], Ending]
 
 
 @pytest.fixture
@@ -174,11 +175,11 @@ def supervise(monkeypatch: pytest.MonkeyPatch) -> Callable[[Supervise], None]:
 def test_the_supervisor_gets_config_and_plugins_and_its_code_is_the_runs(
     supervise: Callable[[Supervise], None], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    def job(config: RunConfig, plugins: Plugins) -> int:
+    def job(config: RunConfig, plugins: Plugins) -> Ending:
         assert plugins.failure_policies() == ("max-restarts",)
         assert (tmp_path / "logs").is_dir()
         plugins.publish(Event("e", f"running {config.program.target}"))
-        return 75
+        return Ending(75, "too few")
 
     supervise(job)
     assert run.run(script="train.py", log_dir="logs") == 75
@@ -188,7 +189,7 @@ def test_the_supervisor_gets_config_and_plugins_and_its_code_is_the_runs(
 def test_what_was_published_is_told_even_if_the_run_fails(
     supervise: Callable[[Supervise], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def job(config: RunConfig, plugins: Plugins) -> int:
+    def job(config: RunConfig, plugins: Plugins) -> Ending:
         plugins.publish(Event("e", "the last words"))
         raise RendezvousConnectionError("Nobody listens.")
 

@@ -8,8 +8,21 @@ General layout:
   job. ``warden`` is the agent's side of it, ``channel`` how the two talk, ``processes`` what both know about killing.
 * ``output`` takes the workers' streams to files and, by way of ``console``, to the terminal; ``error_files`` reads what
   a failed worker left to explain itself.
+* ``server`` is the agent as an object, for callers in Python; ``calls`` starts workers that are functions.
 * ``addresses``, ``ports``, ``identity``: what this host is called, where it can be reached, and what it holds for a
   job.
 
 Nothing here decides about the job: that is the rendezvous's (``rendezvous.decide``, ``rendezvous.node``).
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    """``elastic_core.agent.server``, imported when it is first used."""
+    if name != "server":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.server")

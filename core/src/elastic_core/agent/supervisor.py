@@ -27,7 +27,7 @@ from elastic_core.config import RunConfig, Stream
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
-from elastic_core.incidents import signal_name
+from elastic_core.incidents import Incident, signal_name
 from elastic_core.plugins import Plugins
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.join import Clock, join
@@ -97,8 +97,19 @@ class _Crashed:
     error: BaseException
 
 
-def run(config: RunConfig, plugins: Plugins) -> int:
-    """Run one agent to its end and return the exit code; the CLI's and any caller's way in. Main thread only.
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an agent ended."""
+
+    exit_code: int
+    """One of ``ExitCode``, or 128 and the number of a signal."""
+    why: str
+    incident: Incident | None = None
+    """The root cause of a failed job, if it was a worker's failure."""
+
+
+def run(config: RunConfig, plugins: Plugins) -> Ending:
+    """Run one agent to its end; the CLI's and any caller's way in. Main thread only.
 
     Raises:
         ElasticError: What the user must hear before anything was started: no store, refused, too few nodes.
@@ -176,7 +187,7 @@ class Supervisor:
         )
         self._session = Session(store, info.node_id, ledger, clock, calls)
 
-    def run(self) -> int:
+    def run(self) -> Ending:
         """The loop: take what happened, see what follows, do it, until there is an end."""
         self._do(MakeOffer())
         self._session.start()
@@ -348,12 +359,12 @@ class Supervisor:
         if after.round is not None and after.round is not before.round:
             self._publish(outcome.round_started(before, after, after.round, self._state.info.node_id))
 
-    def _conclude(self, end: Exit) -> int:
+    def _conclude(self, end: Exit) -> Ending:
         closed = self._state.ledger.closed
         if closed is not None:
             return _finish(self._publish, closed)
         self._say("left", f"this node is out: {end.why}", Level.INFO if end.code == 0 else Level.WARNING)
-        return end.code
+        return Ending(end.code, end.why)
 
 
 def _publish_as(plugins: Plugins, info: NodeInfo, event: Event) -> None:
@@ -361,7 +372,7 @@ def _publish_as(plugins: Plugins, info: NodeInfo, event: Event) -> None:
     plugins.publish(replace(event, fields={"node": str(info), **event.fields}))
 
 
-def _finish(publish: Publish, closed: Closed) -> int:
+def _finish(publish: Publish, closed: Closed) -> Ending:
     level = Level.INFO if closed.success else Level.ERROR
     publish(Event("job_closed", outcome.report(closed), level, {"success": closed.success}))
-    return closed.exit_code
+    return Ending(closed.exit_code, closed.why, closed.incident)

@@ -43,7 +43,7 @@ def run(**flags: Any) -> int:
     from elastic_core.agent import supervisor
 
     try:
-        return supervisor.run(config, loaded)
+        return supervisor.run(config, loaded).exit_code
     finally:
         for name in loaded.close(OBSERVERS_GET):
             click.echo(f"elastic: the observer {name!r} did not finish within {OBSERVERS_GET:g} s.", err=True)

@@ -1,0 +1,179 @@
+"""Launching from Python, with torch's names: ``elastic_launch(LaunchConfig(...), entrypoint)(*args)``.
+
+The shapes follow ``torch.distributed.launcher.api``; what is behind them is what ``elastic run`` does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from elastic_core import conf, plugins
+from elastic_core.agent import calls
+from elastic_core.config import LINE_PREFIX, MONITOR_INTERVAL, SHUTDOWN_TIMEOUT, RunConfig, Stream, StreamMap
+from elastic_core.errors import ElasticError
+from elastic_core.incidents import Incident
+from elastic_core.program import Program, ProgramKind
+
+Streams = Stream | Mapping[int, Stream]
+"""One flag for all local ranks, or a flag for each."""
+
+
+class ChildFailedError(ElasticError):
+    """The job has failed.
+
+    Attributes:
+        returncode: What ``elastic run`` would have exited with.
+        incident: The first failure of all, if it was a worker's.
+    """
+
+    def __init__(self, message: str, returncode: int, incident: Incident | None = None) -> None:
+        super().__init__(message)
+        self.returncode, self.incident = returncode, incident
+
+
+@dataclass(kw_only=True)
+class LaunchConfig:
+    """What ``elastic run``'s flags say, for a caller in Python. Durations are in seconds.
+
+    Without a ``rdzv_backend`` the job has one node, and nothing needs to be reached.
+    """
+
+    min_nodes: int = 1
+    max_nodes: int = 1
+    nproc_per_node: int = 1
+    run_id: str = ""
+    """The job's id; a random one when it is '' and nobody else can join."""
+    role: str = "default"
+    rdzv_backend: str = "local"
+    rdzv_endpoint: str = ""
+    rdzv_configs: Mapping[str, Any] = field(default_factory=dict)
+    max_restarts: int = 3
+    monitor_interval: float = MONITOR_INTERVAL
+    start_method: str = "spawn"
+    """Only ``spawn``: every worker is a fresh interpreter."""
+    log_dir: str | os.PathLike[str] | None = None
+    redirects: Streams = Stream.NONE
+    tee: Streams = Stream.NONE
+    log_line_prefix_template: str | None = None
+    local_addr: str | None = None
+    shutdown_timeout: float = SHUTDOWN_TIMEOUT
+    signals_to_handle: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    duplicate_stdout_filters: tuple[str, ...] = ()
+    duplicate_stderr_filters: tuple[str, ...] = ()
+    virtual_local_rank: bool = False
+    plugins: tuple[str, ...] = ()
+
+
+class elastic_launch:
+    """Run ``entrypoint`` as a job, with this process as one of its agents; call it with the entrypoint's arguments.
+
+    Args:
+        config: How.
+        entrypoint: A function that is defined at the top level of a module or of the main program, or a command.
+    """
+
+    def __init__(self, config: LaunchConfig, entrypoint: Callable[..., Any] | str | None) -> None:
+        if entrypoint is None or not (callable(entrypoint) or isinstance(entrypoint, str)):
+            raise TypeError(f"The entrypoint {entrypoint!r} is neither a function nor a command.")
+        self._config, self._entrypoint = config, entrypoint
+
+    def __call__(self, *args: Any) -> dict[int, Any]:
+        """Run the job to its end, on the main thread; return what this node's workers returned, by global rank.
+
+        A command's workers return nothing.
+
+        Raises:
+            ChildFailedError: The job has failed.
+            UsageError: The configuration cannot be meant, or the function cannot be sent to other processes.
+            ElasticError: The rendezvous does not let this node in.
+        """
+        return launch(run_config(self._config), self._entrypoint, args)
+
+
+def launch(config: RunConfig, entrypoint: Callable[..., Any] | str, args: tuple[Any, ...]) -> dict[int, Any]:
+    """Run a job of this entrypoint; ``config.program`` is replaced. See :class:`elastic_launch`."""
+    calls.launching()
+    if isinstance(entrypoint, str):
+        program = Program(ProgramKind.EXECUTABLE, shutil.which(entrypoint) or entrypoint, tuple(map(str, args)))
+        _run(replace(config, program=program))
+        return {}
+    directory = Path(tempfile.mkdtemp(prefix="elastic_call_"))
+    try:
+        calls.write(calls.Call(entrypoint, args), directory)
+        _run(replace(config, program=Program(ProgramKind.FUNCTION, str(directory))))
+        return calls.results(directory)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def run_config(config: LaunchConfig) -> RunConfig:
+    """What the agent takes, from what torch's callers write.
+
+    Raises:
+        UsageError: A value cannot be meant.
+    """
+    from elastic_core.cli import values  # reads texts as the command line does
+
+    if config.start_method != "spawn":
+        _warn(f"start_method={config.start_method!r} has no effect: every worker is a fresh interpreter.")
+    options = plugins.rendezvous_options(config.rdzv_backend)
+    text = ",".join(f"{key}={value}" for key, value in config.rdzv_configs.items())
+    settings = conf.parse(text, backend=config.rdzv_backend, backend_keys=options.conf)
+    for warning in settings.without_effect:
+        _warn(warning)
+    alone = config.rdzv_backend == "local"
+    return RunConfig(
+        program=Program(ProgramKind.FUNCTION, ""),
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        nproc_per_node=config.nproc_per_node,
+        role=config.role,
+        max_restarts=config.max_restarts,
+        rdzv_backend=config.rdzv_backend,
+        rdzv_endpoint=config.rdzv_endpoint,
+        rdzv_id=config.run_id or (uuid.uuid4().hex if alone else "none"),
+        rdzv_conf=settings.backend,
+        timing=settings.timing,
+        run_uid=settings.run_uid or conf.scheduler_uid(os.environ),
+        local_addr=config.local_addr,
+        signals=values.signals(config.signals_to_handle),
+        shutdown_timeout=config.shutdown_timeout,
+        log_dir=None if config.log_dir is None else Path(config.log_dir),
+        redirects=stream_map(config.redirects),
+        tee=stream_map(config.tee),
+        stdout_filters=tuple(config.duplicate_stdout_filters),
+        stderr_filters=tuple(config.duplicate_stderr_filters),
+        line_prefix=config.log_line_prefix_template or LINE_PREFIX,
+        virtual_local_rank=config.virtual_local_rank,
+        monitor_interval=config.monitor_interval,
+        plugins=config.plugins,
+    )
+
+
+def _run(config: RunConfig) -> None:
+    from elastic_core.agent import supervisor
+
+    loaded = plugins.load(config)
+    try:
+        ending = supervisor.run(config, loaded)
+    finally:
+        loaded.close(5.0)
+    if ending.exit_code != 0:
+        raise ChildFailedError(ending.why, ending.exit_code, ending.incident)
+
+
+def stream_map(streams: Streams) -> StreamMap:
+    """What the agent takes, from a flag or flags by local rank."""
+    return StreamMap(default=streams) if isinstance(streams, Stream) else StreamMap(by_rank=dict(streams))
+
+
+def _warn(warning: str) -> None:
+    print(f"elastic: warning: {warning}", file=sys.stderr)

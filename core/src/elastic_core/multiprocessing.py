@@ -1,0 +1,313 @@
+"""Processes on this host, with the names of ``torch.distributed.elastic.multiprocessing``.
+
+:class:`Std` runs a function or a command as a supervised job on one node; :func:`start_processes` starts processes and
+waits for them, and nothing more. Either way what they start ends with them.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar
+
+from elastic_core.agent import calls
+from elastic_core.agent.error_files import read_error_file
+from elastic_core.agent.output import Output, WorkerStreams
+from elastic_core.agent.server import LocalElasticAgent, RunResult, WorkerSpec
+from elastic_core.agent.warden import Died, Exited, Gone, Spawned, SpawnFailed, Warden, become_subreaper
+from elastic_core.config import MONITOR_INTERVAL, Stream
+from elastic_core.errors import ElasticError, UsageError
+from elastic_core.launch import LaunchConfig, Streams, stream_map
+
+__all__ = ["PContext", "ProcessFailure", "RunProcsResult", "Std", "start_processes"]
+
+
+class Std:
+    """A job on this node: ``Std(entrypoint=train, nproc_per_node=4, log_dir="./logs").run()``.
+
+    Its attributes are torch's flag of that name: which standard streams ``redirects`` and ``tee`` mean.
+
+    Args:
+        entrypoint: A function that is defined at the top level of a module or of the main program, or a command.
+        args: What it is called with.
+        nproc_per_node: How many workers.
+        log_dir: Where to keep their output, by round and rank.
+        redirects: The streams that go to files only; one flag, or a flag for each local rank.
+        tee: Those that go to files and to the console.
+        monitor_interval: Taken for torchelastic's sake; workers are not polled.
+        max_restarts: How many failures of workers the job survives.
+    """
+
+    NONE: ClassVar = Stream.NONE
+    OUT: ClassVar = Stream.OUT
+    ERR: ClassVar = Stream.ERR
+    ALL: ClassVar = Stream.ALL
+
+    def __init__(
+        self,
+        entrypoint: Callable[..., Any] | str,
+        args: tuple[Any, ...] = (),
+        *,
+        nproc_per_node: int = 1,
+        log_dir: str | os.PathLike[str] | None = None,
+        redirects: Streams = Stream.NONE,
+        tee: Streams = Stream.NONE,
+        monitor_interval: float = MONITOR_INTERVAL,
+        max_restarts: int = 0,
+    ) -> None:
+        self._spec = WorkerSpec(
+            entrypoint=entrypoint,
+            args=args,
+            local_world_size=nproc_per_node,
+            max_restarts=max_restarts,
+            monitor_interval=monitor_interval,
+            launch=LaunchConfig(log_dir=log_dir, redirects=redirects, tee=tee),
+        )
+
+    def run(self) -> RunResult:
+        """Run to the end, on the main thread.
+
+        Raises:
+            UsageError: An argument cannot be meant.
+        """
+        return LocalElasticAgent(self._spec).run()
+
+    @classmethod
+    def from_str(cls, text: str) -> Stream | dict[int, Stream]:
+        """``"3"`` is a flag, ``"0:1,1:2"`` a flag for each local rank.
+
+        Raises:
+            UsageError: It is neither.
+        """
+        from elastic_core.cli import values  # reads texts as the command line does
+
+        try:
+            streams = values.stream_map(text)
+        except values.Wrong as wrong:
+            raise UsageError(f"{text!r} {wrong}.{wrong.suggestion}") from None
+        return dict(streams.by_rank) if streams.by_rank else streams.default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFailure:
+    """How one process failed."""
+
+    local_rank: int
+    pid: int
+    exitcode: int
+    """The exit code, or a signal's number, negative."""
+    error_file: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProcsResult:
+    """How all processes ended, by local rank; paths are '' for streams that went to the console."""
+
+    return_values: Mapping[int, Any] = field(default_factory=dict)
+    failures: Mapping[int, ProcessFailure] = field(default_factory=dict)
+    stdouts: Mapping[int, str] = field(default_factory=dict)
+    stderrs: Mapping[int, str] = field(default_factory=dict)
+
+    def is_failed(self) -> bool:
+        """Whether any process failed."""
+        return bool(self.failures)
+
+
+def start_processes(
+    name: str,
+    entrypoint: Callable[..., Any] | str,
+    args: Mapping[int, tuple[Any, ...]],
+    envs: Mapping[int, Mapping[str, str]],
+    log_dir: str | os.PathLike[str] | None = None,
+    *,
+    redirects: Streams = Stream.NONE,
+    tee: Streams = Stream.NONE,
+) -> PContext:
+    """Start one process for each local rank, and return at once.
+
+    Args:
+        name: What to call them, in messages.
+        entrypoint: A function that is defined at the top level of a module or of the main program, or a command.
+        args: Its arguments by local rank, 0, 1, 2, and so on without gaps.
+        envs: What each process has in its environment besides this one's, by local rank.
+        log_dir: Where files go; a temporary folder, removed by :meth:`PContext.close`, when it is None.
+        redirects: The streams that go to files only.
+        tee: Those that go to files and to the console.
+
+    Raises:
+        UsageError: The local ranks have gaps, or the function cannot be sent to other processes.
+        ElasticError: No process could be made.
+    """
+    calls.launching()
+    if sorted(args) != list(range(len(args))) or set(args) != set(envs) or not args:
+        raise UsageError(
+            f"{name}: args has the local ranks {sorted(args)} and envs {sorted(envs)}.",
+            hint="Give both for every local rank from 0.",
+        )
+    return PContext(name, entrypoint, args, envs, log_dir, redirects, tee)
+
+
+class PContext:
+    """Running processes. Use it as a context manager, or call :meth:`close`."""
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any] | str,
+        args: Mapping[int, tuple[Any, ...]],
+        envs: Mapping[int, Mapping[str, str]],
+        log_dir: str | os.PathLike[str] | None,
+        redirects: Streams,
+        tee: Streams,
+    ) -> None:
+        self.name = name
+        self._entrypoint, self._args, self._envs = entrypoint, args, envs
+        self._temporary = log_dir is None
+        self._directory = Path(tempfile.mkdtemp(prefix="elastic_processes_") if log_dir is None else log_dir)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._call = Path(tempfile.mkdtemp(prefix="elastic_call_"))
+        self._streams: dict[int, WorkerStreams] = {}
+        self._stdouts: dict[int, str] = {}
+        self._pids: dict[int, int] = {}
+        self._codes: dict[int, int] = {}
+        self._errors: dict[int, str] = {}
+        self._closed = self._gone = False
+        become_subreaper()
+        self._warden = Warden.start()
+        self._output = Output(redirects=stream_map(redirects), tee=stream_map(tee), report=lambda problem: None)
+        try:
+            if not isinstance(entrypoint, str):
+                calls.write(calls.Call(entrypoint, by_local_rank=args), self._call)
+            for local_rank in sorted(args):
+                self._start(local_rank)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> PContext:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def pids(self) -> dict[int, int]:
+        """The processes' numbers by local rank; waits until all have been started."""
+        while len(self._pids) + len(self._errors) < len(self._args):
+            self._take(None)
+        return dict(self._pids)
+
+    def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
+        """Wait until all have ended with 0, or one has failed: then the others are stopped.
+
+        Args:
+            timeout: Seconds; -1 for as long as it takes, 0 to look only.
+            period: Taken for torch's sake; nothing is polled.
+
+        Returns:
+            None when they still run after ``timeout`` seconds.
+        """
+        deadline = None if timeout < 0 else time.monotonic() + timeout
+        while len(self._codes) < len(self._args) and not self._failed():
+            left = None if deadline is None else deadline - time.monotonic()
+            self._take(left)
+            if left is not None and left <= 0 and len(self._codes) < len(self._args) and not self._failed():
+                return None
+        if self._failed():
+            self._stop(signal.SIGTERM, 30.0)
+        for streams in self._streams.values():
+            self._output.drain(streams, 1.0)
+        return self._result()
+
+    def close(self, death_sig: int = signal.SIGTERM, timeout: float = 30) -> None:
+        """Stop what still runs (``death_sig``, then SIGKILL after ``timeout`` seconds), and give everything back."""
+        if self._closed:
+            return
+        if len(self._codes) < len(self._pids):
+            self._stop(death_sig, timeout)
+        self._closed = True
+        self._warden.close(2.0)
+        self._output.close()
+        shutil.rmtree(self._call, ignore_errors=True)
+        if self._temporary:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _start(self, local_rank: int) -> None:
+        directory = self._directory / str(local_rank)
+        directory.mkdir(exist_ok=True)
+        streams = self._output.open(rank=local_rank, local_rank=local_rank, directory=directory)
+        self._streams[local_rank] = streams
+        stdout = directory / "stdout.log"
+        self._stdouts[local_rank] = str(stdout) if stdout.exists() else ""
+        env = {
+            **os.environ,
+            "LOCAL_RANK": str(local_rank),
+            "TORCHELASTIC_ERROR_FILE": str(directory / "error.json"),
+            **self._envs[local_rank],
+        }
+        try:
+            self._warden.spawn(local_rank, self._command(local_rank), env, stdout=streams.stdout, stderr=streams.stderr)
+        finally:
+            streams.close()
+
+    def _command(self, local_rank: int) -> list[str]:
+        if isinstance(self._entrypoint, str):
+            return [self._entrypoint, *map(str, self._args[local_rank])]
+        return calls.command(self._call, round_number=0, rank=local_rank)
+
+    def _failed(self) -> bool:
+        return bool(self._errors) or any(self._codes.values())
+
+    def _take(self, timeout: float | None) -> None:
+        """Hear what has happened, for ``timeout`` seconds at most."""
+        select.select([self._warden], [], [], None if timeout is None else max(0.0, timeout))
+        for event in self._warden.receive():
+            match event:
+                case Spawned(tag, pid):
+                    self._pids[tag] = pid
+                case SpawnFailed(tag, error):
+                    self._errors[tag] = error
+                case Exited(tag, pid, code):
+                    self._pids[tag], self._codes[tag] = pid, code
+                case Gone():
+                    self._gone = True
+                case Died(reason):
+                    raise ElasticError(f"{self.name}: the process that started the workers is gone ({reason}).")
+
+    def _stop(self, signum: int, timeout: float) -> None:
+        self._gone = False
+        self._warden.stop(grace=timeout, signum=signum)
+        while not self._gone:
+            self._take(None)
+
+    def _result(self) -> RunProcsResult:
+        failures = {
+            rank: self._failure(rank)
+            for rank in sorted(self._args)
+            if rank in self._errors or self._codes.get(rank, 0) != 0
+        }
+        return RunProcsResult(
+            return_values={} if failures or isinstance(self._entrypoint, str) else calls.results(self._call),
+            failures=failures,
+            stdouts=self._stdouts,
+            stderrs={rank: streams.stderr_path or "" for rank, streams in self._streams.items()},
+        )
+
+    def _failure(self, rank: int) -> ProcessFailure:
+        error_file = self._directory / str(rank) / "error.json"
+        recorded = read_error_file(error_file)
+        return ProcessFailure(
+            local_rank=rank,
+            pid=self._pids.get(rank, 0),
+            exitcode=self._codes.get(rank, 1),
+            error_file=str(error_file) if recorded is not None else "",
+            message=recorded[0] if recorded is not None else self._errors.get(rank, ""),
+        )
