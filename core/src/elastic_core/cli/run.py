@@ -147,8 +147,14 @@ def meeting_place(flags: Flags) -> tuple[str, str]:
     )
 
 
-def without_effect(flags: Flags, backend: str) -> list[str]:
-    """The flags that were given and change nothing, in a sentence each; ``docs/migrating.md`` has the reasons."""
+def without_effect(flags: Flags, backend: str, *, polled: bool = False) -> list[str]:
+    """The flags that were given and change nothing, in a sentence each; ``docs/migrating.md`` has the reasons.
+
+    Args:
+        flags: The command line's.
+        backend: The rendezvous backend that they lead to.
+        polled: Whether that is a handler of others, which has to be asked for newcomers.
+    """
     said = []
     if backend != STATIC:
         by_hand = {"node_rank": flags.node_rank, "master_addr": flags.master_addr, "master_port": flags.master_port}
@@ -156,6 +162,8 @@ def without_effect(flags: Flags, backend: str) -> list[str]:
             each = "has" if len(given) == 1 else "have"
             why = "ranks, address and port are found by the rendezvous; only --rdzv_backend=static takes them"
             said.append(f"{', '.join(given)} {each} no effect: {why}.")
+    if flags.monitor_interval is not None and not polled:
+        said.append("--monitor_interval has no effect: nothing is polled, every change arrives as an event.")
     if flags.start_method is not None:
         said.append("--start_method has no effect: the workers of a script are fresh interpreters.")
     if flags.logs_specs is not None:

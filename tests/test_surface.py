@@ -1,0 +1,129 @@
+"""Flags of torchrun's: each does what its help says, or says in one line that it does nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from stage import WORKERS, Agent, Stage, free_port
+
+SAYS = ["--no_python", "sh", "-c", "echo apple $RANK; echo pear $RANK; echo a cherry $RANK >&2"]
+
+
+def environment(agent: Agent) -> list[dict[str, str]]:
+    """What each worker of ``--no_python env -0`` had in its environment, in order of its rank."""
+    assert agent.exit_code() == 0, agent.output
+    found: list[dict[str, str]] = [json.loads(line) for line in agent.lines if line.startswith("{")]
+    return sorted(found, key=lambda variables: int(variables["RANK"]))
+
+
+@pytest.fixture
+def shows_environment(tmp_path: Path) -> Path:
+    script = tmp_path / "environment.py"
+    script.write_text("import json, os; os.write(1, (json.dumps(dict(os.environ)) + chr(10)).encode())")
+    return script
+
+
+def test_nodes_that_are_numbered_by_hand_keep_their_numbers(stage: Stage, shows_environment: Path) -> None:
+    address = ["--master_addr=127.0.0.1", f"--master_port={free_port()}", "--nnodes=2"]
+    second = stage.run(*address, "--node_rank=1", "--nproc_per_node=2", shows_environment)
+    first = stage.run(*address, "--node_rank=0", shows_environment)
+    assert [variables["RANK"] for variables in environment(first)] == ["0"]
+    assert [variables["RANK"] for variables in environment(second)] == ["1", "2"]
+    assert {variables["MASTER_ADDR"] for variables in environment(second)} == {"127.0.0.1"}
+
+
+def test_a_second_node_of_one_number_is_refused(stage: Stage) -> None:
+    address = ["--rdzv_backend=static", f"--master_port={free_port()}", "--nnodes=2", "--rdzv_conf=join_timeout=60"]
+    stage.run(*address, "--node_rank=0", WORKERS / "sleeper.py").wait_for("joining job")
+    stage.run(*address, "--node_rank=1", WORKERS / "sleeper.py").wait_for_report("started")
+    third = stage.run(*address, "--node_rank=1", WORKERS / "sleeper.py")
+    assert third.exit_code() == 76
+    assert "has --node_rank=1, and so has" in third.output
+
+
+def test_roles_are_counted_by_themselves_on_unequal_nodes(
+    stage: Stage, file_rendezvous: list[str], shows_environment: Path
+) -> None:
+    command = ["--nnodes=3", *file_rendezvous]
+    nodes = [("trainer", 1), ("evaluator", 2), ("trainer", 3)]
+    agents = [
+        stage.run(*command, f"--role={role}", f"--nproc_per_node={size}", shows_environment) for role, size in nodes
+    ]
+    workers = [variables for agent in agents for variables in environment(agent)]
+    ranks = sorted(int(variables["RANK"]) for variables in workers)
+    assert ranks == [0, 1, 2, 3, 4, 5]
+    for role, size in (("trainer", 4), ("evaluator", 2)):
+        of_role = sorted((w for w in workers if w["ROLE_NAME"] == role), key=lambda w: int(w["RANK"]))
+        assert [int(w["ROLE_RANK"]) for w in of_role] == list(range(size)), "in the order of global ranks"
+        assert {w["ROLE_WORLD_SIZE"] for w in of_role} == {str(size)}
+
+
+def test_only_the_ranks_that_are_asked_for_are_shown(stage: Stage, tmp_path: Path) -> None:
+    flags = ["--standalone", "--nproc_per_node=2", "--local_ranks_filter=1", f"--log_dir={tmp_path}"]
+    agent = stage.run(*flags, *SAYS)
+    assert agent.exit_code() == 0
+    assert "apple 1" in agent.lines
+    assert "apple 0" not in agent.lines
+    [hidden] = tmp_path.glob("*/round_1/rank_0/stdout.log")
+    assert hidden.read_text() == "apple 0\npear 0\n"
+
+
+def test_wanted_lines_are_copied_to_a_file(stage: Stage, tmp_path: Path) -> None:
+    flags = ["--duplicate_stdout_filters=apple", "--duplicate_stderr_filters=cherry", f"--log_dir={tmp_path}"]
+    agent = stage.run("--standalone", "--nproc_per_node=2", "--tee=3", *flags, *SAYS)
+    assert agent.exit_code() == 0
+    for name, lines in (("stdout", ["apple 0", "apple 1"]), ("stderr", ["a cherry 0", "a cherry 1"])):
+        [copied] = tmp_path.glob(f"*/round_1/filtered_{name}.log")
+        assert sorted(copied.read_text().splitlines()) == lines
+
+
+def test_the_prefix_of_teed_lines_is_torchruns_template(stage: Stage) -> None:
+    template = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name} ${rank} ${local_rank} ${else}> "}
+    agent = stage.run("--standalone", "--tee=1", "--role=trainer", *SAYS, env=template)
+    assert agent.exit_code() == 0
+    assert "<trainer 0 0 ${else}> apple 0" in agent.lines
+
+
+def test_a_script_run_by_path_is_the_main_program(stage: Stage, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys; print('running', __name__, sys.argv)")
+    agent = stage.run("--standalone", "--run_path", script, "--gpu=${local_rank}")
+    assert agent.exit_code() == 0
+    assert f"running __main__ {[str(script), '--gpu=0']}" in agent.lines
+
+
+def test_the_signals_to_handle_are_those_on_which_a_node_leaves(stage: Stage) -> None:
+    agent = stage.run("--standalone", "--signals_to_handle=SIGUSR1,SIGTERM", WORKERS / "sleeper.py")
+    agent.wait_for_report("started")
+    agent.process.send_signal(signal.SIGUSR1)
+    assert agent.exit_code() == 128 + signal.SIGUSR1
+    assert "received SIGUSR1: leaving" in agent.output
+
+
+def test_events_are_json_lines_on_demand(stage: Stage) -> None:
+    agent = stage.run("--standalone", "--event_log_handler=console", "--no_python", "true")
+    assert agent.exit_code() == 0
+    events = [json.loads(line) for line in agent.lines if line.startswith("{")]
+    assert [event["name"] for event in events] == ["joining", "round_started", "workers_done", "job_closed"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "warning"),
+    [
+        (["--node_rank=1"], "--node_rank has no effect"),
+        (["--master_addr=h", "--master_port=1"], "--master_addr, --master_port have no effect"),
+        (["--start_method=fork"], "--start_method has no effect: the workers of a script are fresh interpreters"),
+        (["--logs_specs=mine"], "--logs_specs 'mine' has no effect"),
+        (["--monitor_interval=5"], "--monitor_interval has no effect: nothing is polled"),
+        (["--rdzv_conf=store_type=file"], "--rdzv_conf store_type=file has no effect"),
+        (["--rdzv_conf=keep_alive_interval=5"], "has no effect: say beat_interval for what it means"),
+    ],
+)
+def test_what_has_no_effect_says_so_and_harms_nothing(stage: Stage, flags: list[str], warning: str) -> None:
+    agent = stage.run(*flags, "--no_python", "true")
+    assert agent.exit_code() == 0
+    [said] = [line for line in agent.lines if line.startswith("elastic: warning: ")]
+    assert warning in said
