@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -127,3 +128,28 @@ def test_what_has_no_effect_says_so_and_harms_nothing(stage: Stage, flags: list[
     assert agent.exit_code() == 0
     [said] = [line for line in agent.lines if line.startswith("elastic: warning: ")]
     assert warning in said
+
+
+def test_workers_run_on_the_cpus_that_they_are_bound_to(stage: Stage) -> None:
+    agent = stage.run("--standalone", "--numa_binding=node", "--no_python", "sh", "-c", "taskset -p $$")
+    assert agent.exit_code() == 0
+    [said] = [line for line in agent.lines if "affinity mask" in line]
+    allowed = os.sched_getaffinity(0)
+    assert 0 < int(said.split()[-1], 16) <= sum(1 << cpu for cpu in allowed)
+
+
+def test_every_worker_sees_one_gpu_as_the_first(stage: Stage) -> None:
+    says = ["--no_python", "sh", "-c", "echo rank $RANK: $LOCAL_RANK $CUDA_VISIBLE_DEVICES"]
+    visible = {"CUDA_VISIBLE_DEVICES": "3,5"}
+    agent = stage.run("--standalone", "--nproc_per_node=2", "--virtual_local_rank", *says, env=visible)
+    assert agent.exit_code() == 0
+    assert {"rank 0: 0 3", "rank 1: 0 5"} <= set(agent.lines)
+
+
+def test_a_word_for_the_number_of_workers_counts_what_is_here(stage: Stage) -> None:
+    agent = stage.run("--standalone", "--nproc_per_node=cpu", "--no_python", "sh", "-c", "echo $WORLD_SIZE workers")
+    assert agent.exit_code() == 0
+    assert f"{os.cpu_count()} workers" in agent.lines
+    refused = stage.run("--standalone", "--nproc_per_node=xpu", "--no_python", "true")
+    assert refused.exit_code() == 2
+    assert "--nproc_per_node 'xpu': there is no Intel GPU here" in refused.output

@@ -165,7 +165,7 @@ class PlainWorkerStart:
         if assignment.local_world_size > 1 and "OMP_NUM_THREADS" not in self._environ:
             environment["OMP_NUM_THREADS"] = "1"  # else every worker would start a thread on every core
         if self._virtual_local_rank:
-            from elastic_core.hardware import Machine, visible_devices  # type: ignore[import-not-found]  # written next
+            from elastic_core.machine import Machine, visible_devices  # few runs need it
 
             environment["LOCAL_RANK"] = "0"
             environment["CUDA_VISIBLE_DEVICES"] = visible_devices(assignment.local_rank, self._environ, Machine())

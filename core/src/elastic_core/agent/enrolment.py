@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import urllib.parse
 from pathlib import Path
@@ -56,6 +57,23 @@ def applicant_for(config: RunConfig, plugins: Plugins, seat: Seat, clock: Clock)
         scheduler_uid=config.run_uid,
         allow_version_mismatch=config.allow_version_mismatch,
     )
+
+
+def cpus_of_workers(config: RunConfig) -> tuple[frozenset[int], ...]:
+    """The CPUs that each local rank may run on (``--numa_binding``); () when they are not bound.
+
+    Raises:
+        UsageError: A worker would have none.
+    """
+    if config.numa_binding is None:
+        return ()
+    from elastic_core.machine import Machine, bindings  # few runs need it
+    from elastic_core.machine.devices import visible_gpus
+
+    machine = Machine()
+    gpu_nodes = [None if gpu is None else machine.numa_node_of(gpu) for gpu in visible_gpus(os.environ, machine)]
+    allowed = frozenset(os.sched_getaffinity(0))
+    return bindings(config.numa_binding, config.nproc_per_node, machine.numa_nodes(), gpu_nodes, allowed)
 
 
 def log_directory(config: RunConfig, run_uid: str) -> tuple[Path, bool]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from elastic_core.agent import outcome
 from elastic_core.agent.addresses import endpoint_host, local_address
-from elastic_core.agent.enrolment import applicant_for, log_directory, parameters
+from elastic_core.agent.enrolment import applicant_for, cpus_of_workers, log_directory, parameters
 from elastic_core.agent.identity import Seat
 from elastic_core.agent.inbox import Inbox, SignalReceived
 from elastic_core.agent.output import Output
@@ -114,7 +114,7 @@ def run(config: RunConfig, plugins: Plugins) -> Ending:
     Raises:
         ElasticError: What the user must hear before anything was started: no store, refused, too few nodes.
     """
-    clock = Clock(new_id=lambda: uuid.uuid4().hex[:12])
+    clock, cpus = Clock(new_id=lambda: uuid.uuid4().hex[:12]), cpus_of_workers(config)
     with contextlib.ExitStack() as stack:
         store = plugins.make_rendezvous(parameters(config))
         stack.callback(store.close)
@@ -128,7 +128,7 @@ def run(config: RunConfig, plugins: Plugins) -> Ending:
         found = join(store, applicant, clock)
         if isinstance(found, Closed):
             return _finish(publish, found)
-        supervisor = Supervisor(config, plugins, publish, store, applicant.info, found, seat, clock)
+        supervisor = Supervisor(config, plugins, publish, store, applicant.info, found, seat, clock, cpus)
         stack.callback(supervisor.close)
         return supervisor.run()
 
@@ -146,6 +146,7 @@ class Supervisor:
         ledger: Ledger,
         seat: Seat,
         clock: Clock,
+        cpus: Sequence[frozenset[int]] = (),
     ) -> None:
         self._config, self._plugins, self._publish, self._clock = config, plugins, publish, clock
         self._embedded = store.embedded
@@ -177,7 +178,7 @@ class Supervisor:
         elif config.log_dir is None:
             self._say("logs", f"logs are in {self._directory}")
         self._group = WorkerGroup(
-            config, plugins, self._warden, self._output, info, ledger.head.run, self._directory, publish
+            config, plugins, self._warden, self._output, info, ledger.head.run, self._directory, publish, cpus
         )
         calls = SessionCalls(
             post=self._inbox.post,

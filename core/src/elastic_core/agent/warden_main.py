@@ -114,6 +114,10 @@ def _become(request: Message, given: dict[str, int], pipe: int, warden: int) -> 
             os.set_inheritable(given["control"], True)
             environment[CONTROL_VARIABLE] = str(given["control"])
         _volunteer_for_oom()
+        if request["cpus"] is not None:
+            what = f"CPUs {request['cpus']}"
+            os.sched_setaffinity(0, request["cpus"])
+            what = request["argv"][0]
         for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())

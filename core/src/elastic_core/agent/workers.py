@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
@@ -56,6 +56,8 @@ class WorkerGroup:
     run_uid: str
     directory: Path
     publish: Callable[[Event], None]
+    cpus: Sequence[frozenset[int]] = ()
+    """The CPUs of each local rank; none when they are not bound."""
     now: Callable[[], float] = time.monotonic
     started_at: float = 0.0
     _tags: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
@@ -80,7 +82,8 @@ class WorkerGroup:
             )
             self._workers[tag] = Worker(assignment, streams)
             try:
-                self.warden.spawn(tag, argv, env, stdin=None, stdout=streams.stdout, stderr=streams.stderr)
+                cpus = self.cpus[assignment.local_rank] if self.cpus else None
+                self.warden.spawn(tag, argv, env, stdout=streams.stdout, stderr=streams.stderr, cpus=cpus)
             finally:
                 streams.close()
 

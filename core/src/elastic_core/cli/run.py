@@ -211,12 +211,9 @@ def _check_reach(flags: Flags, backend: str, endpoint: str, options: RendezvousO
 def _count_workers(given: int | str, environ: Mapping[str, str]) -> int:
     if isinstance(given, int):
         return given
-    from elastic_core.hardware import (  # type: ignore[import-not-found]  # written next
-        Machine,
-        local_world_size,
-    )
+    from elastic_core.machine import Machine, local_world_size  # looks at devices; not for --help
 
-    return int(local_world_size(given, environ, Machine()))
+    return local_world_size(given, environ, Machine())
 
 
 def _shutdown_timeout(flags: Flags, environ: Mapping[str, str]) -> float:
