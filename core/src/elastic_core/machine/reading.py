@@ -82,11 +82,9 @@ class Machine:
 
     def numa_nodes(self) -> list[NumaNode]:
         """The NUMA nodes that have CPUs, in order; a machine that tells of none is one node."""
-        nodes = []
-        folders = (self.root / "sys/devices/system/node").glob("node[0-9]*")
-        for folder in sorted(folders, key=lambda folder: int(folder.name[4:])):
-            if cpus := parse_cpus(_read(folder / "cpulist")):
-                nodes.append(self._numa_node(int(folder.name[4:]), cpus))
+        folders = sorted((self.root / "sys/devices/system/node").glob("node[0-9]*"), key=lambda f: int(f.name[4:]))
+        found = {int(folder.name[4:]): parse_cpus(_read(folder / "cpulist")) for folder in folders}
+        nodes = [self._numa_node(number, cpus) for number, cpus in found.items() if cpus]
         return nodes or [self._numa_node(0, parse_cpus(_read(self.root / "sys/devices/system/cpu/online")))]
 
     def numa_node_of(self, gpu: Gpu) -> int | None:
