@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
-from stage import WORKERS, Agent, Stage, descendants, still_there
+from stage import WORKERS, Agent, Stage, descendants, over, still_there
 
 
 def everything(agent: Agent) -> list[int]:
@@ -14,6 +16,12 @@ def everything(agent: Agent) -> list[int]:
     helpers = [report["pid"] for report in agent.reports("helper")]
     children = [report["child"] for report in agent.reports("started") if "child" in report.fields]
     return sorted({*descendants(agent.pid), *helpers, *children})
+
+
+def below(agent: Agent, name: str) -> int:
+    """The process of an agent's that has this name."""
+    [pid] = [pid for pid in descendants(agent.pid) if Path(f"/proc/{pid}/comm").read_text().strip() == name]
+    return pid
 
 
 CASES = [
@@ -75,3 +83,49 @@ def test_the_other_nodes_outlive_a_killed_agent(stage: Stage, file_rendezvous: l
     second.wait_for_report("started", world_size=2)
     second.signal(signal.SIGKILL)
     first.wait_for_report("started", count=2, world_size=1)
+
+
+@pytest.mark.parametrize("backend", ["local", "c10d"])
+@pytest.mark.parametrize("stream", ["<&-", ">&-", "<&- >&-"])
+def test_a_closed_standard_stream_is_nobody_elses(stage: Stage, tmp_path: Path, backend: str, stream: str) -> None:
+    """What the agent opens first must not become its own, or its workers', standard stream."""
+    flags = "" if backend == "local" else " ".join(over(backend, tmp_path))
+    shown = tmp_path / "fds"
+    worker = f"--no_python sh -c 'readlink /proc/self/fd/0 > {shown}'"
+    agent = stage.start(["sh", "-c", f"{sys.executable} -m elastic_core run {flags} {worker} {stream}"])
+    assert agent.exit_code() == 0, agent.output
+    assert "socket" not in shown.read_text()
+
+
+def test_a_stopped_warden_does_not_outlive_a_second_ctrl_c(stage: Stage) -> None:
+    agent = stage.run("--standalone", WORKERS / "sleeper.py")
+    agent.wait_for_report("started")
+    warden = below(agent, "elastic-warden")
+    os.kill(warden, signal.SIGSTOP)
+    for said in ("received SIGINT: leaving", "received SIGINT again"):
+        agent.process.send_signal(signal.SIGINT)
+        agent.wait_for(said)
+    assert agent.exit_code() == 130
+
+
+def test_a_frozen_store_does_not_keep_an_agent_from_ending(stage: Stage, tmp_path: Path) -> None:
+    command = ["--nnodes=2", *over("c10d", tmp_path), WORKERS / "sleeper.py"]
+    host = stage.run(*command)
+    host.wait_for("joining job")
+    guest = stage.run(*command)
+    for agent in (host, guest):
+        agent.wait_for_report("started")
+    os.kill(below(host, "elastic-store"), signal.SIGSTOP)
+    for agent in (guest, host):
+        agent.process.send_signal(signal.SIGINT)
+        assert agent.exit_code() == 130, agent.output
+    assert "terminate called" not in guest.output
+
+
+def test_who_comes_to_a_full_job_is_told_that_it_waits(stage: Stage, file_rendezvous: list[str]) -> None:
+    first = stage.run(*file_rendezvous, WORKERS / "sleeper.py")
+    first.wait_for_report("started")
+    second = stage.run(*file_rendezvous, WORKERS / "sleeper.py")
+    second.wait_for("the job has all 1 node")
+    first.process.send_signal(signal.SIGINT)
+    second.wait_for_report("started")

@@ -44,6 +44,12 @@ class PluginError(ElasticError):
     exit_code = ExitCode.USAGE
 
 
+class ResourceError(ElasticError):
+    """This machine has not enough of something: processes, open files, memory."""
+
+    exit_code = ExitCode.WITHDRAWN
+
+
 class RendezvousError(ElasticError):
     """The base of everything that a rendezvous raises."""
 

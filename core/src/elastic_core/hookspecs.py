@@ -55,7 +55,8 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend |
 
     Raises:
         RendezvousConnectionError: Nobody listens at the endpoint, or it does not let us in. Ends the run with exit
-        code 69. UsageError: The endpoint or an option is wrong. Ends the run with exit code 2.
+            code 69.
+        UsageError: The endpoint or an option is wrong. Ends the run with exit code 2.
     """
 
 
@@ -136,6 +137,7 @@ class RendezvousOptions:
 
     Args:
         endpoint: The endpoint's form for help and errors, e.g. ``HOST[:PORT]``; '' when the backend takes none.
+            ``HOST`` in it says that an endpoint names a host: then nodes are reached by the way that leads there.
         endpoint_required: Whether a run without ``--rdzv_endpoint`` is refused.
         conf: The ``--rdzv_conf`` keys, each with one line of help.
         single_node: Whether the backend serves one node only.

@@ -270,11 +270,13 @@ def test_a_long_explanation_is_kept_short_from_the_right_end(node: Node) -> None
 @pytest.mark.parametrize(
     ("members", "said", "kind"),
     [
-        (ONE, "OSError: [Errno 98] EADDRINUSE", IncidentKind.PORT_TAKEN),
+        (ONE, "failed to listen on any address. port: 29501, code: -98, name: EADDRINUSE", IncidentKind.PORT_TAKEN),
+        (ONE, "OSError: EADDRINUSE: my dashboard has port 6006", IncidentKind.WORKER_FAILED),
+        (ONE, "OSError: EADDRINUSE: my dashboard has port 295010", IncidentKind.WORKER_FAILED),
         (ONE, "RuntimeError: port: 29501, the address is already in use", IncidentKind.PORT_TAKEN),
         (ONE, "RuntimeError: port: 8080, the address is already in use", IncidentKind.WORKER_FAILED),  # its own affair
         (ONE, "RuntimeError: 29501 is no good batch size", IncidentKind.WORKER_FAILED),
-        (TWO, "OSError: [Errno 98] EADDRINUSE", IncidentKind.WORKER_FAILED),  # only rank 0 opens the workers' store
+        (TWO, "port: 29501, name: EADDRINUSE", IncidentKind.WORKER_FAILED),  # only rank 0 opens the workers' store
     ],
 )
 def test_rank_0_that_found_its_port_taken_is_not_to_blame(

@@ -41,6 +41,13 @@ def keep_a_spare() -> None:
             _spares.append(spare)
 
 
+def open_standard_streams() -> None:
+    """Give descriptors 0, 1 and 2 a meaning if nobody did, lest another file be taken for a standard stream."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+
+
 def die_with_parent() -> None:
     """Have the kernel send SIGKILL to this process when the thread that forked it ends."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

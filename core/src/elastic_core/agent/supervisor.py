@@ -21,6 +21,7 @@ from elastic_core.agent.identity import Seat
 from elastic_core.agent.inbox import Inbox, SignalReceived
 from elastic_core.agent.output import Output
 from elastic_core.agent.ports import HeldPort
+from elastic_core.agent.processes import open_standard_streams
 from elastic_core.agent.warden import Died, Fenced, Gone, Stuck, Warden, become_subreaper
 from elastic_core.agent.workers import WorkerGroup, start_failure
 from elastic_core.config import RunConfig, Stream
@@ -63,6 +64,8 @@ FENCE_SHARE = 0.8
 """Part of ``fence_after`` without store contact after which a node stops its own workers (rule S4)."""
 STORE_PATIENCE = 0.5
 """Seconds that a leaving node waits for the store to say whether others have finished."""
+WARDEN_PATIENCE = 5.0
+"""Seconds that the warden gets to kill everything, after the second signal."""
 FAREWELL = 10.0
 """Most seconds to spend on leaving the roster properly."""
 
@@ -91,6 +94,11 @@ class _Depart:
 
 
 @dataclass(frozen=True, slots=True)
+class _Overdue:
+    """The warden should have killed everything by now."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Crashed:
     """A thread of the session met a defect."""
 
@@ -114,6 +122,7 @@ def run(config: RunConfig, plugins: Plugins) -> Ending:
     Raises:
         ElasticError: What the user must hear before anything was started: no store, refused, too few nodes.
     """
+    open_standard_streams()
     clock, cpus = Clock(new_id=lambda: uuid.uuid4().hex[:12]), cpus_of_workers(config)
     with contextlib.ExitStack() as stack:
         store = plugins.make_rendezvous(parameters(config))
@@ -152,7 +161,9 @@ class Supervisor:
         self._embedded = store.embedded
         self._state = NodeState(info=info, ledger=ledger)
         self._address = local_address(
-            endpoint_host(config.rdzv_endpoint), config.local_addr, single_node=config.max_nodes == 1
+            endpoint_host(config.rdzv_endpoint) if "HOST" in plugins.rendezvous_options().endpoint else None,
+            config.local_addr,
+            single_node=config.max_nodes == 1,
         )
         self._port: HeldPort | None = None
         self._used_port: HeldPort | None = None
@@ -192,6 +203,7 @@ class Supervisor:
         """The loop: take what happened, see what follows, do it, until there is an end."""
         self._do(MakeOffer())
         self._session.start()
+        self._say_if_spare()
         self._tick()
         while self._exit is None:
             for event in self._inbox.take():
@@ -220,6 +232,10 @@ class Supervisor:
             case _AliveFor(number):
                 if self._group.alive() and number == self._state.round:
                     self._step(Progressed(number))
+            case _Overdue() if self._state.work is Work.STOPPING:
+                self._warden.kill()
+            case _Overdue():
+                pass
             case _Crashed(error):
                 raise RuntimeError("a thread of the session failed") from error
             case SignalReceived(signum):
@@ -252,7 +268,9 @@ class Supervisor:
         self._signals += 1
         if self._signals > 1:
             self._say("signal", f"received {signal_name(signum)} again: killing the workers")
+            self._warden.wake()
             self._group.stop(0.0)
+            self._inbox.at(self._clock.now() + WARDEN_PATIENCE, _Overdue())
             self._step(Leaving.signalled(signum, signal_name(signum)))
         elif self._state.work is Work.RUNNING and self._config.max_nodes > 1:
             self._session.ask_finished(lambda finished: self._inbox.post(_Depart(signum, finished)))
@@ -351,6 +369,12 @@ class Supervisor:
 
     def _say(self, name: str, message: str, level: Level = Level.INFO) -> None:
         self._publish(Event(name, message, level))
+
+    def _say_if_spare(self) -> None:
+        """Nobody else tells a node that has come to a full job."""
+        ledger, most = self._state.ledger, self._config.max_nodes
+        if ledger.live and ledger.round is not None and len(ledger.round.members) >= most:
+            self._say("spare", f"the job has all {most} node(s) that it takes: waiting until one of them leaves")
 
     def _narrate(self, before: Ledger, after: Ledger) -> None:
         """Tell observers what the new entries mean."""

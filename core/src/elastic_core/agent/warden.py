@@ -20,7 +20,7 @@ from typing import TypeAlias
 from elastic_core.agent import warden_main
 from elastic_core.agent.channel import Channel, Message
 from elastic_core.agent.processes import Process, become_subreaper, descendants, kill
-from elastic_core.errors import ElasticError
+from elastic_core.errors import ResourceError
 from elastic_core.incidents import signal_name
 
 __all__ = [
@@ -126,7 +126,7 @@ class Warden:
         """Start the process. It keeps the descriptors ``hold`` open until its last descendant is gone.
 
         Raises:
-            ElasticError: No process could be made.
+            ResourceError: No process could be made.
         """
         ours, theirs = socket.socketpair()
         others = frozenset(descendants(os.getpid()))
@@ -141,7 +141,7 @@ class Warden:
                     os.close(given)
         except OSError as exc:
             ours.close()
-            raise ElasticError(
+            raise ResourceError(
                 f"The warden, the process that starts the workers, could not be started: {exc}.",
                 hint="Check the limits of processes and open files (ulimit -u, ulimit -n).",
             ) from exc
@@ -207,6 +207,15 @@ class Warden:
         """Remove this directory after the last process, should the agent not live to do it."""
         self._send({"do": "sweep", "path": path})
 
+    def wake(self) -> None:
+        """Let a stopped warden go on, or it could not follow any order."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Give up on it: Died will come, and its workers die with it."""
+        self._process.kill()
+
     def receive(self) -> list[WardenEvent]:
         """What has happened since the last call; [] when nothing has."""
         self._channel.flush()
@@ -224,8 +233,7 @@ class Warden:
         After that it goes on by itself: it holds what it was given to hold until a process that does not die has died.
         """
         self._channel.close()  # end-of-file is the order
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGCONT)  # a stopped one could not follow it
+        self.wake()
         self._await_end(timeout)
         self._ready.close()
 

@@ -38,6 +38,7 @@ from elastic_core.agent.processes import (
     die_with_parent,
     kill,
     name_of,
+    open_standard_streams,
     signal_group,
     waits_in,
 )
@@ -340,19 +341,12 @@ class Warden:
         self._channel.send({"event": event, **facts})
 
 
-def _open_standard_streams() -> None:
-    """Give descriptors 0, 1 and 2 a meaning if nobody did, lest another file be taken for a standard stream."""
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(fd, True)
-    os.close(fd)
-
-
 def main() -> None:
     """Become the warden of whoever holds the other end of the socket."""
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)  # it ends with its last descendant, and for no other reason
     become_subreaper()
-    _open_standard_streams()
+    open_standard_streams()
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:
             with contextlib.suppress(OSError):  # the descriptor of this very listing is closed by now

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ from elastic_core.rendezvous.rows import NodeInfo
 
 DRAIN = 0.2
 """Seconds to wait for the end of a dead worker's streams; a child of its may hold them open."""
+OPENS_STORE_WITHIN = 30.0
+"""Seconds after its start within which rank 0 can fail for want of its port; what fails later has another cause."""
 DETAIL = 4096
 """Most characters of an incident's detail."""
 
@@ -141,10 +144,9 @@ class WorkerGroup:
         tail = worker.streams.tail()
         recorded = read_error_file(Path(worker.assignment.error_file))
         message, detail = recorded if recorded is not None else (last_exception_line(tail), tail)
-        port = str(worker.assignment.master_port)
-        taken = worker.assignment.rank == 0 and any(
-            "EADDRINUSE" in text or ("in use" in text and port in text) for text in (message, tail)
-        )
+        young = self.now() - self.started_at < OPENS_STORE_WITHIN
+        port = re.compile(rf"\b{worker.assignment.master_port}\b")
+        taken = worker.assignment.rank == 0 and young and any(map(port.search, _lines_about_use(message, tail)))
         kind = IncidentKind.PORT_TAKEN if taken else IncidentKind.WORKER_FAILED
         return self._incident(worker, kind, message=message, detail=detail)
 
@@ -200,6 +202,12 @@ class WorkerGroup:
         return {**os.environ, **self.plugins.worker_environment(self.config.program, assignment)}
 
 
+def _lines_about_use(*texts: str) -> list[str]:
+    """The lines that say that an address is in use, in torch's words or the system's."""
+    lines = [line for text in texts for line in text.splitlines()]
+    return [line for line in lines if "EADDRINUSE" in line or "already in use" in line]
+
+
 def _line_prefix(template: str, assignment: Assignment) -> str:
     """What stands before each teed line of one worker; what the template names and we do not know stays as it is."""
     place = {"role_name": assignment.role, "rank": assignment.rank, "local_rank": assignment.local_rank}
@@ -216,6 +224,6 @@ def start_failure(group: WorkerGroup, current: Round, error: ElasticError | OSEr
             node_id=group.info.node_id,
             host=str(group.info),
             rank=mine.first_rank,
-            message=f"the workers could not be started: {error}"[:500],
+            message=f"the workers could not be started: {getattr(error, 'message', error)}"[:500],
         )
     )

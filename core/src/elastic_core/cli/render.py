@@ -5,6 +5,7 @@ An error is one line that says what was wrong, a blank line, and a hint if there
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -17,6 +18,14 @@ import click
 from elastic_core.errors import ElasticError, did_you_mean
 from elastic_core.exit_codes import ExitCode, signalled
 from elastic_core.terminal import printable
+
+EXHAUSTED = {
+    errno.EMFILE: "file descriptor",
+    errno.ENFILE: "file descriptor",
+    errno.EAGAIN: "process",
+    errno.ENOMEM: "memory",
+}
+LIMITS = "Check the limits of processes, open files and memory (ulimit -a, and the container's)."
 
 
 def run(command: click.Command, arguments: Sequence[str]) -> int:
@@ -39,9 +48,18 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
         if isinstance(exc, BrokenPipeError) and _stdout_is_closed():
             _silence_stdout()
             return signalled(signal.SIGPIPE)
+        if (missing := _exhausted(exc)) is not None:
+            return _failed(f"This machine has no {missing} left: {exc}.", LIMITS, ExitCode.WITHDRAWN)
         traceback.print_exc()
         hint = "This is a defect of Elastic, not of your program. Please report it with the lines above."
         return _failed(f"{type(exc).__name__}: {exc}", hint, ExitCode.INTERNAL)
+
+
+def _exhausted(exc: Exception) -> str | None:
+    """What this machine has run out of, if that is what an error says."""
+    if isinstance(exc, RuntimeError) and "can't start new thread" in str(exc):
+        return "thread"
+    return EXHAUSTED.get(exc.errno or 0) if isinstance(exc, OSError) else None
 
 
 def _in_our_words(exc: click.ClickException) -> tuple[str, str]:

@@ -44,6 +44,7 @@ def node_range(text: str) -> NodeRange:
 
 
 DEVICES = ("auto", "cpu", "gpu", "xpu")
+MOST_WORKERS = 4096
 BINDINGS = ("node", "socket", "exclusive", "core-complex")
 START_METHODS = ("spawn", "fork", "forkserver")
 EVENT_LOGS = ("null", "console")
@@ -56,7 +57,10 @@ def workers(text: str) -> int | str:
         return text
     if text.isalpha():
         raise Wrong(f"is neither a whole number nor one of {', '.join(DEVICES)}", _nearest(text, [*DEVICES]))
-    return _whole(text, least=1)
+    number = _whole(text, least=1)
+    if number > MOST_WORKERS:
+        raise Wrong(f"is more workers than a node can have; at most {MOST_WORKERS} are taken")
+    return number
 
 
 def port(text: str) -> int:

@@ -263,8 +263,12 @@ def _reform(scene: Scene, old: Round, halt: Halt) -> Decision:
         return LookAgain(scene.look(*map(scene.suspect_at, muster.busy), nodes=scene.sightings(old)))
     fence = max([ledger.halt_at, *(seen.changed_at for seen in scene.sightings(old))]) + scene.timing.fence_after
     if scene.now < fence and not _is_over(scene, old):
-        silent = scene.names([*muster.lost, *muster.suspected, *muster.leaving])
-        who = f"{silent}, which may still be training, to answer or be fenced off"
+        silent = [*muster.lost, *muster.suspected]
+        if not silent:
+            return LookAgain(
+                scene.look(fence, nodes=scene.sightings(old)), f"{scene.names(muster.leaving)} to stop its workers"
+            )
+        who = f"{scene.names(silent)}, which may still be training, to answer or be fenced off"
         return LookAgain(scene.look(fence, nodes=scene.sightings(old)), f"{who}, for up to {fence - scene.now:.0f} s")
     survivors = [seen for node_id in muster.fit if (seen := scene.seen(node_id)) is not None]
     nodes = _choose(scene, halt, [*survivors, *muster.joining])[: scene.agreement.max_nodes]

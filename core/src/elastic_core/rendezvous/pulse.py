@@ -72,9 +72,19 @@ class Pulse:
             self._stopped = True
             self._changed.notify()
 
+    def hang_up(self) -> None:
+        """Stop, and end whatever the thread waits for."""
+        with self._changed:
+            self._stopped = True
+            store = self._store
+            self._changed.notify()
+        if store is not None:
+            store.close()
+
     def close(self, timeout: float) -> None:
         """Wait for the thread's end, for ``timeout`` seconds at most, and close its connection."""
-        self._thread.join(timeout)
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
         with self._changed:
             store, self._store = self._store, None
         if store is not None:

@@ -67,6 +67,7 @@ class Session:
         self._jobs: list[Callable[[RendezvousBackend], None]] = []
         self._stopping = threading.Event()
         self._reading: RendezvousBackend | None = None
+        self._writing: RendezvousBackend | None = None
         self.contact_at = clock.now()
         """When a store operation last succeeded, by the monotonic clock."""
         self._unreachable = False
@@ -135,11 +136,13 @@ class Session:
         self._pulse.stop()
         with self._wake:
             self._wake.notify()
-            reading = self._reading
-        if reading is not None:
-            reading.close()
+            busy = [store for store in (self._reading, self._writing) if store is not None]
+        for store in busy:  # which ends whatever they wait for
+            store.close()
+        self._pulse.hang_up()
         for thread in self._threads:
-            thread.join(1.0)
+            if thread.ident is not None:
+                thread.join(1.0)
         self._pulse.close(1.0)
 
     # The reader ------------------------------------------------------------------------------------------------------
@@ -211,6 +214,8 @@ class Session:
                 store = store or self._connected()
                 if store is None:
                     break
+                with self._wake:
+                    self._writing = store
                 if row is not None and self._sent < revision:
                     store.amend(self._node_id, revision, encode_row(row))
                     with self._wake:

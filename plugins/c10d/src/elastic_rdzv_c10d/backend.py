@@ -17,7 +17,6 @@ from collections.abc import Collection
 
 from elastic_core.rendezvous.backend import ORIGIN, BeatReply, Cursor, Link, RendezvousBackend, RosterRow
 from elastic_rdzv_c10d.client import StoreClient
-from elastic_rdzv_c10d.endpoint import knock
 from elastic_rdzv_c10d.records import (
     ENTRY_APPENDED,
     REMOVED,
@@ -70,7 +69,6 @@ class C10dBackend(RendezvousBackend):
 
     def connect(self) -> C10dBackend:
         """Another connection to the same job; an error at once where nobody listens any more."""
-        knock(self._client.address)
         client = StoreClient(self._client.address, self._client.read_timeout)
         return C10dBackend(client, self._run_id, hosting=self.hosting, head=self._head)
 

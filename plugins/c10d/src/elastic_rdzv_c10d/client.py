@@ -23,7 +23,7 @@ from datetime import timedelta
 from typing import Protocol, cast
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
-from elastic_rdzv_c10d.endpoint import Address
+from elastic_rdzv_c10d.endpoint import Address, knock
 from elastic_rdzv_c10d.quiet_torch import DistNetworkError, DistStoreError, TCPStore
 from elastic_rdzv_c10d.records import UNWRITTEN, number
 
@@ -164,6 +164,7 @@ def _dial(address: Address, patience: float) -> tuple[_Store, socket.socket]:
     def connect() -> None:
         try:
             with _dialling:  # one at a time, so that the new socket is ours
+                knock(address)
                 strangers.update(_sockets_to(address))
                 store = TCPStore(
                     address.host,

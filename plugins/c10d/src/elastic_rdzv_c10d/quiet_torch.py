@@ -7,6 +7,7 @@ the thread that called it. The environment stays as it was because every worker 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,6 +19,8 @@ LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 def _environment_for_import() -> Iterator[None]:
     """torch reads these variables when it is loaded, and never again."""
     before = dict(os.environ)
+    # An extension module that is being loaded can swallow a KeyboardInterrupt, and then Ctrl-C was pressed in vain.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.environ.update(ONE_THREAD)
     # Else every wait that times out, which most do, is two lines of warnings, and a lost store is a C++ backtrace.
     os.environ.setdefault(LOG_LEVEL, "FATAL")
@@ -27,6 +30,7 @@ def _environment_for_import() -> Iterator[None]:
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
         os.environ.update(before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 with _environment_for_import():
