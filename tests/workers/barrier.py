@@ -31,7 +31,8 @@ def lost() -> NoReturn:
 
 def serve() -> list[socket.socket]:
     """Rank 0's connections to all others."""
-    listener = socket.create_server(ADDRESS)
+    family = socket.AF_INET6 if ":" in ADDRESS[0] else socket.AF_INET
+    listener = socket.create_server(ADDRESS, family=family)
     listener.settimeout(60)
     return [listener.accept()[0] for _ in range(WORLD_SIZE - 1)]
 

@@ -1,0 +1,69 @@
+"""Nodes on hosts of their own: addresses that others can reach, wherever rank 0 is, and a cable that is pulled."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hosts import Host, hosts
+from stage import WORKERS, Agent, Stage
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+
+
+@pytest.fixture
+def three() -> Iterator[list[Host]]:
+    with hosts(3) as found:
+        yield found
+
+
+def run(stage: Stage, host: Host, *arguments: object) -> Agent:
+    """``elastic run`` on that host."""
+    return stage.start(host.command(sys.executable, "-m", "elastic_core", "run", *map(str, arguments)))
+
+
+@pytest.mark.parametrize("family", ["ipv4", "ipv6"])
+def test_workers_on_three_hosts_meet_where_rank_0_is(
+    stage: Stage, three: list[Host], tmp_path: Path, family: str
+) -> None:
+    endpoint = three[0].ipv4 if family == "ipv4" else f"[{three[0].ipv6}]"
+    job = [WORKERS / "barrier.py", "--until", tmp_path / "done"]
+    flags = ["--nnodes=3", "--rdzv_backend=c10d", f"--rdzv_endpoint={endpoint}", *job]
+    agents = [run(stage, host, *flags) for host in three]
+    for agent in agents:
+        agent.wait_for_report("training", world_size=3)
+    (tmp_path / "done").touch()
+    assert [agent.exit_code() for agent in agents] == [0, 0, 0]
+
+
+def test_when_rank_0s_host_is_lost_the_others_meet_elsewhere(stage: Stage, three: list[Host], tmp_path: Path) -> None:
+    job = [WORKERS / "barrier.py", "--until", tmp_path / "done"]
+    flags = ["--nnodes=2:3", "--rdzv_backend=file", f"--rdzv_endpoint={tmp_path}", *job]
+    first = run(stage, three[0], *flags)
+    first.wait_for("joining job")
+    others = [run(stage, host, *flags) for host in three[1:]]
+    for agent in (first, *others):
+        agent.wait_for_report("training", world_size=3)
+    first.kill_node()
+    for agent in others:
+        agent.wait_for_report("training", world_size=2)
+    (tmp_path / "done").touch()
+    assert [agent.exit_code() for agent in others] == [0, 0]
+
+
+def test_a_host_whose_cable_is_pulled_is_left_out(stage: Stage, three: list[Host], tmp_path: Path) -> None:
+    job = [WORKERS / "barrier.py", "--until", tmp_path / "done"]
+    flags = ["--nnodes=2:3", "--rdzv_backend=c10d", f"--rdzv_endpoint={three[0].ipv4}", *job]
+    flags.insert(0, "--rdzv_conf=read_timeout=5")
+    agents = [run(stage, host, *flags) for host in three]
+    for agent in agents:
+        agent.wait_for_report("training", world_size=3)
+    three[2].cut_off()
+    for agent in agents[:2]:
+        agent.wait_for_report("training", world_size=2)
+    (tmp_path / "done").touch()
+    assert [agent.exit_code() for agent in agents[:2]] == [0, 0]
+    agents[2].kill_node()
