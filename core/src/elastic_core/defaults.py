@@ -165,8 +165,8 @@ class PlainWorkerStart:
         if assignment.local_world_size > 1 and "OMP_NUM_THREADS" not in self._environ:
             environment["OMP_NUM_THREADS"] = "1"  # else every worker would start a thread on every core
         if self._virtual_local_rank:
-            from elastic_core.machine import Machine, visible_devices  # few runs need it
+            from elastic_core.machine import Machine, only_device  # few runs need it
 
             environment["LOCAL_RANK"] = "0"
-            environment["CUDA_VISIBLE_DEVICES"] = visible_devices(assignment.local_rank, self._environ, Machine())
+            environment.update(only_device(assignment.local_rank, self._environ, Machine()))
         return environment

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scenes import halted, incident, live, members, offer, settings, then
 
-from elastic_core.agent.outcome import report, root_cause, round_started
+from elastic_core.agent.outcome import left, report, root_cause, round_started
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
@@ -160,3 +160,9 @@ def test_a_node_without_a_place_in_the_round_is_told_so() -> None:
         "b": "round 2: 4 worker(s) on 2 node(s) (again)",
         "c": "round 2: 4 worker(s) on 2 node(s) (again); this node is not in it and waits",
     }
+
+
+def test_a_node_that_goes_without_a_verdict_tells_what_failed_here() -> None:
+    assert left("the store is gone", None) == "this node is out: the store is gone"
+    told = left("the store is gone", incident("a")).splitlines()
+    assert told[:3] == ["this node is out: the store is gone", "", "Root cause (as far as this node knows)"]

@@ -67,13 +67,10 @@ def cpus_of_workers(config: RunConfig) -> tuple[frozenset[int], ...]:
     """
     if config.numa_binding is None:
         return ()
-    from elastic_core.machine import Machine, bindings  # few runs need it
-    from elastic_core.machine.devices import visible_gpus
+    from elastic_core.machine import Machine, read_topology, worker_cpus  # few runs need it
 
-    machine = Machine()
-    gpu_nodes = [None if gpu is None else machine.numa_node_of(gpu) for gpu in visible_gpus(os.environ, machine)]
-    allowed = frozenset(os.sched_getaffinity(0))
-    return bindings(config.numa_binding, config.nproc_per_node, machine.numa_nodes(), gpu_nodes, allowed)
+    topology, workers = read_topology(os.environ, Machine()), config.nproc_per_node
+    return tuple(worker_cpus(config.numa_binding, rank, workers, topology) for rank in range(workers))
 
 
 def log_directory(config: RunConfig, run_uid: str) -> tuple[Path, bool]:

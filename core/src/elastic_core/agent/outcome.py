@@ -23,8 +23,16 @@ def report(closed: Closed) -> str:
     return "\n".join(lines)
 
 
-def root_cause(incident: Incident) -> list[str]:
-    """The first failure across all nodes, as lines for a person."""
+def left(why: str, incident: Incident | None) -> str:
+    """What a node says that goes without a verdict on the job: why, and what failed here, if anything did."""
+    lines = [f"this node is out: {why}"]
+    if incident is not None:
+        lines += ["", *root_cause(incident, "as far as this node knows")]
+    return "\n".join(lines)
+
+
+def root_cause(incident: Incident, known: str = "the first failure across all nodes") -> list[str]:
+    """A failure, as lines for a person."""
     where = [f"host {incident.host}"]
     if incident.local_rank is not None:
         where.append(f"local rank {incident.local_rank}")
@@ -32,7 +40,7 @@ def root_cause(incident: Incident) -> list[str]:
         where.append(f"pid {incident.pid}")
     who = f"rank {incident.rank}" if incident.rank is not None else f"node {incident.node_id}"
     lines = [
-        "Root cause (the first failure across all nodes)",
+        f"Root cause ({known})",
         f"  who     {who} ({', '.join(where)}), round {incident.round}, {incident.after:.1f} s after its start",
         f"  what    {incident.cause()}",
     ]

@@ -388,8 +388,9 @@ class Supervisor:
         closed = self._state.ledger.closed
         if closed is not None:
             return _finish(self._publish, closed)
-        self._say("left", f"this node is out: {end.why}", Level.INFO if end.code == 0 else Level.WARNING)
-        return Ending(end.code, end.why)
+        incident = self._state.incident if end.code == ExitCode.STORE_LOST else None
+        self._say("left", outcome.left(end.why, incident), Level.INFO if end.code == 0 else Level.WARNING)
+        return Ending(end.code, end.why, incident)
 
 
 def _publish_as(plugins: Plugins, info: NodeInfo, event: Event) -> None:

@@ -1,14 +1,28 @@
-"""What this machine has, as far as a launcher must know: devices to count and hand out, and CPUs near them.
+"""What a node is made of, as far as a launcher must know: its accelerators and its CPUs, and which worker gets which.
 
-General layout: ``reading`` reads ``/proc`` and ``/sys`` and asks NVIDIA's management library; ``devices`` counts and
-hands out, ``numa`` binds, both as pure functions of what was read. Nothing here imports torch or touches a device:
-a process with a CUDA context could neither be forked from nor be cheap.
+General layout:
+
+* ``reading``: where all of it is read; tests give it a tree of their own. ``nvml`` asks NVIDIA's library.
+* ``inventory``: the accelerators that are there. ``devices``: those of them that the environment leaves visible, how
+  many workers they make (``--nproc_per_node``), and each worker's own (``--virtual_local_rank``).
+* ``topology``: CPUs, cores, caches, sockets and NUMA nodes. ``numa``: each worker's CPUs (``--numa_binding``).
+
+Nothing here imports torch or initialises CUDA, and nothing here changes anything: the warden binds, workers obey.
 """
 
 from __future__ import annotations
 
-from elastic_core.machine.devices import local_world_size, visible_devices
-from elastic_core.machine.numa import bindings
+from elastic_core.machine.devices import local_world_size, only_device, visible_devices
+from elastic_core.machine.numa import worker_cpus
 from elastic_core.machine.reading import Machine
+from elastic_core.machine.topology import Topology, read_topology
 
-__all__ = ["Machine", "bindings", "local_world_size", "visible_devices"]
+__all__ = [
+    "Machine",
+    "Topology",
+    "local_world_size",
+    "only_device",
+    "read_topology",
+    "visible_devices",
+    "worker_cpus",
+]

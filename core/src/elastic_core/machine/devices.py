@@ -1,101 +1,233 @@
-"""What ``--nproc_per_node auto|cpu|gpu|xpu`` counts, and which GPU ``--virtual_local_rank`` gives to whom.
+"""Which accelerators the environment leaves visible, how many workers that makes, and which of them is whose.
 
-torchrun asks torch, which has to be imported and looks at its own build: a CPU build counts no GPU. Here the machine
-is asked, so the number is the same whatever is installed. ``auto`` takes GPUs, else Intel's, else CPUs.
+What the words of ``--nproc_per_node`` count, and where torchrun (2.13, ``determine_local_world_size``) differs, which
+imports torch and asks it:
+
+* ``cpu``: the CPUs that the agent may run on, a container's or ``taskset``'s limits respected. The same as torchrun's.
+* ``gpu``: visible GPUs of NVIDIA, or of AMD where NVIDIA has none. torch counts those that its own build can use; the
+  numbers agree where torch is built for the machine.
+* ``xpu``: visible GPUs of Intel; the one inside the processor only where there is no other, as in torch.
+* ``auto``: ``gpu`` if any, else ``xpu`` if any but that one, else ``cpu``. torch counts the accelerator that it is
+  built for, so a torch for CPUs counts CPUs even on a machine with GPUs: say ``cpu`` there.
+
+The names of accelerators that torch learns from its own plugins are unknown here; a number does for those.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from elastic_core.errors import UsageError
-from elastic_core.machine.reading import Gpu, Machine
+from elastic_core.errors import UsageError, did_you_mean
+from elastic_core.machine.inventory import AMD_PLACE, INTEL_PLACE, NVIDIA_PLACE, Device, amd, intel, nvidia
+from elastic_core.machine.reading import NVML, Machine
 
-CUDA, HIP, ROCR, INTEL = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"
+KINDS = ("auto", "cpu", "gpu", "xpu")
 
 
-def local_world_size(kind: str, environ: Mapping[str, str], machine: Machine) -> int:
-    """How many workers a node gets, one for each device of a kind: ``auto``, ``cpu``, ``gpu`` or ``xpu``.
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """An accelerator that the workers' environment shows.
+
+    Attributes:
+        name: What selects it alone, written where the environment says which are visible.
+        device: It, or the GPU that it is a part of.
+    """
+
+    name: str
+    device: Device
+
+
+def local_world_size(text: str, environ: Mapping[str, str], machine: Machine) -> int:
+    """How many workers ``--nproc_per_node=auto``, ``cpu``, ``gpu`` or ``xpu`` means here, at least 1.
 
     Raises:
-        UsageError: There is no device of that kind.
+        UsageError: ``text`` is another word, or nothing of its kind is visible.
     """
-    if kind == "cpu":
-        return machine.cpus()
-    gpus = _gpus(environ, machine) if kind in ("auto", "gpu") else 0
-    xpus = _count(environ.get(INTEL), machine.intel_gpus()) if kind == "xpu" or (kind == "auto" and not gpus) else 0
-    if kind == "auto":
-        return gpus or xpus or machine.cpus()
-    if not (gpus or xpus):
-        where = f"{CUDA}, {HIP}" if kind == "gpu" else INTEL
-        hidden = "".join(f" ({name}={environ[name]!r})" for name in where.split(", ") if name in environ)
-        raise UsageError(
-            f"--nproc_per_node {kind!r}: there is no {'NVIDIA or AMD' if kind == 'gpu' else 'Intel'} GPU here{hidden}.",
-            hint="Give a number, or 'auto' to take CPUs where there is no GPU.",
-        )
-    return gpus or xpus
+    match text:
+        case "cpu":
+            return len(machine.affinity())
+        case "gpu":
+            count = len(gpus(environ, machine))
+        case "xpu":
+            count = len(xpus(environ, machine))
+        case "auto":
+            return len(gpus(environ, machine)) or len(_discrete(environ, machine)) or len(machine.affinity())
+        case _:
+            raise UsageError(
+                f"--nproc_per_node {text!r} is neither a whole number nor one of {', '.join(KINDS)}."
+                f"{did_you_mean(text, KINDS)}"
+            )
+    if count == 0:
+        raise _none(text, environ, machine)
+    return count
+
+
+def accelerators(environ: Mapping[str, str], machine: Machine) -> tuple[Visible, ...]:
+    """What workers compute on, in the order of their local ranks; () for a node that has only CPUs."""
+    return gpus(environ, machine) or xpus(environ, machine)
+
+
+def gpus(environ: Mapping[str, str], machine: Machine) -> tuple[Visible, ...]:
+    """The GPUs that torch's ``cuda`` devices are, in order."""
+    if found := nvidia(machine):
+        return select(_listed(environ, machine), found)
+    # ROCr, the lower layer, chooses first; HIP chooses among what is left, and numbers that anew.
+    left = [seen.device for seen in select(environ.get("ROCR_VISIBLE_DEVICES"), amd(machine))]
+    return select(_listed(environ, machine), left)
+
+
+def xpus(environ: Mapping[str, str], machine: Machine) -> tuple[Visible, ...]:
+    """The GPUs that torch's ``xpu`` devices are, in order.
+
+    Level Zero makes a device of each tile, or with ``ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE`` of each card.
+    """
+    composite = environ.get("ZE_FLAT_DEVICE_HIERARCHY", "").upper() == "COMPOSITE"
+    found = [device for device in intel(machine) for _ in range(1 if composite else device.tiles)]
+    seen = _masked(environ.get("ZE_AFFINITY_MASK", ""), found)
+    return tuple(one for one in seen if not one.device.integrated) or seen
 
 
 def visible_devices(local_rank: int, environ: Mapping[str, str], machine: Machine) -> str:
-    """``CUDA_VISIBLE_DEVICES`` for a worker that is to see its own GPU only, and as device 0.
+    """The value of CUDA_VISIBLE_DEVICES that leaves a worker only its own GPU, as device 0 (its LOCAL_RANK is then 0).
 
-    As torchrun does it: the entry of the agent's own variable, or the local rank where there is none.
+    As torchrun does, it takes the entry that stands at ``local_rank`` in the agent's own list, as it is written there,
+    or without such a list the number ``local_rank``. Where torchrun hands out entries that name no device, this knows
+    the devices: a list that hides all of them stays as it is, for workers on CPUs, and a worker too many is an error.
 
     Raises:
-        UsageError: There are more workers than visible GPUs.
+        UsageError: There is no such GPU.
     """
-    if (text := environ.get(CUDA)) is None:
-        return str(local_rank)
-    entries = [entry.strip() for entry in text.split(",") if entry.strip()]
-    if local_rank >= len(entries):
-        raise UsageError(
-            f"--virtual_local_rank: local rank {local_rank} has no GPU in {CUDA}={text!r}.",
-            hint=f"Start at most {len(entries)} worker(s) on this node, or let it see more GPUs.",
-        )
-    return entries[local_rank]
+    if seen := gpus(environ, machine):
+        names = [one.name for one in seen]
+    else:
+        listed = _listed(environ, machine)
+        if listed is None:
+            return str(local_rank)
+        if nvidia(machine) or amd(machine) or not listed.strip():
+            return listed
+        names = [name.strip() for name in listed.split(",")]  # of a kind of GPU that we cannot see
+    return _own(names, local_rank, "GPU", environ)
 
 
-def visible_gpus(environ: Mapping[str, str], machine: Machine) -> list[Gpu | None]:
-    """The NVIDIA GPUs that workers see, in their order; None for a part of one (MIG)."""
-    gpus = machine.nvidia_gpus()
-    text = environ.get(CUDA)
-    return list(gpus) if text is None else _chosen(text, gpus)
+def only_device(local_rank: int, environ: Mapping[str, str], machine: Machine) -> dict[str, str]:
+    """Every variable that leaves a worker only its own accelerator, as device 0: CUDA_VISIBLE_DEVICES and its kin.
+
+    torchrun sets that one alone. HIP does not look at it where HIP_VISIBLE_DEVICES is set, and Level Zero never does.
+
+    Raises:
+        UsageError: There is no such accelerator.
+    """
+    own = visible_devices(local_rank, environ, machine)
+    variables = {"CUDA_VISIBLE_DEVICES": own}
+    if "HIP_VISIBLE_DEVICES" in environ and not nvidia(machine):
+        variables["HIP_VISIBLE_DEVICES"] = own
+    if (discrete := _discrete(environ, machine)) and not gpus(environ, machine):
+        variables["ZE_AFFINITY_MASK"] = _own([one.name for one in discrete], local_rank, "xpu", environ)
+    return variables
 
 
-def _gpus(environ: Mapping[str, str], machine: Machine) -> int:
-    if nvidia := machine.nvidia_gpus():
-        text = environ.get(CUDA)
-        return len(nvidia if text is None else _chosen(text, nvidia))
-    text = environ.get(HIP, environ.get(ROCR, environ.get(CUDA)))  # HIP reads CUDA's variable too
-    return _count(text, machine.amd_gpus())
+def select(listed: str | None, devices: Sequence[Device]) -> tuple[Visible, ...]:
+    """The devices that a list as that of CUDA_VISIBLE_DEVICES leaves, in its order; None for no list leaves all.
 
-
-def _chosen(text: str, gpus: Sequence[Gpu]) -> list[Gpu | None]:
-    """What CUDA makes of its variable: entries up to the first that names nothing, or something twice."""
-    chosen: list[Gpu | None] = []
-    for entry in (part.strip() for part in text.split(",")):
-        if entry.startswith("MIG-"):
-            chosen.append(None)
-            continue
-        if entry.isdigit():
-            matches = [gpus[int(entry)]] if int(entry) < len(gpus) else []
-        else:
-            matches = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
-        if len(matches) != 1 or matches[0] in chosen:
+    Entries are numbers, or beginnings of UUIDs (``GPU-…``, ``MIG-…``) that fit one device only; all are of the first
+    one's kind. As in CUDA and torch, the first that names no device ends the list, and a device named twice empties it.
+    Sources: the CUDA programming guide, "CUDA Environment Variables"; ``torch.cuda._parse_visible_devices``.
+    """
+    if listed is None:
+        return tuple(Visible(str(number), device) for number, device in enumerate(devices))
+    chosen: dict[str, Visible] = {}
+    for entry in (part.strip() for part in listed.split(",")):
+        match = _find(entry, devices)
+        if match is None or _kind(entry) != _kind(listed.strip()):
             break
-        chosen.append(matches[0])
-    return chosen
+        identity, device = match
+        if identity in chosen:
+            return ()
+        chosen[identity] = Visible(entry, device)
+    return tuple(chosen.values())
 
 
-def _count(text: str | None, there: int) -> int:
-    """How many of ``there`` devices a list of indices leaves; an index that is not there ends the list."""
-    if text is None:
-        return there
-    entries = [part.strip() for part in text.split(",")]
-    found: set[str] = set()
+def _listed(environ: Mapping[str, str], machine: Machine) -> str | None:
+    """The list of visible GPUs that counts here: HIP takes CUDA's where it has none of its own."""
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    return listed if nvidia(machine) else environ.get("HIP_VISIBLE_DEVICES", listed)
+
+
+def _discrete(environ: Mapping[str, str], machine: Machine) -> list[Visible]:
+    return [one for one in xpus(environ, machine) if not one.device.integrated]
+
+
+def _kind(entry: str) -> str:
+    return entry[:4] if entry.startswith(("GPU-", "MIG-")) else "number"
+
+
+def _find(entry: str, devices: Sequence[Device]) -> tuple[str, Device] | None:
+    """The one device, or part of one, that an entry means, with what tells it from all others; None for no such."""
+    match _kind(entry):
+        case "number":
+            digits = re.match(r"\+?\d+", entry)  # CUDA reads it with strtoul: what follows the digits is ignored
+            number = int(digits[0]) if digits else len(devices)
+            return (str(number), devices[number]) if number < len(devices) else None
+        case "GPU-":
+            fits = [(device.uuid, device) for device in devices if device.uuid.startswith(entry)]
+        case _:
+            fits = [(part, device) for device in devices for part in device.partitions if part.startswith(entry)]
+            # Before driver 470 its name was MIG-GPU-<the GPU's UUID>/<instance>/<instance>.
+            old = entry[len("MIG-") :].partition("/")[0]
+            fits += [(entry, device) for device in devices if device.uuid and device.uuid == old]
+    return fits[0] if len(fits) == 1 else None
+
+
+def _masked(mask: str, devices: Sequence[Device]) -> tuple[Visible, ...]:
+    """The devices that ZE_AFFINITY_MASK leaves, in their own order: it is a set of numbers, each perhaps with a tile's.
+
+    Numbers of no device are ignored, and an empty mask masks nothing. Source: the Level Zero specification, "Affinity
+    Mask".
+    """
+    entries = [entry.strip() for entry in mask.split(",") if entry.strip()]
+    if not entries:
+        return tuple(Visible(str(number), device) for number, device in enumerate(devices))
+    parts: dict[int, list[str]] = {}
     for entry in entries:
-        device = entry.partition(".")[0]  # ZE_AFFINITY_MASK names tiles as 0.1
-        if not entry or entry in found or (device.isdigit() and int(device) >= there):
-            break
-        found.add(entry)
-    return min(len(found), there) if all("." not in entry for entry in found) else len(found)
+        root = entry.partition(".")[0]
+        if root.isdecimal() and int(root) < len(devices):
+            parts.setdefault(int(root), []).append(entry)
+    return tuple(Visible(",".join(parts[number]), devices[number]) for number in sorted(parts))
+
+
+def _own(names: Sequence[str], local_rank: int, kind: str, environ: Mapping[str, str]) -> str:
+    if local_rank < len(names):
+        return names[local_rank]
+    raise UsageError(
+        f"--virtual_local_rank: there is no {kind} for local rank {local_rank}; {_shown(len(names), environ)}.",
+        hint=f"Give --nproc_per_node={len(names)}, or let more be visible.",
+    )
+
+
+def _none(kind: str, environ: Mapping[str, str], machine: Machine) -> UsageError:
+    """What was looked for, and what was there before the environment hid it."""
+    if kind == "gpu":
+        there = (
+            f"NVIDIA's by {NVML} and in {NVIDIA_PLACE} (there: {len(nvidia(machine))}), "
+            f"AMD's in {AMD_PLACE} (there: {len(amd(machine))})"
+        )
+    else:
+        there = f"Intel's in {INTEL_PLACE} (there: {len(intel(machine))})"
+    return UsageError(
+        f"--nproc_per_node {kind!r}: none was found. Looked for {there}; {_shown(0, environ)}.",
+        hint="Give a number, or cpu, or auto, which counts CPUs where there is nothing else.",
+    )
+
+
+def _shown(count: int, environ: Mapping[str, str]) -> str:
+    """``2 visible, with CUDA_VISIBLE_DEVICES='0,1'``."""
+    filters = {
+        "CUDA_VISIBLE_DEVICES": environ.get("CUDA_VISIBLE_DEVICES"),
+        "HIP_VISIBLE_DEVICES": environ.get("HIP_VISIBLE_DEVICES"),
+        "ROCR_VISIBLE_DEVICES": environ.get("ROCR_VISIBLE_DEVICES"),
+        "ZE_AFFINITY_MASK": environ.get("ZE_AFFINITY_MASK"),
+    }
+    given = [f"{name}={value!r}" for name, value in filters.items() if value is not None]
+    return f"{count} visible, with {', '.join(given)}" if given else f"{count} visible"

@@ -1,76 +1,98 @@
-"""``--numa_binding``: which CPUs each worker may run on. Pure functions of what the machine has.
+"""``--numa_binding``: which CPUs each worker runs on, close to its accelerator and so to its memory.
 
-The modes are torch's (``torch.numa.binding``): *node*, all CPUs of the NUMA node of the worker's GPU; *socket*, all of
-its physical package; *exclusive*, a share of its node's physical cores that no other worker of the node has;
-*core-complex*, the CPUs around one last-level cache of its node. Worker ``i`` has GPU ``i``; workers without a GPU, or
-on a machine that does not say where its GPUs are, are spread evenly over the nodes.
+The modes are torchrun's (2.13, ``torch.numa.binding``), where a worker's accelerator is the visible one whose number is
+its local rank, and its home that one's NUMA node:
 
-Memory needs no binding of its own: Linux takes it from the node of the CPU that first touches it.
+* ``node``: every CPU of its home. If in doubt, this one.
+* ``socket``: every CPU of the sockets that its home is on; the same as ``node`` where a socket is one node.
+* ``exclusive``: the cores of its home, shared out evenly; no two workers have a core in common.
+* ``core-complex``: the CPUs under one last cache of its home, another for each worker as long as there are any.
+
+Where torchrun stops with an error, or binds to the wrong place, this goes on:
+
+* Without accelerators, workers are spread evenly over the cores that the agent may use, and so over their nodes. The
+  same for a worker whose accelerator's node is unknown (-1, as in many virtual machines, where torchrun takes node 0)
+  or has no CPU that the agent may use.
+* More workers than accelerators share them in turn.
+* ``exclusive`` shares a home out among the workers that live there, not among all of its accelerators: two workers on
+  eight GPUs leave no core idle.
+* The program ``numactl`` is not needed: the warden calls ``sched_setaffinity`` between fork and exec, so that every
+  thread of the worker, and whatever it starts, is bound as well.
+
+Memory is not bound: Linux takes a page from the node of the CPU that touches it first, and that is home by then.
+A policy (``set_mempolicy``) would only add that a full node kills a worker instead of lending from its neighbour.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 
-from elastic_core.errors import UsageError
-from elastic_core.machine.reading import NumaNode
+from elastic_core.errors import UsageError, did_you_mean
+from elastic_core.machine.topology import Cpu, Topology
+
+MODES = ("node", "socket", "exclusive", "core-complex")
 
 
-def bindings(
-    mode: str, workers: int, nodes: Sequence[NumaNode], gpu_nodes: Sequence[int | None], allowed: frozenset[int]
-) -> tuple[frozenset[int], ...]:
-    """The CPUs of each local rank.
-
-    Args:
-        mode: ``node``, ``socket``, ``exclusive`` or ``core-complex``.
-        workers: How many there are on this node of the job.
-        nodes: The machine's NUMA nodes, in order.
-        gpu_nodes: The number of the NUMA node of each GPU that workers see, in their order; None where unknown.
-        allowed: The CPUs that the agent itself may run on.
+def worker_cpus(mode: str, local_rank: int, local_world_size: int, topology: Topology) -> frozenset[int]:
+    """The CPUs that a worker is to run on; never empty, and never more than the agent has.
 
     Raises:
-        UsageError: A worker would have no CPU at all.
+        UsageError: ``mode`` is none of ``MODES``, or its home has fewer cores than exclusive workers.
     """
-    homes = [_home(rank, workers, nodes, gpu_nodes) for rank in range(workers)]
-    found = []
-    for rank, home in enumerate(homes):
-        peers = [other for other in range(workers) if homes[other] is home]
-        cpus = _cpus(mode, home, nodes, peers.index(rank), len(peers), allowed) & allowed
-        if not cpus:
-            raise UsageError(
-                f"--numa_binding {mode!r} leaves no CPU to local rank {rank}: NUMA node {home.number} has "
-                f"{len(home.cpus & allowed)} that this process may use, for {len(peers)} worker(s).",
-                hint="Use 'node', start fewer workers, or let the agent run on more CPUs.",
-            )
-        found.append(cpus)
-    return tuple(found)
+    homes = [_home(rank, local_world_size, topology) for rank in range(local_world_size)]
+    home = homes[local_rank]
+    cpus = [cpu for cpu in topology.cpus if cpu.node == home]
+    place = homes[:local_rank].count(home)  # among the workers that live there
+    match mode:
+        case "node":
+            chosen = cpus
+        case "socket":
+            sockets = {cpu.socket for cpu in cpus}
+            chosen = [cpu for cpu in topology.cpus if cpu.socket in sockets]
+        case "exclusive":
+            chosen = _share(cpus, place, homes.count(home), home)
+        case "core-complex":
+            chosen = _complex(cpus, place)
+        case _:
+            raise UsageError(f"--numa_binding {mode!r} is none of {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
+    return frozenset(cpu.number for cpu in chosen)
 
 
-def _home(rank: int, workers: int, nodes: Sequence[NumaNode], gpu_nodes: Sequence[int | None]) -> NumaNode:
-    """The NUMA node of a local rank."""
-    number = gpu_nodes[rank] if rank < len(gpu_nodes) else None
-    for node in nodes:
-        if node.number == number:
+def _home(local_rank: int, local_world_size: int, topology: Topology) -> int:
+    """The NUMA node that a worker lives on: its accelerator's, else each gets workers in proportion to its cores."""
+    nodes = topology.accelerators
+    if nodes:
+        node = nodes[local_rank % len(nodes)]
+        if node is not None and any(cpu.node == node for cpu in topology.cpus):
             return node
-    return nodes[rank * len(nodes) // workers]
+    cores = sorted({(cpu.node, cpu.core) for cpu in topology.cpus})
+    return cores[local_rank * len(cores) // local_world_size][0]
 
 
-def _cpus(
-    mode: str, home: NumaNode, nodes: Sequence[NumaNode], place: int, peers: int, allowed: frozenset[int]
-) -> frozenset[int]:
-    if mode == "node":
-        return home.cpus
-    if mode == "socket":
-        return frozenset().union(*(node.cpus for node in nodes if node.socket == home.socket))
-    if mode == "exclusive":
-        return _share([core for core in home.cores if core & allowed], place, peers)
-    groups = [group for group in home.complexes if group & allowed]
-    groups.sort(key=lambda group: (-len(group & allowed), min(group)))
-    return groups[place % len(groups)] if groups else frozenset()
+def _share(cpus: Iterable[Cpu], place: int, workers: int, home: int) -> list[Cpu]:
+    """Whole cores in order, with all their threads; the first workers have one more where they do not come out even."""
+    cores = _groups(cpus, lambda cpu: cpu.core)
+    if len(cores) < workers:
+        raise UsageError(
+            f"--numa_binding 'exclusive': NUMA node {home} has {workers} workers and only {len(cores)} cores that the "
+            "agent may use.",
+            hint="Start fewer workers with --nproc_per_node, or bind them with --numa_binding=node.",
+        )
+    each, over = divmod(len(cores), workers)
+    first = place * each + min(place, over)
+    return [cpu for core in cores[first : first + each + (place < over)] for cpu in core]
 
 
-def _share(cores: Sequence[frozenset[int]], place: int, peers: int) -> frozenset[int]:
-    """Every peer's cores stand together; the first ones get what does not divide."""
-    size, more = divmod(len(cores), peers)
-    start = place * size + min(place, more)
-    return frozenset().union(*cores[start : start + size + (place < more)])
+def _complex(cpus: Iterable[Cpu], place: int) -> list[Cpu]:
+    """The CPUs under one last cache: those with the most that the agent may use come first."""
+    complexes = sorted(_groups(cpus, lambda cpu: cpu.cache), key=len, reverse=True)
+    return complexes[place % len(complexes)]
+
+
+def _groups(cpus: Iterable[Cpu], key: Callable[[Cpu], int]) -> list[list[Cpu]]:
+    """CPUs that have ``key`` in common, in the order of those numbers."""
+    found: dict[int, list[Cpu]] = defaultdict(list)
+    for cpu in cpus:
+        found[key(cpu)].append(cpu)
+    return [found[number] for number in sorted(found)]
