@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -220,3 +221,12 @@ def test_when_the_host_of_the_store_is_lost_healthy_workers_finish(stage: Stage,
     guest.wait_for("store")
     release.touch()
     assert guest.exit_code() == 0
+
+
+def test_a_relative_directory_is_not_taken_for_a_host(stage: Stage, tmp_path: Path) -> None:
+    (tmp_path / "meeting").mkdir()
+    run = f"cd {tmp_path} && exec {sys.executable} -m elastic_core run --nnodes=2 --rdzv_backend=file"
+    agents = [
+        stage.start(["sh", "-c", f"{run} --rdzv_endpoint=meeting --rdzv_id=job --no_python true"]) for _ in range(2)
+    ]
+    assert [agent.exit_code() for agent in agents] == [0, 0], agents[0].output
