@@ -45,3 +45,14 @@ def test_the_table_above_leaves_no_error_out() -> None:
 )
 def test_the_nearest_known_word_is_suggested(wrong: str, suggestion: str) -> None:
     assert did_you_mean(wrong, ["local", "file", "redis"]) == suggestion
+
+
+@pytest.mark.parametrize(
+    ("raised", "line"),
+    [
+        (UsageError("'x' is no port.", hint="Give a number."), "'x' is no port. Give a number."),
+        (OSError("disk full"), "OSError: disk full."),
+    ],
+)
+def test_what_a_plugin_raised_is_quoted_in_one_line(raised: Exception, line: str) -> None:
+    assert errors.in_one_line(raised) == line

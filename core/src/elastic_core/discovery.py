@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from elastic_core.errors import PluginError, did_you_mean
+from elastic_core.errors import PluginError, did_you_mean, in_one_line
 
 
 class Group(str, enum.Enum):
@@ -135,6 +135,6 @@ def load(offer: Offer) -> Any:
         return loaded() if inspect.isclass(loaded) else loaded
     except Exception as exc:
         raise PluginError(
-            f"The {offer} fails to load: {type(exc).__name__}: {exc}.",
+            f"The {offer} fails to load: {in_one_line(exc)}",
             hint=f"It is looked for at {offer.entry_point.value!r}; the other plugins are not affected.",
         ) from exc

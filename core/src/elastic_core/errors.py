@@ -97,3 +97,8 @@ def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     """`` Did you mean 'x'?`` for the known word nearest to ``wrong``, with its leading space, or ''."""
     nearest = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def in_one_line(exc: BaseException) -> str:
+    """What was raised, for a message about whoever raised it: ours in its own words, any other with its class."""
+    return str(exc).replace("\n", " ") if isinstance(exc, ElasticError) else f"{type(exc).__name__}: {exc}."

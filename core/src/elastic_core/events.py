@@ -7,6 +7,7 @@ in the past tense, with flat JSON-ready fields.
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -31,9 +32,11 @@ class Event:
         name: ``round_started``, ``worker_failed``, … in snake case; stable, for programs.
         message: The same in one sentence, for people.
         fields: Its particulars; durations in seconds, named ``…_s``.
+        at: When it happened, in seconds on this process's monotonic clock; observers may hear of it later.
     """
 
     name: str
     message: str
     level: Level = Level.INFO
     fields: Mapping[str, Field] = field(default_factory=dict)
+    at: float = field(default_factory=time.monotonic, compare=False)

@@ -17,16 +17,20 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from elastic_core.agent.assignment import Assignment
+    from elastic_core.config import RunConfig
     from elastic_core.events import Event
     from elastic_core.incidents import History, Incident, Verdict
     from elastic_core.program import Program
     from elastic_core.rendezvous.api import RendezvousParameters
     from elastic_core.rendezvous.backend import RendezvousBackend
+    from elastic_core.rendezvous.rows import NodeInfo
 
 PROJECT = "elastic"
 
-HOOKSPEC_VERSION = (1, 0)
+HOOKSPEC_VERSION = (1, 1)
 """(major, minor). A plugin may name its major in an attribute ``elastic_hookspec_major``; another one is refused."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -85,6 +89,26 @@ def elastic_observe(event: Event) -> None:
     Called on the observer's thread, in order, never from the agent's loop, so it may take its time; if more than
     10,000 notices wait, the oldest are dropped and counted. An observer that raises is reported once and switched
     off; the job goes on.
+    """
+
+
+@hookspec
+def elastic_run_starts(config: RunConfig, run_uid: str, node: NodeInfo, log_dir: Path | None) -> None:
+    """This node has joined a run, under the name ``node``.
+
+    ``run_uid`` is the run's own random id; a job id, ``config.rdzv_id``, may see many runs. ``log_dir`` is the run's
+    folder: None when nothing in it is kept, not always made yet, and perhaps shared with other nodes, so name files
+    after ``node.node_id``. Called once, on the observer's thread, as :func:`elastic_observe` and with the same
+    consequences when it raises. No round has started yet; events such as ``joining`` may have come before.
+    """
+
+
+@hookspec
+def elastic_run_ends() -> None:
+    """Nothing follows: close what is open.
+
+    Called once, on the observer's thread, as the last notice, also where the run never started; not for an observer
+    that is switched off.
     """
 
 

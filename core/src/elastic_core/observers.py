@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from elastic_core.errors import in_one_line
 from elastic_core.events import Event, Level
 
 QUEUE_LIMIT = 10_000
@@ -138,7 +139,7 @@ class _Lane:
 def failure_events(name: str, implementation: Implementation, exc: Exception, consequence: str) -> tuple[Event, Event]:
     """What to tell when a plugin raised: one warning, and the traceback for those who want to see it."""
     fields = {"plugin": implementation.plugin, "hook": implementation.hook}
-    message = f"The plugin {implementation.plugin!r} raised in {implementation.hook}: {type(exc).__name__}: {exc}."
+    message = f"The plugin {implementation.plugin!r} raised in {implementation.hook}: {in_one_line(exc)}"
     return (
         Event(name, f"{message} {consequence}", Level.WARNING, fields),
         Event(f"{name}_traceback", "".join(traceback.format_exception(exc)).rstrip(), Level.DEBUG, fields),

@@ -11,7 +11,7 @@ import functools
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -28,7 +28,18 @@ from elastic_core.program import Program
 from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.backend import RendezvousBackend
 
-OBSERVING = ("elastic_observe", "elastic_round_starts", "elastic_stop_planned")
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elastic_core.rendezvous.rows import NodeInfo
+
+OBSERVING = (
+    "elastic_observe",
+    "elastic_run_starts",
+    "elastic_run_ends",
+    "elastic_round_starts",
+    "elastic_stop_planned",
+)
 """The hooks of observers: what raises in one of them is switched off, and the job goes on."""
 
 HOOKS: Mapping[str, Callable[..., Any]] = {
@@ -126,6 +137,10 @@ class Plugins:
         """Tell the observers of an event. Never blocks. The first notice starts their threads."""
         self._observers.tell("elastic_observe", event=event)
 
+    def run_starts(self, config: RunConfig, run_uid: str, node: NodeInfo, log_dir: Path | None) -> None:
+        """Tell the observers that this node has joined a run. Never blocks."""
+        self._observers.tell("elastic_run_starts", config=config, run_uid=run_uid, node=node, log_dir=log_dir)
+
     def round_starts(self, round: int, run_uid: str, members: Sequence[str]) -> None:
         """Tell the observers that a round is about to start workers on this node. Never blocks."""
         self._observers.tell("elastic_round_starts", round=round, run_uid=run_uid, members=members)
@@ -136,6 +151,7 @@ class Plugins:
 
     def close(self, timeout: float) -> tuple[str, ...]:
         """Let the observers finish, for ``timeout`` seconds at most; return the names of those that did not."""
+        self._observers.tell("elastic_run_ends")
         return self._observers.close(timeout)
 
     @functools.cached_property

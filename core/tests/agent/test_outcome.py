@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scenes import halted, incident, live, members, offer, settings, then
+from scenes import entry, halted, incident, live, members, offer, settings, start, then
 
-from elastic_core.agent.outcome import left, report, root_cause, round_started
+from elastic_core.agent.outcome import left, narrated, report, root_cause, round_started
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
-from elastic_core.rendezvous.ledger import Closed, Counters, HaltReason, Ledger, Round
+from elastic_core.rendezvous.ledger import Chair, Closed, Counters, Halt, HaltReason, Ledger, Open, Round, advance
 
 CRASH = Incident(
     kind=IncidentKind.WORKER_FAILED,
@@ -138,7 +138,15 @@ def test_a_round_is_announced_with_its_size_and_its_reason() -> None:
     event = started(live("ab"), members=members("abc"), why="c came")
     assert event.message == "round 2: 6 worker(s) on 3 node(s) (c came)"
     assert event.name == "round_started"
-    assert event.fields == {"round": 2, "nodes": 3, "world_size": 6, "restarts": 0, "why": "c came"}
+    assert event.fields == {
+        "round": 2,
+        "nodes": 3,
+        "world_size": 6,
+        "restarts": 0,
+        "why": "c came",
+        "cause": "port_taken",
+        "member": True,
+    }
 
 
 def test_a_round_that_spends_a_restart_says_which_of_how_many() -> None:
@@ -166,3 +174,52 @@ def test_a_node_that_goes_without_a_verdict_tells_what_failed_here() -> None:
     assert left("the store is gone", None) == "this node is out: the store is gone"
     told = left("the store is gone", incident("a")).splitlines()
     assert told[:3] == ["this node is out: the store is gone", "", "Root cause (as far as this node knows)"]
+
+
+@pytest.mark.parametrize(
+    ("before", "charged", "cause"),
+    [
+        pytest.param(start(), False, None, id="the first round"),
+        pytest.param(live("ab"), True, "failure", id="the same members again, for a restart"),
+        pytest.param(live("ab"), False, "port_taken", id="the same members again, for nothing"),
+        pytest.param(halted("ab", HaltReason.FAILURE, blame=incident("a")), True, "failure", id="a worker failed"),
+        pytest.param(
+            halted("ab", HaltReason.FAILURE, blame=incident("a", kind=IncidentKind.PORT_TAKEN)),
+            False,
+            "port_taken",
+            id="a port was taken, and somebody joins",
+        ),
+        pytest.param(
+            halted("ab", HaltReason.GIVING_UP, blame=incident("a")), False, "node_lost", id="a node was behind it"
+        ),
+        *(
+            pytest.param(halted("ab", reason), False, reason.value, id=reason.value)
+            for reason in (HaltReason.NODE_LOST, HaltReason.NODE_LEFT, HaltReason.UNSEEN, HaltReason.RESIZE)
+        ),
+    ],
+)
+def test_a_round_says_in_a_word_what_led_to_it(before: Ledger, charged: bool, cause: str | None) -> None:
+    event = started(before, members=members("ab"), charged=charged)
+    assert event.fields["cause"] == cause
+
+
+def test_every_entry_is_told_of_even_if_several_are_read_at_once() -> None:
+    before = live("ab")
+    halt = entry(before, Halt(round=1, reason=HaltReason.RESIZE, why="c joins"), at=20.0)
+    after = advance(before, halt, 20.0)
+    chair = entry(after, Chair(why="a left"), at=20.5)
+    after = advance(after, chair, 20.5)
+    sealed = entry(after, Round(number=2, offer=offer("a"), members=members("abc"), why="c joins"), at=21.0)
+    told = list(narrated(before, [halt, chair, sealed], 22.0, "a"))
+    assert [(event.name, event.message) for event in told] == [
+        ("round_halted", "round 1 is halted: c joins"),
+        ("round_started", "round 2: 6 worker(s) on 3 node(s) (c joins)"),
+    ]
+    assert (told[0].fields["reason"], told[1].fields["cause"]) == ("resize", "resize")
+
+
+def test_what_follows_the_end_of_a_run_is_another_runs() -> None:
+    before = live("ab")
+    closed = entry(before, Closed(success=True, why="done", exit_code=0), at=20.0)
+    opened = entry(advance(before, closed, 20.0), Open(scheduler_uid=None, settings=settings()), at=21.0)
+    assert list(narrated(before, [closed, opened], 22.0, "a")) == []

@@ -16,7 +16,16 @@ import pytest
 from scenes import info, offer
 
 from elastic_core.agent.output import Output
-from elastic_core.agent.warden import Gone, Signalled, Spawned, Stuck, Warden, WardenEvent, become_subreaper
+from elastic_core.agent.warden import (
+    Gone,
+    Signalled,
+    Spawned,
+    SpawnFailed,
+    Stuck,
+    Warden,
+    WardenEvent,
+    become_subreaper,
+)
 from elastic_core.agent.workers import DETAIL, WorkerGroup, start_failure
 from elastic_core.config import RunConfig, Stream, StreamMap
 from elastic_core.errors import ElasticError
@@ -181,7 +190,9 @@ def test_workers_are_alive_from_when_the_last_has_started_until_the_first_has_en
 def test_workers_are_done_when_the_last_of_them_has_exited_with_0(node: Node) -> None:
     node.start("exit 0", TWO)
     assert node.next() == WorkersDone()
-    assert node.published == []
+    (started,) = node.published
+    assert (started.name, started.level) == ("workers_started", Level.DEBUG)
+    assert started.fields == {"round": 1, "workers": 2, "took_s": 0.0}
 
 
 def test_a_failure_is_told_with_all_that_is_known_of_it(node: Node) -> None:
@@ -203,7 +214,7 @@ def test_a_failure_is_told_with_all_that_is_known_of_it(node: Node) -> None:
         detail="ValueError: boom\n",
         log=str(node.folder / "round_1/rank_2/stderr.log"),
     )
-    assert node.published == [
+    assert [event for event in node.published if event.name != "workers_started"] == [
         Event(
             "worker_failed",
             f"rank 2 (pid {incident.pid}) exited with code 7",
@@ -217,7 +228,7 @@ def test_what_kills_a_worker_is_told(node: Node) -> None:
     node.start("kill -SEGV $$")
     incident = node.failure()
     assert incident.exit_code == -signal.SIGSEGV
-    assert "was killed by SIGSEGV" in node.published[0].message
+    assert "was killed by SIGSEGV" in node.published[-1].message
 
 
 def test_only_the_first_failure_is_told_since_the_others_follow_from_it(node: Node) -> None:
@@ -235,7 +246,15 @@ def test_what_dies_of_a_stop_is_no_failure(node: Node) -> None:
     node.start("echo ready; exec sleep 1000", TWO)
     node.group.stop(PATIENCE)
     assert node.next() is None  # Gone, and no news
-    assert {event.name for event in node.published} <= {"workers_signalled"}
+    assert {event.name for event in node.published} <= {"workers_started", "workers_signalled"}
+
+
+def test_a_round_that_has_failed_by_the_time_its_last_worker_starts_is_not_said_to_run(node: Node) -> None:
+    node.start("exec sleep 1000", TWO)
+    assert isinstance(node.group.handle(SpawnFailed(1, "no such program")), WorkerFailed)
+    for tag in (1, 2):
+        node.group.handle(Spawned(tag, 4711))
+    assert [event.name for event in node.published] == ["worker_failed"]
 
 
 def test_after_a_stop_the_next_round_can_fail_again(node: Node) -> None:

@@ -5,10 +5,12 @@ Every node prints the same root cause, because it comes from the ledger's last e
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from elastic_core.events import Event, Field
 from elastic_core.exit_codes import ExitCode
-from elastic_core.incidents import Incident
-from elastic_core.rendezvous.ledger import Closed, Ledger, Round
+from elastic_core.incidents import Incident, IncidentKind
+from elastic_core.rendezvous.ledger import Closed, Entry, Halt, HaltReason, Ledger, Round, advance
 
 
 def report(closed: Closed) -> str:
@@ -54,6 +56,28 @@ def root_cause(incident: Incident, known: str = "the first failure across all no
     return lines
 
 
+def narrated(ledger: Ledger, entries: Iterable[Entry], now: float, node_id: str) -> Iterator[Event]:
+    """What entries after ``ledger``, read at ``now``, mean to node ``node_id``; several may have come at once.
+
+    Raises:
+        RendezvousStateError: An entry does not follow.
+    """
+    for entry in entries:
+        if ledger.closed is not None:
+            return  # what follows CLOSED is another run's
+        before, ledger = ledger, advance(ledger, entry, now)
+        if ledger.halt is not None and ledger.halt is not before.halt:
+            yield round_halted(ledger.halt)
+        if ledger.round is not None and ledger.round is not before.round:
+            yield round_started(before, ledger, ledger.round, node_id)
+
+
+def round_halted(halt: Halt) -> Event:
+    """A round is over, and its workers are stopped."""
+    fields: dict[str, Field] = {"round": halt.round, "reason": halt.reason.value}
+    return Event("round_halted", f"round {halt.round} is halted: {halt.why}", fields=fields)
+
+
 def round_started(before: Ledger, ledger: Ledger, current: Round, node_id: str) -> Event:
     """A new round, as node ``node_id`` sees it, which has known the ledger as ``before`` until now."""
     nodes = len(current.members)
@@ -71,5 +95,21 @@ def round_started(before: Ledger, ledger: Ledger, current: Round, node_id: str) 
         "world_size": workers,
         "restarts": ledger.counters.restarts,
         "why": current.why,
+        "cause": cause(before, current),
+        "member": ledger.is_member(node_id),
     }
     return Event("round_started", message, fields=fields)
+
+
+def cause(before: Ledger, current: Round) -> str | None:
+    """What led from the ledger ``before`` to the round after it, in a word for programs; None for the first round."""
+    if before.round is None:
+        return None
+    halt = before.halt
+    if halt is None:  # the same members again, without a HALT
+        return "failure" if current.charged else "port_taken"
+    if halt.incident is not None and halt.incident.kind is IncidentKind.PORT_TAKEN:
+        return "port_taken"
+    given_up = halt.reason is HaltReason.GIVING_UP  # a round follows only where a node turned out to be gone
+    reason: str = HaltReason.NODE_LOST.value if given_up else halt.reason.value
+    return reason

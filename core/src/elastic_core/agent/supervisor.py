@@ -188,6 +188,7 @@ class Supervisor:
             self._warden.sweep(str(self._directory))
         elif config.log_dir is None:
             self._say("logs", f"logs are in {self._directory}")
+        plugins.run_starts(config, ledger.head.run, info, None if self._temporary else self._directory)
         self._group = WorkerGroup(
             config, plugins, self._warden, self._output, info, ledger.head.run, self._directory, publish, cpus
         )
@@ -323,7 +324,8 @@ class Supervisor:
         before = self._state
         self._state, effects = step(before, event)
         if isinstance(event, EntriesRead):
-            self._narrate(before.ledger, self._state.ledger)
+            for news in outcome.narrated(before.ledger, event.entries, event.now, self._state.info.node_id):
+                self._publish(news)
         if (row := row_of(self._state)) != self._row:
             self._row = row
             self._session.publish_row(row)
@@ -375,14 +377,6 @@ class Supervisor:
         ledger, most = self._state.ledger, self._config.max_nodes
         if ledger.live and ledger.round is not None and len(ledger.round.members) >= most:
             self._say("spare", f"the job has all {most} node(s) that it takes: waiting until one of them leaves")
-
-    def _narrate(self, before: Ledger, after: Ledger) -> None:
-        """Tell observers what the new entries mean."""
-        if after.halt is not None and after.halt is not before.halt:
-            fields = {"round": after.halt.round, "reason": after.halt.reason.value}
-            self._publish(Event("round_halted", f"round {after.halt.round} is halted: {after.halt.why}", fields=fields))
-        if after.round is not None and after.round is not before.round:
-            self._publish(outcome.round_started(before, after, after.round, self._state.info.node_id))
 
     def _conclude(self, end: Exit) -> Ending:
         closed = self._state.ledger.closed

@@ -21,7 +21,7 @@ from elastic_core.agent.output import Output, WorkerStreams
 from elastic_core.agent.warden import Exited, Signalled, Spawned, SpawnFailed, Stuck, Warden, WardenEvent
 from elastic_core.config import RunConfig
 from elastic_core.errors import ElasticError
-from elastic_core.events import Event, Level
+from elastic_core.events import Event, Field, Level
 from elastic_core.incidents import Incident, IncidentKind, signal_name
 from elastic_core.plugins import Plugins
 from elastic_core.rendezvous.ledger import Round
@@ -99,6 +99,8 @@ class WorkerGroup:
         match event:
             case Spawned(tag, pid) if worker := self._workers.get(tag):
                 worker.pid = pid
+                if not self._over and all(other.pid is not None for other in self._workers.values()):
+                    self._say_started(worker.assignment.round)
             case SpawnFailed(tag, error) if worker := self._workers.get(tag):
                 return self._fail(self._incident(worker, IncidentKind.START_FAILED, message=error))
             case Exited(tag, pid, code) if worker := self._workers.get(tag):
@@ -128,6 +130,12 @@ class WorkerGroup:
         """Every process of the round is gone: finish its logs."""
         self._settle()
         self._workers.clear()
+
+    def _say_started(self, number: int) -> None:
+        count, took = len(self._workers), round(self.now() - self.started_at, 6)
+        fields: dict[str, Field] = {"round": number, "workers": count, "took_s": took}
+        message = f"{count} local worker(s) of round {number} run"
+        self.publish(Event("workers_started", message, Level.DEBUG, fields))
 
     def _fail(self, incident: Incident) -> WorkerFailed | None:
         """The first failure only."""

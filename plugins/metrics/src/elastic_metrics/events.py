@@ -1,0 +1,132 @@
+"""The plugin ``events``: every event of this node as a JSON line in the run's log directory.
+
+The file is ``events_HOST_NODE.jsonl``. The log directory may be shared by all nodes and outlive several agents of one
+host, so the file is named after the node's id, which is never used again.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elastic_core.errors import ElasticError
+from elastic_core.events import Event, Field
+from elastic_core.hookspecs import hookimpl
+from elastic_metrics.lines import LineFile
+
+if TYPE_CHECKING:
+    from elastic_core.config import RunConfig
+    from elastic_core.rendezvous.rows import NodeInfo
+
+KEPT = 1_000
+"""How many events may come before the run starts, and with it a place to write them to; the oldest are dropped."""
+
+
+class EventsNotWrittenError(ElasticError):
+    """The file cannot be made or written. Elastic reports it and switches the plugin off."""
+
+    def __init__(self, path: Path, cause: OSError) -> None:
+        super().__init__(
+            f"No more events are written to {str(path)!r}: {cause.strerror or cause}.",
+            hint="Name a --log_dir that can be written to and has room.",
+        )
+
+
+class EventLines:
+    """Writes each event when it happens; without a log directory, none.
+
+    Args:
+        open: Makes the file.
+        wall: Seconds since the epoch.
+        monotonic: Seconds on the clock that :attr:`Event.at` is read from.
+    """
+
+    def __init__(
+        self,
+        *,
+        open: Callable[[Path], LineFile] = LineFile.create,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._open, self._wall, self._monotonic = open, wall, monotonic
+        self._early: deque[Event] | None = deque(maxlen=KEPT)
+        self._path: Path | None = None
+        self._file: LineFile | None = None
+
+    @hookimpl
+    def elastic_run_starts(self, config: RunConfig, run_uid: str, node: NodeInfo, log_dir: Path | None) -> None:
+        """Make the file, and write down which run and node it is about."""
+        early, self._early = self._early, None
+        if log_dir is None:
+            return
+        self._path = log_dir / file_name(node)
+        try:
+            self._file = self._open(self._path)
+        except OSError as exc:
+            raise EventsNotWrittenError(self._path, exc) from exc
+        fields: dict[str, Field] = {
+            "job": config.rdzv_id,
+            "run": run_uid,
+            "node": str(node),
+            "node_id": node.node_id,
+            "host": node.host,
+            "seat": node.seat,
+            "role": node.role,
+            "local_world_size": node.local_world_size,
+            "backend": config.rdzv_backend,
+        }
+        at = early[0].at if early else self._monotonic()
+        for event in (Event("run_starts", f"{node} is in run {run_uid}", fields=fields, at=at), *(early or ())):
+            self._write(event)
+
+    @hookimpl
+    def elastic_observe(self, event: Event) -> None:
+        """Write the event, or keep it until there is a file."""
+        if self._early is not None:
+            self._early.append(event)
+        elif self._file is not None:
+            self._write(event)
+
+    @hookimpl
+    def elastic_run_ends(self) -> None:
+        """Close the file."""
+        self._early = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, event: Event) -> None:
+        assert self._file is not None
+        assert self._path is not None
+        happened = self._wall() - (self._monotonic() - event.at)
+        try:
+            self._file.append(
+                {
+                    "time": iso(happened),
+                    "monotonic": round(event.at, 6),
+                    "name": event.name,
+                    "level": event.level.name,
+                    "message": event.message,
+                    "fields": event.fields,
+                }
+            )
+        except OSError as exc:
+            self._file.close()
+            self._file = None
+            raise EventsNotWrittenError(self._path, exc) from exc
+
+
+def file_name(node: NodeInfo) -> str:
+    """The file of one node, in a folder that other nodes may write to as well."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "_", node.host)
+    return f"events_{host}_{node.node_id}.jsonl"
+
+
+def iso(epoch: float) -> str:
+    """An instant, given in seconds since the epoch, as ``2026-01-31T12:34:56.789012Z``, in UTC."""
+    micros = round(epoch * 1e6)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(micros // 1_000_000)) + f".{micros % 1_000_000:06d}Z"
