@@ -312,3 +312,18 @@ def test_wrong_usage_is_quoted(tmp_path: Path, endpoint: str, config: dict[str, 
     with pytest.raises(UsageError) as caught:
         made(endpoint.format(tmp_path), **config)
     assert message.format(tmp_path) in str(caught.value)
+
+
+def test_a_listing_that_misses_a_row_while_it_is_renamed_is_not_believed(
+    store: FileBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.enter("node", b"value")
+    before = store.wait(Cursor(), roster=True, timeout=0)
+    store.amend("node", 1, b"another value")
+    marks = store._marks()
+    listings = iter([{}, marks, marks])
+    monkeypatch.setattr(store, "_marks", lambda: next(listings))
+    seen = store.wait(before, roster=True, timeout=0)
+    monkeypatch.undo()
+    store.remove("node")
+    assert store.wait(seen, roster=True, timeout=0) != seen, "the removal would have been slept through"

@@ -226,7 +226,7 @@ class FileBackend(RendezvousBackend):
         deadline = time.monotonic() + timeout
         while True:
             with self._io():
-                version = self._version() if roster else cursor.roster
+                version = self._version(cursor.roster) if roster else cursor.roster
                 now = Cursor(self._store.ledger.last(), version)
                 left = deadline - time.monotonic()
                 if now != cursor or left <= 0:
@@ -237,8 +237,19 @@ class FileBackend(RendezvousBackend):
                 if not watched:  # else something may have happened just before it was
                     self._alarm.sleep(left)
 
-    def _version(self) -> int:
-        """The roster's version: what marks there are, and how many there ever were, which together never recur."""
+    def _version(self, known: int) -> int:
+        """The roster's version; one that differs from ``known`` has been seen twice.
+
+        A row that is renamed during the listing may be missed, and what is seen then can be the very version that the
+        roster has once that row is removed, which would be slept through.
+        """
+        version = self._glance()
+        while version != known and version != (again := self._glance()):
+            version = again
+        return version
+
+    def _glance(self) -> int:
+        """What marks there are, and how many there ever were, which together never recur."""
         if (arrivals := self._store.serials.last()) == 0:
             return 0
         marks = sorted(str(mark) for mark in self._marks().values())
