@@ -108,7 +108,8 @@ def test_events_are_json_lines_on_demand(stage: Stage) -> None:
     agent = stage.run("--standalone", "--event_log_handler=console", "--no_python", "true")
     assert agent.exit_code() == 0
     events = [json.loads(line) for line in agent.lines if line.startswith("{")]
-    assert [event["name"] for event in events] == ["joining", "round_started", "workers_done", "job_closed"]
+    names = ["joining", "round_started", "workers_started", "workers_done", "job_closed"]
+    assert [event["name"] for event in events] == names
 
 
 @pytest.mark.parametrize(
