@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stage import Stage
+from stage import Stage, free_port
 
 AGENT = """
 import os
@@ -70,6 +70,48 @@ except ChildFailedError as exc:
 print(returned)
 """
 
+REGISTERED = """
+import elastic_core as elastic
+from elastic_core import RendezvousHandler
+
+store, rank, world_size = None, 0, 1
+
+class CustomRendezvous(RendezvousHandler):
+    def next_rendezvous(self):
+        return store, rank, world_size
+
+elastic.rendezvous.registry.register("custom", CustomRendezvous)
+
+def train_loop():
+    return "met"
+
+from elastic_core.launch import LaunchConfig, elastic_launch
+
+print(elastic_launch(LaunchConfig(rdzv_backend="custom", nproc_per_node=2), train_loop)())
+"""
+
+HANDLER = """
+import sys
+import elastic_core as elastic
+import torch.distributed.elastic.rendezvous.registry
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+def train_loop():
+    import torch
+    elastic.init_process_group()
+    ones = torch.ones(1)
+    torch.distributed.all_reduce(ones)
+    return ones.item()
+
+if __name__ == "__main__":
+    node, port = sys.argv[1:]
+    parameters = RendezvousParameters("c10d", "127.0.0.1:" + port, "job", 2, 2, "127.0.0.1", is_host=node == "0")
+    handler = torch.distributed.elastic.rendezvous.registry.get_rendezvous_handler(parameters)
+    spec = elastic.agent.server.WorkerSpec(local_world_size=2, entrypoint=train_loop, rdzv_handler=handler)
+    result = elastic.agent.server.LocalElasticAgent(spec).run()
+    print("RETURNED", sorted(set(result.return_values.values())))
+"""
+
 PROCESSES = """
 from elastic_core.multiprocessing import Std, start_processes
 
@@ -104,6 +146,7 @@ def run(script: str, folder: Path) -> object:
         pytest.param(STD, {0: 1.0}, id="Std"),
         pytest.param(RESTARTED, [{0: "w0", 1: "w1"}, True, "ValueError: not the first time"], id="restarts"),
         pytest.param(LAUNCH, [{0: 42, 1: 42}, {}, (1, 3)], id="elastic_launch"),
+        pytest.param(REGISTERED, {0: "met", 1: "met"}, id="a registered handler"),
         pytest.param(PROCESSES, [2, {0: 3, 1: 6}, 1, "ValueError: three is bad"], id="start_processes"),
     ],
 )
@@ -132,6 +175,15 @@ def test_nodes_started_from_python_and_from_the_command_line_form_one_job(stage:
     assert all("WORLD_SIZE=2" in agent.output for agent in (first, second))
 
 
+def test_nodes_meet_over_torchs_handler_that_a_spec_brings(stage: Stage, tmp_path: Path) -> None:
+    script, port = tmp_path / "agent.py", free_port()
+    script.write_text(HANDLER)
+    agents = [stage.start([sys.executable, str(script), str(node), str(port)]) for node in (0, 1)]
+    for agent in agents:
+        assert agent.exit_code() == 0, agent.output
+        assert "RETURNED [4.0]" in agent.lines
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -139,12 +191,14 @@ def test_nodes_started_from_python_and_from_the_command_line_form_one_job(stage:
         ("Std.from_str('7')", "which is none of 0 (none), 1 (stdout), 2 (stderr), 3 (both)"),
         ("start_processes('p', 'true', {1: ()}, {1: {}})", "p: args has the local ranks [1]"),
         ("elastic.init_process_group()", "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not set"),
+        ("LocalElasticAgent(WorkerSpec(entrypoint='true', rdzv_handler=7)).run()", "7 is no rendezvous handler"),
         ("elastic_launch(LaunchConfig(rdzv_backend='redsi'), 'true')()", "There is no rendezvous backend 'redsi'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_words(tmp_path: Path, script: str, said: str) -> None:
     (tmp_path / "script.py").write_text(
         "import elastic_core as elastic\n"
+        "from elastic_core.agent.server import LocalElasticAgent, WorkerSpec\n"
         "from elastic_core.launch import LaunchConfig, elastic_launch\n"
         f"from elastic_core.multiprocessing import Std, start_processes\n{script}\n"
     )

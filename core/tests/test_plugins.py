@@ -289,32 +289,31 @@ class OneBackend:
         return RendezvousOptions(endpoint="MINE")
 
 
-def with_backend(monkeypatch: pytest.MonkeyPatch, made: object) -> Plugins:
+def with_backend(made: object) -> Plugins:
     """Plugins whose backend makes that, and another plugin that would make something else."""
     plugins = Plugins()
-    monkeypatch.setattr("elastic_core.discovery.load", lambda _: OneBackend(made))
-    plugins.register_backend(SimpleNamespace(name="mine"))  # type: ignore[arg-type] # an Offer, but for its distribution
+    plugins.register_backend("mine", OneBackend(made))
     plugins.register("intruder", OneBackend(LocalBackend(MemoryStore())))
     return plugins
 
 
-def test_only_the_runs_backend_makes_the_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_runs_backend_makes_the_rendezvous() -> None:
     made = LocalBackend(MemoryStore())
-    plugins = with_backend(monkeypatch, made)
+    plugins = with_backend(made)
     assert plugins.make_rendezvous(parameters("mine")) is made
     assert plugins.rendezvous_options().endpoint == "MINE"
 
 
 @pytest.mark.parametrize("made", [None, "a string"])
-def test_a_backend_that_makes_none_is_named(monkeypatch: pytest.MonkeyPatch, made: object) -> None:
+def test_a_backend_that_makes_none_is_named(made: object) -> None:
     with pytest.raises(PluginError, match="backend 'mine' made no RendezvousBackend"):
-        with_backend(monkeypatch, made).make_rendezvous(parameters("mine"))
+        with_backend(made).make_rendezvous(parameters("mine"))
 
 
-def test_a_backends_own_word_for_what_went_wrong_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backends_own_word_for_what_went_wrong_is_passed_on() -> None:
     error = UsageError("--rdzv_endpoint 'x' is no place.")
     with pytest.raises(UsageError) as raised:
-        with_backend(monkeypatch, error).make_rendezvous(parameters("mine"))
+        with_backend(error).make_rendezvous(parameters("mine"))
     assert raised.value is error
 
 

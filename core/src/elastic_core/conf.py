@@ -40,18 +40,21 @@ class RendezvousConf:
     """What was given that only torch's own backends know, in a sentence each."""
 
 
-def parse(text: str, *, backend: str, backend_keys: Mapping[str, str]) -> RendezvousConf:
+def parse(text: str, *, backend: str, backend_keys: Mapping[str, str], handler: bool = False) -> RendezvousConf:
     """Read ``KEY=VALUE,KEY=VALUE``; torch's keys are taken, too, though some mean nothing here.
 
     Args:
         text: As the user typed it; '' for nothing.
         backend: The backend's name, for messages.
         backend_keys: The keys that it declares, each with its help.
+        handler: Whether it is a handler of others, which gets all keys, known or not.
 
     Raises:
         UsageError: A pair has no ``=``, a key is unknown or given twice, or a duration is not a number of seconds.
     """
     pairs = _pairs(text)
+    if handler:
+        return RendezvousConf(backend=pairs)
     known = {*TIMING_KEYS, RUN_UID, *backend_keys}
     ignored = [key for key in pairs if key not in known and key in TORCH_KEYS]
     for key in pairs:

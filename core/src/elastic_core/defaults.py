@@ -156,7 +156,7 @@ class PlainWorkerStart:
             "TORCHELASTIC_RESTART_COUNT": assignment.restart_count,
             "TORCHELASTIC_MAX_RESTARTS": assignment.max_restarts,
             "TORCHELASTIC_RUN_ID": assignment.run_id,
-            "TORCHELASTIC_USE_AGENT_STORE": False,  # rank 0 hosts the workers' store itself, a new one each round
+            "TORCHELASTIC_USE_AGENT_STORE": assignment.use_agent_store,
             "TORCHELASTIC_ERROR_FILE": assignment.error_file,
         }
         environment = {name: str(value) for name, value in place.items()}

@@ -16,6 +16,7 @@ from importlib import metadata
 from typing import Any
 
 from elastic_core.errors import PluginError, did_you_mean, in_one_line
+from elastic_core.rendezvous import registry
 
 
 class Group(str, enum.Enum):
@@ -27,13 +28,20 @@ class Group(str, enum.Enum):
     """On when named, by ``--plugin`` or ``ELASTIC_PLUGINS``."""
     AUTOLOAD = "elastic.autoload"
     """Small observers: on once installed, off with ``--no_plugin``."""
+    HANDLERS = "torchrun.handlers"
+    """Rendezvous handlers for torchrun; only the one that a run names is imported."""
     COMMANDS = "elastic.commands"
     """Subcommands of ``elastic``; imported when called."""
 
     @property
     def noun(self) -> str:
         """What messages call a member of the group."""
-        return {Group.RENDEZVOUS: "rendezvous backend", Group.COMMANDS: "command"}.get(self, "plugin")
+        nouns = {
+            Group.RENDEZVOUS: "rendezvous backend",
+            Group.HANDLERS: "rendezvous handler",
+            Group.COMMANDS: "command",
+        }
+        return nouns.get(self, "plugin")
 
 
 BROUGHT_BY: Mapping[tuple[Group, str], str] = {(Group.RENDEZVOUS, "c10d"): "elastic-rdzv-c10d"}
@@ -125,13 +133,20 @@ def _offer(group: Group, entry_point: metadata.EntryPoint) -> Offer:
 
 
 def load(offer: Offer) -> Any:
-    """Import a plugin; an entry point that names a class is made an instance of it.
+    """Import a plugin: an entry point that names a class is made an instance of it, and a handler gets its hooks.
 
     Raises:
         PluginError: It cannot be imported; says why.
     """
     try:
         loaded = offer.entry_point.load()
+        if offer.group is Group.HANDLERS:
+            return registry.HandlerPlugin(offer.name, loaded())
+        if offer.group is Group.RENDEZVOUS:
+            if registry.is_handler_class(loaded):
+                return registry.HandlerPlugin(offer.name, loaded)
+            if (factory := registry.find(offer.name)) is not None:  # importing it has registered one
+                return registry.HandlerPlugin(offer.name, factory)
         return loaded() if inspect.isclass(loaded) else loaded
     except Exception as exc:
         raise PluginError(

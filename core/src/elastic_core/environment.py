@@ -46,7 +46,9 @@ VARIABLES = (
     Variable("TORCHELASTIC_MAX_RESTARTS", Use.SET, "Restarts that it may spend (--max_restarts)."),
     Variable("TORCHELASTIC_RUN_ID", Use.SET, "The job id (--rdzv_id)."),
     Variable(
-        "TORCHELASTIC_USE_AGENT_STORE", Use.SET, "False: rank 0 opens the workers' store itself, a new one each round."
+        "TORCHELASTIC_USE_AGENT_STORE",
+        Use.SET,
+        "False: rank 0 opens the workers' store itself, a new one each round. True: a handler shares its own.",
     ),
     Variable("TORCHELASTIC_ERROR_FILE", Use.SET, "Where torch's @record writes the exception that ends the worker."),
     Variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", Use.DEFAULTED, "1: a collective that fails ends its process."),

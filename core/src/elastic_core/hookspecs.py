@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elastic_core.events import Event
     from elastic_core.incidents import History, Incident, Verdict
     from elastic_core.program import Program
-    from elastic_core.rendezvous.api import RendezvousParameters
+    from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters
     from elastic_core.rendezvous.backend import RendezvousBackend
     from elastic_core.rendezvous.rows import NodeInfo
 
@@ -50,8 +50,11 @@ def elastic_rendezvous_options() -> RendezvousOptions | None:
 
 
 @hookspec(firstresult=True)
-def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend | None:
+def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend | RendezvousHandler | None:
     """Make the backend's first connection to the store of job ``params.run_id``.
+
+    A ``RendezvousHandler``, ours or torch's, may be returned instead. It keeps no ledger, so the agent then works as
+    torchrun's does; its methods are called from another thread, one at a time.
 
     Called once per agent, on the main thread, before the agent has threads or workers (forking is safe here). It may
     block while it connects, for the backend's own timeout at most. The agent closes what it returns; an embedded
@@ -165,9 +168,11 @@ class RendezvousOptions:
         endpoint_required: Whether a run without ``--rdzv_endpoint`` is refused.
         conf: The ``--rdzv_conf`` keys, each with one line of help.
         single_node: Whether the backend serves one node only.
+        handler: Whether it makes a ``RendezvousHandler``, which is asked for newcomers every ``--monitor_interval``
+            seconds, and checks all of ``--rdzv_conf`` itself.
     """
 
-    __slots__ = ("conf", "endpoint", "endpoint_required", "single_node")
+    __slots__ = ("conf", "endpoint", "endpoint_required", "handler", "single_node")
 
     def __init__(
         self,
@@ -176,8 +181,10 @@ class RendezvousOptions:
         endpoint_required: bool = False,
         conf: Mapping[str, str] | None = None,
         single_node: bool = False,
+        handler: bool = False,
     ) -> None:
         self.endpoint = endpoint
         self.endpoint_required = endpoint_required
         self.conf = dict(conf or {})
         self.single_node = single_node
+        self.handler = handler

@@ -124,9 +124,9 @@ def run_config(config: LaunchConfig) -> RunConfig:
 
     if config.start_method != "spawn":
         _warn(f"start_method={config.start_method!r} has no effect: every worker is a fresh interpreter.")
-    options = plugins.rendezvous_options(config.rdzv_backend)
+    options = plugins.rendezvous_options(config.rdzv_backend, named=config.plugins)
     text = ",".join(f"{key}={value}" for key, value in config.rdzv_configs.items())
-    settings = conf.parse(text, backend=config.rdzv_backend, backend_keys=options.conf)
+    settings = conf.parse(text, backend=config.rdzv_backend, backend_keys=options.conf, handler=options.handler)
     for warning in settings.without_effect:
         _warn(warning)
     alone = config.rdzv_backend == "local"

@@ -25,7 +25,8 @@ from elastic_core.hookspecs import HOOKSPEC_VERSION, PROJECT, RendezvousOptions
 from elastic_core.incidents import History, Incident, Verdict
 from elastic_core.observers import Implementation, Observers
 from elastic_core.program import Program
-from elastic_core.rendezvous.api import RendezvousParameters
+from elastic_core.rendezvous import registry
+from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters, is_handler
 from elastic_core.rendezvous.backend import RendezvousBackend
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ OBSERVING = (
     "elastic_stop_planned",
 )
 """The hooks of observers: what raises in one of them is switched off, and the job goes on."""
+
+BACKENDS = (Group.RENDEZVOUS, Group.HANDLERS)
+"""The groups where a backend is looked for, in order."""
 
 HOOKS: Mapping[str, Callable[..., Any]] = {
     name: spec for name, spec in vars(hookspecs).items() if name.startswith("elastic_") and inspect.isfunction(spec)
@@ -71,10 +75,10 @@ class Plugins:
         if not self._manager.is_registered(plugin):  # one module may serve as backend and as plugin
             self._manager.register(plugin, name)
 
-    def register_backend(self, offer: Offer) -> None:
+    def register_backend(self, name: str, plugin: object, *, described: str | None = None) -> None:
         """Add the backend of the run."""
-        self._backend = discovery.load(offer)
-        self.register(f"rdzv:{offer.name}", self._backend, described=str(offer))
+        self._backend = plugin
+        self.register(f"rdzv:{name}", plugin, described=described or f"rendezvous backend {name!r}")
 
     def check_pending(self) -> None:
         """Make sure that every implementation has its hook; for the user, :meth:`register` has said so in our words."""
@@ -97,8 +101,8 @@ class Plugins:
                 return options
         return RendezvousOptions()
 
-    def make_rendezvous(self, params: RendezvousParameters) -> RendezvousBackend:
-        """The first connection to the job's store, from the run's backend.
+    def make_rendezvous(self, params: RendezvousParameters) -> RendezvousBackend | RendezvousHandler:
+        """The first connection to the job's store, from the run's backend; or a handler, which keeps no ledger.
 
         Raises:
             RendezvousConnectionError: Nobody listens at the endpoint, or it does not let us in.
@@ -106,9 +110,11 @@ class Plugins:
             PluginError: The backend's plugin failed, or made nothing.
         """
         for backend in self._ask_backend("elastic_make_rendezvous", params=params):
-            if isinstance(backend, RendezvousBackend):
+            if isinstance(backend, RendezvousBackend) or is_handler(backend):
                 return backend
-        raise PluginError(f"The plugin of the rendezvous backend {params.backend!r} made no RendezvousBackend.")
+        raise PluginError(
+            f"The plugin of the rendezvous backend {params.backend!r} made no RendezvousBackend or RendezvousHandler."
+        )
 
     def _ask_backend(self, hook: str, **facts: object) -> Iterator[Any]:
         name = self._manager.get_name(self._backend)
@@ -209,19 +215,30 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
     for name in dict.fromkeys(config.plugins):
         if name not in config.no_plugins:
             _register(plugins, catalogue.find(name, Group.PLUGINS, Group.AUTOLOAD))
-    plugins.register_backend(catalogue.find(config.rdzv_backend, Group.RENDEZVOUS))
+    _register_backend(plugins, config.rdzv_backend, catalogue)
     plugins.check_pending()
     return plugins
 
 
-def rendezvous_options(backend: str, catalogue: Catalogue | None = None) -> RendezvousOptions:
+def rendezvous_options(
+    backend: str, catalogue: Catalogue | None = None, named: Sequence[str] = ()
+) -> RendezvousOptions:
     """What a backend takes, importing only its plugin: needed before a :class:`RunConfig` can be made and checked.
+
+    Args:
+        backend: Its name.
+        catalogue: What is installed.
+        named: The plugins that the run names; one of them may register the backend when it is imported.
 
     Raises:
         PluginError: The backend is not installed, cannot be imported, or does not fit the hook specs.
     """
+    catalogue = catalogue or Catalogue.read()
+    if backend not in catalogue.names(*BACKENDS):
+        for name in named:
+            discovery.load(catalogue.find(name, Group.PLUGINS, Group.AUTOLOAD))
     plugins = Plugins()
-    plugins.register_backend((catalogue or Catalogue.read()).find(backend, Group.RENDEZVOUS))
+    _register_backend(plugins, backend, catalogue)
     return plugins.rendezvous_options()
 
 
@@ -241,8 +258,9 @@ def hooks_of(plugin: object, described: str) -> list[str]:
     """The hooks that a plugin implements, once everything about them is known to be right.
 
     Raises:
-        PluginError: It was built for another major version of the hook specs, or implements none of the hooks, one that
-            does not exist, one with an argument that the hook does not have, or one as a wrapper.
+        PluginError: It was built for another major version of the hook specs, or implements none of the hooks (and
+            registers no rendezvous handler), one that does not exist, one with an argument that the hook does not have,
+            or one as a wrapper.
     """
     major, ours = getattr(plugin, "elastic_hookspec_major", HOOKSPEC_VERSION[0]), HOOKSPEC_VERSION[0]
     if major != ours:
@@ -252,7 +270,7 @@ def hooks_of(plugin: object, described: str) -> list[str]:
     rehearsal = pluggy.PluginManager(PROJECT)  # knows no specs, so it takes everything, and we can say what is wrong
     rehearsal.register(plugin, described)
     callers = rehearsal.get_hookcallers(plugin) or []
-    if not callers:
+    if not callers and not registry.registered_by(plugin):
         raise PluginError(
             f"The {described} implements no hook.", hint="Mark its functions with @elastic_core.hookimpl."
         )
@@ -284,6 +302,18 @@ def _check(impl: pluggy.HookImpl, hook: str, described: str) -> None:
 
 def _register(plugins: Plugins, offer: Offer) -> None:
     plugins.register(offer.name, discovery.load(offer), described=str(offer))
+
+
+def _register_backend(plugins: Plugins, name: str, catalogue: Catalogue) -> None:
+    """Add the backend that a name means, in the order of ``rendezvous.registry``."""
+    if (factory := registry.find(name)) is not None:
+        plugins.register_backend(name, registry.HandlerPlugin(name, factory))
+    elif name.startswith(registry.TORCH_PREFIX) and name not in catalogue.names(*BACKENDS):
+        torchs = registry.torch_handler(name.removeprefix(registry.TORCH_PREFIX))
+        plugins.register_backend(name, registry.HandlerPlugin(name, torchs))
+    else:
+        offer = catalogue.find(name, *BACKENDS)
+        plugins.register_backend(name, discovery.load(offer), described=str(offer))
 
 
 def _check_switched_off(names: Sequence[str], catalogue: Catalogue) -> None:

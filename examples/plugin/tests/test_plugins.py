@@ -14,6 +14,7 @@ from elastic_core.events import Event
 from elastic_core.incidents import Action, History, Incident, IncidentKind
 from elastic_core.plugins import Plugins, load
 from elastic_core.program import Program, ProgramKind
+from elastic_core.rendezvous.backend import RendezvousBackend
 
 
 @pytest.fixture
@@ -37,6 +38,7 @@ def test_the_backend_is_made_through_its_hook(plugins: Plugins, tmp_path: Path) 
     backend = plugins.make_rendezvous(
         RendezvousParameters(backend="sqlite", endpoint=str(path), run_id="job", min_nodes=1, max_nodes=2)
     )
+    assert isinstance(backend, RendezvousBackend)
     assert backend.enter("node", b"value") == 1
     backend.close()
 

@@ -27,3 +27,5 @@ class Assignment:
     master_port: int
     error_file: str
     """Where torch's ``@record`` writes the exception as JSON; read when the worker fails."""
+    use_agent_store: bool = False
+    """Whether a store is there already, at the master's address, so that rank 0 opens none."""

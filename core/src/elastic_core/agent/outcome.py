@@ -12,14 +12,16 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.rendezvous.ledger import Closed, Entry, Halt, HaltReason, Ledger, Round, advance
 
+FIRST_OF_ALL = "the first failure across all nodes"
 
-def report(closed: Closed) -> str:
-    """The closing message, several lines for a failure."""
+
+def report(closed: Closed, known: str = FIRST_OF_ALL) -> str:
+    """The closing message, several lines for a failure; ``known`` says what its incident is taken for."""
     if closed.success:
         return f"the job is done: {closed.why}"
     lines = [f"the job has failed: {closed.why}"]
     if closed.incident is not None:
-        lines += ["", *root_cause(closed.incident)]
+        lines += ["", *root_cause(closed.incident, known)]
     if closed.exit_code == ExitCode.TOO_FEW_NODES:
         lines += ["", "Start the missing nodes with the same command, or lower the minimum of --nnodes=MIN:MAX."]
     return "\n".join(lines)
@@ -33,7 +35,7 @@ def left(why: str, incident: Incident | None) -> str:
     return "\n".join(lines)
 
 
-def root_cause(incident: Incident, known: str = "the first failure across all nodes") -> list[str]:
+def root_cause(incident: Incident, known: str = FIRST_OF_ALL) -> list[str]:
     """A failure, as lines for a person."""
     where = [f"host {incident.host}"]
     if incident.local_rank is not None:

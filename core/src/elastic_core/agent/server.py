@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from elastic_core.config import MONITOR_INTERVAL
 from elastic_core.incidents import Incident
 from elastic_core.launch import ChildFailedError, LaunchConfig, elastic_launch
+from elastic_core.rendezvous import registry
+from elastic_core.rendezvous.api import RendezvousHandler
 
 __all__ = ["LocalElasticAgent", "RunResult", "WorkerSpec", "WorkerState"]
 
@@ -30,6 +33,8 @@ class WorkerSpec:
         local_world_size: How many on this node.
         entrypoint: A function that is defined at the top level of a module or of the main program, or a command.
         args: What it is called with.
+        rdzv_handler: A handler of yours or of torch's to meet the other nodes with; what ``launch`` says of a
+            rendezvous does not count then.
         max_restarts: How many failures of workers the job survives.
         monitor_interval: Seconds between two looks at a rendezvous handler of others; nothing else is polled.
         local_addr: The address at which other nodes reach this one.
@@ -40,6 +45,7 @@ class WorkerSpec:
     local_world_size: int = 1
     entrypoint: Callable[..., Any] | str
     args: tuple[Any, ...] = ()
+    rdzv_handler: RendezvousHandler | None = None
     max_restarts: int = 3
     monitor_interval: float = MONITOR_INTERVAL
     local_addr: str | None = None
@@ -79,6 +85,7 @@ class LocalElasticAgent:
 
         Raises:
             UsageError: The spec cannot be meant.
+            PluginError: Its ``rdzv_handler`` is none.
             ElasticError: The rendezvous does not let this node in.
         """
         spec = self.spec
@@ -91,10 +98,13 @@ class LocalElasticAgent:
             "local_addr": spec.local_addr or spec.launch.local_addr,
             "log_dir": self._log_dir or spec.launch.log_dir,
         }
-        try:
-            values = elastic_launch(LaunchConfig(**settings), spec.entrypoint)(*spec.args)
-        except ChildFailedError as exc:
-            incident = exc.incident
-            failures = {} if incident is None or incident.rank is None else {incident.rank: incident}
-            return RunResult(state=WorkerState.FAILED, failures=failures, why=exc.message)
+        with ExitStack() as stack:
+            if spec.rdzv_handler is not None:
+                settings["rdzv_backend"] = stack.enter_context(registry.using(spec.rdzv_handler))
+            try:
+                values = elastic_launch(LaunchConfig(**settings), spec.entrypoint)(*spec.args)
+            except ChildFailedError as exc:
+                incident = exc.incident
+                failures = {} if incident is None or incident.rank is None else {incident.rank: incident}
+                return RunResult(state=WorkerState.FAILED, failures=failures, why=exc.message)
         return RunResult(state=WorkerState.SUCCEEDED, return_values=values)

@@ -16,15 +16,14 @@ from functools import partial
 
 from elastic_core.agent import outcome
 from elastic_core.agent.addresses import endpoint_host, local_address
-from elastic_core.agent.enrolment import applicant_for, cpus_of_workers, log_directory, parameters
+from elastic_core.agent.enrolment import applicant_for, cpus_of_workers, log_directory, output_for, parameters
 from elastic_core.agent.identity import Seat
 from elastic_core.agent.inbox import Inbox, SignalReceived
-from elastic_core.agent.output import Output
 from elastic_core.agent.ports import HeldPort
 from elastic_core.agent.processes import open_standard_streams
 from elastic_core.agent.warden import Died, Fenced, Gone, Stuck, Warden, become_subreaper
 from elastic_core.agent.workers import WorkerGroup, start_failure
-from elastic_core.config import RunConfig, Stream
+from elastic_core.config import RunConfig
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
@@ -126,17 +125,21 @@ def run(config: RunConfig, plugins: Plugins) -> Ending:
     clock, cpus = Clock(new_id=lambda: uuid.uuid4().hex[:12]), cpus_of_workers(config)
     with contextlib.ExitStack() as stack:
         store = plugins.make_rendezvous(parameters(config))
+        if not isinstance(store, RendezvousBackend):
+            from elastic_core.agent import polling  # seldom needed, and built on this module
+
+            return polling.run(config, plugins, store)
         stack.callback(store.close)
         become_subreaper()
         seat = Seat.take(config.rdzv_id)  # not the endpoint too: it has many spellings
         stack.callback(seat.close)
         applicant = applicant_for(config, plugins, seat, clock)
         message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {applicant.info}"
-        publish = partial(_publish_as, plugins, applicant.info)
+        publish = partial(publish_as, plugins, applicant.info)
         publish(Event("joining", message, fields={"node_id": applicant.info.node_id}))
         found = join(store, applicant, clock)
         if isinstance(found, Closed):
-            return _finish(publish, found)
+            return finish(publish, found)
         supervisor = Supervisor(config, plugins, publish, store, applicant.info, found, seat, clock, cpus)
         stack.callback(supervisor.close)
         return supervisor.run()
@@ -175,14 +178,7 @@ class Supervisor:
         self._warden = Warden.start(hold=[seat.fileno()])
         self._inbox.watch(self._warden, self._warden.receive)
         report = partial(self._say, "output", level=Level.WARNING)
-        self._output = Output(
-            redirects=config.redirects,
-            tee=config.tee,
-            keep=config.log_dir is not None,
-            shown=config.local_ranks_filter,
-            filters={Stream.OUT: config.stdout_filters, Stream.ERR: config.stderr_filters},
-            report=report,
-        )
+        self._output = output_for(config, report)
         self._directory, self._temporary = log_directory(config, ledger.head.run)
         if self._temporary:
             self._warden.sweep(str(self._directory))
@@ -381,18 +377,19 @@ class Supervisor:
     def _conclude(self, end: Exit) -> Ending:
         closed = self._state.ledger.closed
         if closed is not None:
-            return _finish(self._publish, closed)
+            return finish(self._publish, closed)
         incident = self._state.incident if end.code == ExitCode.STORE_LOST else None
         self._say("left", outcome.left(end.why, incident), Level.INFO if end.code == 0 else Level.WARNING)
         return Ending(end.code, end.why, incident)
 
 
-def _publish_as(plugins: Plugins, info: NodeInfo, event: Event) -> None:
+def publish_as(plugins: Plugins, info: NodeInfo, event: Event) -> None:
     """Tell the observers; agents that share a host are told apart by their seats."""
     plugins.publish(replace(event, fields={"node": str(info), **event.fields}))
 
 
-def _finish(publish: Publish, closed: Closed) -> Ending:
+def finish(publish: Publish, closed: Closed, *, known: str = outcome.FIRST_OF_ALL) -> Ending:
+    """Tell the observers how the job ended, and whose fault it was; ``known`` says what the incident is taken for."""
     level = Level.INFO if closed.success else Level.ERROR
-    publish(Event("job_closed", outcome.report(closed), level, {"success": closed.success}))
+    publish(Event("job_closed", outcome.report(closed, known), level, {"success": closed.success}))
     return Ending(closed.exit_code, closed.why, closed.incident)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 LOCAL = "local"
 STATIC = "static"
-"""The backend whose nodes are numbered by hand."""
+NUMBERED = (STATIC, "torch-static")
+"""The backends whose nodes are numbered by hand: ours, and torch's."""
 SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 OBSERVERS_GET = 5.0
 """Seconds that observers get at the end to finish with what they have been told."""
@@ -35,7 +36,8 @@ def run(**flags: Any) -> int:
     from elastic_core.discovery import Catalogue
 
     catalogue, given = Catalogue.read(), Flags(**flags)
-    config = configure(given, os.environ, lambda backend: plugins.rendezvous_options(backend, catalogue), _warn)
+    named = plugins_named(given, os.environ)
+    config = configure(given, os.environ, lambda name: plugins.rendezvous_options(name, catalogue, named), _warn)
     loaded = plugins.load(config, catalogue)
     if config.log_dir is not None:
         make_log_dir(config.log_dir)
@@ -84,8 +86,8 @@ def configure(
     options = options_of(backend)
     _check_node_rank(flags, backend)
     _check_reach(flags, backend, endpoint, options)
-    conf = parse(flags.rdzv_conf, backend=backend, backend_keys=options.conf)
-    for warning in (*without_effect(flags, backend), *conf.without_effect):
+    conf = parse(flags.rdzv_conf, backend=backend, backend_keys=options.conf, handler=options.handler)
+    for warning in (*without_effect(flags, backend, polled=options.handler), *conf.without_effect):
         warn(warning)
     return RunConfig(
         program=to_run,
@@ -93,7 +95,7 @@ def configure(
         max_nodes=flags.nnodes.most,
         nproc_per_node=workers,
         role=flags.role,
-        node_rank=(flags.node_rank or 0) if backend == STATIC else None,
+        node_rank=(flags.node_rank or 0) if backend in NUMBERED else None,
         max_restarts=flags.max_restarts,
         on_node_loss=flags.on_node_loss,
         rdzv_backend=backend,
@@ -118,10 +120,15 @@ def configure(
         virtual_local_rank=flags.virtual_local_rank,
         numa_binding=flags.numa_binding,
         monitor_interval=MONITOR_INTERVAL if flags.monitor_interval is None else flags.monitor_interval,
-        plugins=(*values.names(environ.get("ELASTIC_PLUGINS", "")), *flags.plugin),
+        plugins=plugins_named(flags, environ),
         no_plugins=flags.no_plugin,
         verbose=flags.verbose,
     )
+
+
+def plugins_named(flags: Flags, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The plugins that are on because the run names them."""
+    return (*values.names(environ.get("ELASTIC_PLUGINS", "")), *flags.plugin)
 
 
 def meeting_place(flags: Flags) -> tuple[str, str]:
@@ -133,8 +140,9 @@ def meeting_place(flags: Flags) -> tuple[str, str]:
     if flags.standalone:
         return LOCAL, ""
     by_hand = flags.nnodes.most > 1 and (flags.node_rank, flags.master_addr, flags.master_port) != (None, None, None)
-    if flags.rdzv_backend == STATIC or (flags.rdzv_backend is None and not flags.rdzv_endpoint and by_hand):
-        return STATIC, flags.rdzv_endpoint or f"{flags.master_addr or '127.0.0.1'}:{flags.master_port or 29500}"
+    if flags.rdzv_backend in NUMBERED or (flags.rdzv_backend is None and not flags.rdzv_endpoint and by_hand):
+        endpoint = flags.rdzv_endpoint or f"{flags.master_addr or '127.0.0.1'}:{flags.master_port or 29500}"
+        return flags.rdzv_backend or STATIC, endpoint
     if flags.rdzv_backend is not None:
         return flags.rdzv_backend, flags.rdzv_endpoint
     if not flags.rdzv_endpoint:
@@ -156,7 +164,7 @@ def without_effect(flags: Flags, backend: str, *, polled: bool = False) -> list[
         polled: Whether that is a handler of others, which has to be asked for newcomers.
     """
     said = []
-    if backend != STATIC:
+    if backend not in NUMBERED:
         by_hand = {"node_rank": flags.node_rank, "master_addr": flags.master_addr, "master_port": flags.master_port}
         if given := [f"--{name}" for name, value in by_hand.items() if value is not None]:
             each = "has" if len(given) == 1 else "have"
@@ -229,7 +237,7 @@ def _shutdown_timeout(flags: Flags, environ: Mapping[str, str]) -> float:
 
 
 def _check_node_rank(flags: Flags, backend: str) -> None:
-    if backend != STATIC:
+    if backend not in NUMBERED:
         return
     if flags.nnodes.least != flags.nnodes.most:
         raise UsageError(

@@ -3,6 +3,8 @@
 General layout, from what a backend's author writes up to what the agent uses:
 
 * ``backend`` is the store's interface; ``local`` and ``file`` are core's own. ``api`` has the public types around it.
+* ``registry`` knows the rendezvous handlers of others by name; ``asking`` is the mind of a node that has one, and
+  ``exchange`` what such nodes tell each other.
 * ``settings``, ``ledger`` and ``rows`` are the vocabulary: immutable records. ``codec`` turns them into JSON and back.
 * ``decide`` (with ``scene``, ``books`` and ``watch``) is the chair's mind, ``node`` is a node's, ``admission`` says
   who may join and ``succession`` who follows a chair that is gone. All are pure functions of what is known and what
@@ -13,3 +15,17 @@ General layout, from what a backend's author writes up to what the agent uses:
 
 ``docs/architecture.md`` explains the protocol and names its rules.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from elastic_core.rendezvous import registry as registry
+
+
+def __getattr__(name: str) -> Any:
+    if name == "registry":  # imported when it is first used, as everything of the package is
+        return import_module(f"{__name__}.registry")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

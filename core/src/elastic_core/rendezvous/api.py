@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias, TypeGuard
 
 from elastic_core.errors import UsageError
 
@@ -45,6 +45,41 @@ class RendezvousParameters:
                 hint=f"Write --nnodes={self.max_nodes}:{self.min_nodes}, or one number for a fixed size.",
             )
 
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key of :attr:`config`, as it was typed."""
+        return self.config.get(key, default)
+
+    def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
+        """The same as a boolean.
+
+        Raises:
+            UsageError: It is none.
+        """
+        if (text := self.config.get(key)) is None:
+            return default
+        if (value := _BOOLEANS.get(text.lower())) is None:
+            raise UsageError(f"--rdzv_conf {f'{key}={text}'!r}: {text!r} is neither true nor false.")
+        return value
+
+    def get_as_int(self, key: str, default: int | None = None) -> int | None:
+        """The same as a whole number.
+
+        Raises:
+            UsageError: It is none.
+        """
+        if (text := self.config.get(key)) is None:
+            return default
+        try:
+            return int(text)
+        except ValueError:
+            raise UsageError(f"--rdzv_conf {f'{key}={text}'!r}: {text!r} is not a whole number.") from None
+
+
+_BOOLEANS = {
+    **dict.fromkeys(("1", "true", "t", "yes", "y"), True),
+    **dict.fromkeys(("0", "false", "f", "no", "n"), False),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class BootstrapStoreInfo:
@@ -65,12 +100,27 @@ class RendezvousInfo:
     bootstrap_store_info: BootstrapStoreInfo | None = None
 
 
+Answer: TypeAlias = "RendezvousInfo | tuple[Any, int, int]"
+"""What a handler may return for a round: a :class:`RendezvousInfo`, torch's, or ``(store, rank, world_size)``."""
+
+
 class RendezvousHandler(ABC):
-    """The blocking interface of a rendezvous, for agents that ask instead of listening (torchrun's is one)."""
+    """A whole rendezvous behind one blocking call, as torch has it: an agent asks it for each round.
+
+    Only :meth:`next_rendezvous` must be written. All methods of one handler are called from one thread, one at a time.
+    ``registry.register`` makes it a backend that ``--rdzv_backend`` can name. Since it keeps no ledger, the agent can
+    do no more for the job than torchrun's does; :class:`~elastic_core.rendezvous.backend.RendezvousBackend` is the
+    interface of a backend with which it can.
+    """
 
     @abstractmethod
-    def next_rendezvous(self) -> RendezvousInfo:
+    def next_rendezvous(self) -> Answer:
         """Block until a round is sealed that has this node in it.
+
+        It is called for the first round, and again after a failure here and when nodes wait. Each round's agents
+        write down in the round's store who they are, so its keys must be the round's own: give keys a prefix that
+        names the round. A store is torch's, or any object with ``set(key, value)`` and ``get(key)``; ``get`` may
+        block, return None or raise KeyError for a key that is not there yet. A round of one node needs none.
 
         Raises:
             RendezvousClosedError: The job is closed.
@@ -79,31 +129,53 @@ class RendezvousHandler(ABC):
             RendezvousStateError: The store holds something that cannot be.
         """
 
-    @abstractmethod
     def get_backend(self) -> str:
-        """The backend's name."""
+        """The backend's name, for messages; the class's unless it says otherwise."""
+        return type(self).__name__
 
-    @abstractmethod
     def get_run_id(self) -> str:
-        """The job id."""
+        """The job id; '' for the run's own (``--rdzv_id``)."""
+        return ""
 
-    @abstractmethod
     def is_closed(self) -> bool:
         """Whether the job is closed."""
+        return False
 
-    @abstractmethod
-    def set_closed(self) -> None:
+    def set_closed(self) -> None:  # noqa: B027  (nothing to do for a handler that knows no end)
         """Close the job: no further round is sealed."""
 
-    @abstractmethod
     def num_nodes_waiting(self) -> int:
-        """How many nodes wait outside the present round."""
+        """How many nodes wait outside the present round; asked every ``--monitor_interval`` seconds while it runs.
 
-    @abstractmethod
+        More than none stops the workers here and asks for the next round.
+        """
+        return 0
+
     def shutdown(self) -> bool:
-        """Leave, closing every connection; return whether that went well."""
+        """Close the job and every connection; return whether that went well.
+
+        Called last, when the workers here have finished or the job has failed. Not called when only this node leaves,
+        since torch's handlers close the job for all.
+        """
+        return True
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether workers should use :attr:`RendezvousInfo.store`; ours bring their own, one per round."""
+        """Whether workers are to be clients of :attr:`RendezvousInfo.store`; else rank 0's opens one of its own."""
         return False
+
+
+_METHODS = (
+    "next_rendezvous",
+    "is_closed",
+    "set_closed",
+    "num_nodes_waiting",
+    "get_run_id",
+    "get_backend",
+    "shutdown",
+)
+
+
+def is_handler(made: object) -> TypeGuard[RendezvousHandler]:
+    """Whether something is a handler: one of ours, or one of torch's kind, which has the same methods."""
+    return isinstance(made, RendezvousHandler) or all(callable(getattr(made, name, None)) for name in _METHODS)

@@ -1,0 +1,370 @@
+"""The agent of a rendezvous handler: the loop of ``supervisor.py`` in small, for handlers that keep no ledger.
+
+It works as torchrun's agent does: asks the handler for a round, starts the workers, asks every ``--monitor_interval``
+seconds how many nodes wait, and asks for the next round after a failure here and when there are any. What follows
+from what is decided in ``rendezvous.asking``; the handler is only called by ``asker.py``, on a thread of its own, so
+that a rendezvous that takes an hour keeps nobody from leaving.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from elastic_core.agent import outcome
+from elastic_core.agent.asker import EXIT_BARRIER, Asker, Blind, Failed, Sealed, ShutDown
+from elastic_core.agent.enrolment import applicant_for, cpus_of_workers, log_directory, output_for
+from elastic_core.agent.identity import Seat
+from elastic_core.agent.inbox import Inbox, SignalReceived
+from elastic_core.agent.supervisor import WARDEN_PATIENCE, Ending, Publish, finish, publish_as
+from elastic_core.agent.warden import Died, Gone, Stuck, Warden, become_subreaper
+from elastic_core.agent.workers import WorkerGroup, start_failure
+from elastic_core.config import RunConfig
+from elastic_core.errors import ElasticError
+from elastic_core.events import Event, Field, Level
+from elastic_core.exit_codes import ExitCode
+from elastic_core.incidents import History, Incident, IncidentKind, signal_name
+from elastic_core.plugins import Plugins
+from elastic_core.rendezvous import registry
+from elastic_core.rendezvous.api import RendezvousHandler
+from elastic_core.rendezvous.asking import (
+    Ask,
+    AskingEffect,
+    AskingEvent,
+    AskingState,
+    AwaitOthers,
+    Close,
+    Counted,
+    Judge,
+    Judged,
+    OthersFinished,
+    Work,
+    step,
+)
+from elastic_core.rendezvous.join import Clock
+from elastic_core.rendezvous.ledger import Halt, Round
+from elastic_core.rendezvous.node import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
+from elastic_core.rendezvous.rows import NodeInfo
+
+BLIND_INTERVAL = 5.0
+"""Least seconds between two looks while the handler does not answer: each may write warnings of its own."""
+FAREWELL = 10.0
+"""Most seconds to spend on shutting a handler down."""
+
+COST = f"""a rendezvous handler keeps no ledger, so this agent can do no more than torchrun's does:
+a lost node is noticed when a collective fails because of it, or never; --on_node_loss has no effect
+each node counts --max_restarts by itself, and prints the first failure that it saw, which others may have caused
+a node that joins stops all workers as soon as it waits; survivors may change their ranks
+a node that has finished waits for the others for {EXIT_BARRIER:.0f} s"""
+"""Said once, at the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """It is time to ask who waits, if this round still runs."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Overdue:
+    """The warden should have killed everything by now."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Crashed:
+    """No policy could be asked: a defect."""
+
+    error: BaseException
+
+
+def run(config: RunConfig, plugins: Plugins, handler: RendezvousHandler) -> Ending:
+    """Run one agent to its end with a handler, whose job id goes before the run's. Main thread only.
+
+    Raises:
+        ElasticError: The handler admits this node to no round.
+    """
+    config = replace(config, rdzv_id=handler.get_run_id() or config.rdzv_id)
+    clock, cpus = Clock(new_id=lambda: uuid.uuid4().hex[:12]), cpus_of_workers(config)
+    with contextlib.ExitStack() as stack:
+        become_subreaper()
+        seat = Seat.take(config.rdzv_id)
+        stack.callback(seat.close)
+        info = applicant_for(config, plugins, seat, clock).info
+        publish = partial(publish_as, plugins, info)
+        message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {info}"
+        publish(Event("joining", message, fields={"node_id": info.node_id}))
+        publish(Event("no_ledger", f"{config.rdzv_backend}: {COST}", Level.WARNING))
+        agent = PollingAgent(config, plugins, publish, handler, info, seat, clock, cpus)
+        stack.callback(agent.close)
+        return agent.run()
+
+
+class PollingAgent:
+    """The agent's state, and the hands that do what the node's mind says."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        plugins: Plugins,
+        publish: Publish,
+        handler: RendezvousHandler,
+        info: NodeInfo,
+        seat: Seat,
+        clock: Clock,
+        cpus: Sequence[frozenset[int]] = (),
+    ) -> None:
+        self._config, self._plugins, self._publish, self._clock = config, plugins, publish, clock
+        self._state = AskingState()
+        self._sealed: Sealed | None = None
+        self._port_taken = False
+        self._blind_since: float | None = None
+        """When the handler first failed to say how many nodes wait; None while it does."""
+        self._signals = 0
+        self._ending: Ending | None = None
+        self._over = False
+        """Whether the farewell is over, too."""
+        self._closed = False
+        self._closing = threading.Lock()
+        self._inbox = Inbox(config.signals)
+        self._warden = Warden.start(hold=[seat.fileno()])
+        self._inbox.watch(self._warden, self._warden.receive)
+        self._output = output_for(config, partial(self._say, "output", level=Level.WARNING))
+        run_uid = clock.new_id()
+        self._directory, self._temporary = log_directory(config, run_uid)
+        if self._temporary:
+            self._warden.sweep(str(self._directory))
+        elif config.log_dir is None:
+            self._say("logs", f"logs are in {self._directory}")
+        plugins.run_starts(config, run_uid, info, None if self._temporary else self._directory)
+        self._group = WorkerGroup(
+            config, plugins, self._warden, self._output, info, run_uid, self._directory, publish, cpus
+        )
+        self._asker = Asker(handler, info, config, self._post)
+
+    def run(self) -> Ending:
+        """The loop: take what happened, see what follows, do it, until there is an end."""
+        self._do(Ask())
+        while not self._over:
+            for event in self._inbox.take():
+                self._handle(event)
+        assert self._ending is not None
+        return self._ending
+
+    def close(self) -> None:
+        """End whatever still runs, give everything back. Safe at any time, once."""
+        self._warden.close(timeout=2.0)
+        self._asker.close()
+        self._output.close()
+        with self._closing:
+            self._closed = True
+            self._inbox.close()
+        if self._temporary:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    # What happened ---------------------------------------------------------------------------------------------------
+
+    def _handle(self, event: object) -> None:
+        match event:
+            case Sealed():
+                self._sealed = event
+                self._step(event.met)
+            case _Look(number):
+                if self._state.work is Work.RUNNING and number == self._round:
+                    self._asker.count()
+            case Counted() | Blind():
+                self._on_count(event)
+            case Failed(error):
+                self._on_failure(error)
+            case Judged() | OthersFinished():
+                self._step(event)
+            case _Crashed(error):
+                raise RuntimeError("the failure could not be judged") from error
+            case ShutDown(error):
+                self._on_shut_down(error)
+            case SignalReceived(signum):
+                self._on_signal(signum)
+            case Gone():
+                self._group.gone()
+                self._step(WorkersGone())
+            case _Overdue() if self._state.work is Work.STOPPING:
+                self._warden.kill()
+            case _Overdue():
+                pass
+            case Died(reason):
+                self._on_warden_death(reason)
+            case _:
+                self._on_worker(event)
+
+    @property
+    def _round(self) -> int:
+        """The number of the newest round; 0 before the first."""
+        return 0 if self._state.round is None else self._state.round.number
+
+    def _on_worker(self, event: object) -> None:
+        news = self._group.handle(event)  # type: ignore[arg-type]  # all that is left is the warden's
+        if isinstance(news, WorkerFailed | WorkersDone):
+            self._port_taken = isinstance(news, WorkerFailed) and news.incident.kind is IncidentKind.PORT_TAKEN
+            self._step(news)
+        if isinstance(event, Stuck):
+            self._leave(ExitCode.WITHDRAWN, f"process {event.pid} cannot be killed")
+
+    def _on_count(self, event: Counted | Blind) -> None:
+        """Losing sight of the handler's store does not stop healthy workers at once (as rule S4); it is said once."""
+        patience, since, now = self._config.timing.fence_after, self._blind_since, self._clock.now()
+        match event:
+            case Blind(error) if since is None:
+                why = registry.translated(error, "the handler cannot say how many nodes wait").message
+                self._say("handler_silent", f"{why}; the workers go on for {patience:g} s", Level.WARNING)
+                self._blind_since = now
+            case Blind() if now - since >= patience:
+                why = f"the handler has not answered for {patience:g} s: its store is lost"
+                self._step(Leaving(why, ExitCode.STORE_LOST))
+            case Counted():
+                if since is not None:
+                    self._say("handler_answers", "the handler says again how many nodes wait")
+                self._blind_since = None
+                self._step(event)
+        if self._state.work is Work.RUNNING:
+            self._look_later()
+
+    def _on_failure(self, error: Exception) -> None:
+        """There is no round for this node; by then it has no workers either."""
+        if not registry.is_graceful_exit(error):
+            raise registry.translated(error, f"the rendezvous handler {self._config.rdzv_backend!r} failed") from error
+        self._leave(ExitCode.SUCCESS, f"the rendezvous has no place for this node: {error}")
+
+    def _on_shut_down(self, error: Exception | None) -> None:
+        if error is not None:  # often: its store may have ended with another node
+            message = registry.translated(error, "the rendezvous handler could not be shut down").message
+            self._say("handler_stays", message, Level.DEBUG)
+        self._over = True
+
+    def _on_signal(self, signum: int) -> None:
+        if signum not in self._config.signals:
+            return
+        self._signals += 1
+        name = signal_name(signum)
+        if self._signals > 1:
+            self._say("signal", f"received {name} again: killing the workers")
+            self._warden.wake()
+            self._group.stop(0.0)
+            self._inbox.at(self._clock.now() + WARDEN_PATIENCE, _Overdue())
+        else:
+            busy = self._state.work in (Work.RUNNING, Work.STOPPING)
+            again = "; once more to kill the workers at once" if busy else ""
+            self._say("signal", f"received {name}: leaving{again}")
+        if self._ending is not None:  # only the handler's farewell is waited for
+            self._over = True
+        self._step(Leaving.signalled(signum, name))
+
+    def _on_warden_death(self, reason: str) -> None:
+        """Without its warden a node cannot promise that nothing is left behind: it goes."""
+        self._say("warden_died", f"the warden process is gone ({reason}); its workers died with it", Level.ERROR)
+        self._inbox.unwatch(self._warden)
+        self._group.gone()
+        leaving = self._state.leaving or Leaving("the warden process is gone", ExitCode.WITHDRAWN)
+        self._leave(leaving.exit_code, leaving.why)
+
+    # What follows ----------------------------------------------------------------------------------------------------
+
+    def _step(self, event: AskingEvent) -> None:
+        self._state, effects = step(self._state, event)
+        for effect in effects:
+            self._do(effect)
+
+    def _do(self, effect: AskingEffect) -> None:
+        match effect:
+            case Ask():
+                state = self._state
+                self._asker.meet(self._round + 1, state.restarts, state.why, new_port=self._port_taken)
+            case Start(current, restart_count):
+                self._start(current, restart_count)
+            case Stop(grace, why):
+                self._stop(grace, why)
+            case Judge(incident, restarts):
+                self._judge(incident, restarts)
+            case AwaitOthers():
+                self._say("workers_done", f"all local workers of round {self._round} exited with 0")
+                if self._sealed is not None:
+                    self._asker.finish(self._sealed.info)
+            case Close(closed):
+                self._ending = finish(self._publish, closed, known="the first failure on this node")
+                self._asker.shut_down()
+                self._inbox.at(self._clock.now() + FAREWELL, ShutDown())
+            case Exit(code, why):
+                self._leave(code, why)
+
+    def _leave(self, code: int, why: str) -> None:
+        """End at once, leaving the handler as it is: to shut it down may close the job for the others."""
+        incident = self._state.incident
+        self._say("left", outcome.left(why, incident), Level.INFO if code == 0 else Level.WARNING)
+        self._ending, self._over = Ending(code, why, incident), True
+
+    def _start(self, current: Round, restart_count: int) -> None:
+        shares = self._sealed is not None and self._sealed.shares
+        self._publish(self._round_started(current))
+        self._plugins.round_starts(current.number, self._group.run_uid, [m.node_id for m in current.members])
+        try:
+            self._group.start(current, restart_count, use_agent_store=shares)
+        except (ElasticError, OSError) as exc:
+            self._step(start_failure(self._group, current, exc))
+        self._look_later()
+
+    def _round_started(self, current: Round) -> Event:
+        nodes, restarts = len(current.members), self._state.restarts
+        workers = sum(member.local_world_size for member in current.members)
+        reason = self._state.reason
+        spent = f", {restarts} of {self._config.max_restarts} restarts spent here" if restarts else ""
+        message = f"round {current.number}: {workers} worker(s) on {nodes} node(s){spent} ({current.why})"
+        fields: dict[str, Field] = {
+            "round": current.number,
+            "nodes": nodes,
+            "world_size": workers,
+            "restarts": restarts,
+            "why": current.why,
+            "cause": None if reason is None else reason.value,
+            "member": True,
+        }
+        return Event("round_started", message, fields=fields)
+
+    def _look_later(self) -> None:
+        interval = self._config.monitor_interval
+        if self._blind_since is not None:
+            interval = max(interval, BLIND_INTERVAL)
+        self._inbox.at(self._clock.now() + interval, _Look(self._round))
+
+    def _stop(self, grace: Grace, why: str) -> None:
+        planned = grace is Grace.PLANNED
+        seconds = self._config.shutdown_timeout if planned else self._config.failure_grace
+        if planned and self._signals == 0:
+            self._plugins.stop_planned(self._round, seconds, why)
+        if (reason := self._state.reason) is not None:
+            self._publish(outcome.round_halted(Halt(round=self._round, reason=reason, why=why)))
+        self._group.stop(seconds)
+
+    def _judge(self, incident: Incident, restarts: int) -> None:
+        """Ask the policies on a thread of their own: the handler's may be busy, and the loop never waits."""
+        history = History(restarts=restarts, max_restarts=self._config.max_restarts, rounds_without_progress=0)
+
+        def judge() -> None:
+            try:
+                self._post(Judged(self._plugins.judge(incident, history)))
+            except Exception as exc:
+                self._post(_Crashed(exc))
+
+        threading.Thread(target=judge, name="elastic-judge", daemon=True).start()
+
+    def _post(self, event: object) -> None:
+        """Tell the loop, from any thread; one that was left behind may speak when there is no loop any more."""
+        with self._closing:
+            if not self._closed:
+                self._inbox.post(event)
+
+    def _say(self, name: str, message: str, level: Level = Level.INFO) -> None:
+        self._publish(Event(name, message, level))

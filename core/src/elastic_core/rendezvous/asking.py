@@ -1,0 +1,193 @@
+"""A node's mind where a handler keeps no ledger: what torchrun's agent does, as one pure function.
+
+There is nothing to read what all do. Each node decides for itself from what it sees: its own workers, and how many
+nodes the handler says are waiting. :func:`step` folds an event into the state and says what follows; the driver is
+``agent.polling``.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from elastic_core.exit_codes import ExitCode
+from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
+from elastic_core.rendezvous.ledger import Closed, HaltReason, Round
+from elastic_core.rendezvous.node import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
+
+
+class Work(enum.Enum):
+    """What this node is doing."""
+
+    MEETING = "meeting"
+    """The handler was asked for a round and has not answered."""
+    RUNNING = "running"
+    STOPPING = "stopping"
+    FINISHING = "finishing"
+    """The workers here have exited with 0; those of other nodes may not have."""
+    OVER = "over"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskingState:
+    """All that such a node knows."""
+
+    work: Work = Work.MEETING
+    round: Round | None = None
+    """The newest round that it was in."""
+    restarts: int = 0
+    """Restarts spent here, of ``--max_restarts``, which each node counts by itself."""
+    why: str = "the first round"
+    """Why the round came, or why the next one will."""
+    reason: HaltReason | None = None
+    """The same in a word; None before the first round ends."""
+    incident: Incident | None = None
+    """The failure that ended the round, if one did."""
+    verdict: Verdict | None = None
+    """What the policies say about it; None while they think."""
+    gone: bool = False
+    """Whether the stop is complete."""
+    leaving: Leaving | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """The handler sealed a round that has this node in it."""
+
+    round: Round
+    restarts: int
+    """The most that any of its nodes has spent: what the workers of all are told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The handler says how many nodes wait."""
+
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The policies have spoken about the failure."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class OthersFinished:
+    """There is nothing more to wait for; ``missing`` are the ranks of the nodes that did not say so."""
+
+    missing: tuple[int, ...] = ()
+
+
+AskingEvent: TypeAlias = "Met | Counted | Judged | OthersFinished | WorkerFailed | WorkersDone | WorkersGone | Leaving"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the handler for the next round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Ask the policies about a failure."""
+
+    incident: Incident
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitOthers:
+    """Tell the others that this node has finished, and wait for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The job is over, as far as this node knows: shut the handler down and end."""
+
+    closed: Closed
+
+
+AskingEffect: TypeAlias = "Ask | Start | Stop | Judge | AwaitOthers | Close | Exit"
+Step: TypeAlias = "tuple[AskingState, tuple[AskingEffect, ...]]"
+
+
+def step(state: AskingState, event: AskingEvent) -> Step:
+    """The state after an event, and what to do about it, in order. What comes too late changes nothing."""
+    match event, state.work:
+        case Met(found, restarts), Work.MEETING:
+            state = replace(state, work=Work.RUNNING, round=found, gone=False, incident=None, verdict=None)
+            return state, (Start(found, restarts),)
+        case Counted(waiting), Work.RUNNING if waiting > 0:
+            why = f"{waiting} node(s) wait to join"
+            return _stop(replace(state, why=why, reason=HaltReason.RESIZE), Grace.PLANNED)
+        case WorkerFailed(incident), Work.RUNNING:
+            why = f"rank {incident.rank} {incident.cause()}"
+            state = replace(state, why=why, reason=HaltReason.FAILURE, incident=incident)
+            state, effects = _stop(state, Grace.BROKEN)
+            return state, (*effects, Judge(_charged(incident), state.restarts))
+        case WorkersDone(), Work.RUNNING:
+            return replace(state, work=Work.FINISHING), (AwaitOthers(),)
+        case OthersFinished(missing), Work.FINISHING:
+            return _end(state, Close(_success(missing)))
+        case Judged(verdict), Work.STOPPING:
+            return _go_on(replace(state, verdict=verdict))
+        case WorkersGone(), Work.STOPPING:
+            return _go_on(replace(state, gone=True))
+        case Leaving() as leaving, Work.RUNNING:
+            state = replace(state, leaving=leaving, why=leaving.why, reason=HaltReason.NODE_LEFT)
+            return _stop(state, Grace.PLANNED)
+        case Leaving() as leaving, Work.STOPPING:
+            return _go_on(replace(state, leaving=leaving))
+        case Leaving(why, exit_code), Work.MEETING | Work.FINISHING:
+            return _end(state, Exit(exit_code, why))
+    return state, ()
+
+
+def _stop(state: AskingState, grace: Grace) -> Step:
+    return replace(state, work=Work.STOPPING), (Stop(grace, state.why),)
+
+
+def _go_on(state: AskingState) -> Step:
+    """What follows a stop, once no process is left and the policies have said what they think of it."""
+    if not state.gone:
+        return state, ()
+    if state.leaving is not None:
+        return _end(state, Exit(state.leaving.exit_code, state.leaving.why))
+    if state.incident is None:
+        return replace(state, work=Work.MEETING), (Ask(),)
+    match state.verdict:
+        case None:
+            return state, ()
+        case Verdict(Action.RESTART):
+            return replace(state, work=Work.MEETING, restarts=state.restarts + 1), (Ask(),)
+        case Verdict(Action.EXCLUDE_HOST, reason):  # all that this node can exclude is itself
+            return _end(state, Exit(ExitCode.WITHDRAWN, reason))
+        case Verdict(_, reason, requeue):
+            failed = Closed(
+                success=False,
+                why=reason,
+                exit_code=ExitCode.JOB_FAILED,
+                incident=state.incident,
+                requeue=requeue,
+            )
+            return _end(state, Close(failed))
+
+
+def _charged(incident: Incident) -> Incident:
+    """The incident as policies see it: here only the budget ends a job whose port is always taken."""
+    if incident.kind is IncidentKind.PORT_TAKEN:
+        return replace(incident, kind=IncidentKind.WORKER_FAILED)
+    return incident
+
+
+def _success(missing: tuple[int, ...]) -> Closed:
+    why = "every worker of the last round exited with 0"
+    if missing:
+        why = f"every worker here exited with 0; of node {', '.join(map(str, missing))} nothing was heard in time"
+    return Closed(success=True, why=why, exit_code=ExitCode.SUCCESS)
+
+
+def _end(state: AskingState, effect: Close | Exit) -> Step:
+    return replace(state, work=Work.OVER), (effect,)

@@ -1,0 +1,211 @@
+"""What the agents of a round tell each other through a handler's store: who they are, and that they have finished.
+
+A handler says which node this is, of how many; how many workers the others have, of which role, and where rank 0's
+store will be, it does not. So each agent writes a card under its rank and reads those of all. From them, everybody
+works out the same ranks (``places``). A store is asked for keys again and again, not waited on: a blocked call could
+not be ended when this node has to leave, and not every store can block.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from elastic_core.errors import RendezvousStateError, RendezvousTimeoutError
+from elastic_core.rendezvous.api import BootstrapStoreInfo, RendezvousInfo
+from elastic_core.rendezvous.ledger import Member, Offer, Round
+
+CARDS = "elastic/node/"
+"""Prefix of the keys of the cards, each followed by a node's rank."""
+FINISHED = "elastic/finished/"
+"""Prefix of the keys by which nodes say that all their workers exited with 0."""
+LONGEST_CARD = 4096
+"""Bytes of a card; no node has more to say."""
+CARD_PATIENCE = 60.0
+"""Seconds to wait for the cards of a round whose nodes have all just come."""
+LOOK = 0.05
+"""Seconds between two looks for a key."""
+
+
+class Cancelled(Exception):
+    """The wait was broken off, since nobody needs its outcome any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """What a node says of itself."""
+
+    node_id: str
+    role: str
+    local_world_size: int
+    restarts: int = 0
+    """Restarts that it has spent so far."""
+    address: str = ""
+    """Where the workers' store is, if this is rank 0."""
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How to wait: passed in, so that it can be cut short, and that tests take no time.
+
+    Attributes:
+        pause: Sleeps for so many seconds, and tells whether to give up.
+        now: Seconds, monotonic.
+    """
+
+    pause: Callable[[float], bool]
+    now: Callable[[], float] = time.monotonic
+
+
+def understood(answer: Any) -> RendezvousInfo:
+    """A handler's answer in our words: its own, torch's, or the bare tuple ``(store, rank, world_size)``.
+
+    Raises:
+        RendezvousStateError: It is none of these, or a rank that cannot be.
+    """
+    bootstrap = None
+    try:
+        if isinstance(answer, tuple):
+            store, rank, world_size = answer
+        else:
+            store, rank, world_size = answer.store, answer.rank, answer.world_size
+            if (given := getattr(answer, "bootstrap_store_info", None)) is not None:
+                bootstrap = BootstrapStoreInfo(str(given.master_addr), operator.index(given.master_port))
+        rank, world_size = operator.index(rank), operator.index(world_size)
+    except (AttributeError, TypeError, ValueError) as exc:
+        raise RendezvousStateError(
+            f"next_rendezvous() returned {answer!r}, which is not (store, rank, world_size): {exc}.",
+            hint="Return such a tuple, or a RendezvousInfo.",
+        ) from exc
+    if not 0 <= rank < world_size:
+        raise RendezvousStateError(f"next_rendezvous() returned rank {rank} of {world_size} node(s).")
+    if store is None and world_size > 1:
+        raise RendezvousStateError(
+            f"next_rendezvous() returned no store for a round of {world_size} nodes.",
+            hint="Only a node by itself needs none: the others learn from it who is which rank.",
+        )
+    return RendezvousInfo(store, rank, world_size, bootstrap)
+
+
+def shared_store(info: RendezvousInfo) -> Offer:
+    """Where workers reach the store that a handler shares with them.
+
+    Raises:
+        RendezvousStateError: The handler does not say, nor does the store.
+    """
+    if (told := info.bootstrap_store_info) is not None:
+        return Offer(told.master_addr, told.master_port, "")
+    store = info.store
+    while (inner := getattr(store, "underlying_store", None)) is not None:  # torch's PrefixStore
+        store = inner
+    host, port = getattr(store, "host", None), getattr(store, "port", None)
+    if not (isinstance(host, str) and isinstance(port, int)):
+        raise RendezvousStateError(
+            f"The handler shares its store with the workers, but {store!r} does not say where it is.",
+            hint="Return a RendezvousInfo with a bootstrap_store_info, or leave use_agent_store False.",
+        )
+    return Offer(host, port, "")
+
+
+def exchange(info: RendezvousInfo, mine: Card, waiting: Waiting) -> tuple[Card, ...]:
+    """Tell the others who this node is; return the cards of all, in rank order.
+
+    Raises:
+        RendezvousTimeoutError: A node did not say who it is.
+        RendezvousStateError: A card cannot be read.
+        Cancelled: The wait was cut short.
+    """
+    if info.world_size == 1:
+        return (mine,)
+    info.store.set(f"{CARDS}{info.rank}", json.dumps(asdict(mine)))
+    keys = [f"{CARDS}{rank}" for rank in range(info.world_size)]
+    deadline = waiting.now() + CARD_PATIENCE
+    if missing := await_keys(info.store, keys, deadline, waiting):
+        ranks = ", ".join(key.removeprefix(CARDS) for key in missing)
+        raise RendezvousTimeoutError(
+            f"Of {info.world_size} nodes of the round, node {ranks} did not say who it is within {CARD_PATIENCE:g} s.",
+            hint="It may have been lost on the way. Start the job again.",
+        )
+    return tuple(_card(rank, value) for rank, value in enumerate(_read(info.store, keys)))
+
+
+def finish(info: RendezvousInfo, patience: float, waiting: Waiting) -> list[int]:
+    """Say that this node has finished, and wait for the others; return the ranks that have not after ``patience``.
+
+    Raises:
+        Cancelled: The wait was cut short.
+    """
+    if info.world_size == 1:
+        return []
+    info.store.set(f"{FINISHED}{info.rank}", "1")
+    keys = [f"{FINISHED}{rank}" for rank in range(info.world_size)]
+    missing = await_keys(info.store, keys, waiting.now() + patience, waiting)
+    return [int(key.removeprefix(FINISHED)) for key in missing]
+
+
+def seal(number: int, cards: Sequence[Card], why: str) -> Round:
+    """The round of these nodes, as the rest of the agent knows rounds."""
+    members = tuple(Member(card.node_id, card.local_world_size, card.role) for card in cards)
+    return Round(number=number, offer=Offer(cards[0].address, cards[0].port, ""), members=members, why=why)
+
+
+def await_keys(store: Any, keys: Sequence[str], deadline: float, waiting: Waiting) -> list[str]:
+    """Wait until a store has all keys, or the deadline; return those that it does not have.
+
+    Raises:
+        Cancelled: The wait was cut short.
+    """
+    missing = list(keys)
+    while True:
+        missing = [key for key in missing if not _has(store, key)]
+        if not missing or waiting.now() >= deadline:
+            return missing
+        if waiting.pause(LOOK):
+            raise Cancelled
+
+
+def _has(store: Any, key: str) -> bool:
+    if hasattr(store, "check"):
+        return bool(store.check([key]))
+    try:
+        return store.get(key) is not None
+    except LookupError:
+        return False
+
+
+def _read(store: Any, keys: list[str]) -> list[Any]:
+    if hasattr(store, "multi_get"):
+        return list(store.multi_get(keys))
+    return [store.get(key) for key in keys]
+
+
+def _card(rank: int, value: Any) -> Card:
+    """A card as read, believed in nothing.
+
+    Raises:
+        RendezvousStateError: It is not what :class:`Card` can be made from.
+    """
+    try:
+        text = value.decode() if isinstance(value, bytes) else value
+        if len(text) > LONGEST_CARD:
+            raise ValueError(f"it has {len(text)} bytes")
+        card = Card(**json.loads(text))
+        for name, kind in _KINDS.items():
+            if type(getattr(card, name)) is not kind:
+                raise ValueError(f"{name} is {getattr(card, name)!r}")
+        if card.local_world_size < 1 or card.restarts < 0 or not 0 <= card.port < 1 << 16:
+            raise ValueError("a number is out of range")
+    except (TypeError, ValueError) as exc:
+        raise RendezvousStateError(
+            f"What node {rank} says of itself cannot be read: {exc}.",
+            hint="All nodes of a job must run the same launcher, and each round's store must have keys of its own.",
+        ) from exc
+    return card
+
+
+_KINDS = {"node_id": str, "role": str, "local_world_size": int, "restarts": int, "address": str, "port": int}

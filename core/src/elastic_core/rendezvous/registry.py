@@ -1,0 +1,234 @@
+"""Rendezvous handlers of others, by name: registered by hand, or installed for torchrun, or torch's own.
+
+A name of ``--rdzv_backend`` is looked for in this order:
+
+1. what :func:`register` was told in this process;
+2. entry points of the group ``elastic.rendezvous``: hooks that make a backend or a handler, or a handler's class;
+3. entry points of the group ``torchrun.handlers``, which plain torchrun reads, too;
+4. ``torch-NAME``: what torchrun itself would take for ``--rdzv_backend=NAME``, e.g. ``torch-c10d``, ``torch-static``.
+
+All of them become plugins here (:class:`HandlerPlugin`), so that the rest of the system knows only hooks.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, TypeAlias
+
+from elastic_core.errors import (
+    ElasticError,
+    PluginError,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+    UsageError,
+)
+from elastic_core.hookspecs import RendezvousOptions, hookimpl
+from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters, is_handler
+
+Factory: TypeAlias = Callable[..., Any]
+"""Makes a handler: a class or a function that takes :class:`RendezvousParameters`, or nothing."""
+
+TORCH_PREFIX = "torch-"
+"""What stands before the names of torch's own handlers; without it they are those of our backends."""
+SHARE_SWITCH = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+
+_factories: dict[str, Factory] = {}
+
+
+def register(name: str, factory: Factory) -> None:
+    """Make ``factory`` the backend that ``--rdzv_backend=NAME`` means, for runs that start in this process.
+
+    Args:
+        name: The backend's name. One that is installed under the same name is not used then.
+        factory: Called once a run: with :class:`RendezvousParameters` if it requires an argument, else without.
+
+    Raises:
+        UsageError: The name is empty or belongs to another factory, or the factory cannot be called.
+    """
+    if not name:
+        raise UsageError("A rendezvous handler needs a name to be registered by.")
+    if not callable(factory):
+        raise UsageError(
+            f"The rendezvous handler {name!r} is registered with {factory!r}, which cannot be called.",
+            hint="Give a class, or a function that returns a handler.",
+        )
+    known = _factories.setdefault(name, factory)
+    if known is not factory and _home(known) != _home(factory):  # a module may be imported twice
+        raise UsageError(
+            f"The rendezvous handler {name!r} is registered twice: by {_home(known)} and by {_home(factory)}.",
+            hint="Give one of them another name.",
+        )
+    _factories[name] = factory
+
+
+def unregister(name: str) -> None:
+    """Forget a name; one that is not registered is no error."""
+    _factories.pop(name, None)
+
+
+@contextmanager
+def using(handler: RendezvousHandler) -> Iterator[str]:
+    """Make one handler a backend for as long as the block runs; yields the backend's name, which is the handler's own.
+
+    Raises:
+        PluginError: It is no handler.
+    """
+    if not is_handler(handler):
+        raise PluginError(
+            f"{handler!r} is no rendezvous handler.",
+            hint="Give an instance of a subclass of elastic_core.RendezvousHandler, or of torch's class of that name.",
+        )
+    name = handler.get_backend()
+    before = _factories.get(name)
+    _factories[name] = lambda: handler
+    try:
+        yield name
+    finally:
+        unregister(name)
+        if before is not None:
+            _factories[name] = before
+
+
+def find(name: str) -> Factory | None:
+    """What was registered under a name, or None."""
+    return _factories.get(name)
+
+
+def names() -> list[str]:
+    """The registered names, in order."""
+    return sorted(_factories)
+
+
+def is_handler_class(loaded: object) -> bool:
+    """Whether an entry point names a handler's class."""
+    return inspect.isclass(loaded) and (issubclass(loaded, RendezvousHandler) or hasattr(loaded, "next_rendezvous"))
+
+
+def registered_by(module: object) -> list[str]:
+    """The names whose factories a module defines: such a module may do without hooks."""
+    home = getattr(module, "__name__", None)
+    return sorted(name for name, factory in _factories.items() if getattr(factory, "__module__", None) == home)
+
+
+class HandlerPlugin:
+    """The hooks of a backend that is a handler.
+
+    Args:
+        name: The backend's name.
+        factory: What makes the handler.
+    """
+
+    def __init__(self, name: str, factory: Factory) -> None:
+        self._name = name
+        self._factory = factory
+
+    @hookimpl
+    def elastic_rendezvous_options(self) -> RendezvousOptions:
+        """Any endpoint and any option: they are the handler's to check."""
+        return RendezvousOptions(endpoint="ENDPOINT", handler=True)
+
+    @hookimpl
+    def elastic_make_rendezvous(self, params: RendezvousParameters) -> RendezvousHandler:
+        """The handler.
+
+        Raises:
+            PluginError: The factory returns something else.
+            ElasticError: The factory raised; what torch calls a connection error is one here, and so on.
+        """
+        try:
+            made = self._factory(params) if requires_argument(self._factory) else self._factory()
+        except Exception as exc:
+            raise translated(exc, f"the rendezvous handler {self._name!r} could not be made") from exc
+        if is_handler(made):
+            return made
+        raise PluginError(
+            f"The rendezvous handler {self._name!r} is made by {_home(self._factory)}, which returned {made!r}.",
+            hint="Return an instance of a subclass of elastic_core.RendezvousHandler.",
+        )
+
+
+def requires_argument(factory: Factory) -> bool:
+    """Whether a factory cannot be called without an argument; one that has a default keeps it."""
+    try:
+        inspect.signature(factory).bind()
+    except TypeError:
+        return True
+    except ValueError:  # a class written in C that does not tell
+        return False
+    return False
+
+
+def torch_handler(name: str) -> Factory:
+    """The factory of ``torch-NAME``; imports torch when it is called."""
+
+    def make(params: RendezvousParameters) -> Any:
+        try:
+            torchs = import_module("torch.distributed.elastic.rendezvous")
+            registry = import_module("torch.distributed.elastic.rendezvous.registry")
+        except ImportError as exc:
+            raise PluginError(
+                f"The rendezvous backend {params.backend!r} is torch's own, and torch cannot be imported: {exc}.",
+                hint="Install torch, or take another --rdzv_backend.",
+            ) from exc
+        # A handler that shares its store with the workers does not tell a newcomer where it is, and the job ends.
+        os.environ.setdefault(SHARE_SWITCH, "1")
+        config: dict[str, Any] = dict(params.config)
+        if (rank := params.get_as_int("rank", params.node_rank)) is not None:
+            config["rank"] = rank  # torch's static handler compares it with numbers
+        theirs = torchs.RendezvousParameters(
+            name, params.endpoint, params.run_id, params.min_nodes, params.max_nodes, _address(params), **config
+        )
+        return registry.get_rendezvous_handler(theirs)
+
+    return make
+
+
+def translated(error: Exception, what: str) -> ElasticError:
+    """An error of a handler in our words: torch's errors have the names of ours.
+
+    Args:
+        error: What was raised.
+        what: What that means, to begin the sentence with.
+    """
+    if isinstance(error, ElasticError):
+        return error
+    said = f"{what[0].upper()}{what[1:]}: {type(error).__name__}: {error}"
+    if error.__cause__ is not None:
+        said += f" ({error.__cause__})"
+    for kind in type(error).__mro__:
+        if (ours := _SAME_NAMES.get(kind.__name__)) is not None:
+            return ours(said)
+    raised = traceback.extract_tb(error.__traceback__)
+    where = f"Raised at {raised[-1].filename}:{raised[-1].lineno}." if raised else None
+    return RendezvousError(said, hint=where)
+
+
+def is_graceful_exit(error: Exception) -> bool:
+    """Whether a handler says that this node is not needed (RendezvousGracefulExitError): no failure."""
+    return any(kind.__name__ == "RendezvousGracefulExitError" for kind in type(error).__mro__)
+
+
+_SAME_NAMES: dict[str, type[RendezvousError]] = {
+    kind.__name__: kind
+    for kind in (RendezvousClosedError, RendezvousConnectionError, RendezvousStateError, RendezvousTimeoutError)
+}
+
+
+def _address(params: RendezvousParameters) -> str | None:
+    """This node's address in numbers, else torch takes the host's full name, which often nobody can look up."""
+    from elastic_core.agent.addresses import endpoint_host, local_address
+
+    return local_address(endpoint_host(params.endpoint), params.local_addr, single_node=params.max_nodes == 1)
+
+
+def _home(factory: Factory) -> str:
+    module, name = getattr(factory, "__module__", None), getattr(factory, "__qualname__", None)
+    return f"{module}.{name}" if module and name else repr(factory)

@@ -1,0 +1,431 @@
+"""An agent that asks a handler, with a real warden and real workers; the handler plays what a test wants to happen."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elastic_core.agent import polling
+from elastic_core.agent.processes import descendants
+from elastic_core.agent.supervisor import Ending
+from elastic_core.config import RunConfig, Timing
+from elastic_core.errors import RendezvousClosedError, RendezvousError, RendezvousStateError
+from elastic_core.events import Event, Level
+from elastic_core.exit_codes import ExitCode
+from elastic_core.hookspecs import hookimpl
+from elastic_core.plugins import Plugins, core_plugins
+from elastic_core.program import Program, ProgramKind
+from elastic_core.rendezvous.api import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo
+
+PATIENCE = 60.0
+ROUND = 'round=$(basename $(dirname $(dirname "$TORCHELASTIC_ERROR_FILE"))); '
+"""Shell: ``$round`` is ``round_1`` in the first."""
+
+
+class Scripted(RendezvousHandler):
+    """A handler of one node, unless a test says otherwise."""
+
+    shares = False
+
+    def __init__(
+        self,
+        meet: Callable[[int], Any] = lambda number: (None, 0, 1),
+        waiting: Callable[[int], int] = lambda number: 0,
+    ) -> None:
+        self._meet, self._waiting = meet, waiting
+        self.rounds = 0
+        self.looks = 0
+        self.shut = 0
+        self.threads: set[str] = set()
+
+    def next_rendezvous(self) -> Any:
+        self.threads.add(threading.current_thread().name)
+        self.rounds += 1
+        return self._meet(self.rounds)
+
+    def num_nodes_waiting(self) -> int:
+        self.threads.add(threading.current_thread().name)
+        self.looks += 1
+        return self._waiting(self.looks)
+
+    def shutdown(self) -> bool:
+        self.threads.add(threading.current_thread().name)
+        self.shut += 1
+        return True
+
+    @property
+    def use_agent_store(self) -> bool:
+        return self.shares
+
+
+class Run:
+    """One agent, run in this process, and what it said."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.heard: list[Event] = []
+        self.plugins = Plugins()
+        for name, plugin in core_plugins().items():
+            if name != "log-lines":
+                self.plugins.register(name, plugin)
+        self.plugins.register("listener", self)
+
+    @hookimpl
+    def elastic_observe(self, event: Event) -> None:
+        self.heard.append(event)
+
+    def __call__(self, handler: Any, script: str, **settings: Any) -> Ending:
+        program = Program(ProgramKind.EXECUTABLE, "sh", ("-c", script))
+        given = {"rdzv_id": "job7", "log_dir": self.folder / "logs", "monitor_interval": 0.01, **settings}
+        try:
+            return polling.run(RunConfig(program=program, **given), self.plugins, handler)
+        finally:
+            assert self.plugins.close(PATIENCE) == ()
+
+    def said(self, name: str) -> list[str]:
+        return [event.message for event in self.heard if event.name == name]
+
+    def printed(self, number: int, rank: int = 0) -> str:
+        """What a rank printed in a round."""
+        (path,) = (self.folder / "logs").glob(f"*/round_{number}/rank_{rank}/stdout.log")
+        return path.read_text()
+
+    def environment(self, number: int, rank: int = 0) -> dict[str, str]:
+        """The same, of a worker that printed its environment."""
+        return dict(line.split("=", 1) for line in self.printed(number, rank).splitlines() if "=" in line)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    before = set(descendants(os.getpid()))
+    yield Run(tmp_path)
+    assert set(descendants(os.getpid())) <= before, "processes that outlived their agent"
+
+
+# A round -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_bare_tuple_is_enough_for_a_job(run: Run) -> None:
+    handler = Scripted()
+    assert run(handler, "env", nproc_per_node=2, max_restarts=5) == Ending(
+        ExitCode.SUCCESS, "every worker of the last round exited with 0"
+    )
+    environment = run.environment(1, rank=1)
+    expected = {
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_RANK": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "TORCHELASTIC_RUN_ID": "job7",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "5",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+    assert {name: environment[name] for name in expected} == expected
+    assert 0 < int(environment["MASTER_PORT"]) < 1 << 16
+    assert (handler.rounds, handler.shut) == (1, 1)
+    assert len(handler.threads) == 1
+    assert handler.threads != {threading.current_thread().name}
+
+
+def test_what_a_handler_costs_is_said_once(run: Run) -> None:
+    run(Scripted(), ROUND + "test $round = round_3", max_restarts=2)
+    (cost,) = [event for event in run.heard if event.name == "no_ledger"]
+    assert cost.level is Level.WARNING
+    for word in ("lost node", "--max_restarts", "joins", "finished"):
+        assert word in cost.message
+
+
+@pytest.mark.parametrize(
+    ("answer", "shares", "address", "port"),
+    [
+        pytest.param(
+            RendezvousInfo(None, 0, 1, BootstrapStoreInfo("10.0.0.7", 4711)), False, "10.0.0.7", "4711", id="told"
+        ),
+        pytest.param(
+            (SimpleNamespace(host="10.0.0.8", port=4712), 0, 1), True, "10.0.0.8", "4712", id="the shared store's"
+        ),
+    ],
+)
+def test_workers_are_sent_where_the_handler_says(run: Run, answer: Any, shares: bool, address: str, port: str) -> None:
+    handler = Scripted(lambda number: answer)
+    handler.shares = shares
+    run(handler, "env")
+    environment = run.environment(1)
+    assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == (address, port)
+    assert environment["TORCHELASTIC_USE_AGENT_STORE"] == str(shares)
+
+
+def test_the_handlers_job_id_goes_before_the_runs(run: Run) -> None:
+    handler = Scripted()
+    handler.get_run_id = lambda: "theirs"  # type: ignore[method-assign]  # as if it were written in the class
+    run(handler, "env")
+    assert run.environment(1)["TORCHELASTIC_RUN_ID"] == "theirs"
+
+
+def test_a_handler_of_torchs_kind_will_do(run: Run) -> None:
+    class Theirs:
+        """Not a subclass of ours, and without ``use_agent_store``."""
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "use_agent_store":
+                raise AttributeError(name)
+            return getattr(handler, name)
+
+    handler = Scripted(lambda number: SimpleNamespace(store=None, rank=0, world_size=1, bootstrap_store_info=None))
+    assert run(Theirs(), "exit 0").exit_code == 0
+    assert handler.shut == 1
+
+
+# Failures ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_is_restarted_while_the_budget_of_this_node_lasts(run: Run) -> None:
+    handler = Scripted()
+    ending = run(handler, "echo restart $TORCHELASTIC_RESTART_COUNT; echo ValueError: boom >&2; exit 3", max_restarts=2)
+    assert [run.printed(number) for number in (1, 2, 3)] == ["restart 0\n", "restart 1\n", "restart 2\n"]
+    assert ending.exit_code == ExitCode.JOB_FAILED
+    assert ending.incident is not None
+    assert (ending.incident.exit_code, ending.incident.message) == (3, "ValueError: boom")
+    assert (handler.rounds, handler.shut) == (3, 1)
+    (closed,) = run.said("job_closed")
+    assert "all restarts of --max_restarts=2 are spent" in closed
+    assert "Root cause (the first failure on this node)" in closed
+    assert [event.fields["cause"] for event in run.heard if event.name == "round_started"] == [
+        None,
+        "failure",
+        "failure",
+    ]
+    assert run.said("round_started")[2] == (
+        "round 3: 1 worker(s) on 1 node(s), 2 of 2 restarts spent here (rank 0 exited with code 3)"
+    )
+
+
+def test_the_other_workers_of_the_node_are_stopped(run: Run) -> None:
+    assert run(Scripted(), "test $RANK = 0 || exec sleep 1000; exit 1", nproc_per_node=2).exit_code == 1
+
+
+def test_a_program_that_is_not_there_is_a_failure(run: Run) -> None:
+    handler = Scripted()
+    program = Program(ProgramKind.EXECUTABLE, "/no/such/program")
+    config = RunConfig(program=program, log_dir=run.folder, max_restarts=1)
+    ending = polling.run(config, run.plugins, handler)
+    assert (ending.exit_code, handler.rounds) == (1, 2)
+    assert ending.incident is not None
+    assert "No such file or directory" in ending.incident.message
+
+
+@pytest.mark.parametrize(("complaint", "moves"), [("Address already in use:", True), ("ValueError:", False)])
+def test_rank_0s_port_is_kept_until_somebody_else_has_it(run: Run, complaint: str, moves: bool) -> None:
+    script = f'env; test $TORCHELASTIC_RESTART_COUNT = 1 && exit 0; echo "{complaint} $MASTER_PORT" >&2; exit 1'
+    assert run(Scripted(), script, max_restarts=1).exit_code == 0
+    assert (run.environment(1)["MASTER_PORT"] != run.environment(2)["MASTER_PORT"]) is moves
+
+
+# Nodes that wait -----------------------------------------------------------------------------------------------------
+
+
+def test_nodes_that_wait_are_let_in_without_spending_a_restart(run: Run) -> None:
+    handler = Scripted(waiting=lambda look: int(look == 3))
+    script = ROUND + "env; test $round = round_2 || exec sleep 1000"
+    assert run(handler, script).exit_code == 0
+    assert handler.rounds == 2
+    assert run.environment(2)["TORCHELASTIC_RESTART_COUNT"] == "0"
+    assert "1 node(s) wait to join" in run.said("round_started")[1]
+    assert run.said("round_halted") == ["round 1 is halted: 1 node(s) wait to join"]
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that asks a silent handler again at once."""
+    monkeypatch.setattr(polling, "BLIND_INTERVAL", 0.01)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_handler_that_loses_its_store_does_not_stop_healthy_workers(run: Run, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    def look(number: int) -> int:
+        if number <= 3:
+            raise ConnectionError("no route")
+        if number == 6:
+            gate.write_text("go\n")
+        return 0
+
+    handler = Scripted(waiting=look)
+    assert run(handler, f"read line < {gate}").exit_code == 0
+    assert run.said("handler_silent") == [
+        "The handler cannot say how many nodes wait: ConnectionError: no route; the workers go on for 600 s"
+    ]
+    assert len(run.said("handler_answers")) == 1
+    assert handler.rounds == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_node_whose_handler_stays_silent_leaves(run: Run) -> None:
+    def look(number: int) -> int:
+        raise ConnectionError("no route")
+
+    ending = run(Scripted(waiting=look), "exec sleep 1000", timing=Timing(fence_after=0.05))
+    assert ending == Ending(ExitCode.STORE_LOST, "the handler has not answered for 0.05 s: its store is lost")
+    assert run.said("left") == [f"this node is out: {ending.why}"]
+
+
+# No round ------------------------------------------------------------------------------------------------------------
+
+
+def torchs(name: str) -> Exception:
+    """An error of torch's."""
+    error: Exception = type(name, (Exception,), {})("it is said so")
+    return error
+
+
+def failing(error: Exception) -> Callable[[int], Any]:
+    def meet(number: int) -> Any:
+        raise error
+
+    return meet
+
+
+@pytest.mark.parametrize(
+    ("meet", "kind", "message"),
+    [
+        (failing(torchs("RendezvousClosedError")), RendezvousClosedError, "RendezvousClosedError: it is said so"),
+        (failing(KeyError("rank")), RendezvousError, "The rendezvous handler 'mine' failed: KeyError: 'rank'"),
+        (lambda number: "soon", RendezvousStateError, "next_rendezvous() returned 'soon'"),
+        (lambda number: (None, 1, 2), RendezvousStateError, "no store for a round of 2 nodes"),
+    ],
+)
+def test_a_handler_that_has_no_round_ends_the_agent_and_closes_nothing(
+    run: Run, meet: Callable[[int], Any], kind: type[Exception], message: str
+) -> None:
+    handler = Scripted(meet)
+    with pytest.raises(kind) as failed:
+        run(handler, "exit 0", rdzv_backend="mine")
+    assert message in str(failed.value)
+    assert handler.shut == 0
+
+
+def test_a_node_that_is_not_needed_ends_well(run: Run) -> None:
+    ending = run(Scripted(failing(torchs("RendezvousGracefulExitError"))), "exit 0")
+    assert ending == Ending(0, "the rendezvous has no place for this node: it is said so")
+
+
+# Leaving -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_leaves_at_once_while_its_handler_waits_for_others(run: Run) -> None:
+    released = threading.Event()
+
+    def meet(number: int) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert released.wait(PATIENCE)
+        return None, 0, 1
+
+    handler = Scripted(meet)
+    ending = run(handler, "exit 0")
+    released.set()
+    assert ending == Ending(143, "received SIGTERM")
+    assert (handler.shut, run.said("round_started")) == (0, [])
+
+
+def test_a_node_that_leaves_stops_its_workers_and_does_not_close_the_job(run: Run) -> None:
+    def look(number: int) -> int:
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return 0
+
+    handler = Scripted(waiting=look)
+    assert run(handler, "exec sleep 1000").exit_code == 143
+    assert (handler.rounds, handler.shut) == (1, 0)
+
+
+def test_a_second_signal_kills(run: Run, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+
+    def look(number: int) -> int:
+        if ready.exists() and not run.said("signal"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return 0
+
+    script = f"trap 'kill -TERM {os.getpid()}' TERM; touch {ready}; while true; do sleep 0.05; done"
+    ending = run(Scripted(waiting=look), script, shutdown_timeout=PATIENCE)
+    assert ending.exit_code == 143
+    assert "again: killing the workers" in run.said("signal")[1]
+
+
+def test_a_node_without_its_warden_withdraws(run: Run) -> None:
+    def look(number: int) -> int:
+        for pid, _ in descendants(os.getpid()):
+            if b"warden_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+        return 0
+
+    assert run(Scripted(waiting=look), "exec sleep 1000").exit_code == ExitCode.WITHDRAWN
+
+
+# Two nodes -----------------------------------------------------------------------------------------------------------
+
+
+class Memory:
+    """The least that a store can be."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Any] = {}
+
+    def set(self, key: str, value: Any) -> None:
+        self.kept[key] = value
+
+    def get(self, key: str) -> Any:
+        return self.kept.get(key)
+
+
+def peer(store: Memory, **card: Any) -> None:
+    """The other node of a round: rank 0, with one worker, which has finished already."""
+    told = {"node_id": "other", "role": "default", "local_world_size": 1, "restarts": 0, **card}
+    store.set("elastic/node/0", json.dumps(told))
+    store.set("elastic/finished/0", "1")
+
+
+def test_ranks_follow_those_of_the_nodes_before_and_workers_go_where_rank_0_is(run: Run) -> None:
+    store = Memory()
+    peer(store, address="10.0.0.9", port=4713, local_world_size=3, role="actor", restarts=2)
+    handler = Scripted(lambda number: (store, 1, 2))
+    assert run(handler, "env", nproc_per_node=2, role="critic").exit_code == 0
+    environment = run.environment(1, rank=4)
+    expected = {
+        "LOCAL_RANK": "1",
+        "GROUP_RANK": "1",
+        "ROLE_RANK": "1",
+        "ROLE_NAME": "critic",
+        "WORLD_SIZE": "5",
+        "ROLE_WORLD_SIZE": "2",
+        "MASTER_ADDR": "10.0.0.9",
+        "MASTER_PORT": "4713",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+    }
+    assert {name: environment[name] for name in expected} == expected
+
+
+def test_a_node_whose_store_ends_with_the_others_has_finished_too(run: Run) -> None:
+    class Ends(Memory):
+        def set(self, key: str, value: Any) -> None:
+            if "finished" in key and key.endswith("1"):
+                raise ConnectionError("the store is gone")
+            super().set(key, value)
+
+    store = Ends()
+    peer(store, address="10.0.0.9", port=4713)
+    assert run(Scripted(lambda number: (store, 1, 2)), "exit 0").exit_code == 0

@@ -1,0 +1,225 @@
+"""The mind of a node whose handler keeps no ledger, as tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from scenes import incident, members, offer
+
+from elastic_core.exit_codes import ExitCode
+from elastic_core.incidents import Action, IncidentKind, Verdict
+from elastic_core.rendezvous.asking import (
+    Ask,
+    AskingEffect,
+    AskingEvent,
+    AskingState,
+    AwaitOthers,
+    Close,
+    Counted,
+    Judge,
+    Judged,
+    Met,
+    OthersFinished,
+    Work,
+    step,
+)
+from elastic_core.rendezvous.ledger import Closed, Round
+from elastic_core.rendezvous.node import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
+
+ROUND = Round(number=1, offer=offer("a"), members=members("ab"))
+FAILURE = incident("a")
+AGAIN = Judged(Verdict(Action.RESTART, "one more"))
+NEVER = Judged(Verdict(Action.GIVE_UP, "enough", requeue=True))
+ELSEWHERE = Judged(Verdict(Action.EXCLUDE_HOST, "a bad host"))
+TERM = Leaving.signalled(15, "SIGTERM")
+MEETING = AskingState()
+WHY = "rank 0 exited with code 1"
+
+
+def after(state: AskingState, *events: AskingEvent) -> tuple[AskingState, list[AskingEffect]]:
+    """The state after these events, and all that is to be done."""
+    done: list[AskingEffect] = []
+    for event in events:
+        state, effects = step(state, event)
+        done += effects
+    return state, done
+
+
+RUNNING, _ = after(MEETING, Met(ROUND, 0))
+
+
+def test_a_round_starts_workers_with_the_count_of_the_nodes_that_has_spent_most() -> None:
+    state, effects = after(MEETING, Met(ROUND, 3))
+    assert effects == [Start(ROUND, 3)]
+    assert (state.work, state.round, state.restarts) == (Work.RUNNING, ROUND, 0)
+
+
+@pytest.mark.parametrize(
+    ("events", "effects", "work", "restarts"),
+    [
+        pytest.param([Counted(0)], [], Work.RUNNING, 0, id="nobody waits"),
+        pytest.param(
+            [Counted(2)], [Stop(Grace.PLANNED, "2 node(s) wait to join")], Work.STOPPING, 0, id="somebody waits"
+        ),
+        pytest.param(
+            [Counted(2), WorkersGone()],
+            [Stop(Grace.PLANNED, "2 node(s) wait to join"), Ask()],
+            Work.MEETING,
+            0,
+            id="who comes costs no restart",
+        ),
+        pytest.param(
+            [WorkerFailed(FAILURE), WorkersGone()],
+            [Stop(Grace.BROKEN, WHY), Judge(FAILURE, 0)],
+            Work.STOPPING,
+            0,
+            id="no round before the verdict",
+        ),
+        pytest.param(
+            [WorkerFailed(FAILURE), AGAIN],
+            [Stop(Grace.BROKEN, WHY), Judge(FAILURE, 0)],
+            Work.STOPPING,
+            0,
+            id="no round before the last process is gone",
+        ),
+        *(
+            pytest.param(
+                [WorkerFailed(FAILURE), *order],
+                [Stop(Grace.BROKEN, WHY), Judge(FAILURE, 0), Ask()],
+                Work.MEETING,
+                1,
+                id=f"a failure costs one restart, {name} first",
+            )
+            for name, order in (("verdict", [AGAIN, WorkersGone()]), ("end", [WorkersGone(), AGAIN]))
+        ),
+        pytest.param(
+            [WorkerFailed(FAILURE), NEVER, WorkersGone()],
+            [
+                Stop(Grace.BROKEN, WHY),
+                Judge(FAILURE, 0),
+                Close(
+                    Closed(
+                        success=False,
+                        why="enough",
+                        exit_code=ExitCode.JOB_FAILED,
+                        incident=FAILURE,
+                        requeue=True,
+                    )
+                ),
+            ],
+            Work.OVER,
+            0,
+            id="given up",
+        ),
+        pytest.param(
+            [WorkerFailed(FAILURE), ELSEWHERE, WorkersGone()],
+            [Stop(Grace.BROKEN, WHY), Judge(FAILURE, 0), Exit(ExitCode.WITHDRAWN, "a bad host")],
+            Work.OVER,
+            0,
+            id="without this host",
+        ),
+        pytest.param([WorkersDone()], [AwaitOthers()], Work.FINISHING, 0, id="done here"),
+        pytest.param(
+            [WorkersDone(), Counted(1)], [AwaitOthers()], Work.FINISHING, 0, id="who has finished starts no more"
+        ),
+        pytest.param(
+            [WorkersDone(), OthersFinished()],
+            [
+                AwaitOthers(),
+                Close(
+                    Closed(success=True, why="every worker of the last round exited with 0", exit_code=ExitCode.SUCCESS)
+                ),
+            ],
+            Work.OVER,
+            0,
+            id="done everywhere",
+        ),
+        pytest.param(
+            [WorkersDone(), OthersFinished((1, 2))],
+            [
+                AwaitOthers(),
+                Close(
+                    Closed(
+                        success=True,
+                        why="every worker here exited with 0; of node 1, 2 nothing was heard in time",
+                        exit_code=ExitCode.SUCCESS,
+                    )
+                ),
+            ],
+            Work.OVER,
+            0,
+            id="others were not heard of",
+        ),
+        pytest.param(
+            [TERM, WorkersGone()],
+            [Stop(Grace.PLANNED, "received SIGTERM"), Exit(143, "received SIGTERM")],
+            Work.OVER,
+            0,
+            id="leaving",
+        ),
+        pytest.param(
+            [Counted(1), TERM, WorkersGone()],
+            [Stop(Grace.PLANNED, "1 node(s) wait to join"), Exit(143, "received SIGTERM")],
+            Work.OVER,
+            0,
+            id="leaving while stopping",
+        ),
+        pytest.param(
+            [WorkerFailed(FAILURE), WorkersGone(), TERM],
+            [Stop(Grace.BROKEN, WHY), Judge(FAILURE, 0), Exit(143, "received SIGTERM")],
+            Work.OVER,
+            0,
+            id="leaving while policies think",
+        ),
+        pytest.param(
+            [WorkersDone(), TERM],
+            [AwaitOthers(), Exit(143, "received SIGTERM")],
+            Work.OVER,
+            0,
+            id="leaving while others finish",
+        ),
+        pytest.param(
+            [WorkersDone(), OthersFinished(), TERM, WorkerFailed(FAILURE)],
+            [
+                AwaitOthers(),
+                Close(
+                    Closed(success=True, why="every worker of the last round exited with 0", exit_code=ExitCode.SUCCESS)
+                ),
+            ],
+            Work.OVER,
+            0,
+            id="after the end nothing follows",
+        ),
+    ],
+)
+def test_what_follows_in_a_running_round(
+    events: list[AskingEvent], effects: list[AskingEffect], work: Work, restarts: int
+) -> None:
+    state, done = after(RUNNING, *events)
+    assert done == effects
+    assert (state.work, state.restarts) == (work, restarts)
+
+
+def test_a_node_that_waits_for_a_round_leaves_at_once() -> None:
+    state, effects = after(MEETING, TERM, Met(ROUND, 0))
+    assert effects == [Exit(143, "received SIGTERM")]
+    assert state.work is Work.OVER
+
+
+def test_the_next_round_forgets_the_failure_and_says_why_it_came() -> None:
+    state, _ = after(RUNNING, WorkerFailed(FAILURE), AGAIN, WorkersGone())
+    assert state.why == WHY
+    state, effects = after(state, Met(replace(ROUND, number=2), 1), Counted(1), WorkersGone())
+    assert effects == [
+        Start(replace(ROUND, number=2), 1),
+        Stop(Grace.PLANNED, "1 node(s) wait to join"),
+        Ask(),
+    ], "an old verdict judges nothing new"
+    assert state.restarts == 1
+
+
+def test_a_port_that_is_always_taken_ends_in_the_budget() -> None:
+    taken = incident("a", kind=IncidentKind.PORT_TAKEN)
+    _, effects = after(RUNNING, WorkerFailed(taken))
+    assert effects[1] == Judge(replace(taken, kind=IncidentKind.WORKER_FAILED), 0)

@@ -1,0 +1,353 @@
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elastic_core import errors
+from elastic_core.config import RunConfig
+from elastic_core.discovery import Catalogue, Group
+from elastic_core.errors import ElasticError, PluginError, UsageError
+from elastic_core.plugins import Plugins, load, rendezvous_options
+from elastic_core.program import Program, ProgramKind
+from elastic_core.rendezvous import registry
+from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters
+from elastic_core.rendezvous.local import LocalBackend
+
+Install = Callable[..., None]
+
+
+class Bare(RendezvousHandler):
+    """What a user writes at the least."""
+
+    def next_rendezvous(self):  # type: ignore[no-untyped-def]  # as users write it
+        return None, 0, 1
+
+
+class Told(Bare):
+    def __init__(self, params: RendezvousParameters) -> None:
+        self.params = params
+
+
+class Theirs:
+    """A handler of torch's kind, which knows nothing of ours."""
+
+    def next_rendezvous(self) -> SimpleNamespace:
+        return SimpleNamespace(store=None, rank=0, world_size=1, bootstrap_store_info=None)
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return "job"
+
+    def get_backend(self) -> str:
+        return "theirs"
+
+    def shutdown(self) -> bool:
+        return True
+
+
+def parameters(**settings: Any) -> RendezvousParameters:
+    given = {"backend": "mine", "endpoint": "", "run_id": "job", "min_nodes": 1, "max_nodes": 1, **settings}
+    return RendezvousParameters(**given)
+
+
+def made_by(factory: registry.Factory) -> Any:
+    return registry.HandlerPlugin("mine", factory).elastic_make_rendezvous(parameters())
+
+
+def run_config(**settings: Any) -> RunConfig:
+    return RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"), **settings)
+
+
+@pytest.fixture(autouse=True)
+def forgets() -> Iterator[None]:
+    """What a test registers, no other one finds."""
+    before = set(registry.names())
+    yield
+    for name in set(registry.names()) - before:
+        registry.unregister(name)
+
+
+# What a handler need not write ---------------------------------------------------------------------------------------
+
+
+def test_only_next_rendezvous_must_be_written() -> None:
+    assert RendezvousHandler.__abstractmethods__ == {"next_rendezvous"}
+
+
+def test_the_rest_of_a_handler_is_as_torch_has_it() -> None:
+    bare = Bare()
+    bare.set_closed()
+    told = (bare.is_closed(), bare.num_nodes_waiting(), bare.shutdown(), bare.use_agent_store)
+    assert told == (False, 0, True, False)
+    assert (bare.get_backend(), bare.get_run_id()) == ("Bare", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "boolean"), [("true", True), ("1", True), ("Yes", True), ("f", False), ("0", False), ("no", False)]
+)
+def test_parameters_are_read_as_torchs_are(text: str, boolean: bool) -> None:
+    params = parameters(config={"is_host": text, "rank": "3"})
+    assert (params.get("rank"), params.get("other"), params.get("other", "x")) == ("3", None, "x")
+    assert (params.get_as_bool("is_host"), params.get_as_bool("other", True)) == (boolean, True)
+    assert (params.get_as_int("rank"), params.get_as_int("other", 7)) == (3, 7)
+
+
+@pytest.mark.parametrize(("read", "fault"), [("get_as_bool", "neither true nor false"), ("get_as_int", "not a whole")])
+def test_a_parameter_of_another_kind_is_quoted(read: str, fault: str) -> None:
+    with pytest.raises(UsageError, match=rf"--rdzv_conf 'key=soon': 'soon' is {fault}"):
+        getattr(parameters(config={"key": "soon"}), read)("key")
+
+
+# Registering ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_snippet_of_the_documentation_runs() -> None:
+    import elastic_core as elastic
+
+    elastic.rendezvous.registry.register("custom", Bare)
+    assert registry.find("custom") is Bare
+    assert "custom" in registry.names()
+
+
+def test_the_same_again_is_no_harm_and_another_one_is_refused() -> None:
+    for _ in range(2):
+        registry.register("custom", Bare)
+    with pytest.raises(UsageError) as refused:
+        registry.register("custom", Told)
+    home = f"{__name__}."
+    assert refused.value.message == (
+        f"The rendezvous handler 'custom' is registered twice: by {home}Bare and by {home}Told."
+    )
+    assert registry.find("custom") is Bare
+
+
+@pytest.mark.parametrize(("name", "factory"), [("", Bare), ("custom", Bare()), ("custom", None)])
+def test_nothing_but_a_name_and_a_factory_can_be_registered(name: str, factory: Any) -> None:
+    with pytest.raises(UsageError):
+        registry.register(name, factory)
+    assert registry.find(name) is None
+
+
+# Making --------------------------------------------------------------------------------------------------------------
+
+
+def with_default(made: object = None) -> RendezvousHandler:
+    assert made is None
+    return Bare()
+
+
+@pytest.mark.parametrize(
+    ("factory", "kind"),
+    [
+        pytest.param(Bare, Bare, id="class without arguments"),
+        pytest.param(Told, Told, id="class with parameters"),
+        pytest.param(lambda: Bare(), Bare, id="function without arguments"),
+        pytest.param(lambda params: Told(params), Told, id="function with parameters"),
+        pytest.param(with_default, Bare, id="function whose argument has a default"),
+        pytest.param(Theirs, Theirs, id="handler of torch's kind"),
+    ],
+)
+def test_a_factory_is_given_what_it_requires(factory: registry.Factory, kind: type) -> None:
+    handler = made_by(factory)
+    assert type(handler) is kind
+    if isinstance(handler, Told):
+        assert handler.params == parameters()
+
+
+def test_a_factory_that_makes_no_handler_is_named() -> None:
+    with pytest.raises(PluginError, match=r"'mine' is made by .*<lambda>, which returned 'a string'\."):
+        made_by(lambda: "a string")
+
+
+def test_a_class_without_next_rendezvous_is_refused_in_pythons_words() -> None:
+    class Unfinished(RendezvousHandler):
+        pass
+
+    with pytest.raises(ElasticError, match="next_rendezvous"):
+        made_by(Unfinished)
+
+
+# Errors --------------------------------------------------------------------------------------------------------------
+
+
+def raised(name: str, base: type[Exception] = Exception) -> Exception:
+    """An error of torch's: another class of the same name."""
+    error: Exception = type(name, (base,), {})("no luck")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (raised("RendezvousClosedError"), errors.RendezvousClosedError),
+        (raised("RendezvousTimeoutError"), errors.RendezvousTimeoutError),
+        (raised("RendezvousConnectionError"), errors.RendezvousConnectionError),
+        (raised("RendezvousStateError"), errors.RendezvousStateError),
+        (raised("Mine", type(raised("RendezvousClosedError"))), errors.RendezvousClosedError),
+        (raised("KeyError"), errors.RendezvousError),
+    ],
+)
+def test_torchs_errors_are_ours_by_name(error: Exception, kind: type[ElasticError]) -> None:
+    found = registry.translated(error, "the handler failed")
+    assert type(found) is kind
+    assert found.message == f"The handler failed: {type(error).__name__}: no luck"
+
+
+def test_an_error_of_ours_stays_as_it_is_and_a_cause_is_told() -> None:
+    ours = UsageError("wrong")
+    assert registry.translated(ours, "it failed") is ours
+    theirs = ValueError("see below")
+    theirs.__cause__ = OSError("refused")
+    assert registry.translated(theirs, "it failed").message == "It failed: ValueError: see below (refused)"
+
+
+def test_an_error_of_another_kind_says_where_it_was_raised() -> None:
+    def broken() -> RendezvousHandler:
+        raise ValueError("not today")
+
+    with pytest.raises(errors.RendezvousError) as failed:
+        made_by(broken)
+    assert failed.value.message == "The rendezvous handler 'mine' could not be made: ValueError: not today"
+    assert failed.value.hint is not None
+    assert __file__ in failed.value.hint
+
+
+def test_only_a_graceful_exit_is_no_failure() -> None:
+    assert registry.is_graceful_exit(raised("RendezvousGracefulExitError"))
+    assert not registry.is_graceful_exit(raised("RendezvousClosedError"))
+
+
+# Finding -------------------------------------------------------------------------------------------------------------
+
+HANDLER = """
+    from elastic_core import RendezvousHandler
+    from elastic_core.rendezvous import registry
+
+    class Installed(RendezvousHandler):
+        def next_rendezvous(self):
+            return None, 0, 1
+"""
+
+
+def backend_of(plugins: Plugins, name: str) -> Any:
+    return plugins.make_rendezvous(parameters(backend=name))
+
+
+@pytest.mark.parametrize(
+    ("group", "entry_point", "more"),
+    [
+        pytest.param("elastic.rendezvous", "handlers:Installed", "", id="a class"),
+        pytest.param("elastic.rendezvous", "handlers", "registry.register('mine', Installed)", id="a module"),
+        pytest.param(
+            "torchrun.handlers", "handlers:get", "def get():\n    return lambda params: Installed()", id="for torchrun"
+        ),
+    ],
+)
+def test_an_installed_handler_is_a_backend(install: Install, group: str, entry_point: str, more: str) -> None:
+    install("dist", {group: {"mine": entry_point}}, {"handlers": textwrap.dedent(HANDLER) + more})
+    options = rendezvous_options("mine")
+    assert (options.handler, options.endpoint_required, options.single_node) == (True, False, False)
+    assert type(backend_of(load(run_config(rdzv_backend="mine")), "mine")).__name__ == "Installed"
+
+
+def test_a_plugin_may_register_a_handler_and_need_no_hook(install: Install) -> None:
+    source = textwrap.dedent(HANDLER) + "registry.register('custom', Installed)"
+    install("dist", {"elastic.plugins": {"my-handlers": "handlers"}}, {"handlers": source})
+    with pytest.raises(PluginError, match="There is no rendezvous backend 'custom'"):
+        rendezvous_options("custom")
+    assert rendezvous_options("custom", named=["my-handlers"]).handler
+    plugins = load(run_config(rdzv_backend="custom", plugins=("my-handlers",)))
+    assert type(backend_of(plugins, "custom")).__name__ == "Installed"
+
+
+def test_what_is_registered_by_hand_goes_before_what_is_installed() -> None:
+    registry.register("local", Bare)
+    assert type(backend_of(load(run_config(rdzv_backend="local")), "local")) is Bare
+
+
+def test_a_backend_of_ours_goes_before_a_handler_for_torchrun(install: Install) -> None:
+    install("dist", {"torchrun.handlers": {"local": "no_such_module"}})
+    assert isinstance(backend_of(load(run_config(rdzv_backend="local")), "local"), LocalBackend)
+
+
+def test_a_handler_for_torchrun_that_cannot_be_imported_is_named(install: Install) -> None:
+    install("dist", {"torchrun.handlers": {"broken": "no_such_module"}})
+    with pytest.raises(PluginError, match=r"The rendezvous handler 'broken' \(dist 1\.0\) fails to load"):
+        rendezvous_options("broken")
+
+
+def test_handlers_for_torchrun_are_listed(install: Install) -> None:
+    install("dist", {"torchrun.handlers": {"listed": "handlers:get"}})
+    assert "listed" in Catalogue.read().names(Group.HANDLERS)
+
+
+# torch's own ---------------------------------------------------------------------------------------------------------
+
+
+class TorchRegistry(ModuleType):
+    """Stands for ``torch.distributed.elastic.rendezvous`` and its ``registry``."""
+
+    def __init__(self) -> None:
+        super().__init__("rendezvous")
+        self.asked: list[tuple[Any, ...]] = []
+
+    def RendezvousParameters(self, *told: Any, **config: Any) -> Any:
+        return (*told, config)
+
+    def get_rendezvous_handler(self, params: Any) -> Theirs:
+        self.asked.append(params)
+        return Theirs()
+
+
+@pytest.fixture
+def torchs(monkeypatch: pytest.MonkeyPatch) -> TorchRegistry:
+    theirs = TorchRegistry()
+    monkeypatch.setenv(registry.SHARE_SWITCH, "")
+    monkeypatch.delenv(registry.SHARE_SWITCH)
+    for name in ("torch", "torch.distributed", "torch.distributed.elastic"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    for name in ("", ".registry"):
+        monkeypatch.setitem(sys.modules, f"torch.distributed.elastic.rendezvous{name}", theirs)
+    return theirs
+
+
+def test_torchs_own_handlers_are_found_by_a_prefix(torchs: TorchRegistry) -> None:
+    assert rendezvous_options("torch-c10d").handler
+    assert torchs.asked == [], "options are known without it"
+    params = parameters(
+        backend="torch-c10d", endpoint="127.0.0.1:29400", max_nodes=2, config={"timeout": "9"}, node_rank=1
+    )
+    plugins = load(run_config(rdzv_backend="torch-c10d"))
+    assert isinstance(plugins.make_rendezvous(params), Theirs)
+    told = {"timeout": "9", "rank": 1}
+    assert torchs.asked == [("c10d", "127.0.0.1:29400", "job", 1, 2, "127.0.0.1", told)]
+
+
+@pytest.mark.parametrize(("given", "becomes"), [(None, "1"), ("0", "0")])
+def test_torchs_handlers_do_not_share_their_store_unless_asked_to(
+    torchs: TorchRegistry, monkeypatch: pytest.MonkeyPatch, given: str | None, becomes: str
+) -> None:
+    if given is not None:
+        monkeypatch.setenv(registry.SHARE_SWITCH, given)
+    registry.torch_handler("c10d")(parameters(max_nodes=1))
+    assert os.environ[registry.SHARE_SWITCH] == becomes
+
+
+def test_without_torch_its_handlers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed.elastic.rendezvous", None)
+    with pytest.raises(PluginError, match="'torch-c10d' is torch's own, and torch cannot be imported"):
+        registry.torch_handler("c10d")(parameters(backend="torch-c10d"))

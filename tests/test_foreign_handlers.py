@@ -1,0 +1,266 @@
+"""Rendezvous handlers of others, whole jobs: torch's own, one that a user registers, one installed for torchrun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from stage import WORKERS, Agent, Stage, free_port, variable
+
+COST = "a rendezvous handler keeps no ledger"
+
+HANDLERS = '''
+    """Nodes that meet in a folder. A user's own: the agent knows nothing of it but ``next_rendezvous``."""
+
+    import os
+    from pathlib import Path
+
+    from elastic_core import RendezvousHandler
+    from elastic_core.rendezvous import registry
+
+
+    class FolderStore:
+        def __init__(self, folder):
+            self.folder = folder
+            folder.mkdir(parents=True, exist_ok=True)
+
+        def path(self, key):
+            return self.folder / key.replace("/", "-")
+
+        def set(self, key, value):
+            scratch = self.path(key).with_suffix(f".{os.getpid()}")
+            scratch.write_text(value)
+            scratch.rename(self.path(key))
+
+        def get(self, key):
+            try:
+                return self.path(key).read_text()
+            except FileNotFoundError:
+                return None
+
+
+    class CustomRendezvous(RendezvousHandler):
+        """Two nodes, numbered by hand; every round has a folder of its own."""
+
+        def __init__(self, params):
+            self.folder, self.rank, self.round = Path(params.endpoint), int(params.get("node", "0")), 0
+
+        def next_rendezvous(self):
+            self.round += 1
+            return FolderStore(self.folder / str(self.round)), self.rank, 2
+
+
+    class Alone(RendezvousHandler):
+        """Built without arguments, and needs nothing."""
+
+        def next_rendezvous(self):
+            return None, 0, 1
+
+
+    class Nobody(RendezvousHandler):
+        """Waits for a node that never comes."""
+
+        def next_rendezvous(self):
+            while True:
+                print("waiting", flush=True)
+                open(os.environ["GATE"]).read()
+
+
+    def for_torchrun():
+        return lambda params: Alone()
+
+
+    registry.register("custom", CustomRendezvous)
+    registry.register("nobody", Nobody)
+'''
+
+ENTRY_POINTS = """
+    [elastic.plugins]
+    my-handlers = my_handlers
+
+    [elastic.rendezvous]
+    alone = my_handlers:Alone
+
+    [torchrun.handlers]
+    torchruns = my_handlers:for_torchrun
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> dict[str, str]:
+    """The environment of an agent that has the user's distribution installed."""
+    site = tmp_path / "site-packages"
+    information = site / "my_handlers-1.0.dist-info"
+    information.mkdir(parents=True)
+    (site / "my_handlers.py").write_text(textwrap.dedent(HANDLERS))
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: my-handlers\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(textwrap.dedent(ENTRY_POINTS))
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))}
+
+
+@pytest.fixture
+def torch_c10d() -> list[str]:
+    """The flags with which nodes meet over torch's own handler."""
+    endpoint = f"--rdzv_endpoint=127.0.0.1:{free_port()}"
+    return ["--rdzv_backend=torch-c10d", endpoint, "--rdzv_id=job", "--rdzv_conf=last_call_timeout=1"]
+
+
+@pytest.fixture
+def done(tmp_path: Path) -> Path:
+    """The file that ends the job."""
+    return tmp_path / "done"
+
+
+@pytest.fixture
+def custom(stage: Stage, tmp_path: Path, installed: dict[str, str]) -> Callable[..., Agent]:
+    """``custom(node, *arguments)`` starts a node of a job whose rendezvous is the user's."""
+
+    def start(node: int, *arguments: object) -> Agent:
+        flags = ["--plugin=my-handlers", "--rdzv_backend=custom", f"--rdzv_endpoint={tmp_path / 'meeting'}"]
+        return stage.run("--nnodes=2", *flags, f"--rdzv_conf=node={node}", *arguments, env=installed)
+
+    return start
+
+
+def trains(agent: Agent, world_size: int, *, count: int = 1, **fields: object) -> None:
+    agent.wait_for_report("training", count=count, world_size=world_size, **fields)
+
+
+def both_finish(done: Path, *agents: Agent) -> None:
+    done.touch()
+    for agent in agents:
+        assert agent.exit_code() == 0, agent.output
+
+
+# torch's own ---------------------------------------------------------------------------------------------------------
+
+
+def test_nodes_meet_and_join_a_running_job_over_torchs_own_handler(
+    stage: Stage, torch_c10d: list[str], done: Path
+) -> None:
+    command = ["--nnodes=1:2", "--nproc_per_node=2", *torch_c10d, WORKERS / "barrier.py", "--until", done]
+    first = stage.run(*command)
+    trains(first, 2, count=2)
+    second = stage.run(*command)
+    for agent in (first, second):
+        trains(agent, 4, count=2, restart_count=0)
+    both_finish(done, first, second)
+    for agent in (first, second):
+        assert agent.output.count(COST) == 1
+
+
+def test_a_killed_worker_restarts_all_over_torchs_own_handler(stage: Stage, torch_c10d: list[str], done: Path) -> None:
+    command = ["--nnodes=2", "--max_restarts=1", *torch_c10d, WORKERS / "barrier.py", "--until", done]
+    agents = [stage.run(*command) for _ in range(2)]
+    for agent in agents:
+        trains(agent, 2)
+    next(agent for agent in agents if 1 in agent.workers()).kill_worker(1)
+    for agent in agents:
+        trains(agent, 2, restart_count=1)
+    both_finish(done, *agents)
+
+
+def test_workers_share_the_store_of_torchs_static_handler(stage: Stage, done: Path) -> None:
+    where = ["--master_addr=127.0.0.1", f"--master_port={free_port()}"]
+    command = ["--nnodes=2", "--rdzv_backend=torch-static", *where]
+    job = [WORKERS / "allreduce.py", "--until", done]
+    agents = [stage.run(*command, f"--node_rank={rank}", *job) for rank in (0, 1)]
+    for agent in agents:
+        agent.wait_for_report("training", world_size=2)
+    shared = [worker for agent in agents for worker in agent.workers().values()]
+    assert [variable(pid, "TORCHELASTIC_USE_AGENT_STORE") for pid in shared] == ["True", "True"]
+    both_finish(done, *agents)
+
+
+def test_a_store_that_nobody_hosts_is_said_in_one_sentence(stage: Stage) -> None:
+    conf = "--rdzv_conf=is_host=false,read_timeout=1"
+    endpoint = f"--rdzv_endpoint=127.0.0.1:{free_port()}"
+    agent = stage.run("--nnodes=2", "--rdzv_backend=torch-c10d", endpoint, conf, WORKERS / "sleeper.py")
+    assert agent.exit_code() == 69
+    assert "could not be made: RendezvousConnectionError" in agent.output
+    assert "Traceback" not in agent.output
+
+
+# A user's own --------------------------------------------------------------------------------------------------------
+
+
+def test_a_registered_handler_serves_nodes_of_unequal_size_and_roles(custom: Callable[..., Agent]) -> None:
+    place = """printf '{"event": "place", "rank": %s, "role_rank": "%s of %s", "master": "%s"}\\n' \
+        $RANK $ROLE_RANK $ROLE_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT"""
+    program = ["--no_python", "sh", "-c", place]
+    agents = [
+        custom(0, "--nproc_per_node=1", "--role=actor", *program),
+        custom(1, "--nproc_per_node=3", "--role=critic", *program),
+    ]
+    assert [agent.exit_code() for agent in agents] == [0, 0]
+    reports = [report for agent in agents for report in agent.reports("place")]
+    assert {report.rank: report["role_rank"] for report in reports} == {
+        0: "0 of 1",
+        1: "0 of 3",
+        2: "1 of 3",
+        3: "2 of 3",
+    }
+    assert len({report["master"] for report in reports}) == 1
+    for agent in agents:
+        assert agent.output.count(COST) == 1
+
+
+def test_a_registered_handler_is_asked_again_after_a_failure(custom: Callable[..., Agent], done: Path) -> None:
+    job = ["--max_restarts=1", WORKERS / "barrier.py", "--until", done]
+    agents = [custom(node, *job) for node in (0, 1)]
+    for agent in agents:
+        trains(agent, 2)
+    agents[1].kill_worker(1)
+    for agent in agents:
+        trains(agent, 2, restart_count=1)
+    both_finish(done, *agents)
+
+
+def test_a_node_that_gives_up_says_what_failed_there(custom: Callable[..., Agent]) -> None:
+    agent = custom(0, WORKERS / "crasher.py", "--ranks=0")
+    other = custom(1, "--no_python", "sleep", "1000")
+    assert agent.exit_code() == 1
+    assert "Root cause (the first failure on this node)" in agent.output
+    assert "rank 0 does not like restart count 0" in agent.output
+    other.wait_for("round 1:")
+    other.signal(signal.SIGTERM)
+    assert other.exit_code() == 128 + signal.SIGTERM
+
+
+def test_an_agent_leaves_while_its_handler_waits(stage: Stage, tmp_path: Path, installed: dict[str, str]) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    command = ["--plugin=my-handlers", "--rdzv_backend=nobody", "--no_python", "true"]
+    agent = stage.run(*command, env={**installed, "GATE": str(gate)})
+    agent.wait_for("^waiting")
+    agent.signal(signal.SIGINT)
+    assert agent.exit_code() == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize("backend", ["alone", "torchruns"])
+def test_an_installed_handler_is_a_backend_by_its_name(stage: Stage, installed: dict[str, str], backend: str) -> None:
+    agent = stage.run(
+        f"--rdzv_backend={backend}",
+        "--rdzv_conf=anything=goes",
+        "--no_python",
+        "sh",
+        "-c",
+        "echo rank $RANK",
+        env=installed,
+    )
+    assert agent.exit_code() == 0, agent.output
+    assert "rank 0" in agent.lines
+    assert agent.output.count(COST) == 1
+
+
+def test_what_is_installed_is_listed(stage: Stage, installed: dict[str, str]) -> None:
+    agent = stage.start([sys.executable, "-m", "elastic_core", "plugins"], env=installed)
+    assert agent.exit_code() == 0
+    for name in ("my-handlers", "alone", "torchruns"):
+        assert f"  {name} " in agent.output
+    assert "FAILED" not in agent.output
