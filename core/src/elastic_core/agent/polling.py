@@ -222,7 +222,7 @@ class PollingAgent:
                 why = registry.translated(error, "the handler cannot say how many nodes wait").message
                 self._say("handler_silent", f"{why}; the workers go on for {patience:g} s", Level.WARNING)
                 self._blind_since = now
-            case Blind() if now - since >= patience:
+            case Blind() if since is not None and now - since >= patience:
                 why = f"the handler has not answered for {patience:g} s: its store is lost"
                 self._step(Leaving(why, ExitCode.STORE_LOST))
             case Counted():
