@@ -104,6 +104,30 @@ def test_the_scheduler_names_the_run_unless_the_user_does(conf: str, uid: str) -
     assert configure({"SLURM_JOB_ID": "77"}, rdzv_conf=conf).run_uid == uid
 
 
+@pytest.mark.parametrize(
+    ("variables", "line", "hint"),
+    [
+        ({"PET_RDZV_CONF": "nix=1"}, [], "the keys are: {}.\nThe value comes from PET_RDZV_CONF."),
+        (
+            {"PET_NNODES": "2", "PET_STANDALONE": "1"},
+            [],
+            "standalone?\nThe value comes from PET_NNODES.\n{}STANDALONE.",
+        ),
+        ({}, ["--rdzv_conf=nix=1"], "the keys are: {}."),
+    ],
+)
+def test_flags_that_contradict_each_other_say_which_came_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str], line: list[str], hint: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError) as caught, run.command.make_context("run", [*line, "train.py"]) as context:
+        run.command.invoke(context)
+    first, _, last = hint.partition("{}")
+    assert first in (caught.value.hint or "")
+    assert (caught.value.hint or "").endswith(last)
+
+
 def test_plugins_of_the_environment_come_before_those_of_the_line() -> None:
     assert configure({"ELASTIC_PLUGINS": "one, two,"}, plugin=("three",)).plugins == ("one", "two", "three")
 

@@ -296,6 +296,7 @@ def test_every_form_of_the_endpoint_names_one_directory(
     [
         ("", {}, "needs --rdzv_endpoint=DIRECTORY"),
         ("{}/missing/new", {}, "there is no directory '{}/missing'.\nCreate it"),
+        ("/proc/new", {}, "no directory can be made in '/proc'"),
         ("{}/plain", {}, "'{}/plain' is not a directory"),
         ("{}/plain/new", {}, "'{}/plain/new' is not a directory"),
         ("file://host/dir", {}, "'file://host/dir' names no directory of this host"),

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 def main() -> int:
     """Run the command that ``sys.argv`` names; return the exit code."""
-    import sys
+    try:
+        import sys
 
-    from elastic_core.cli.commands import Elastic
-    from elastic_core.cli.render import run
+        from elastic_core.cli.commands import Elastic
+        from elastic_core.cli.render import run
 
-    return run(Elastic(), sys.argv[1:])
+        return run(Elastic(), sys.argv[1:])
+    except KeyboardInterrupt:  # before there was anybody to handle it
+        return 130

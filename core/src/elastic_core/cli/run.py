@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from elastic_core.cli import program, values
 from elastic_core.cli.flags import Flags, RunCommand
 from elastic_core.conf import parse, scheduler_uid
 from elastic_core.config import LINE_PREFIX, MONITOR_INTERVAL, SHUTDOWN_TIMEOUT, RunConfig
+from elastic_core.environment import flag_variable
 from elastic_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +39,11 @@ def run(**flags: Any) -> int:
 
     catalogue, given = Catalogue.read(), Flags(**flags)
     named = plugins_named(given, os.environ)
-    config = configure(given, os.environ, lambda name: plugins.rendezvous_options(name, catalogue, named), _warn)
+    try:
+        config = configure(given, os.environ, lambda name: plugins.rendezvous_options(name, catalogue, named), _warn)
+    except UsageError as exc:
+        exc.hint = _with_sources(exc, click.get_current_context())
+        raise
     loaded = plugins.load(config, catalogue)
     if config.log_dir is not None:
         make_log_dir(config.log_dir)
@@ -52,6 +58,16 @@ def run(**flags: Any) -> int:
 
 
 command = RunCommand(run)
+
+
+def _with_sources(error: UsageError, context: click.Context) -> str | None:
+    """The hint of an error, with the variables that the flags in its message were read from, if any were."""
+    flags = dict.fromkeys(re.findall(r"--(\w+)", error.message))
+    variables = [
+        flag_variable(flag) for flag in flags if context.get_parameter_source(flag) is ParameterSource.ENVIRONMENT
+    ]
+    told = [f"The value comes from {variable}." for variable in variables]
+    return "\n".join([*([error.hint] if error.hint else []), *told]) or None
 
 
 def _warn(warning: str) -> None:
@@ -79,6 +95,8 @@ def configure(
         flags.script, flags.arguments, module=flags.module, no_python=flags.no_python, run_path=flags.run_path
     )
     workers = _count_workers(flags.nproc_per_node, environ)
+    if flags.virtual_local_rank:
+        _check_devices(workers, environ)
     _check_ranks("redirects", flags.redirects.by_rank, workers)
     _check_ranks("tee", flags.tee.by_rank, workers)
     _check_ranks("local_ranks_filter", flags.local_ranks_filter or (), workers)
@@ -222,6 +240,14 @@ def _count_workers(given: int | str, environ: Mapping[str, str]) -> int:
     from elastic_core.machine import Machine, local_world_size  # looks at devices; not for --help
 
     return local_world_size(given, environ, Machine())
+
+
+def _check_devices(workers: int, environ: Mapping[str, str]) -> None:
+    """Whether every local rank finds an accelerator of its own."""
+    from elastic_core.machine import Machine, only_device
+
+    for local_rank in range(workers):
+        only_device(local_rank, environ, Machine())
 
 
 def _shutdown_timeout(flags: Flags, environ: Mapping[str, str]) -> float:

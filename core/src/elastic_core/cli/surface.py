@@ -99,7 +99,7 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--local_addr",
         section=RENDEZVOUS,
-        parse=values.not_empty,
+        parse=values.address,
         metavar="ADDRESS",
         help="The address at which other nodes reach this one.  [default: found by the route to the endpoint]",
     ),
@@ -171,6 +171,7 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--log_dir",
         section=OUTPUT,
+        parse=values.not_empty,
         metavar="DIRECTORY",
         help="Keep workers' output there, by round and rank; nothing is ever deleted.",
     ),

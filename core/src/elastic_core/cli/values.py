@@ -152,6 +152,18 @@ def not_empty(text: str) -> str:
     return text
 
 
+def address(text: str) -> str:
+    """A host's name or numeric address; one in numbers has to be possible."""
+    if re.fullmatch(r"[\d.]*\.[\d.]*|[\da-fA-F:.%]*:.*", not_empty(text), re.ASCII):
+        import ipaddress  # few name an address
+
+        try:
+            ipaddress.ip_address(text)
+        except ValueError:
+            raise Wrong("is not an IP address") from None
+    return text
+
+
 def names(text: str) -> tuple[str, ...]:
     """Names, separated by commas or blanks."""
     return tuple(text.replace(",", " ").split())

@@ -12,7 +12,7 @@ Nothing here imports torch or initialises CUDA, and nothing here changes anythin
 
 from __future__ import annotations
 
-from elastic_core.machine.devices import local_world_size, only_device, visible_devices
+from elastic_core.machine.devices import gpus, local_world_size, only_device, visible_devices
 from elastic_core.machine.numa import worker_cpus
 from elastic_core.machine.reading import Machine
 from elastic_core.machine.topology import Topology, read_topology
@@ -20,6 +20,7 @@ from elastic_core.machine.topology import Topology, read_topology
 __all__ = [
     "Machine",
     "Topology",
+    "gpus",
     "local_world_size",
     "only_device",
     "read_topology",

@@ -366,6 +366,10 @@ def _directory(endpoint: str) -> Path:
     try:
         path.mkdir(exist_ok=True)
     except FileNotFoundError as exc:
+        if path.parent.is_dir():  # a file system of the kernel's, where nothing can be made
+            raise UsageError(
+                f"--rdzv_endpoint {endpoint!r}: no directory can be made in {str(path.parent)!r}.", hint="Name another."
+            ) from exc
         raise UsageError(
             f"--rdzv_endpoint {endpoint!r}: there is no directory {str(path.parent)!r}.",
             hint="Create it, or fix the path.",
