@@ -37,17 +37,7 @@ def left(why: str, incident: Incident | None) -> str:
 
 def root_cause(incident: Incident, known: str = FIRST_OF_ALL) -> list[str]:
     """A failure, as lines for a person."""
-    where = [f"host {incident.host}"]
-    if incident.local_rank is not None:
-        where.append(f"local rank {incident.local_rank}")
-    if incident.pid is not None:
-        where.append(f"pid {incident.pid}")
-    who = f"rank {incident.rank}" if incident.rank is not None else f"node {incident.node_id}"
-    lines = [
-        f"Root cause ({known})",
-        f"  who     {who} ({', '.join(where)}), round {incident.round}, {incident.after:.1f} s after its start",
-        f"  what    {incident.cause()}",
-    ]
+    lines = [f"Root cause ({known})", f"  who     {_who(incident)}", f"  what    {incident.cause()}"]
     if incident.message and incident.message != incident.cause():
         lines.append(f"  error   {incident.message}")
     if incident.log:
@@ -56,6 +46,19 @@ def root_cause(incident: Incident, known: str = FIRST_OF_ALL) -> list[str]:
         lines += ["  last lines of its stderr, or the traceback that it recorded:"]
         lines += [f"    | {line}" for line in incident.detail.rstrip().splitlines()[-30:]]
     return lines
+
+
+def _who(incident: Incident) -> str:
+    """The worker and when it failed; or only the node, whose loss others found later than it happened."""
+    if incident.rank is None:
+        return f"node {incident.host}, round {incident.round}"
+    where = [f"host {incident.host}"]
+    if incident.local_rank is not None:
+        where.append(f"local rank {incident.local_rank}")
+    if incident.pid is not None:
+        where.append(f"pid {incident.pid}")
+    at = f"round {incident.round}, {incident.after:.1f} s after its start"
+    return f"rank {incident.rank} ({', '.join(where)}), {at}"
 
 
 def narrated(ledger: Ledger, entries: Iterable[Entry], now: float, node_id: str) -> Iterator[Event]:
