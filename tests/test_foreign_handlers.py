@@ -79,6 +79,23 @@ HANDLERS = '''
     registry.register("nobody", Nobody)
 '''
 
+JOINING = """
+    import sys
+
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+    from elastic_core.agent.server import LocalElasticAgent, WorkerSpec
+
+    port, script, done, is_host = sys.argv[1:]
+    where = ("127.0.0.1:" + port, "job", 1, 2, "127.0.0.1")
+    parameters = RendezvousParameters("c10d", *where, is_host=is_host, last_call_timeout=1)
+    spec = WorkerSpec(
+        entrypoint=sys.executable, args=(script, "--until", done), rdzv_handler=get_rendezvous_handler(parameters)
+    )
+    sys.exit(LocalElasticAgent(spec).run().is_failed())
+"""
+
 ENTRY_POINTS = """
     [elastic.plugins]
     my-handlers = my_handlers
@@ -152,6 +169,18 @@ def test_nodes_meet_and_join_a_running_job_over_torchs_own_handler(
     both_finish(done, first, second)
     for agent in (first, second):
         assert agent.output.count(COST) == 1
+
+
+def test_a_node_joins_over_a_handler_of_torchs_that_a_program_has_made(stage: Stage, done: Path) -> None:
+    program, port = stage.folder / "agent.py", free_port()
+    program.write_text(textwrap.dedent(JOINING))
+    command = [sys.executable, str(program), str(port), str(WORKERS / "barrier.py"), str(done)]
+    first = stage.start([*command, "true"])
+    trains(first, 1)
+    second = stage.start([*command, "false"])
+    for agent in (first, second):
+        trains(agent, 2, restart_count=0)
+    both_finish(done, first, second)
 
 
 def test_a_killed_worker_restarts_all_over_torchs_own_handler(stage: Stage, torch_c10d: list[str], done: Path) -> None:

@@ -134,11 +134,14 @@ def test_what_has_no_effect_says_so_and_harms_nothing(stage: Stage, flags: list[
 
 
 def test_workers_run_on_the_cpus_that_they_are_bound_to(stage: Stage) -> None:
-    agent = stage.run("--standalone", "--numa_binding=node", "--no_python", "sh", "-c", "taskset -p $$")
-    assert agent.exit_code() == 0
-    [said] = [line for line in agent.lines if "affinity mask" in line]
-    allowed = os.sched_getaffinity(0)
-    assert 0 < int(said.split()[-1], 16) <= sum(1 << cpu for cpu in allowed)
+    says = ["--no_python", "sh", "-c", "taskset -p $$"]
+    agent = stage.run("--standalone", "--nproc_per_node=2", "--numa_binding=exclusive", *says)
+    assert agent.exit_code() == 0, agent.output
+    first, second = (int(line.split()[-1], 16) for line in agent.lines if "affinity mask" in line)
+    allowed = sum(1 << cpu for cpu in os.sched_getaffinity(0))
+    assert min(first, second) > 0
+    assert not first & second
+    assert (first | second) & ~allowed == 0
 
 
 def test_every_worker_sees_one_gpu_as_the_first(stage: Stage) -> None:

@@ -5,12 +5,17 @@ import pytest
 from elastic_core.conf import RendezvousConf, parse, scheduler_uid
 from elastic_core.config import Timing
 from elastic_core.errors import UsageError
+from elastic_core.hookspecs import RendezvousOptions
 
-BACKEND_KEYS = {"is_host": "whether the store lives here", "read_timeout": "seconds"}
+OPTIONS = RendezvousOptions(
+    endpoint="HOST",
+    conf={"is_host": "whether the store lives here", "read_timeout": "seconds"},
+    ignored={"rank": "the nodes count themselves"},
+)
 
 
 def read(text: str) -> RendezvousConf:
-    return parse(text, backend="c10d", backend_keys=BACKEND_KEYS)
+    return parse(text, backend="c10d", options=OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -72,3 +77,16 @@ def test_an_unknown_key_is_answered_with_all_that_there_are() -> None:
 )
 def test_the_scheduler_tells_runs_and_requeues_apart(environ: dict[str, str], uid: str | None) -> None:
     assert scheduler_uid(environ) == uid
+
+
+def test_torchs_keys_are_taken_and_the_backends_own_reason_goes_before_cores() -> None:
+    assert read("rank=1,store_type=file").without_effect == (
+        "--rdzv_conf rank=1 has no effect: the nodes count themselves.",
+        "--rdzv_conf store_type=file has no effect: the backend is the kind of store.",
+    )
+
+
+def test_a_handler_of_others_gets_every_key_and_core_its_own_one() -> None:
+    conf = parse("foo=1,join_timeout=x,fence_after=9", backend="mine", options=RendezvousOptions(handler=True))
+    assert conf.backend == {"foo": "1", "join_timeout": "x", "fence_after": "9"}
+    assert conf.timing == Timing(fence_after=9)

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from elastic_core.config import Stream, StreamMap, Timing
+from elastic_core.config import RunConfig, Stream, StreamMap, Timing
 from elastic_core.errors import UsageError
+from elastic_core.program import Program, ProgramKind
 
 
 @pytest.mark.parametrize(
@@ -29,3 +32,26 @@ def test_the_last_call_may_be_left_out() -> None:
 def test_ranks_that_a_map_does_not_name_have_its_default() -> None:
     streams = StreamMap(default=Stream.OUT, by_rank={12: Stream.ALL})
     assert [streams[0], streams[12]] == [Stream.OUT, Stream.ALL]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"nproc_per_node": 0}, "nproc_per_node 0 is not a whole number of at least 1."),
+        ({"nproc_per_node": "2"}, "nproc_per_node '2' is not a whole number of at least 1."),
+        ({"min_nodes": 0}, "min_nodes 0 is not a whole number of at least 1."),
+        ({"min_nodes": 3, "max_nodes": 2}, "The minimum of 3 nodes is greater than the maximum, 2."),
+        ({"max_restarts": -1}, "max_restarts -1 is not a whole number of at least 0."),
+        ({"max_restarts": True}, "max_restarts True is not a whole number of at least 0."),
+        ({"shutdown_timeout": float("nan")}, "shutdown_timeout nan is not a number of seconds."),
+        ({"role": " "}, "role is empty."),
+        (
+            {"nproc_per_node": 2, "tee": StreamMap(by_rank={2: Stream.ALL})},
+            "--tee names local rank 2, but with --nproc_per_node=2 the last one is 1.",
+        ),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_whoever_asks_for_it(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"), **settings)
+    assert refused.value.message == message

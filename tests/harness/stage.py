@@ -156,6 +156,9 @@ class Stage:
 
     def start(self, command: list[str], *, env: Mapping[str, str] | None = None) -> Agent:
         """Start any launcher."""
+        for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # a shell's background job ignores some
+            if signal.getsignal(signum) is signal.SIG_IGN:
+                signal.signal(signum, signal.SIG_DFL)
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTIC_", "SLURM_"))}
         process = subprocess.Popen(
             command,

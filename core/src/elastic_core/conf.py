@@ -5,9 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 
 from elastic_core.config import Timing
 from elastic_core.errors import UsageError, did_you_mean
+from elastic_core.values import NodeRange
+
+if TYPE_CHECKING:
+    from elastic_core.hookspecs import RendezvousOptions
 
 RUN_UID = "run_uid"
 TIMING_KEYS = tuple(item.name for item in fields(Timing))
@@ -40,23 +45,24 @@ class RendezvousConf:
     """What was given that only torch's own backends know, in a sentence each."""
 
 
-def parse(text: str, *, backend: str, backend_keys: Mapping[str, str], handler: bool = False) -> RendezvousConf:
+def parse(text: str, *, backend: str, options: RendezvousOptions) -> RendezvousConf:
     """Read ``KEY=VALUE,KEY=VALUE``; torch's keys are taken, too, though some mean nothing here.
 
     Args:
         text: As the user typed it; '' for nothing.
         backend: The backend's name, for messages.
-        backend_keys: The keys that it declares, each with its help.
-        handler: Whether it is a handler of others, which gets all keys, known or not.
+        options: What it takes. A handler of others gets all keys, known or not; ``fence_after`` is core's, too.
 
     Raises:
         UsageError: A pair has no ``=``, a key is unknown or given twice, or a duration is not a number of seconds.
     """
     pairs = _pairs(text)
-    if handler:
-        return RendezvousConf(backend=pairs)
-    known = {*TIMING_KEYS, RUN_UID, *backend_keys}
-    ignored = [key for key in pairs if key not in known and key in TORCH_KEYS]
+    if options.handler:
+        fence = {key: _seconds(key, pairs[key]) for key in ("fence_after",) if key in pairs}
+        return RendezvousConf(backend=pairs, timing=Timing(**fence))
+    known = {*TIMING_KEYS, RUN_UID, *options.conf}
+    reasons = {**TORCH_KEYS, **options.ignored}
+    ignored = [key for key in pairs if key not in known and key in reasons]
     for key in pairs:
         if key not in known and key not in ignored:
             pair = f"{key}={pairs[key]}"
@@ -71,8 +77,34 @@ def parse(text: str, *, backend: str, backend_keys: Mapping[str, str], handler: 
         timing=Timing(**{key: _seconds(key, pairs[key]) for key in TIMING_KEYS if key in pairs}),
         run_uid=run_uid,
         backend={key: value for key, value in pairs.items() if key not in (*TIMING_KEYS, RUN_UID, *ignored)},
-        without_effect=tuple(f"--rdzv_conf {key}={pairs[key]} has no effect: {TORCH_KEYS[key]}." for key in ignored),
+        without_effect=tuple(f"--rdzv_conf {key}={pairs[key]} has no effect: {reasons[key]}." for key in ignored),
     )
+
+
+def check_reach(
+    backend: str, endpoint: str, nnodes: NodeRange, options: RendezvousOptions, *, standalone: bool = False
+) -> None:
+    """Whether the nodes can meet at that backend.
+
+    Raises:
+        UsageError: It needs an endpoint, takes none, or serves one node only.
+    """
+    if options.endpoint_required and not endpoint:
+        raise UsageError(
+            f"--rdzv_backend {backend!r} needs an endpoint.", hint=f"Add --rdzv_endpoint={options.endpoint}."
+        )
+    if endpoint and not options.endpoint:
+        raise UsageError(f"--rdzv_endpoint {endpoint!r}: the {backend} backend takes no endpoint.")
+    if options.single_node and nnodes.most > 1:
+        if standalone:
+            raise UsageError(
+                f"--nnodes {str(nnodes)!r}: with --standalone nobody can join.",
+                hint="Did you mean to leave out --standalone?",
+            )
+        raise UsageError(
+            f"--nnodes {str(nnodes)!r}: with the {backend} backend nobody can join.",
+            hint="Say where the nodes meet, e.g. --rdzv_endpoint=HOST[:PORT], the host being one of them.",
+        )
 
 
 def scheduler_uid(environ: Mapping[str, str]) -> str | None:

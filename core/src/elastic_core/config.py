@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+import math
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -12,10 +13,14 @@ from elastic_core.errors import UsageError
 from elastic_core.program import Program
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""On which signals a node leaves, unless ``--signals_to_handle`` says otherwise."""
+"""On which signals a node leaves, as far as they are not ignored, unless ``--signals_to_handle`` says otherwise."""
 SHUTDOWN_TIMEOUT = 30.0
 MONITOR_INTERVAL = 0.1
 LINE_PREFIX = "[rank${rank}]:"
+DEVICES = ("auto", "cpu", "gpu", "xpu")
+"""What ``--nproc_per_node`` can count."""
+NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
+"""How ``--numa_binding`` can bind."""
 
 
 class OnNodeLoss(str, enum.Enum):
@@ -85,7 +90,11 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """One ``elastic run``, validated. Durations are in seconds."""
+    """One ``elastic run``, whoever asks for it. Durations are in seconds.
+
+    Raises:
+        UsageError: A value by itself, or together with another one, cannot be meant.
+    """
 
     program: Program
     min_nodes: int = 1
@@ -106,7 +115,8 @@ class RunConfig:
     """The scheduler's own id of this run (rule S6), from ``run_uid=…`` or the scheduler's environment."""
     allow_version_mismatch: bool = False
     local_addr: str | None = None
-    signals: tuple[signal.Signals, ...] = SIGNALS
+    signals: tuple[signal.Signals, ...] | None = None
+    """On which the node leaves; None for ``SIGNALS``, except those that are ignored when it starts."""
     shutdown_timeout: float = SHUTDOWN_TIMEOUT
     """How long workers of a healthy round get between SIGTERM and SIGKILL."""
     failure_grace: float = 3.0
@@ -132,3 +142,28 @@ class RunConfig:
     plugins: tuple[str, ...] = ()
     no_plugins: tuple[str, ...] = ()
     verbose: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("nproc_per_node", 1), ("min_nodes", 1), ("max_nodes", 1), ("max_restarts", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise UsageError(f"{name} {value!r} is not a whole number of at least {least}.")
+        if self.min_nodes > self.max_nodes:
+            raise UsageError(f"The minimum of {self.min_nodes} nodes is greater than the maximum, {self.max_nodes}.")
+        for name in ("shutdown_timeout", "failure_grace", "monitor_interval"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UsageError(f"{name} {getattr(self, name)!r} is not a number of seconds.")
+        for name in ("role", "rdzv_id", "rdzv_backend"):
+            if not getattr(self, name).strip():
+                raise UsageError(f"{name} is empty.", hint="Give it a name.")
+        self._check_ranks("redirects", self.redirects.by_rank)
+        self._check_ranks("tee", self.tee.by_rank)
+        self._check_ranks("local_ranks_filter", self.local_ranks_filter or ())
+
+    def _check_ranks(self, name: str, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            if rank >= self.nproc_per_node:
+                raise UsageError(
+                    f"--{name} names local rank {rank}, but with --nproc_per_node={self.nproc_per_node} the last one "
+                    f"is {self.nproc_per_node - 1}."
+                )

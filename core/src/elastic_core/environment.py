@@ -74,6 +74,11 @@ VARIABLES = (
     Variable("ROCR_VISIBLE_DEVICES", Use.READ, "AMD's GPUs that are left for HIP_VISIBLE_DEVICES to choose from."),
     Variable("ZE_AFFINITY_MASK", Use.READ, "The same for Intel's GPUs and --nproc_per_node=xpu."),
     Variable("ZE_FLAT_DEVICE_HIERARCHY", Use.READ, "COMPOSITE: an Intel card is one device, whatever its tiles."),
+    Variable(
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+        Use.READ,
+        "0: torch's own rendezvous handlers share their store with the workers, and a node that joins ends the job.",
+    ),
     # The scheduler's.
     Variable("SLURM_JOB_ID", Use.READ, "With SLURM_RESTART_COUNT the run's uid, where --rdzv_conf sets no run_uid."),
     Variable("SLURM_RESTART_COUNT", Use.READ, "How often Slurm has requeued the job."),

@@ -51,7 +51,9 @@ class ResourceError(ElasticError):
 
 
 class RendezvousError(ElasticError):
-    """The base of everything that a rendezvous raises."""
+    """The base of everything that a rendezvous raises, and what its handler fails with."""
+
+    exit_code = ExitCode.UNREACHABLE
 
 
 class RendezvousClosedError(RendezvousError):

@@ -167,12 +167,13 @@ class RendezvousOptions:
             ``HOST`` in it says that an endpoint names a host: then nodes are reached by the way that leads there.
         endpoint_required: Whether a run without ``--rdzv_endpoint`` is refused.
         conf: The ``--rdzv_conf`` keys, each with one line of help.
+        ignored: Keys of torch's that are taken and have no effect, each with the reason, where core's own does not fit.
         single_node: Whether the backend serves one node only.
         handler: Whether it makes a ``RendezvousHandler``, which is asked for newcomers every ``--monitor_interval``
             seconds, and checks all of ``--rdzv_conf`` itself.
     """
 
-    __slots__ = ("conf", "endpoint", "endpoint_required", "handler", "single_node")
+    __slots__ = ("conf", "endpoint", "endpoint_required", "handler", "ignored", "single_node")
 
     def __init__(
         self,
@@ -182,9 +183,11 @@ class RendezvousOptions:
         conf: Mapping[str, str] | None = None,
         single_node: bool = False,
         handler: bool = False,
+        ignored: Mapping[str, str] | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.endpoint_required = endpoint_required
         self.conf = dict(conf or {})
         self.single_node = single_node
         self.handler = handler
+        self.ignored = dict(ignored or {})

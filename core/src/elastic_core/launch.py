@@ -120,13 +120,15 @@ def run_config(config: LaunchConfig) -> RunConfig:
     Raises:
         UsageError: A value cannot be meant.
     """
-    from elastic_core.cli import values  # reads texts as the command line does
+    from elastic_core import values  # reads texts as the command line does
 
     if config.start_method != "spawn":
         _warn(f"start_method={config.start_method!r} has no effect: every worker is a fresh interpreter.")
     options = plugins.rendezvous_options(config.rdzv_backend, named=config.plugins)
     text = ",".join(f"{key}={value}" for key, value in config.rdzv_configs.items())
-    settings = conf.parse(text, backend=config.rdzv_backend, backend_keys=options.conf, handler=options.handler)
+    settings = conf.parse(text, backend=config.rdzv_backend, options=options)
+    nnodes = values.NodeRange(config.min_nodes, config.max_nodes)
+    conf.check_reach(config.rdzv_backend, config.rdzv_endpoint, nnodes, options)
     for warning in settings.without_effect:
         _warn(warning)
     alone = config.rdzv_backend == "local"
@@ -163,7 +165,7 @@ def _run(config: RunConfig) -> None:
 
     loaded = plugins.load(config)
     try:
-        ending = supervisor.run(config, loaded)
+        ending = supervisor.run(config, loaded, alone=False)
     finally:
         loaded.close(5.0)
     if ending.exit_code != 0:

@@ -87,7 +87,7 @@ class Std:
         Raises:
             UsageError: It is neither.
         """
-        from elastic_core.cli import values  # reads texts as the command line does
+        from elastic_core import values  # reads texts as the command line does
 
         try:
             streams = values.stream_map(text)

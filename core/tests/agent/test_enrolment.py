@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent.enrolment import applicant_for, log_directory, parameters
+from elastic_core.agent.enrolment import applicant_for, log_directory, make_log_dir, parameters
 from elastic_core.agent.identity import Seat, host_id
 from elastic_core.config import OnNodeLoss, RunConfig, Stream, StreamMap, Timing
+from elastic_core.errors import UsageError
 from elastic_core.plugins import Plugins, core_plugins
 from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous.api import RendezvousParameters
@@ -137,7 +138,7 @@ def test_logs_that_were_asked_for_are_kept_in_a_directory_of_the_job_and_the_run
 def test_a_temporary_directory_is_removed_unless_streams_are_kept_there(
     temporary: Path, streams: dict[str, StreamMap], removed: bool
 ) -> None:
-    found = log_directory(config(rdzv_id="a/b", **streams), "run1")
+    found = log_directory(config(rdzv_id="a/b", nproc_per_node=4, **streams), "run1")
     [made] = temporary.iterdir()
     assert found == (made, removed)
     assert made.name.startswith("elastic_a%2Fb_run1_")
@@ -147,3 +148,14 @@ def test_a_temporary_directory_is_removed_unless_streams_are_kept_there(
 def test_a_very_long_job_id_still_has_a_temporary_directory(temporary: Path) -> None:
     directory, _ = log_directory(config(rdzv_id="ü" * 300), "run1")
     assert directory.is_dir()
+
+
+def test_the_log_directory_is_made_with_its_parents(tmp_path: Path) -> None:
+    make_log_dir(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_a_log_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    with pytest.raises(UsageError, match=r"--log_dir '.*/train\.py/logs' cannot be made: Not a directory\."):
+        make_log_dir(tmp_path / "train.py" / "logs")

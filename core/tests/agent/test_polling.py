@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from elastic_core.agent import polling
+from elastic_core.agent.outcome import Ending
 from elastic_core.agent.processes import descendants
-from elastic_core.agent.supervisor import Ending
 from elastic_core.config import RunConfig, Timing
 from elastic_core.errors import RendezvousClosedError, RendezvousError, RendezvousStateError
 from elastic_core.events import Event, Level
@@ -72,6 +72,7 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.heard: list[Event] = []
+        self.on: dict[str, Callable[[], None]] = {}
         self.plugins = Plugins()
         for name, plugin in core_plugins().items():
             if name != "log-lines":
@@ -81,6 +82,7 @@ class Run:
     @hookimpl
     def elastic_observe(self, event: Event) -> None:
         self.heard.append(event)
+        self.on.get(event.name, lambda: None)()
 
     def __call__(self, handler: Any, script: str, **settings: Any) -> Ending:
         program = Program(ProgramKind.EXECUTABLE, "sh", ("-c", script))
@@ -281,6 +283,99 @@ def test_a_node_whose_handler_stays_silent_leaves(run: Run) -> None:
     ending = run(Scripted(waiting=look), "exec sleep 1000", timing=Timing(fence_after=0.05))
     assert ending == Ending(ExitCode.STORE_LOST, "the handler has not answered for 0.05 s: its store is lost")
     assert run.said("left") == [f"this node is out: {ending.why}"]
+
+
+def hanging(answers: threading.Event, after: int = 1) -> Callable[[int], int]:
+    """Who waits, by a handler that answers only so many times until it is let go."""
+
+    def look(number: int) -> int:
+        if number > after:
+            answers.wait(PATIENCE)
+        return 0
+
+    return look
+
+
+@pytest.fixture
+def answers() -> Iterator[threading.Event]:
+    """Lets a handler go that hangs."""
+    answers = threading.Event()
+    yield answers
+    answers.set()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_node_whose_handler_hangs_leaves(run: Run, answers: threading.Event) -> None:
+    ending = run(Scripted(waiting=hanging(answers)), "exec sleep 1000", timing=Timing(fence_after=0.05))
+    assert ending == Ending(ExitCode.STORE_LOST, "the handler has not answered for 0.05 s: its store is lost")
+    assert "TimeoutError: no answer for 0 s; the workers go on for 0.05 s" in run.said("handler_silent")[0]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_failure_while_the_handler_hangs_does_not_keep_the_node_waiting_for_ever(
+    run: Run, answers: threading.Event, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    def look(number: int) -> int:
+        gate.write_text("fail\n")
+        return hanging(answers, after=0)(number)
+
+    ending = run(Scripted(waiting=look), f"read line < {gate}; exit 3", max_restarts=1, timing=Timing(fence_after=0.05))
+    assert ending.exit_code == ExitCode.STORE_LOST
+
+
+@pytest.mark.usefixtures("impatient")
+def test_workers_that_finish_while_the_handler_hangs_have_finished(
+    run: Run, answers: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polling, "EXIT_BARRIER", 0.05)
+    monkeypatch.setattr(polling, "FAREWELL", 0.05)
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    def look(number: int) -> int:
+        gate.write_text("done\n")
+        return hanging(answers, after=0)(number)
+
+    assert run(Scripted(waiting=look), f"read line < {gate}").exit_code == 0
+
+
+def test_nodes_that_wait_in_vain_do_not_stop_the_workers_over_and_over(run: Run, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    def look(number: int) -> int:
+        if number == 20:
+            gate.write_text("done\n")
+        return 1
+
+    handler = Scripted(waiting=look)
+    assert run(handler, ROUND + f"test $round = round_2 || exec sleep 1000; read line < {gate}").exit_code == 0
+    assert handler.rounds == 2
+
+
+def test_a_handler_that_exits_is_a_handler_that_failed(run: Run) -> None:
+    def meet(number: int) -> Any:
+        raise SystemExit("no more")
+
+    with pytest.raises(RendezvousError, match="failed: SystemExit: no more"):
+        run(Scripted(meet), "true")
+
+
+def test_a_handler_that_takes_long_is_mentioned(
+    run: Run, monkeypatch: pytest.MonkeyPatch, answers: threading.Event
+) -> None:
+    monkeypatch.setattr(polling, "LONG_WAIT", 0.01)
+
+    def meet(number: int) -> Any:
+        answers.wait(PATIENCE)
+        return None, 0, 1
+
+    run.on["handler_busy"] = answers.set
+    assert run(Scripted(meet), "true").exit_code == 0
+    assert run.said("handler_busy") == ["the handler has looked for a round for 0.01 s and still does"]
 
 
 # No round ------------------------------------------------------------------------------------------------------------

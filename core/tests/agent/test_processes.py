@@ -205,3 +205,22 @@ def test_nothing_is_told_of_a_process_that_is_gone(tell: Callable[[int], str]) -
 def test_the_kernels_function_in_which_a_process_waits_is_a_plain_name(sleeper: subprocess.Popen[bytes]) -> None:
     where = waits_in(sleeper.pid)
     assert where == "" or where.isidentifier()  # '' where the kernel keeps it to itself
+
+
+def test_a_process_is_a_subreaper_for_as_long_as_it_says() -> None:
+    script = """
+import ctypes
+from elastic_core.agent.processes import subreaping
+
+def flag():
+    value = ctypes.c_int()
+    ctypes.CDLL(None).prctl(37, ctypes.byref(value), 0, 0, 0)
+    return value.value
+
+before = flag()
+with subreaping():
+    within = flag()
+print(before, within, flag())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "0 1 0\n"

@@ -359,6 +359,33 @@ def test_a_later_stop_does_not_put_the_deadline_off(listener: Listener) -> None:
     listener.wait(Gone)
 
 
+def test_a_warden_that_is_not_alone_takes_nobody_elses_processes_with_it() -> None:
+    warden = Warden.start(alone=False)
+    other = subprocess.Popen(["sleep", "1000"])
+    reading, writing = os.pipe()
+    warden.spawn(
+        1,
+        ["sh", "-c", "sleep 1000 & echo $!; wait"],
+        dict(os.environ),
+        stdout=writing,
+    )
+    os.close(writing)
+    with open(reading) as lines:
+        child = int(lines.readline())
+    try:
+        os.kill(warden.pid, signal.SIGKILL)
+        heard: list[WardenEvent] = []
+        while not any(isinstance(event, Died) for event in heard):
+            select.select([warden], [], [], PATIENCE)
+            heard += warden.receive()
+        gone(child)
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+        warden.close(PATIENCE)
+
+
 def test_what_outlives_the_last_worker_is_killed_at_once(listener: Listener) -> None:
     """FAULTS 7: a double-forked helper, in a session of its own, that cleared its environment."""
     _, [helper] = listener.started(*PYTHON, ESCAPE + "import signal; signal.pause()")

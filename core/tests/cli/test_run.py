@@ -8,16 +8,16 @@ from types import SimpleNamespace
 import pytest
 
 import elastic_core.agent
-from elastic_core.agent.supervisor import Ending
+from elastic_core.agent.outcome import Ending
 from elastic_core.cli import run
 from elastic_core.cli.flags import Flags
-from elastic_core.cli.values import NodeRange
 from elastic_core.config import RunConfig, Stream, StreamMap, Timing
 from elastic_core.errors import PluginError, RendezvousConnectionError, UsageError
 from elastic_core.events import Event
 from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.plugins import Plugins
 from elastic_core.program import Program, ProgramKind
+from elastic_core.values import NodeRange
 
 TWO_NODES = NodeRange(2, 2)
 OPTIONS = {
@@ -114,14 +114,20 @@ def test_the_scheduler_names_the_run_unless_the_user_does(conf: str, uid: str) -
             "standalone?\nThe value comes from PET_NNODES.\n{}STANDALONE.",
         ),
         ({}, ["--rdzv_conf=nix=1"], "the keys are: {}."),
+        ({"PET_RDZV_BACKEND": "redsi"}, [], "{}The value comes from PET_RDZV_BACKEND."),
+        ({"PET_PLUGIN": "nope"}, [], "{}The value comes from PET_PLUGIN."),
+        ({"ELASTIC_PLUGINS": "nope"}, [], "{}The value comes from ELASTIC_PLUGINS."),
     ],
 )
-def test_flags_that_contradict_each_other_say_which_came_from_the_environment(
+def test_what_is_refused_says_which_of_it_came_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str], line: list[str], hint: str
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError) as caught, run.command.make_context("run", [*line, "train.py"]) as context:
+    with (
+        pytest.raises((UsageError, PluginError)) as caught,
+        run.command.make_context("run", [*line, "train.py"]) as context,
+    ):
         run.command.invoke(context)
     first, _, last = hint.partition("{}")
     assert first in (caught.value.hint or "")
@@ -173,16 +179,6 @@ def test_flags_that_contradict_each_other_are_refused(flags: dict[str, object], 
     assert (refused.value.message, refused.value.hint) == (message, hint)
 
 
-def test_the_log_directory_is_made_with_its_parents(tmp_path: Path) -> None:
-    run.make_log_dir(tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b").is_dir()
-
-
-def test_a_log_directory_that_cannot_be_made_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"--log_dir 'train\.py/logs' cannot be made: Not a directory\."):
-        run.make_log_dir(Path("train.py/logs"))
-
-
 Supervise = Callable[[RunConfig, Plugins], Ending]
 
 
@@ -201,7 +197,6 @@ def test_the_supervisor_gets_config_and_plugins_and_its_code_is_the_runs(
 ) -> None:
     def job(config: RunConfig, plugins: Plugins) -> Ending:
         assert plugins.failure_policies() == ("max-restarts",)
-        assert (tmp_path / "logs").is_dir()
         plugins.publish(Event("e", f"running {config.program.target}"))
         return Ending(75, "too few")
 

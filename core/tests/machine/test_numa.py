@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from elastic_core.config import NUMA_BINDINGS
 from elastic_core.errors import UsageError
 from elastic_core.machine import Machine, Topology, read_topology, worker_cpus
-from elastic_core.machine.numa import MODES
 from elastic_core.machine.topology import Cpu, parse_cpus
 
 
@@ -163,7 +163,7 @@ def test_exclusive_workers_share_out_whole_cores_while_there_are_enough(workers:
     assert sum(map(len, own)) == len(set().union(*own))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", NUMA_BINDINGS)
 def test_a_process_on_this_machine_gets_the_cpus_that_it_is_given(mode: str) -> None:
     topology = read_topology(os.environ, Machine())
     workers = min(2, len({cpu.core for cpu in topology.cpus}))

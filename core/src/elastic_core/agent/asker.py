@@ -18,7 +18,7 @@ from elastic_core.agent.addresses import endpoint_host, local_address
 from elastic_core.agent.ports import HeldPort
 from elastic_core.config import RunConfig
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.rendezvous import exchange
+from elastic_core.rendezvous import exchange, registry
 from elastic_core.rendezvous.api import RendezvousHandler, RendezvousInfo
 from elastic_core.rendezvous.asking import Counted, Met, OthersFinished
 from elastic_core.rendezvous.ledger import Offer
@@ -58,7 +58,7 @@ class ShutDown:
 class Failed:
     """There is no round for this node; or a defect."""
 
-    error: Exception
+    error: BaseException
 
 
 Reply: TypeAlias = "Sealed | Counted | Blind | OthersFinished | ShutDown | Failed"
@@ -120,7 +120,7 @@ class Asker:
                 reply = question()
             except exchange.Cancelled:
                 break
-            except Exception as exc:
+            except BaseException as exc:  # sys.exit() too: whatever ends this thread would be waited for in vain
                 reply = Failed(exc)
             self._post(reply)
         self._drop_port()
@@ -133,8 +133,9 @@ class Asker:
     def _meet(self, number: int, restarts: int, why: str, new_port: bool) -> Sealed:
         if new_port:
             self._drop_port()
-        info = exchange.understood(self._handler.next_rendezvous())
-        shares = bool(getattr(self._handler, "use_agent_store", False))
+        with registry.unshared():
+            info = exchange.understood(self._handler.next_rendezvous())
+            shares = bool(getattr(self._handler, "use_agent_store", False))
         offer = self._offer(info, shares) if info.rank == 0 else Offer("", 0, "")
         mine = exchange.Card(
             node_id=self._node.node_id,

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import tempfile
 import urllib.parse
-from collections.abc import Callable
 from pathlib import Path
 
 from elastic_core.agent.identity import Seat, host_id, host_name
-from elastic_core.agent.output import Output
-from elastic_core.config import RunConfig, Stream
+from elastic_core.config import RunConfig
+from elastic_core.errors import UsageError
 from elastic_core.plugins import Plugins
 from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.join import Applicant, Clock
@@ -75,16 +74,18 @@ def cpus_of_workers(config: RunConfig) -> tuple[frozenset[int], ...]:
     return tuple(worker_cpus(config.numa_binding, rank, workers, topology) for rank in range(workers))
 
 
-def output_for(config: RunConfig, report: Callable[[str], None]) -> Output:
-    """Where the workers' streams go; ``report`` is told what cannot be kept or shown."""
-    return Output(
-        redirects=config.redirects,
-        tee=config.tee,
-        keep=config.log_dir is not None,
-        shown=config.local_ranks_filter,
-        filters={Stream.OUT: config.stdout_filters, Stream.ERR: config.stderr_filters},
-        report=report,
-    )
+def make_log_dir(path: Path) -> None:
+    """Make the directory for logs, or find that there can be none while nothing has started yet.
+
+    Raises:
+        UsageError: It cannot be made, or not be written to.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise UsageError(f"--log_dir {str(path)!r} cannot be made: {exc.strerror}.") from exc
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UsageError(f"--log_dir {str(path)!r} may not be written to.")
 
 
 def log_directory(config: RunConfig, run_uid: str) -> tuple[Path, bool]:

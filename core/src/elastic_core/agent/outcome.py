@@ -5,14 +5,42 @@ Every node prints the same root cause, because it comes from the ledger's last e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
-from elastic_core.events import Event, Field
+from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
+from elastic_core.plugins import Plugins
 from elastic_core.rendezvous.ledger import Closed, Entry, Halt, HaltReason, Ledger, Round, advance
+from elastic_core.rendezvous.rows import NodeInfo
+
+Publish = Callable[[Event], None]
 
 FIRST_OF_ALL = "the first failure across all nodes"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an agent ended."""
+
+    exit_code: int
+    """One of ``ExitCode``, or 128 and the number of a signal."""
+    why: str
+    incident: Incident | None = None
+    """The root cause of a failed job, if it was a worker's failure."""
+
+
+def publish_as(plugins: Plugins, info: NodeInfo, event: Event) -> None:
+    """Tell the observers; agents that share a host are told apart by their seats."""
+    plugins.publish(replace(event, fields={"node": str(info), **event.fields}))
+
+
+def finish(publish: Publish, closed: Closed, *, known: str = FIRST_OF_ALL) -> Ending:
+    """Tell the observers how the job ended, and whose fault it was; ``known`` says what the incident is taken for."""
+    level = Level.INFO if closed.success else Level.ERROR
+    publish(Event("job_closed", report(closed, known), level, {"success": closed.success}))
+    return Ending(closed.exit_code, closed.why, closed.incident)
 
 
 def report(closed: Closed, known: str = FIRST_OF_ALL) -> str:

@@ -8,22 +8,23 @@ that a rendezvous that takes an hour keeps nobody from leaving.
 
 from __future__ import annotations
 
-import contextlib
-import shutil
+import itertools
 import threading
 import uuid
-from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
 from elastic_core.agent import outcome
 from elastic_core.agent.asker import EXIT_BARRIER, Asker, Blind, Failed, Sealed, ShutDown
-from elastic_core.agent.enrolment import applicant_for, cpus_of_workers, log_directory, output_for
+from elastic_core.agent.enrolment import applicant_for, cpus_of_workers
+from elastic_core.agent.hands import CLOSING, WARDEN_PATIENCE, Hands, hands
 from elastic_core.agent.identity import Seat
-from elastic_core.agent.inbox import Inbox, SignalReceived
-from elastic_core.agent.supervisor import WARDEN_PATIENCE, Ending, Publish, finish, publish_as
-from elastic_core.agent.warden import Died, Gone, Stuck, Warden, become_subreaper
-from elastic_core.agent.workers import WorkerGroup, start_failure
+from elastic_core.agent.inbox import SignalReceived
+from elastic_core.agent.outcome import Ending, Publish, finish, publish_as
+from elastic_core.agent.processes import subreaping
+from elastic_core.agent.warden import Died, Gone, Stuck
+from elastic_core.agent.workers import start_failure
 from elastic_core.config import RunConfig
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
@@ -47,12 +48,17 @@ from elastic_core.rendezvous.asking import (
     step,
 )
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import Halt, Round
+from elastic_core.rendezvous.ledger import Halt, HaltReason, Round
 from elastic_core.rendezvous.node import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
 from elastic_core.rendezvous.rows import NodeInfo
 
 BLIND_INTERVAL = 5.0
-"""Least seconds between two looks while the handler does not answer: each may write warnings of its own."""
+"""Seconds until a look that has no answer counts as one that failed, and between two looks from then on: each may
+write warnings of its own."""
+BARREN_INTERVAL = 10.0
+"""Seconds to let a round run that came for nodes which waited, and has as many nodes as the one before."""
+LONG_WAIT = 30.0
+"""Seconds after which it is said that the handler is still being waited for."""
 FAREWELL = 10.0
 """Most seconds to spend on shutting a handler down."""
 
@@ -66,7 +72,14 @@ a node that has finished waits for the others for {EXIT_BARRIER:.0f} s"""
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """It is time to ask who waits, if this round still runs."""
+    """It is time to ask who waits, unless another look was arranged since."""
+
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class _StillAsking:
+    """The handler may still be looking for a round."""
 
     round: int
 
@@ -83,7 +96,7 @@ class _Crashed:
     error: BaseException
 
 
-def run(config: RunConfig, plugins: Plugins, handler: RendezvousHandler) -> Ending:
+def run(config: RunConfig, plugins: Plugins, handler: RendezvousHandler, *, alone: bool = True) -> Ending:
     """Run one agent to its end with a handler, whose job id goes before the run's. Main thread only.
 
     Raises:
@@ -91,8 +104,8 @@ def run(config: RunConfig, plugins: Plugins, handler: RendezvousHandler) -> Endi
     """
     config = replace(config, rdzv_id=handler.get_run_id() or config.rdzv_id)
     clock, cpus = Clock(new_id=lambda: uuid.uuid4().hex[:12]), cpus_of_workers(config)
-    with contextlib.ExitStack() as stack:
-        become_subreaper()
+    with ExitStack() as stack:
+        stack.enter_context(subreaping())
         seat = Seat.take(config.rdzv_id)
         stack.callback(seat.close)
         info = applicant_for(config, plugins, seat, clock).info
@@ -100,13 +113,14 @@ def run(config: RunConfig, plugins: Plugins, handler: RendezvousHandler) -> Endi
         message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {info}"
         publish(Event("joining", message, fields={"node_id": info.node_id}))
         publish(Event("no_ledger", f"{config.rdzv_backend}: {COST}", Level.WARNING))
-        agent = PollingAgent(config, plugins, publish, handler, info, seat, clock, cpus)
+        given = stack.enter_context(hands(config, plugins, publish, info, clock.new_id(), seat, cpus, alone=alone))
+        agent = PollingAgent(config, plugins, publish, handler, info, clock, given)
         stack.callback(agent.close)
         return agent.run()
 
 
 class PollingAgent:
-    """The agent's state, and the hands that do what the node's mind says."""
+    """The agent's state, and what it does with its hands when the node's mind says so."""
 
     def __init__(
         self,
@@ -115,36 +129,29 @@ class PollingAgent:
         publish: Publish,
         handler: RendezvousHandler,
         info: NodeInfo,
-        seat: Seat,
         clock: Clock,
-        cpus: Sequence[frozenset[int]] = (),
+        hands: Hands,
     ) -> None:
         self._config, self._plugins, self._publish, self._clock = config, plugins, publish, clock
+        self._inbox, self._handled, self._warden, self._group = hands.inbox, hands.signals, hands.warden, hands.group
         self._state = AskingState()
         self._sealed: Sealed | None = None
         self._port_taken = False
+        self._looks = itertools.count(1)
+        self._look = 0
+        """The newest look that was arranged."""
+        self._asked_at: float | None = None
+        """When the handler was asked who waits, if it has not answered."""
         self._blind_since: float | None = None
         """When the handler first failed to say how many nodes wait; None while it does."""
+        self._quiet_until = 0.0
+        """Until when nodes that wait are left waiting."""
         self._signals = 0
         self._ending: Ending | None = None
         self._over = False
         """Whether the farewell is over, too."""
         self._closed = False
         self._closing = threading.Lock()
-        self._inbox = Inbox(config.signals)
-        self._warden = Warden.start(hold=[seat.fileno()])
-        self._inbox.watch(self._warden, self._warden.receive)
-        self._output = output_for(config, partial(self._say, "output", level=Level.WARNING))
-        run_uid = clock.new_id()
-        self._directory, self._temporary = log_directory(config, run_uid)
-        if self._temporary:
-            self._warden.sweep(str(self._directory))
-        elif config.log_dir is None:
-            self._say("logs", f"logs are in {self._directory}")
-        plugins.run_starts(config, run_uid, info, None if self._temporary else self._directory)
-        self._group = WorkerGroup(
-            config, plugins, self._warden, self._output, info, run_uid, self._directory, publish, cpus
-        )
         self._asker = Asker(handler, info, config, self._post)
 
     def run(self) -> Ending:
@@ -157,27 +164,27 @@ class PollingAgent:
         return self._ending
 
     def close(self) -> None:
-        """End whatever still runs, give everything back. Safe at any time, once."""
-        self._warden.close(timeout=2.0)
+        """End whatever still runs, and the asking. Safe at any time, once."""
+        self._warden.close(CLOSING)
         self._asker.close()
-        self._output.close()
         with self._closing:
             self._closed = True
-            self._inbox.close()
-        if self._temporary:
-            shutil.rmtree(self._directory, ignore_errors=True)
 
     # What happened ---------------------------------------------------------------------------------------------------
 
     def _handle(self, event: object) -> None:
         match event:
             case Sealed():
-                self._sealed = event
-                self._step(event.met)
-            case _Look(number):
-                if self._state.work is Work.RUNNING and number == self._round:
-                    self._asker.count()
+                self._on_sealed(event)
+            case _Look(serial) if serial == self._look:
+                self._on_look()
+            case _Look():
+                pass
+            case _StillAsking(number):
+                if self._state.work is Work.MEETING and number == self._round:
+                    self._say("handler_busy", f"the handler has looked for a round for {LONG_WAIT:g} s and still does")
             case Counted() | Blind():
+                self._asked_at = None
                 self._on_count(event)
             case Failed(error):
                 self._on_failure(error)
@@ -214,6 +221,26 @@ class PollingAgent:
         if isinstance(event, Stuck):
             self._leave(ExitCode.WITHDRAWN, f"process {event.pid} cannot be killed")
 
+    def _on_sealed(self, sealed: Sealed) -> None:
+        before, now = self._state.round, self._clock.now()
+        resized = self._state.reason is HaltReason.RESIZE
+        if resized and before is not None and len(before.members) == len(sealed.met.round.members):
+            self._quiet_until = now + BARREN_INTERVAL
+        self._sealed = sealed
+        self._step(sealed.met)
+
+    def _on_look(self) -> None:
+        """Ask who waits; or, where the handler was asked and does not answer, take that for an answer, too.
+
+        The question stays, and with it whatever is asked after it: so this goes on while the node waits for a round.
+        """
+        if self._asked_at is not None:
+            self._on_count(Blind(TimeoutError(f"no answer for {self._clock.now() - self._asked_at:.0f} s")))
+        elif self._state.work is Work.RUNNING:
+            self._asked_at = self._clock.now()
+            self._asker.count()
+            self._look_later(BLIND_INTERVAL)
+
     def _on_count(self, event: Counted | Blind) -> None:
         """Losing sight of the handler's store does not stop healthy workers at once (as rule S4); it is said once."""
         patience, since, now = self._config.timing.fence_after, self._blind_since, self._clock.now()
@@ -229,11 +256,14 @@ class PollingAgent:
                 if since is not None:
                     self._say("handler_answers", "the handler says again how many nodes wait")
                 self._blind_since = None
-                self._step(event)
-        if self._state.work is Work.RUNNING:
-            self._look_later()
+                if now >= self._quiet_until:
+                    self._step(event)
+        if self._blind_since is not None:
+            self._look_later(max(self._config.monitor_interval, BLIND_INTERVAL))
+        elif self._state.work is Work.RUNNING:
+            self._look_later(self._config.monitor_interval)
 
-    def _on_failure(self, error: Exception) -> None:
+    def _on_failure(self, error: BaseException) -> None:
         """There is no round for this node; by then it has no workers either."""
         if not registry.is_graceful_exit(error):
             raise registry.translated(error, f"the rendezvous handler {self._config.rdzv_backend!r} failed") from error
@@ -246,7 +276,7 @@ class PollingAgent:
         self._over = True
 
     def _on_signal(self, signum: int) -> None:
-        if signum not in self._config.signals:
+        if signum not in self._handled:
             return
         self._signals += 1
         name = signal_name(signum)
@@ -283,6 +313,7 @@ class PollingAgent:
             case Ask():
                 state = self._state
                 self._asker.meet(self._round + 1, state.restarts, state.why, new_port=self._port_taken)
+                self._inbox.at(self._clock.now() + LONG_WAIT, _StillAsking(self._round))
             case Start(current, restart_count):
                 self._start(current, restart_count)
             case Stop(grace, why):
@@ -293,6 +324,7 @@ class PollingAgent:
                 self._say("workers_done", f"all local workers of round {self._round} exited with 0")
                 if self._sealed is not None:
                     self._asker.finish(self._sealed.info)
+                    self._inbox.at(self._clock.now() + EXIT_BARRIER + FAREWELL, OthersFinished())  # asked in vain
             case Close(closed):
                 self._ending = finish(self._publish, closed, known="the first failure on this node")
                 self._asker.shut_down()
@@ -314,7 +346,7 @@ class PollingAgent:
             self._group.start(current, restart_count, use_agent_store=shares)
         except (ElasticError, OSError) as exc:
             self._step(start_failure(self._group, current, exc))
-        self._look_later()
+        self._look_later(self._config.monitor_interval)
 
     def _round_started(self, current: Round) -> Event:
         nodes, restarts = len(current.members), self._state.restarts
@@ -333,11 +365,9 @@ class PollingAgent:
         }
         return Event("round_started", message, fields=fields)
 
-    def _look_later(self) -> None:
-        interval = self._config.monitor_interval
-        if self._blind_since is not None:
-            interval = max(interval, BLIND_INTERVAL)
-        self._inbox.at(self._clock.now() + interval, _Look(self._round))
+    def _look_later(self, seconds: float) -> None:
+        self._look = next(self._looks)
+        self._inbox.at(self._clock.now() + seconds, _Look(self._look))
 
     def _stop(self, grace: Grace, why: str) -> None:
         planned = grace is Grace.PLANNED

@@ -11,13 +11,13 @@ import errno
 import fcntl
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeAlias, TypeVar
 
 Process: TypeAlias = "tuple[int, int]"
 """A process, whatever becomes of its number: (pid, start time in ticks since boot)."""
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 _spares: list[int] = []
@@ -28,6 +28,18 @@ def become_subreaper() -> None:
     """Adopt every descendant of this process whose own parent dies, instead of leaving it to init."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     keep_a_spare()
+
+
+@contextlib.contextmanager
+def subreaping() -> Iterator[None]:
+    """The same for as long as the block runs: in a process that is not ours alone it must end."""
+    before = ctypes.c_int()
+    _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(before))
+    become_subreaper()
+    try:
+        yield
+    finally:
+        _prctl(_PR_SET_CHILD_SUBREAPER, before.value)
 
 
 def keep_a_spare() -> None:

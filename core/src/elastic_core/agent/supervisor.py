@@ -7,27 +7,27 @@ streams are the output's; so the loop itself never waits for anything but the ne
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 
 from elastic_core.agent import outcome
 from elastic_core.agent.addresses import endpoint_host, local_address
-from elastic_core.agent.enrolment import applicant_for, cpus_of_workers, log_directory, output_for, parameters
+from elastic_core.agent.enrolment import applicant_for, cpus_of_workers, make_log_dir, parameters
+from elastic_core.agent.hands import CLOSING, WARDEN_PATIENCE, Hands, hands
 from elastic_core.agent.identity import Seat
-from elastic_core.agent.inbox import Inbox, SignalReceived
+from elastic_core.agent.inbox import SignalReceived
+from elastic_core.agent.outcome import Ending, Publish, finish, publish_as
 from elastic_core.agent.ports import HeldPort
-from elastic_core.agent.processes import open_standard_streams
-from elastic_core.agent.warden import Died, Fenced, Gone, Stuck, Warden, become_subreaper
-from elastic_core.agent.workers import WorkerGroup, start_failure
+from elastic_core.agent.processes import open_standard_streams, subreaping
+from elastic_core.agent.warden import Died, Fenced, Gone, Stuck
+from elastic_core.agent.workers import start_failure
 from elastic_core.config import RunConfig
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
-from elastic_core.incidents import Incident, signal_name
+from elastic_core.incidents import signal_name
 from elastic_core.plugins import Plugins
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.join import Clock, join
@@ -55,16 +55,12 @@ from elastic_core.rendezvous.node import (
 from elastic_core.rendezvous.rows import NodeInfo
 from elastic_core.rendezvous.session import Session, SessionCalls
 
-Publish = Callable[[Event], None]
-
 SILENT_PROGRESS = 30.0
 """Seconds that all ranks of a silent script must be alive to count as progress (rule L4)."""
 FENCE_SHARE = 0.8
 """Part of ``fence_after`` without store contact after which a node stops its own workers (rule S4)."""
 STORE_PATIENCE = 0.5
 """Seconds that a leaving node waits for the store to say whether others have finished."""
-WARDEN_PATIENCE = 5.0
-"""Seconds that the warden gets to kill everything, after the second signal."""
 FAREWELL = 10.0
 """Most seconds to spend on leaving the roster properly."""
 
@@ -104,49 +100,44 @@ class _Crashed:
     error: BaseException
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How an agent ended."""
-
-    exit_code: int
-    """One of ``ExitCode``, or 128 and the number of a signal."""
-    why: str
-    incident: Incident | None = None
-    """The root cause of a failed job, if it was a worker's failure."""
-
-
-def run(config: RunConfig, plugins: Plugins) -> Ending:
+def run(config: RunConfig, plugins: Plugins, *, alone: bool = True) -> Ending:
     """Run one agent to its end; the CLI's and any caller's way in. Main thread only.
+
+    ``alone`` says that nothing else in this process starts processes, as :meth:`Warden.start` has it.
 
     Raises:
         ElasticError: What the user must hear before anything was started: no store, refused, too few nodes.
     """
     open_standard_streams()
+    if config.log_dir is not None:
+        make_log_dir(config.log_dir)
     clock, cpus = Clock(new_id=lambda: uuid.uuid4().hex[:12]), cpus_of_workers(config)
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         store = plugins.make_rendezvous(parameters(config))
         if not isinstance(store, RendezvousBackend):
-            from elastic_core.agent import polling  # seldom needed, and built on this module
+            from elastic_core.agent import polling  # seldom needed
 
-            return polling.run(config, plugins, store)
+            return polling.run(config, plugins, store, alone=alone)
         stack.callback(store.close)
-        become_subreaper()
+        stack.enter_context(subreaping())
         seat = Seat.take(config.rdzv_id)  # not the endpoint too: it has many spellings
         stack.callback(seat.close)
         applicant = applicant_for(config, plugins, seat, clock)
-        message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {applicant.info}"
-        publish = partial(publish_as, plugins, applicant.info)
-        publish(Event("joining", message, fields={"node_id": applicant.info.node_id}))
+        info = applicant.info
+        publish = partial(publish_as, plugins, info)
+        message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {info}"
+        publish(Event("joining", message, fields={"node_id": info.node_id}))
         found = join(store, applicant, clock)
         if isinstance(found, Closed):
             return finish(publish, found)
-        supervisor = Supervisor(config, plugins, publish, store, applicant.info, found, seat, clock, cpus)
+        given = stack.enter_context(hands(config, plugins, publish, info, found.head.run, seat, cpus, alone=alone))
+        supervisor = Supervisor(config, plugins, publish, store, info, found, clock, given)
         stack.callback(supervisor.close)
         return supervisor.run()
 
 
 class Supervisor:
-    """The agent's state, and the hands that do what the node's mind says."""
+    """The agent's state, and what it does with its hands when the node's mind says so."""
 
     def __init__(
         self,
@@ -156,11 +147,11 @@ class Supervisor:
         store: RendezvousBackend,
         info: NodeInfo,
         ledger: Ledger,
-        seat: Seat,
         clock: Clock,
-        cpus: Sequence[frozenset[int]] = (),
+        hands: Hands,
     ) -> None:
         self._config, self._plugins, self._publish, self._clock = config, plugins, publish, clock
+        self._inbox, self._handled, self._warden, self._group = hands.inbox, hands.signals, hands.warden, hands.group
         self._embedded = store.embedded
         self._state = NodeState(info=info, ledger=ledger)
         self._address = local_address(
@@ -174,20 +165,6 @@ class Supervisor:
         self._finishing = False
         self._exit: Exit | None = None
         self._row: object = None
-        self._inbox = Inbox(config.signals)
-        self._warden = Warden.start(hold=[seat.fileno()])
-        self._inbox.watch(self._warden, self._warden.receive)
-        report = partial(self._say, "output", level=Level.WARNING)
-        self._output = output_for(config, report)
-        self._directory, self._temporary = log_directory(config, ledger.head.run)
-        if self._temporary:
-            self._warden.sweep(str(self._directory))
-        elif config.log_dir is None:
-            self._say("logs", f"logs are in {self._directory}")
-        plugins.run_starts(config, ledger.head.run, info, None if self._temporary else self._directory)
-        self._group = WorkerGroup(
-            config, plugins, self._warden, self._output, info, ledger.head.run, self._directory, publish, cpus
-        )
         calls = SessionCalls(
             post=self._inbox.post,
             publish=publish,
@@ -208,17 +185,13 @@ class Supervisor:
         return self._conclude(self._exit)
 
     def close(self) -> None:
-        """Leave the roster, end whatever still runs, give everything back. Safe at any time, once."""
+        """End whatever still runs, leave the roster, let the ports go. Safe at any time, once."""
         leaving = self._state.leaving is not None or self._exit is None
-        self._warden.close(timeout=2.0)  # the workers first: where all went well there are none
-        self._session.close(FAREWELL if not leaving else 2.0)
-        self._output.close()
+        self._warden.close(CLOSING)  # the workers first: where all went well there are none
+        self._session.close(FAREWELL if not leaving else CLOSING)
         for port in (self._port, self._used_port):
             if port is not None:
                 port.close()
-        self._inbox.close()
-        if self._temporary:
-            shutil.rmtree(self._directory, ignore_errors=True)
 
     # What happened ---------------------------------------------------------------------------------------------------
 
@@ -260,7 +233,7 @@ class Supervisor:
                     self._exit = Exit(ExitCode.WITHDRAWN, f"process {event.pid} cannot be killed")
 
     def _on_signal(self, signum: int) -> None:
-        if signum not in self._config.signals:
+        if signum not in self._handled:
             return
         self._signals += 1
         if self._signals > 1:
@@ -381,15 +354,3 @@ class Supervisor:
         incident = self._state.incident if end.code == ExitCode.STORE_LOST else None
         self._say("left", outcome.left(end.why, incident), Level.INFO if end.code == 0 else Level.WARNING)
         return Ending(end.code, end.why, incident)
-
-
-def publish_as(plugins: Plugins, info: NodeInfo, event: Event) -> None:
-    """Tell the observers; agents that share a host are told apart by their seats."""
-    plugins.publish(replace(event, fields={"node": str(info), **event.fields}))
-
-
-def finish(publish: Publish, closed: Closed, *, known: str = outcome.FIRST_OF_ALL) -> Ending:
-    """Tell the observers how the job ended, and whose fault it was; ``known`` says what the incident is taken for."""
-    level = Level.INFO if closed.success else Level.ERROR
-    publish(Event("job_closed", outcome.report(closed, known), level, {"success": closed.success}))
-    return Ending(closed.exit_code, closed.why, closed.incident)

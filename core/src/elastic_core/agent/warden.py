@@ -109,10 +109,15 @@ WardenEvent: TypeAlias = "Spawned | SpawnFailed | Exited | Signalled | Gone | St
 class Warden:
     """A running warden, made by :meth:`start`. Its owner should be a subreaper itself (:func:`become_subreaper`)."""
 
-    def __init__(self, process: subprocess.Popen[bytes], channel: Channel, others: frozenset[Process]) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], channel: Channel, others: frozenset[Process], *, alone: bool
+    ) -> None:
         self._process = process
         self._channel = channel
         self._others = others
+        self._alone = alone
+        self._workers: set[int] = set()
+        """All that there have been; each led a session."""
         self._stops = 0
         self._unanswered: int | None = None
         self._fences = 0
@@ -122,8 +127,13 @@ class Warden:
         self._ready.register(channel, select.EPOLLIN)
 
     @classmethod
-    def start(cls, *, hold: Sequence[int] = ()) -> Warden:
-        """Start the process. It keeps the descriptors ``hold`` open until its last descendant is gone.
+    def start(cls, *, hold: Sequence[int] = (), alone: bool = True) -> Warden:
+        """Start the process.
+
+        Args:
+            hold: Descriptors that it keeps open until its last descendant is gone.
+            alone: Whether nothing else in this process starts others. If the warden is killed, then whatever has come
+                below this process since must be its orphans, and is killed; else only what is in a worker's session.
 
         Raises:
             ResourceError: No process could be made.
@@ -145,7 +155,7 @@ class Warden:
                 f"The warden, the process that starts the workers, could not be started: {exc}.",
                 hint="Check the limits of processes and open files (ulimit -u, ulimit -n).",
             ) from exc
-        return cls(process, Channel(ours), others)
+        return cls(process, Channel(ours), others, alone=alone)
 
     @property
     def pid(self) -> int:
@@ -231,7 +241,10 @@ class Warden:
         """Kill everything below the warden, and wait for its end, for ``timeout`` seconds at most.
 
         After that it goes on by itself: it holds what it was given to hold until a process that does not die has died.
+        Calling it again does nothing.
         """
+        if self._channel.closed and self._ready.closed:
+            return
         self._channel.close()  # end-of-file is the order
         self.wake()
         self._await_end(timeout)
@@ -249,6 +262,7 @@ class Warden:
         """What a message means to the caller; None for an answer to a stop that a later one, or a fence, overtook."""
         match message:
             case {"event": "spawned", "tag": tag, "pid": pid}:
+                self._workers.add(pid)
                 return Spawned(tag, pid)
             case {"event": "spawn_failed", "tag": tag, "error": error}:
                 return SpawnFailed(tag, error)
@@ -274,13 +288,24 @@ class Warden:
         self._await_end(_BURIAL)
         code = self._process.returncode
         killed = set(self._others)
-        while fresh := [process for process in descendants(os.getpid()) if process not in killed]:
+        while fresh := [
+            process for process in descendants(os.getpid()) if process not in killed and self._left(process)
+        ]:
             for process in fresh:
                 kill(process)
             killed.update(fresh)
         if code is None:
             return "it hung up"
         return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+
+    def _left(self, process: Process) -> bool:
+        """Whether a process below us was the warden's."""
+        if self._alone:
+            return True
+        try:
+            return os.getsid(process[0]) in self._workers
+        except ProcessLookupError:
+            return False
 
     def _await_end(self, timeout: float) -> None:
         if self._process.poll() is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from elastic_core.cli import values
+from elastic_core import values
 from elastic_core.environment import flag_variable
 from elastic_core.errors import UsageError
 

@@ -12,9 +12,9 @@ from itertools import groupby
 
 import click
 
-from elastic_core.cli import values
+from elastic_core import values
 from elastic_core.cli.surface import FLAGS
-from elastic_core.config import SIGNALS, OnNodeLoss, StreamMap
+from elastic_core.config import OnNodeLoss, StreamMap
 
 
 class RunCommand(click.Command):
@@ -92,7 +92,7 @@ class Flags:
     on_node_loss: OnNodeLoss = OnNodeLoss.REPLACE
     shutdown_timeout: float | None = None
     failure_grace: float = 3.0
-    signals_to_handle: tuple[signal.Signals, ...] = SIGNALS
+    signals_to_handle: tuple[signal.Signals, ...] | None = None
     log_dir: str | None = None
     redirects: StreamMap = field(default_factory=StreamMap)
     tee: StreamMap = field(default_factory=StreamMap)

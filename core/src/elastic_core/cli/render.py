@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Sequence
 
 import click
+from click.core import ParameterSource
 
 from elastic_core.errors import ElasticError, did_you_mean
 from elastic_core.exit_codes import ExitCode, signalled
@@ -69,6 +70,9 @@ def _in_our_words(exc: click.ClickException) -> tuple[str, str]:
     if isinstance(exc, click.NoSuchOption) and context:
         known = [spelling for param in context.command.get_params(context) for spelling in param.opts]
         return f"There is no option {exc.option_name!r}.{did_you_mean(exc.option_name, known)}", hint
+    if isinstance(exc, click.BadParameter) and context and exc.param and exc.param.name:
+        from_environment = context.get_parameter_source(exc.param.name) is ParameterSource.ENVIRONMENT
+        hint = f"The value comes from {exc.param.envvar}." if from_environment else hint
     return exc.format_message(), hint
 
 

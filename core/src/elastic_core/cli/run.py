@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from elastic_core.cli import program, values
+from elastic_core import values
+from elastic_core.cli import program
 from elastic_core.cli.flags import Flags, RunCommand
-from elastic_core.conf import parse, scheduler_uid
+from elastic_core.conf import check_reach, parse, scheduler_uid
 from elastic_core.config import LINE_PREFIX, MONITOR_INTERVAL, SHUTDOWN_TIMEOUT, RunConfig
 from elastic_core.environment import flag_variable
-from elastic_core.errors import UsageError
+from elastic_core.errors import ElasticError, PluginError, UsageError
 
 if TYPE_CHECKING:
     from elastic_core.hookspecs import RendezvousOptions
@@ -26,6 +27,7 @@ LOCAL = "local"
 STATIC = "static"
 NUMBERED = (STATIC, "torch-static")
 """The backends whose nodes are numbered by hand: ours, and torch's."""
+PLUGINS_VARIABLE = "ELASTIC_PLUGINS"
 SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 OBSERVERS_GET = 5.0
 """Seconds that observers get at the end to finish with what they have been told."""
@@ -41,12 +43,10 @@ def run(**flags: Any) -> int:
     named = plugins_named(given, os.environ)
     try:
         config = configure(given, os.environ, lambda name: plugins.rendezvous_options(name, catalogue, named), _warn)
-    except UsageError as exc:
-        exc.hint = _with_sources(exc, click.get_current_context())
+        loaded = plugins.load(config, catalogue)
+    except (UsageError, PluginError) as exc:
+        exc.hint = _with_sources(exc, click.get_current_context(silent=True))
         raise
-    loaded = plugins.load(config, catalogue)
-    if config.log_dir is not None:
-        make_log_dir(config.log_dir)
 
     from elastic_core.agent import supervisor
 
@@ -60,12 +60,22 @@ def run(**flags: Any) -> int:
 command = RunCommand(run)
 
 
-def _with_sources(error: UsageError, context: click.Context) -> str | None:
-    """The hint of an error, with the variables that the flags in its message were read from, if any were."""
-    flags = dict.fromkeys(re.findall(r"--(\w+)", error.message))
+def _with_sources(error: ElasticError, context: click.Context | None) -> str | None:
+    """The hint of an error, with the variables that what its message quotes, or the flags in it, came from."""
+    if context is None:
+        return error.hint
+    flags, quoted = set(re.findall(r"--(\w+)", error.message)), set(re.findall(r"'([^']*)'", error.message))
+    for flag, value in context.params.items():
+        texts = value if isinstance(value, tuple) else (value,)
+        if quoted & {text for text in texts if isinstance(text, str)}:
+            flags.add(flag)
     variables = [
-        flag_variable(flag) for flag in flags if context.get_parameter_source(flag) is ParameterSource.ENVIRONMENT
+        flag_variable(flag)
+        for flag in sorted(flags)
+        if context.get_parameter_source(flag) is ParameterSource.ENVIRONMENT
     ]
+    if quoted & set(values.names(os.environ.get(PLUGINS_VARIABLE, ""))):
+        variables.append(PLUGINS_VARIABLE)
     told = [f"The value comes from {variable}." for variable in variables]
     return "\n".join([*([error.hint] if error.hint else []), *told]) or None
 
@@ -97,14 +107,11 @@ def configure(
     workers = _count_workers(flags.nproc_per_node, environ)
     if flags.virtual_local_rank:
         _check_devices(workers, environ)
-    _check_ranks("redirects", flags.redirects.by_rank, workers)
-    _check_ranks("tee", flags.tee.by_rank, workers)
-    _check_ranks("local_ranks_filter", flags.local_ranks_filter or (), workers)
     backend, endpoint = meeting_place(flags)
     options = options_of(backend)
     _check_node_rank(flags, backend)
-    _check_reach(flags, backend, endpoint, options)
-    conf = parse(flags.rdzv_conf, backend=backend, backend_keys=options.conf, handler=options.handler)
+    check_reach(backend, endpoint, flags.nnodes, options, standalone=flags.standalone)
+    conf = parse(flags.rdzv_conf, backend=backend, options=options)
     for warning in (*without_effect(flags, backend, polled=options.handler), *conf.without_effect):
         warn(warning)
     return RunConfig(
@@ -146,7 +153,7 @@ def configure(
 
 def plugins_named(flags: Flags, environ: Mapping[str, str]) -> tuple[str, ...]:
     """The plugins that are on because the run names them."""
-    return (*values.names(environ.get("ELASTIC_PLUGINS", "")), *flags.plugin)
+    return (*values.names(environ.get(PLUGINS_VARIABLE, "")), *flags.plugin)
 
 
 def meeting_place(flags: Flags) -> tuple[str, str]:
@@ -200,40 +207,6 @@ def without_effect(flags: Flags, backend: str, *, polled: bool = False) -> list[
     return said
 
 
-def make_log_dir(path: Path) -> None:
-    """Make the directory for logs, or find that there can be none while nothing has started yet.
-
-    Raises:
-        UsageError: It cannot be made, or not be written to.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as exc:
-        raise UsageError(f"--log_dir {str(path)!r} cannot be made: {exc.strerror}.") from exc
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise UsageError(f"--log_dir {str(path)!r} may not be written to.")
-
-
-def _check_reach(flags: Flags, backend: str, endpoint: str, options: RendezvousOptions) -> None:
-    """Whether the nodes can meet at that backend."""
-    if options.endpoint_required and not endpoint:
-        raise UsageError(
-            f"--rdzv_backend {backend!r} needs an endpoint.", hint=f"Add --rdzv_endpoint={options.endpoint}."
-        )
-    if endpoint and not options.endpoint:
-        raise UsageError(f"--rdzv_endpoint {endpoint!r}: the {backend} backend takes no endpoint.")
-    if options.single_node and flags.nnodes.most > 1:
-        if flags.standalone:
-            raise UsageError(
-                f"--nnodes {str(flags.nnodes)!r}: with --standalone nobody can join.",
-                hint="Did you mean to leave out --standalone?",
-            )
-        raise UsageError(
-            f"--nnodes {str(flags.nnodes)!r}: with the {backend} backend nobody can join.",
-            hint="Say where the nodes meet, e.g. --rdzv_endpoint=HOST[:PORT], the host being one of them.",
-        )
-
-
 def _count_workers(given: int | str, environ: Mapping[str, str]) -> int:
     if isinstance(given, int):
         return given
@@ -274,12 +247,3 @@ def _check_node_rank(flags: Flags, backend: str) -> None:
         raise UsageError(
             f"--node_rank {flags.node_rank}: with --nnodes={flags.nnodes} the last one is {flags.nnodes.most - 1}."
         )
-
-
-def _check_ranks(name: str, ranks: Iterable[int], nproc_per_node: int) -> None:
-    for rank in ranks:
-        if rank >= nproc_per_node:
-            raise UsageError(
-                f"--{name} names local rank {rank}, but with --nproc_per_node={nproc_per_node} the last one is "
-                f"{nproc_per_node - 1}."
-            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elastic_core.cli import values
+from elastic_core import values
 from elastic_core.cli.flag import Flag
 from elastic_core.config import OnNodeLoss
 
@@ -163,10 +163,9 @@ FLAGS: Sequence[Flag] = (
         "--signals_to_handle",
         section=FAILURE,
         parse=values.signals,
-        default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-        show_default=True,
         metavar="NAMES",
-        help="On which signals this node stops its workers and leaves.",
+        help="On which signals this node stops its workers and leaves.  [default: SIGTERM,SIGINT,SIGHUP,SIGQUIT, as "
+        "far as they are not ignored]",
     ),
     Flag(
         "--log_dir",

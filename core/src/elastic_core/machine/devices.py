@@ -19,11 +19,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from elastic_core.config import DEVICES
 from elastic_core.errors import UsageError, did_you_mean
 from elastic_core.machine.inventory import AMD_PLACE, INTEL_PLACE, NVIDIA_PLACE, Device, amd, intel, nvidia
 from elastic_core.machine.reading import NVML, Machine
-
-KINDS = ("auto", "cpu", "gpu", "xpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +55,8 @@ def local_world_size(text: str, environ: Mapping[str, str], machine: Machine) ->
             return len(gpus(environ, machine)) or len(_discrete(environ, machine)) or len(machine.affinity())
         case _:
             raise UsageError(
-                f"--nproc_per_node {text!r} is neither a whole number nor one of {', '.join(KINDS)}."
-                f"{did_you_mean(text, KINDS)}"
+                f"--nproc_per_node {text!r} is neither a whole number nor one of {', '.join(DEVICES)}."
+                f"{did_you_mean(text, DEVICES)}"
             )
     if count == 0:
         raise _none(text, environ, machine)

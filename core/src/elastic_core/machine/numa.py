@@ -28,17 +28,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
+from elastic_core.config import NUMA_BINDINGS
 from elastic_core.errors import UsageError, did_you_mean
 from elastic_core.machine.topology import Cpu, Topology
-
-MODES = ("node", "socket", "exclusive", "core-complex")
 
 
 def worker_cpus(mode: str, local_rank: int, local_world_size: int, topology: Topology) -> frozenset[int]:
     """The CPUs that a worker is to run on; never empty, and never more than the agent has.
 
     Raises:
-        UsageError: ``mode`` is none of ``MODES``, or its home has fewer cores than exclusive workers.
+        UsageError: ``mode`` is none of ``NUMA_BINDINGS``, or its home has fewer cores than exclusive workers.
     """
     homes = [_home(rank, local_world_size, topology) for rank in range(local_world_size)]
     home = homes[local_rank]
@@ -55,7 +54,8 @@ def worker_cpus(mode: str, local_rank: int, local_world_size: int, topology: Top
         case "core-complex":
             chosen = _complex(cpus, place)
         case _:
-            raise UsageError(f"--numa_binding {mode!r} is none of {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
+            known, meant = ", ".join(NUMA_BINDINGS), did_you_mean(mode, NUMA_BINDINGS)
+            raise UsageError(f"--numa_binding {mode!r} is none of {known}.{meant}")
     return frozenset(cpu.number for cpu in chosen)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic_core.rendezvous.ledger import Member, Round
+from elastic_core.rendezvous.ledger import Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,3 @@ def place(members: tuple[Member, ...], node_id: str) -> Place:
         first_role_rank=sum(m.local_world_size for m in before if m.role == mine.role),
         role_world_size=sum(m.local_world_size for m in members if m.role == mine.role),
     )
-
-
-def hosts_store(current: Round, node_id: str) -> bool:
-    """Whether rank 0, and with it the workers' store, is on this node."""
-    return current.members[0].node_id == node_id

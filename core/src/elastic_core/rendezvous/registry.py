@@ -178,8 +178,6 @@ def torch_handler(name: str) -> Factory:
                 f"The rendezvous backend {params.backend!r} is torch's own, and torch cannot be imported: {exc}.",
                 hint="Install torch, or take another --rdzv_backend.",
             ) from exc
-        # A handler that shares its store with the workers does not tell a newcomer where it is, and the job ends.
-        os.environ.setdefault(SHARE_SWITCH, "1")
         config: dict[str, Any] = dict(params.config)
         if (rank := params.get_as_int("rank", params.node_rank)) is not None:
             config["rank"] = rank  # torch's static handler compares it with numbers
@@ -191,7 +189,23 @@ def torch_handler(name: str) -> Factory:
     return make
 
 
-def translated(error: Exception, what: str) -> ElasticError:
+@contextmanager
+def unshared() -> Iterator[None]:
+    """Have torch's handlers keep their store to themselves, for as long as the block runs.
+
+    One that shares it with the workers does not tell a newcomer where it is, and the job ends when a node joins. Who
+    has set the variable has the last word.
+    """
+    before = os.environ.get(SHARE_SWITCH)
+    os.environ.setdefault(SHARE_SWITCH, "1")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SHARE_SWITCH]
+
+
+def translated(error: BaseException, what: str) -> ElasticError:
     """An error of a handler in our words: torch's errors have the names of ours.
 
     Args:
@@ -211,7 +225,7 @@ def translated(error: Exception, what: str) -> ElasticError:
     return RendezvousError(said, hint=where)
 
 
-def is_graceful_exit(error: Exception) -> bool:
+def is_graceful_exit(error: BaseException) -> bool:
     """Whether a handler says that this node is not needed (RendezvousGracefulExitError): no failure."""
     return any(kind.__name__ == "RendezvousGracefulExitError" for kind in type(error).__mro__)
 

@@ -29,6 +29,7 @@ def elastic_rendezvous_options() -> RendezvousOptions:
             "read_timeout": f"seconds that one answer of the store may take [{Options().read_timeout:g}]",
             "connect_timeout": f"seconds to wait for node 0 to come up [{Options().connect_timeout:g}]",
         },
+        ignored={"is_host": "node 0 hosts the store; say --node_rank"},
     )
 
 

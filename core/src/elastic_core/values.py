@@ -1,4 +1,7 @@
-"""Reading the values of flags: pure functions that return what a text means, or raise :class:`Wrong`."""
+"""Reading the values of flags, and what the Python API takes as text.
+
+Pure functions that return what a text means, or raise :class:`Wrong`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastic_core.config import OnNodeLoss, Stream, StreamMap
+from elastic_core.config import DEVICES, NUMA_BINDINGS, OnNodeLoss, Stream, StreamMap
 
 
 class Wrong(ValueError):
@@ -43,9 +46,7 @@ def node_range(text: str) -> NodeRange:
     return NodeRange(least, most)
 
 
-DEVICES = ("auto", "cpu", "gpu", "xpu")
 MOST_WORKERS = 4096
-BINDINGS = ("node", "socket", "exclusive", "core-complex")
 START_METHODS = ("spawn", "fork", "forkserver")
 EVENT_LOGS = ("null", "console")
 NOT_TO_HANDLE = {"SIGKILL": "cannot be handled", "SIGSTOP": "cannot be handled", "SIGCHLD": "comes with every worker"}
@@ -73,7 +74,7 @@ def port(text: str) -> int:
 
 def numa_binding(text: str) -> str:
     """``node``, ``socket``, ``exclusive`` or ``core-complex``."""
-    return _one_of(text, BINDINGS)
+    return _one_of(text, NUMA_BINDINGS)
 
 
 def start_method(text: str) -> str:
@@ -153,15 +154,20 @@ def not_empty(text: str) -> str:
 
 
 def address(text: str) -> str:
-    """A host's name or numeric address; one in numbers has to be possible."""
-    if re.fullmatch(r"[\d.]*\.[\d.]*|[\da-fA-F:.%]*:.*", not_empty(text), re.ASCII):
+    """A host's name or numeric address, without a port; an IPv6 address may stand in brackets."""
+    bare = text[1:-1] if re.fullmatch(r"\[.*\]", text) else not_empty(text)
+    if match := re.fullmatch(r"(?:\[(.+)\]|([^:]+)):\d+", text):
+        raise Wrong("has a port, and no port is meant", match[1] or match[2])
+    if re.fullmatch(r"[\d.]*\.[\d.]*|.*:.*", bare, re.ASCII):
         import ipaddress  # few name an address
 
         try:
-            ipaddress.ip_address(text)
+            ipaddress.ip_address(bare)
         except ValueError:
             raise Wrong("is not an IP address") from None
-    return text
+    elif not re.fullmatch(r"[\w.-]+", bare, re.ASCII):
+        raise Wrong("is neither a host's name nor an IP address")
+    return bare
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from elastic_core.cli import values
-from elastic_core.cli.values import NodeRange, Wrong
+from elastic_core import values
 from elastic_core.config import OnNodeLoss, Stream, StreamMap
+from elastic_core.values import NodeRange, Wrong
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,7 @@ from elastic_core.config import OnNodeLoss, Stream, StreamMap
         (values.address, "node-1.example", "node-1.example"),
         (values.address, "10.0.0.1", "10.0.0.1"),
         (values.address, "fe80::1%eth0", "fe80::1%eth0"),
+        (values.address, "[::1]", "::1"),
         (values.names, "one, two three,", ("one", "two", "three")),
         (values.names, "", ()),
         (values.on_node_loss, "fail", OnNodeLoss.FAIL),
@@ -74,6 +75,9 @@ def test_a_value_is_read(parse: Callable[[str], object], text: str, value: objec
         (values.address, "", "is empty", ""),
         (values.address, "999.1.1.1", "is not an IP address", ""),
         (values.address, "10.0.0", "is not an IP address", ""),
+        (values.address, "node:29500", "has a port, and no port is meant", " Did you mean 'node'?"),
+        (values.address, "[::1]:29500", "has a port, and no port is meant", " Did you mean '::1'?"),
+        (values.address, "a host", "is neither a host's name nor an IP address", ""),
         (values.address, "fe80:::1", "is not an IP address", ""),
         (values.on_node_loss, "repalce", "is neither replace nor fail", " Did you mean 'replace'?"),
         (values.on_node_loss, "7", "is neither replace nor fail", ""),

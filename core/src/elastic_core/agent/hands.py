@@ -1,0 +1,105 @@
+"""What an agent works with, whoever decides: its inbox, the warden, the workers, their output and their directory.
+
+Both loops, ``supervisor.py`` and ``polling.py``, get theirs from :func:`hands`, and give them back by leaving it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from elastic_core.agent.enrolment import log_directory
+from elastic_core.agent.identity import Seat
+from elastic_core.agent.inbox import Inbox
+from elastic_core.agent.outcome import Publish
+from elastic_core.agent.output import Output
+from elastic_core.agent.warden import Warden
+from elastic_core.agent.workers import WorkerGroup
+from elastic_core.config import SIGNALS, RunConfig, Stream
+from elastic_core.events import Event, Level
+from elastic_core.plugins import Plugins
+from elastic_core.program import ProgramKind
+from elastic_core.rendezvous.rows import NodeInfo
+
+WARDEN_PATIENCE = 5.0
+"""Seconds that the warden gets to kill everything, after the second signal."""
+CLOSING = 2.0
+"""Seconds that it gets at the end; after that it goes on by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """All of them, for one run on one node."""
+
+    inbox: Inbox
+    signals: frozenset[int]
+    """Those on which the node leaves."""
+    warden: Warden
+    group: WorkerGroup
+
+
+@contextmanager
+def hands(
+    config: RunConfig,
+    plugins: Plugins,
+    publish: Publish,
+    info: NodeInfo,
+    run_uid: str,
+    seat: Seat,
+    cpus: Sequence[frozenset[int]] = (),
+    *,
+    alone: bool = True,
+) -> Iterator[Hands]:
+    """Everything is made in here, and nothing of it is left afterwards. Main thread only.
+
+    ``alone`` is what :meth:`Warden.start` takes.
+
+    Raises:
+        ResourceError: No process could be made.
+        OSError: No directory or descriptor could be.
+    """
+    with ExitStack() as stack:
+        signals = handled(config)
+        inbox = Inbox(signals)
+        stack.callback(inbox.close)
+        warden = Warden.start(hold=[seat.fileno()], alone=alone)
+        stack.callback(warden.close, CLOSING)
+        inbox.watch(warden, warden.receive)
+        directory, temporary = log_directory(config, run_uid)
+        if temporary:
+            stack.callback(shutil.rmtree, directory, ignore_errors=True)
+            warden.sweep(str(directory))
+        elif config.log_dir is None:
+            publish(Event("logs", f"logs are in {directory}"))
+        if config.program.kind is ProgramKind.FUNCTION:
+            warden.sweep(config.program.target)  # what its workers are called with
+        output = _output(config, publish)
+        stack.callback(output.close)
+        plugins.run_starts(config, run_uid, info, None if temporary else directory)
+        group = WorkerGroup(config, plugins, warden, output, info, run_uid, directory, publish, cpus)
+        stack.callback(warden.close, CLOSING)  # the workers before their output, whatever went wrong
+        yield Hands(inbox, signals, warden, group)
+
+
+def handled(config: RunConfig) -> frozenset[int]:
+    """On which signals the node leaves: by default not on those that are ignored, as ``nohup`` has it with SIGHUP."""
+    if config.signals is not None:
+        return frozenset(config.signals)
+    return frozenset(signum for signum in SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN)
+
+
+def _output(config: RunConfig, publish: Publish) -> Output:
+    def report(message: str) -> None:
+        publish(Event("output", message, Level.WARNING))
+
+    return Output(
+        redirects=config.redirects,
+        tee=config.tee,
+        keep=config.log_dir is not None,
+        shown=config.local_ranks_filter,
+        filters={Stream.OUT: config.stdout_filters, Stream.ERR: config.stderr_filters},
+        report=report,
+    )

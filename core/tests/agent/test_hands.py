@@ -1,0 +1,82 @@
+"""What an agent works with is made together and given back together."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_core.agent.hands import handled, hands
+from elastic_core.agent.identity import Seat
+from elastic_core.agent.processes import descendants
+from elastic_core.config import SIGNALS, RunConfig
+from elastic_core.events import Event
+from elastic_core.plugins import Plugins
+from elastic_core.program import Program, ProgramKind
+from elastic_core.rendezvous.rows import NodeInfo
+from elastic_core.rendezvous.settings import Versions
+
+
+def config(**settings: Any) -> RunConfig:
+    return RunConfig(program=Program(ProgramKind.EXECUTABLE, "true"), **settings)
+
+
+@pytest.fixture
+def seat() -> Iterator[Seat]:
+    seat = Seat.take("job-of-hands")
+    yield seat
+    seat.close()
+
+
+def dispositions() -> list[Any]:
+    return [signal.getsignal(signum) for signum in SIGNALS]
+
+
+def info() -> NodeInfo:
+    return NodeInfo(
+        node_id="n",
+        host="h",
+        host_id="h",
+        seat=1,
+        local_world_size=1,
+        role="r",
+        node_rank=None,
+        versions=Versions.here(),
+    )
+
+
+def test_nothing_is_left_when_one_of_them_cannot_be_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seat: Seat
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    before, processes = dispositions(), descendants(os.getpid())
+    with pytest.raises(FileNotFoundError), hands(config(), Plugins(), lambda _: None, info(), "uid", seat):
+        pytest.fail("made")
+    assert dispositions() == before
+    assert descendants(os.getpid()) == processes
+
+
+def test_everything_is_given_back_at_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seat: Seat) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before, processes, said = dispositions(), descendants(os.getpid()), list[Event]()
+    with hands(config(), Plugins(), said.append, info(), "uid", seat) as given:
+        assert given.warden.pid in [pid for pid, _ in descendants(os.getpid())]
+        assert dispositions() != before
+        assert [*tmp_path.iterdir()] != []
+    assert dispositions() == before
+    assert descendants(os.getpid()) == processes
+    assert [*tmp_path.iterdir()] == []
+    assert said == []
+
+
+def test_signals_that_are_ignored_at_the_start_stay_ignored_unless_they_are_named() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        assert handled(config()) == set(SIGNALS) - {signal.SIGHUP}
+        assert handled(config(signals=(signal.SIGHUP,))) == {signal.SIGHUP}
+    finally:
+        signal.signal(signal.SIGHUP, before)
