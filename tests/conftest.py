@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from stage import Stage, over
 
+collect_ignore = ["frameworks"]  # needs what only `tox -e frameworks` installs; naming the folder runs it all the same
+
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:

@@ -202,7 +202,7 @@ def wrapping() -> SimpleNamespace:
             "Did you mean 'elastic_judge_failure'?",
             "The hooks are: elastic_rendezvous_options, elastic_make_rendezvous, elastic_judge_failure, "
             "elastic_observe, elastic_run_starts, elastic_run_ends, elastic_round_starts, elastic_stop_planned, "
-            "elastic_worker_command, elastic_worker_environment.",
+            "elastic_preload, elastic_worker_command, elastic_worker_environment.",
         ),
         pytest.param(
             plugin(elastic_judge_failure=lambda incident, histry: None),

@@ -133,6 +133,10 @@ class RunConfig:
     """What stands before a teed line; ``${rank}``, ``${local_rank}`` and ``${role_name}`` are filled in."""
     event_log: bool = False
     """Whether each event is written to stderr as a JSON line."""
+    warm_start: bool = True
+    """Whether workers are forked from a template, a process that has imported ``preload``."""
+    preload: tuple[str, ...] | None = None
+    """The modules that it imports; None for torch, where it is installed."""
     virtual_local_rank: bool = False
     """Whether each worker sees only its own GPU, as device 0, and has LOCAL_RANK=0."""
     numa_binding: str | None = None

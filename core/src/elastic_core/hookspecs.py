@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PROJECT = "elastic"
 
-HOOKSPEC_VERSION = (1, 1)
+HOOKSPEC_VERSION = (1, 2)
 """(major, minor). A plugin may name its major in an attribute ``elastic_hookspec_major``; another one is refused."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -137,6 +137,15 @@ def elastic_stop_planned(round: int, grace: float, reason: str) -> None:
 
 
 # 5. Worker start -----------------------------------------------------------------------------------------------------
+
+
+@hookspec
+def elastic_preload(config: RunConfig) -> Sequence[str] | None:
+    """Modules that the template imports before it forks workers, besides those of ``--preload``.
+
+    Called once, before the node joins, in runs with a warm start only. They must not start threads, nor touch a GPU:
+    a process that has done either is not forked, and workers start fresh. Raising ends the run before it has begun.
+    """
 
 
 @hookspec(firstresult=True)

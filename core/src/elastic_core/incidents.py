@@ -19,6 +19,8 @@ class IncidentKind(str, enum.Enum):
     """A worker exited non-zero or was killed: spends one restart."""
     START_FAILED = "start_failed"
     """A worker could not be started at all (no such program, no pids left): spends one restart."""
+    STORE_DIED = "store_died"
+    """The process that held the workers' store is gone: spends none."""
     PORT_TAKEN = "port_taken"
     """Rank 0 could not listen on the port that it was given: spends none, another port is taken."""
     NODE_LOST = "node_lost"

@@ -171,6 +171,17 @@ class Plugins:
 
     # Worker start ----------------------------------------------------------------------------------------------------
 
+    def preload(self, config: RunConfig) -> tuple[str, ...]:
+        """The modules that plugins want the template to import, in order of their registration.
+
+        Raises:
+            PluginError: A plugin failed.
+        """
+        names: list[str] = []
+        for impl in reversed(self.implementations("elastic_preload")):
+            names += _ask(impl, config=config) or ()
+        return tuple(dict.fromkeys(names))
+
     def worker_command(self, program: Program, assignment: Assignment) -> list[str]:
         """The argument vector of one worker.
 

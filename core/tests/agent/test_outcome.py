@@ -144,7 +144,7 @@ def test_a_round_is_announced_with_its_size_and_its_reason() -> None:
         "world_size": 6,
         "restarts": 0,
         "why": "c came",
-        "cause": "port_taken",
+        "cause": "store",
         "member": True,
     }
 
@@ -181,12 +181,12 @@ def test_a_node_that_goes_without_a_verdict_tells_what_failed_here() -> None:
     [
         pytest.param(start(), False, None, id="the first round"),
         pytest.param(live("ab"), True, "failure", id="the same members again, for a restart"),
-        pytest.param(live("ab"), False, "port_taken", id="the same members again, for nothing"),
+        pytest.param(live("ab"), False, "store", id="the same members again, for nothing"),
         pytest.param(halted("ab", HaltReason.FAILURE, blame=incident("a")), True, "failure", id="a worker failed"),
         pytest.param(
             halted("ab", HaltReason.FAILURE, blame=incident("a", kind=IncidentKind.PORT_TAKEN)),
             False,
-            "port_taken",
+            "store",
             id="a port was taken, and somebody joins",
         ),
         pytest.param(

@@ -52,7 +52,8 @@ WORDS = {
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.name and "_" in flag.name], ids=lambda flag: flag.name)
 def test_every_flag_has_both_spellings(flag: click.Option) -> None:
     value = [] if flag.is_flag else [WORDS.get(str(flag.name), "2")]
-    under, dashed = (read(f"--{name}", *value, "x") for name in (flag.name, str(flag.name).replace("_", "-")))
+    spelling = flag.secondary_opts[0] if flag.secondary_opts else f"--{flag.name}"
+    under, dashed = (read(name, *value, "x") for name in (spelling, spelling.replace("_", "-")))
     assert under == dashed != Flags(script="x")
 
 
@@ -83,6 +84,8 @@ def test_short_flags_are_torchruns() -> None:
         ("PET_STANDALONE", "1", "standalone", True),
         ("PET_STANDALONE", "0", "standalone", False),
         ("PET_ON_NODE_LOSS", "fail", "on_node_loss", OnNodeLoss.FAIL),
+        ("PET_WARM_START", "0", "warm_start", False),
+        ("PET_PRELOAD", "torch, numpy.linalg,", "preload", ("torch", "numpy.linalg")),
         ("PET_PLUGIN", "one, two", "plugin", ("one", "two")),
         ("PET_NNODES", "", "nnodes", NodeRange(1, 1)),
     ],

@@ -151,7 +151,7 @@ def test_an_answer_that_cannot_be_is_refused(answer: Any, fault: str) -> None:
     ],
 )
 def test_workers_are_told_where_a_shared_store_is(info: RendezvousInfo) -> None:
-    assert exchange.shared_store(info) == Offer("10.0.0.1", 29500, "")
+    assert exchange.shared_store(info) == Offer("10.0.0.1", 29500, "", hosted=True)
 
 
 def test_a_shared_store_without_an_address_is_refused() -> None:

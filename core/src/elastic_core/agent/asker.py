@@ -35,8 +35,6 @@ class Sealed:
     """The handler has sealed a round, and its nodes know each other."""
 
     info: RendezvousInfo
-    shares: bool
-    """Whether workers are clients of the handler's store."""
     met: Met
 
 
@@ -146,8 +144,8 @@ class Asker:
             port=offer.port,
         )
         cards = exchange.exchange(info, mine, self._waiting)
-        met = Met(exchange.seal(number, cards, why), max(card.restarts for card in cards))
-        return Sealed(info, shares, met)
+        met = Met(exchange.seal(number, cards, why, hosted=shares), max(card.restarts for card in cards))
+        return Sealed(info, met)
 
     def _offer(self, info: RendezvousInfo, shares: bool) -> Offer:
         """Where the workers' store will be: where the handler says, else on a port that is kept for it.

@@ -140,9 +140,9 @@ def cause(before: Ledger, current: Round) -> str | None:
         return None
     halt = before.halt
     if halt is None:  # the same members again, without a HALT
-        return "failure" if current.charged else "port_taken"
-    if halt.incident is not None and halt.incident.kind is IncidentKind.PORT_TAKEN:
-        return "port_taken"
+        return "failure" if current.charged else "store"
+    if halt.incident is not None and halt.incident.kind in (IncidentKind.PORT_TAKEN, IncidentKind.STORE_DIED):
+        return "store"
     given_up = halt.reason is HaltReason.GIVING_UP  # a round follows only where a node turned out to be gone
     reason: str = HaltReason.NODE_LOST.value if given_up else halt.reason.value
     return reason

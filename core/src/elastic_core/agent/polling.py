@@ -339,11 +339,10 @@ class PollingAgent:
         self._ending, self._over = Ending(code, why, incident), True
 
     def _start(self, current: Round, restart_count: int) -> None:
-        shares = self._sealed is not None and self._sealed.shares
         self._publish(self._round_started(current))
         self._plugins.round_starts(current.number, self._group.run_uid, [m.node_id for m in current.members])
         try:
-            self._group.start(current, restart_count, use_agent_store=shares)
+            self._group.start(current, restart_count)
         except (ElasticError, OSError) as exc:
             self._step(start_failure(self._group, current, exc))
         self._look_later(self._config.monitor_interval)

@@ -68,14 +68,11 @@ class WorkerGroup:
     _over: bool = False
     """Whether the round is already lost, or being stopped: what fails now is a consequence."""
 
-    def start(self, current: Round, restart_count: int, *, use_agent_store: bool = False) -> None:
-        """Start every local rank of a round. What fails comes back later, as an event.
-
-        With ``use_agent_store`` there is a store at the round's offer already, and rank 0 opens none.
-        """
+    def start(self, current: Round, restart_count: int) -> None:
+        """Start every local rank of a round. What fails comes back later, as an event."""
         self.started_at, self._over = self.now(), False
         self._workers.clear()
-        for assignment in self._assignments(current, restart_count, use_agent_store):
+        for assignment in self._assignments(current, restart_count):
             tag = next(self._tags)
             directory = Path(assignment.error_file).parent
             directory.mkdir(parents=True, exist_ok=True)
@@ -183,7 +180,7 @@ class WorkerGroup:
         for worker in self._workers.values():
             self.output.drain(worker.streams, DRAIN)
 
-    def _assignments(self, current: Round, restart_count: int, use_agent_store: bool) -> list[Assignment]:
+    def _assignments(self, current: Round, restart_count: int) -> list[Assignment]:
         mine = place(current.members, self.info.node_id)
         base = self.directory / f"round_{current.number}"
         return [
@@ -204,7 +201,7 @@ class WorkerGroup:
                 role_world_size=mine.role_world_size,
                 master_addr=current.offer.address,
                 master_port=current.offer.port,
-                use_agent_store=use_agent_store,
+                use_agent_store=current.offer.hosted,
                 error_file=str(base / f"rank_{mine.first_rank + local_rank}" / "error.json"),
             )
             for local_rank in range(mine.local_world_size)

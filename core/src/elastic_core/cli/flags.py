@@ -86,6 +86,8 @@ class Flags:
     module: bool = False
     no_python: bool = False
     run_path: bool = False
+    warm_start: bool = True
+    preload: tuple[str, ...] | None = None
     virtual_local_rank: bool = False
     numa_binding: str | None = None
     max_restarts: int = 0

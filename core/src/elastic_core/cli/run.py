@@ -142,6 +142,8 @@ def configure(
         stderr_filters=flags.duplicate_stderr_filters,
         line_prefix=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or LINE_PREFIX,
         event_log=flags.event_log_handler == "console",
+        warm_start=flags.warm_start,
+        preload=flags.preload,
         virtual_local_rank=flags.virtual_local_rank,
         numa_binding=flags.numa_binding,
         monitor_interval=MONITOR_INTERVAL if flags.monitor_interval is None else flags.monitor_interval,

@@ -113,6 +113,21 @@ FLAGS: Sequence[Flag] = (
     Flag("--no_python", section=PROGRAM, is_flag=True, help="PROGRAM is any executable; it is run without Python."),
     Flag("--run_path", section=PROGRAM, is_flag=True, help="Run PROGRAM by runpy.run_path, as torchrun does."),
     Flag(
+        "--warm_start/--no_warm_start",
+        section=PROGRAM,
+        default=True,
+        show_default=True,
+        help="Fork workers from a process that has imported --preload, or start an interpreter for each.",
+    ),
+    Flag(
+        "--preload",
+        section=PROGRAM,
+        parse=values.modules,
+        metavar="MODULES",
+        help="What that process imports, as torch,transformers; nothing is a fresh start.  [default: torch, where "
+        "it is installed]",
+    ),
+    Flag(
         "--virtual_local_rank",
         section=PLACEMENT,
         is_flag=True,

@@ -99,7 +99,7 @@ def shared_store(info: RendezvousInfo) -> Offer:
         RendezvousStateError: The handler does not say, nor does the store.
     """
     if (told := info.bootstrap_store_info) is not None:
-        return Offer(told.master_addr, told.master_port, "")
+        return Offer(told.master_addr, told.master_port, "", hosted=True)
     store = info.store
     while (inner := getattr(store, "underlying_store", None)) is not None:  # torch's PrefixStore
         store = inner
@@ -109,7 +109,7 @@ def shared_store(info: RendezvousInfo) -> Offer:
             f"The handler shares its store with the workers, but {store!r} does not say where it is.",
             hint="Return a RendezvousInfo with a bootstrap_store_info, or leave use_agent_store False.",
         )
-    return Offer(host, port, "")
+    return Offer(host, port, "", hosted=True)
 
 
 def exchange(info: RendezvousInfo, mine: Card, waiting: Waiting) -> tuple[Card, ...]:
@@ -148,10 +148,10 @@ def finish(info: RendezvousInfo, patience: float, waiting: Waiting) -> list[int]
     return [int(key.removeprefix(FINISHED)) for key in missing]
 
 
-def seal(number: int, cards: Sequence[Card], why: str) -> Round:
-    """The round of these nodes, as the rest of the agent knows rounds."""
+def seal(number: int, cards: Sequence[Card], why: str, *, hosted: bool = False) -> Round:
+    """The round of these nodes, as the rest of the agent knows rounds; ``hosted`` if the handler shares its store."""
     members = tuple(Member(card.node_id, card.local_world_size, card.role) for card in cards)
-    return Round(number=number, offer=Offer(cards[0].address, cards[0].port, ""), members=members, why=why)
+    return Round(number=number, offer=Offer(cards[0].address, cards[0].port, "", hosted), members=members, why=why)
 
 
 def await_keys(store: Any, keys: Sequence[str], deadline: float, waiting: Waiting) -> list[str]:

@@ -67,6 +67,8 @@ class Offer:
     address: str
     port: int
     id: str
+    hosted: bool = False
+    """Whether a store listens there already; else rank 0's worker opens one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from elastic_core.events import Event
 
-CAUSES = ("failure", "node_lost", "node_left", "port_taken", "resize", "unseen")
+CAUSES = ("failure", "node_lost", "node_left", "resize", "store", "unseen")
 """Why workers are started anew: the field ``cause`` of the event ``round_started``."""
 
 UNKNOWN = "unknown"

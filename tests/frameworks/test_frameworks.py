@@ -1,0 +1,71 @@
+"""Scripts as the frameworks' own documentation has them survive a kill, whether their workers start fresh or warm.
+
+They need packages that nothing else here does: ``make tox ARGS="-e frameworks"`` installs them and runs these tests.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from stage import Stage
+
+HERE = Path(__file__).parent
+SAVE_EVERY = 3
+KILL_AFTER = 5
+"""The step after which rank 1 is killed: between two checkpoints, so that none is torn and some steps are lost."""
+STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script, what it is given, and the module that a user would preload for it."""
+
+    name: str
+    arguments: tuple[str, ...]
+    framework: str
+
+
+HF_TRAINER = Script(
+    "hf_trainer.py",
+    (
+        "--use_cpu",
+        "--per_device_train_batch_size=4",
+        f"--max_steps={STEPS}",
+        f"--save_steps={SAVE_EVERY}",
+        "--report_to=none",
+        "--disable_tqdm=true",
+    ),
+    "transformers",
+)
+LIGHTNING = Script("lightning_ddp.py", (f"--max_steps={STEPS}", f"--save_steps={SAVE_EVERY}"), "lightning")
+ACCELERATE = Script("accelerate_loop.py", ("--num_epochs=2", f"--checkpointing_steps={SAVE_EVERY}"), "accelerate")
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["fresh", "warm"])
+@pytest.mark.parametrize("script", [HF_TRAINER, LIGHTNING, ACCELERATE], ids=lambda script: script.framework)
+def test_a_killed_worker_costs_the_steps_since_the_checkpoint(
+    stage: Stage, tmp_path: Path, script: Script, warm: bool
+) -> None:
+    start = ["--warm_start", f"--preload=torch,{script.framework},watch"] if warm else ["--no_warm_start"]
+    flags = ["--standalone", "--nproc_per_node=2", "--max_restarts=1", *start]
+    arguments = [f"--output_dir={tmp_path / 'output'}", *script.arguments]
+    environment = {"PYTHONPATH": str(HERE), "WAIT_AFTER_STEP": str(KILL_AFTER), "HF_HUB_OFFLINE": "1"}
+    agent = stage.run(*flags, HERE / "scripts" / script.name, *arguments, env=environment)
+
+    (waiting,) = agent.wait_for_report("waiting", rank=1)
+    os.kill(waiting["pid"], signal.SIGKILL)
+    assert agent.exit_code() == 0, agent.output
+
+    for rank in (0, 1):
+        began = [(r["life"], r["step"], r["forked"]) for r in agent.reports("began", rank=rank)]
+        assert began == [(0, 0, warm), (1, SAVE_EVERY, warm)], agent.output
+        done = [r["step"] for r in agent.reports("step", rank=rank, life=1)]
+        assert done == list(range(SAVE_EVERY + 1, STEPS + 1))
+        assert [r["life"] for r in agent.reports("finished", rank=rank)] == [1]
+    assert math.isfinite(json.loads((tmp_path / "output" / "train_results.json").read_text())["train_loss"])
