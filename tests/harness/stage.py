@@ -28,6 +28,9 @@ from typing import Any
 WORKERS = Path(__file__).parents[1] / "workers"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MARK = "ELASTIC_TEST_MARK"
+COLD = {"PET_WARM_START": "0"}
+"""Agents start workers fresh unless a test says otherwise: most of what tests run needs no torch, nor to wait for it."""
+WARM = {"PET_WARM_START": "1"}
 PATIENCE = 60.0
 """Seconds after which a test gives up on something; far more than anything takes."""
 
@@ -163,7 +166,7 @@ class Stage:
         process = subprocess.Popen(
             command,
             cwd=self.folder,
-            env={**environ, MARK: self.mark, **(env or {})},
+            env={**environ, MARK: self.mark, **COLD, **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

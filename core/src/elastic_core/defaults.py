@@ -105,6 +105,31 @@ class EventLog:
         self._stream.flush()
 
 
+def interpreter(environ: Mapping[str, str]) -> list[str]:
+    """What runs a worker's script: this interpreter, or ``PYTHON_EXEC``, unbuffered."""
+    return [environ.get("PYTHON_EXEC") or sys.executable, "-u"]
+
+
+def python_program(program: Program) -> list[str]:
+    """What the interpreter is told to run, without what differs from worker to worker; [] where it runs nothing."""
+    match program.kind:
+        case ProgramKind.SCRIPT:
+            return [program.target]
+        case ProgramKind.MODULE:
+            return ["-m", program.target]
+        case ProgramKind.RUN_PATH:
+            return ["-c", RUN_PATH, program.target]
+        case ProgramKind.FUNCTION:
+            return ["-m", calls.__name__, program.target]
+        case ProgramKind.EXECUTABLE:
+            return []
+
+
+def threads(local_world_size: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """OMP_NUM_THREADS=1 for each of several workers, unless it is set: else each would start a thread on every core."""
+    return {"OMP_NUM_THREADS": "1"} if local_world_size > 1 and "OMP_NUM_THREADS" not in environ else {}
+
+
 class PlainWorkerStart:
     """Start every worker as a fresh process, with the environment that training scripts know from torchrun.
 
@@ -123,20 +148,16 @@ class PlainWorkerStart:
 
         ``${local_rank}`` in an argument is replaced, as by torchrun.
         """
-        python = [self._environ.get("PYTHON_EXEC") or sys.executable, "-u"]
+        python = interpreter(self._environ)
         args = [argument.replace("${local_rank}", str(assignment.local_rank)) for argument in program.args]
         match program.kind:
-            case ProgramKind.SCRIPT:
-                return [*python, program.target, *args]
-            case ProgramKind.MODULE:
-                return [*python, "-m", program.target, *args]
-            case ProgramKind.RUN_PATH:
-                return [*python, "-c", RUN_PATH, program.target, *args]
+            case ProgramKind.EXECUTABLE:
+                return [program.target, *args]
             case ProgramKind.FUNCTION:
                 place = {"round_number": assignment.round, "rank": assignment.rank}
                 return calls.command(Path(program.target), **place, python=python)
-            case ProgramKind.EXECUTABLE:
-                return [program.target, *args]
+            case _:
+                return [*python, *python_program(program), *args]
 
     @hookimpl
     def elastic_worker_environment(self, assignment: Assignment) -> dict[str, str]:
@@ -162,8 +183,7 @@ class PlainWorkerStart:
         environment = {name: str(value) for name, value in place.items()}
         if "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in self._environ:
             environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
-        if assignment.local_world_size > 1 and "OMP_NUM_THREADS" not in self._environ:
-            environment["OMP_NUM_THREADS"] = "1"  # else every worker would start a thread on every core
+        environment.update(threads(assignment.local_world_size, self._environ))
         if self._virtual_local_rank:
             from elastic_core.machine import Machine, only_device  # few runs need it
 

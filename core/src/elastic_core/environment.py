@@ -17,6 +17,7 @@ class Use(enum.Enum):
 
     READ = "read by the agent"
     SET = "set for each worker"
+    TEMPLATE = "set for the template while it starts; workers do not see it"
     DEFAULTED = "set for each worker, unless the agent has it already"
 
 
@@ -58,6 +59,12 @@ VARIABLES = (
         "ELASTIC_CONTROL_FD", Use.SET, "The descriptor of the worker's channel to its agent; a script may ignore it."
     ),
     Variable("ELASTIC_PLUGINS", Use.READ, "Names of plugins to load besides those of --plugin, separated by commas."),
+    Variable(
+        "PYTHONPATH",
+        Use.READ,
+        "Where workers find modules. The template has a directory of ours in front of it while it starts.",
+    ),
+    Variable("ELASTIC_TEMPLATE", Use.TEMPLATE, "Why our sitecustomize is there: probe or hooked."),
     Variable("PYTHON_EXEC", Use.READ, "The interpreter for workers; the agent's own where it is not set."),
     Variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", Use.READ, "As --shutdown_timeout, which goes before it."),
     Variable(

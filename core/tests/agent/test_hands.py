@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elastic_core.agent.hands import handled, hands
+from elastic_core.agent.hands import Hands, handled, hands, warden_for
 from elastic_core.agent.identity import Seat
 from elastic_core.agent.processes import descendants
 from elastic_core.config import SIGNALS, RunConfig
@@ -25,11 +26,16 @@ def config(**settings: Any) -> RunConfig:
     return RunConfig(program=Program(ProgramKind.EXECUTABLE, "true"), **settings)
 
 
-@pytest.fixture
-def seat() -> Iterator[Seat]:
-    seat = Seat.take("job-of-hands")
-    yield seat
-    seat.close()
+@contextmanager
+def made(**settings: Any) -> Iterator[tuple[Hands, list[Event]]]:
+    """Everything that an agent works with, and what was said while it was made."""
+    said: list[Event] = []
+    with ExitStack() as stack:
+        seat = Seat.take("job-of-hands")
+        stack.callback(seat.close)
+        warden, names = stack.enter_context(warden_for(config(**settings), Plugins(), seat, alone=True))
+        assert names == ()
+        yield stack.enter_context(hands(config(**settings), Plugins(), said.append, info(), "uid", warden)), said
 
 
 def dispositions() -> list[Any]:
@@ -49,21 +55,19 @@ def info() -> NodeInfo:
     )
 
 
-def test_nothing_is_left_when_one_of_them_cannot_be_made(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seat: Seat
-) -> None:
+def test_nothing_is_left_when_one_of_them_cannot_be_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     before, processes = dispositions(), descendants(os.getpid())
-    with pytest.raises(FileNotFoundError), hands(config(), Plugins(), lambda _: None, info(), "uid", seat):
+    with pytest.raises(FileNotFoundError), made():
         pytest.fail("made")
     assert dispositions() == before
     assert descendants(os.getpid()) == processes
 
 
-def test_everything_is_given_back_at_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seat: Seat) -> None:
+def test_everything_is_given_back_at_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    before, processes, said = dispositions(), descendants(os.getpid()), list[Event]()
-    with hands(config(), Plugins(), said.append, info(), "uid", seat) as given:
+    before, processes = dispositions(), descendants(os.getpid())
+    with made() as (given, said):
         assert given.warden.pid in [pid for pid, _ in descendants(os.getpid())]
         assert dispositions() != before
         assert [*tmp_path.iterdir()] != []

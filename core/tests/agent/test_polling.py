@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,10 @@ from typing import Any
 import pytest
 
 from elastic_core.agent import polling
+from elastic_core.agent.hands import warden_for
+from elastic_core.agent.identity import Seat
 from elastic_core.agent.outcome import Ending
-from elastic_core.agent.processes import descendants
+from elastic_core.agent.processes import descendants, subreaping
 from elastic_core.config import RunConfig, Timing
 from elastic_core.errors import RendezvousClosedError, RendezvousError, RendezvousStateError
 from elastic_core.events import Event, Level
@@ -66,6 +69,16 @@ class Scripted(RendezvousHandler):
         return self.shares
 
 
+def polled(config: RunConfig, plugins: Plugins, handler: Any) -> Ending:
+    """What the supervisor does when a backend turns out to be a handler."""
+    with ExitStack() as stack:
+        stack.enter_context(subreaping())
+        seat = Seat.take(config.rdzv_id)
+        stack.callback(seat.close)
+        warden, _ = stack.enter_context(warden_for(config, plugins, seat, alone=True))
+        return polling.run(config, plugins, handler, seat, warden)
+
+
 class Run:
     """One agent, run in this process, and what it said."""
 
@@ -88,7 +101,7 @@ class Run:
         program = Program(ProgramKind.EXECUTABLE, "sh", ("-c", script))
         given = {"rdzv_id": "job7", "log_dir": self.folder / "logs", "monitor_interval": 0.01, **settings}
         try:
-            return polling.run(RunConfig(program=program, **given), self.plugins, handler)
+            return polled(RunConfig(program=program, **given), self.plugins, handler)
         finally:
             assert self.plugins.close(PATIENCE) == ()
 
@@ -222,7 +235,7 @@ def test_a_program_that_is_not_there_is_a_failure(run: Run) -> None:
     handler = Scripted()
     program = Program(ProgramKind.EXECUTABLE, "/no/such/program")
     config = RunConfig(program=program, log_dir=run.folder, max_restarts=1)
-    ending = polling.run(config, run.plugins, handler)
+    ending = polled(config, run.plugins, handler)
     assert (ending.exit_code, handler.rounds) == (1, 2)
     assert ending.incident is not None
     assert "No such file or directory" in ending.incident.message

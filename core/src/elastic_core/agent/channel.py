@@ -17,7 +17,9 @@ Message: TypeAlias = "dict[str, Any]"
 
 _LENGTH = struct.Struct("!I")
 _INT = struct.Struct("i")
-_ANCILLARY = socket.CMSG_SPACE(4 * _INT.size)  # of one message: three standard streams and a control channel
+MOST_DESCRIPTORS = 16
+"""Most that one message brings; a worker takes three standard streams, a control channel and a pipe."""
+_ANCILLARY = socket.CMSG_SPACE(MOST_DESCRIPTORS * _INT.size)
 
 
 class Channel:

@@ -5,18 +5,20 @@ Both loops, ``supervisor.py`` and ``polling.py``, get theirs from :func:`hands`,
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from elastic_core.agent import preloading
 from elastic_core.agent.enrolment import log_directory
 from elastic_core.agent.identity import Seat
 from elastic_core.agent.inbox import Inbox
 from elastic_core.agent.outcome import Publish
 from elastic_core.agent.output import Output
-from elastic_core.agent.warden import Warden
+from elastic_core.agent.warden import Warden, WardenEvent
 from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config import SIGNALS, RunConfig, Stream
 from elastic_core.events import Event, Level
@@ -42,31 +44,60 @@ class Hands:
 
 
 @contextmanager
+def warden_for(
+    config: RunConfig, plugins: Plugins, seat: Seat, *, alone: bool
+) -> Iterator[tuple[Warden, tuple[str, ...]]]:
+    """A warden that holds the seat, and what its template imports; () without a template.
+
+    Raises:
+        ResourceError: No process could be made.
+        PluginError: A plugin failed to say what it wants preloaded.
+    """
+    names = preloading.modules(config, plugins)
+    warden = Warden.start(hold=[seat.fileno()], alone=alone)
+    try:
+        if names:
+            preloading.preload(warden, names, config, os.environ)
+        yield warden, names
+    finally:
+        warden.close(CLOSING)
+
+
+@contextmanager
 def hands(
     config: RunConfig,
     plugins: Plugins,
     publish: Publish,
     info: NodeInfo,
     run_uid: str,
-    seat: Seat,
-    cpus: Sequence[frozenset[int]] = (),
+    warden: Warden,
     *,
-    alone: bool = True,
+    warm: bool = False,
+    heard: Sequence[WardenEvent] = (),
+    cpus: Sequence[frozenset[int]] = (),
 ) -> Iterator[Hands]:
-    """Everything is made in here, and nothing of it is left afterwards. Main thread only.
+    """Everything else is made in here, and nothing of it is left afterwards. Main thread only.
 
-    ``alone`` is what :meth:`Warden.start` takes.
+    Args:
+        config: The run's settings.
+        plugins: Who is told that it starts.
+        publish: Tells the observers.
+        info: This node.
+        run_uid: The run's.
+        warden: This run's, closed here before the output of its workers is.
+        warm: Whether it has a template.
+        heard: What it has said so far.
+        cpus: Of each local rank; none when workers are not bound.
 
     Raises:
-        ResourceError: No process could be made.
-        OSError: No directory or descriptor could be.
+        OSError: No directory or descriptor could be made.
     """
     with ExitStack() as stack:
         signals = handled(config)
         inbox = Inbox(signals)
         stack.callback(inbox.close)
-        warden = Warden.start(hold=[seat.fileno()], alone=alone)
-        stack.callback(warden.close, CLOSING)
+        for event in heard:
+            inbox.post(event)
         inbox.watch(warden, warden.receive)
         directory, temporary = log_directory(config, run_uid)
         if temporary:
@@ -79,7 +110,7 @@ def hands(
         output = _output(config, publish)
         stack.callback(output.close)
         plugins.run_starts(config, run_uid, info, None if temporary else directory)
-        group = WorkerGroup(config, plugins, warden, output, info, run_uid, directory, publish, cpus)
+        group = WorkerGroup(config, plugins, warden, output, info, run_uid, directory, publish, cpus, warm)
         stack.callback(warden.close, CLOSING)  # the workers before their output, whatever went wrong
         yield Hands(inbox, signals, warden, group)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from elastic_core.agent.warden import TemplateDied, TemplateFailed, TemplateReady
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
@@ -41,6 +42,19 @@ def finish(publish: Publish, closed: Closed, *, known: str = FIRST_OF_ALL) -> En
     level = Level.INFO if closed.success else Level.ERROR
     publish(Event("job_closed", report(closed, known), level, {"success": closed.success}))
     return Ending(closed.exit_code, closed.why, closed.incident)
+
+
+def template(event: TemplateReady | TemplateFailed | TemplateDied) -> Event:
+    """What becomes of the template."""
+    match event:
+        case TemplateReady(pid, seconds, modules):
+            message = f"the template has imported {', '.join(modules)} in {seconds:.2f} s: workers start warm"
+            fields: dict[str, Field] = {"pid": pid, "took_s": seconds}
+            return Event("template_ready", message, Level.DEBUG, fields)
+        case TemplateFailed(reason):
+            return Event("template_failed", f"there is no template, so workers start fresh:\n{reason}", Level.WARNING)
+        case TemplateDied(reason):
+            return Event("template_died", f"the template was {reason}; the next one is being made", Level.WARNING)
 
 
 def report(closed: Closed, known: str = FIRST_OF_ALL) -> str:

@@ -22,8 +22,7 @@ from elastic_core.agent.hands import CLOSING, WARDEN_PATIENCE, Hands, hands
 from elastic_core.agent.identity import Seat
 from elastic_core.agent.inbox import SignalReceived
 from elastic_core.agent.outcome import Ending, Publish, finish, publish_as
-from elastic_core.agent.processes import subreaping
-from elastic_core.agent.warden import Died, Gone, Stuck
+from elastic_core.agent.warden import Died, Gone, Stuck, TemplateDied, TemplateFailed, TemplateReady, Warden
 from elastic_core.agent.workers import start_failure
 from elastic_core.config import RunConfig
 from elastic_core.errors import ElasticError
@@ -96,7 +95,9 @@ class _Crashed:
     error: BaseException
 
 
-def run(config: RunConfig, plugins: Plugins, handler: RendezvousHandler, *, alone: bool = True) -> Ending:
+def run(
+    config: RunConfig, plugins: Plugins, handler: RendezvousHandler, seat: Seat, warden: Warden, *, warm: bool = False
+) -> Ending:
     """Run one agent to its end with a handler, whose job id goes before the run's. Main thread only.
 
     Raises:
@@ -105,15 +106,12 @@ def run(config: RunConfig, plugins: Plugins, handler: RendezvousHandler, *, alon
     config = replace(config, rdzv_id=handler.get_run_id() or config.rdzv_id)
     clock, cpus = Clock(new_id=lambda: uuid.uuid4().hex[:12]), cpus_of_workers(config)
     with ExitStack() as stack:
-        stack.enter_context(subreaping())
-        seat = Seat.take(config.rdzv_id)
-        stack.callback(seat.close)
         info = applicant_for(config, plugins, seat, clock).info
         publish = partial(publish_as, plugins, info)
         message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {info}"
         publish(Event("joining", message, fields={"node_id": info.node_id}))
         publish(Event("no_ledger", f"{config.rdzv_backend}: {COST}", Level.WARNING))
-        given = stack.enter_context(hands(config, plugins, publish, info, clock.new_id(), seat, cpus, alone=alone))
+        given = stack.enter_context(hands(config, plugins, publish, info, clock.new_id(), warden, warm=warm, cpus=cpus))
         agent = PollingAgent(config, plugins, publish, handler, info, clock, given)
         stack.callback(agent.close)
         return agent.run()
@@ -205,6 +203,8 @@ class PollingAgent:
                 pass
             case Died(reason):
                 self._on_warden_death(reason)
+            case TemplateReady() | TemplateFailed() | TemplateDied():
+                self._publish(outcome.template(event))
             case _:
                 self._on_worker(event)
 

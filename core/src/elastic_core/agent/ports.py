@@ -1,4 +1,4 @@
-"""A TCP port that is kept for a worker until it listens there itself."""
+"""A TCP port that is kept for the workers' store until somebody listens there."""
 
 from __future__ import annotations
 
@@ -40,9 +40,27 @@ class HeldPort:
             hint="Check ip_local_port_range and the limit of open files (ulimit -n).",
         ) from error
 
+    @property
+    def reached_at(self) -> str:
+        """An address at which this host itself reaches it."""
+        return "127.0.0.1" if self._held.family is socket.AF_INET or _mapped(self._held) else "::1"
+
+    def listen(self) -> None:
+        """Take connections, for somebody else to accept: nobody is refused meanwhile."""
+        self._held.listen(socket.SOMAXCONN)
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._held.fileno()
+
     def close(self) -> None:
         """Let go of it; who listens there goes on."""
         self._held.close()
+
+
+def _mapped(held: socket.socket) -> bool:
+    """Whether a socket of IPv6 takes connections of IPv4, too."""
+    return held.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 0
 
 
 def _bind(family: socket.AddressFamily, wildcard: str) -> socket.socket:

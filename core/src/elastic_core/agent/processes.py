@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TypeAlias, TypeVar
 
 Process: TypeAlias = "tuple[int, int]"
@@ -65,20 +65,48 @@ def die_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def descendants(root: int) -> list[Process]:
+def die_once_adopted(parent: int, by: int) -> bool:
+    """Wait until ``parent``, which forked this process, has died; then see to it that it dies with ``by`` instead.
+
+    Needs a process of one thread that has every signal blocked. Returns whether it was ``by`` that adopted it.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGUSR2)  # sent once the new parent is in place
+    while os.getppid() == parent:
+        signal.sigwait({signal.SIGUSR2})
+    die_with_parent()
+    signal.sigtimedwait({signal.SIGUSR2}, 0)  # if it was not waited for, it must not be delivered later
+    return os.getppid() == by
+
+
+def children() -> list[int]:
+    """The processes whose parent is this one, among them those that have ended and were not waited for.
+
+    Unlike :func:`descendants` it misses nobody: a child of ours leaves the list only when we wait for it, and whoever
+    becomes our child while we look had an ancestor that is on it.
+    """
+    own = os.getpid()
+    try:
+        with open(f"/proc/self/task/{own}/children", encoding="ascii") as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:  # a kernel without this list, or no descriptor is left
+        return [pid for pid, (parent, _, _) in _all().items() if parent == own]
+
+
+def descendants(root: int, without: Collection[int] = ()) -> list[Process]:
     """All processes below ``root`` that still run, parents before their children.
+
+    Processes of ``without`` are left out, and all that is below them.
 
     Raises:
         OSError: No descriptor is left, not even a spare one.
     """
-    children: dict[int, list[Process]] = {}
-    for name in _with_a_descriptor(lambda: os.listdir("/proc")):
-        if name.isdigit() and (stat := _stat(int(name))) is not None:
-            parent, start = stat
-            children.setdefault(parent, []).append((int(name), start))
-    found = children.get(root, [])[:]
+    below: dict[int, list[Process]] = {}
+    for pid, (parent, start, runs) in _all().items():
+        if runs and pid not in without:
+            below.setdefault(parent, []).append((pid, start))
+    found = below.get(root, [])[:]
     for pid, _ in found:  # grows as it is walked
-        found += children.get(pid, ())
+        found += below.get(pid, ())
     return found
 
 
@@ -93,7 +121,7 @@ def kill(process: Process) -> bool:
     try:
         with contextlib.suppress(OSError):  # gone, or no descriptor is left, or a sandbox forbids pidfds
             pidfd = os.pidfd_open(pid)
-        if (stat := _stat(pid)) is None or stat[1] != start:
+        if (stat := _stat(pid)) is None or stat[1:] != (start, True):
             return False
         if pidfd is not None:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -126,8 +154,14 @@ def waits_in(pid: int) -> str:
     return _read(pid, "wchan").strip("0\n")
 
 
-def _stat(pid: int) -> tuple[int, int] | None:
-    """(parent, start time) of a process that still runs, else None."""
+def _all() -> dict[int, tuple[int, int, bool]]:
+    """Every process of this host, as :func:`_stat` tells of it."""
+    pids = [int(name) for name in _with_a_descriptor(lambda: os.listdir("/proc")) if name.isdigit()]
+    return {pid: stat for pid in pids if (stat := _stat(pid)) is not None}
+
+
+def _stat(pid: int) -> tuple[int, int, bool] | None:
+    """(parent, start time, whether it still runs) of a process, or None."""
     line = _read(pid, "stat")
     if not line:
         return None
@@ -135,9 +169,8 @@ def _stat(pid: int) -> tuple[int, int] | None:
     fields = line[line.rfind(")") + 2 :].split()
     state, parent, threads, start = fields[0], fields[1], fields[17], fields[19]
     # A zombie with more than one thread is a process whose main thread alone has ended.
-    if state == "X" or (state == "Z" and int(threads) <= 1):
-        return None
-    return int(parent), int(start)
+    runs = not (state == "X" or (state == "Z" and int(threads) <= 1))
+    return int(parent), int(start), runs
 
 
 def _read(pid: int, name: str) -> str:

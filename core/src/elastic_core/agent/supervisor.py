@@ -12,16 +12,27 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from elastic_core.agent import outcome
+from elastic_core.agent import outcome, preloading
 from elastic_core.agent.addresses import endpoint_host, local_address
 from elastic_core.agent.enrolment import applicant_for, cpus_of_workers, make_log_dir, parameters
-from elastic_core.agent.hands import CLOSING, WARDEN_PATIENCE, Hands, hands
+from elastic_core.agent.hands import CLOSING, WARDEN_PATIENCE, Hands, hands, warden_for
 from elastic_core.agent.identity import Seat
 from elastic_core.agent.inbox import SignalReceived
 from elastic_core.agent.outcome import Ending, Publish, finish, publish_as
-from elastic_core.agent.ports import HeldPort
 from elastic_core.agent.processes import open_standard_streams, subreaping
-from elastic_core.agent.warden import Died, Fenced, Gone, Stuck
+from elastic_core.agent.stores import Stores
+from elastic_core.agent.warden import (
+    Died,
+    Fenced,
+    Gone,
+    ServiceEnded,
+    ServiceFailed,
+    ServiceStarted,
+    Stuck,
+    TemplateDied,
+    TemplateFailed,
+    TemplateReady,
+)
 from elastic_core.agent.workers import start_failure
 from elastic_core.config import RunConfig
 from elastic_core.errors import ElasticError
@@ -31,7 +42,7 @@ from elastic_core.incidents import signal_name
 from elastic_core.plugins import Plugins
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.join import Clock, join
-from elastic_core.rendezvous.ledger import Closed, Ledger, Offer, Round
+from elastic_core.rendezvous.ledger import Closed, Ledger, Round
 from elastic_core.rendezvous.node import (
     Effect,
     EntriesRead,
@@ -52,6 +63,7 @@ from elastic_core.rendezvous.node import (
     row_of,
     step,
 )
+from elastic_core.rendezvous.reading import has_round
 from elastic_core.rendezvous.rows import NodeInfo
 from elastic_core.rendezvous.session import Session, SessionCalls
 
@@ -113,25 +125,31 @@ def run(config: RunConfig, plugins: Plugins, *, alone: bool = True) -> Ending:
         make_log_dir(config.log_dir)
     clock, cpus = Clock(new_id=lambda: uuid.uuid4().hex[:12]), cpus_of_workers(config)
     with ExitStack() as stack:
+        stack.enter_context(subreaping())
+        seat = Seat.take(config.rdzv_id)  # not the endpoint too: it has many spellings
+        stack.callback(seat.close)
+        warden, names = stack.enter_context(warden_for(config, plugins, seat, alone=alone))
         store = plugins.make_rendezvous(parameters(config))
         if not isinstance(store, RendezvousBackend):
             from elastic_core.agent import polling  # seldom needed
 
-            return polling.run(config, plugins, store, alone=alone)
+            return polling.run(config, plugins, store, seat, warden, warm=bool(names))
         stack.callback(store.close)
-        stack.enter_context(subreaping())
-        seat = Seat.take(config.rdzv_id)  # not the endpoint too: it has many spellings
-        stack.callback(seat.close)
         applicant = applicant_for(config, plugins, seat, clock)
         info = applicant.info
         publish = partial(publish_as, plugins, info)
         message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {info}"
         publish(Event("joining", message, fields={"node_id": info.node_id}))
+        running = bool(names) and has_round(store, clock.now())
+        heard = preloading.settled(warden) if running else []  # a running job pauses only for the switch
         found = join(store, applicant, clock)
         if isinstance(found, Closed):
             return finish(publish, found)
-        given = stack.enter_context(hands(config, plugins, publish, info, found.head.run, seat, cpus, alone=alone))
-        supervisor = Supervisor(config, plugins, publish, store, info, found, clock, given)
+        given = stack.enter_context(
+            hands(config, plugins, publish, info, found.head.run, warden, warm=bool(names), heard=heard, cpus=cpus)
+        )
+        hosted = preloading.STORE_MODULE in names
+        supervisor = Supervisor(config, plugins, publish, store, info, found, clock, given, hosted=hosted)
         stack.callback(supervisor.close)
         return supervisor.run()
 
@@ -149,18 +167,20 @@ class Supervisor:
         ledger: Ledger,
         clock: Clock,
         hands: Hands,
+        *,
+        hosted: bool = False,
     ) -> None:
         self._config, self._plugins, self._publish, self._clock = config, plugins, publish, clock
         self._inbox, self._handled, self._warden, self._group = hands.inbox, hands.signals, hands.warden, hands.group
         self._embedded = store.embedded
         self._state = NodeState(info=info, ledger=ledger)
-        self._address = local_address(
+        address = local_address(
             endpoint_host(config.rdzv_endpoint) if "HOST" in plugins.rendezvous_options().endpoint else None,
             config.local_addr,
             single_node=config.max_nodes == 1,
         )
-        self._port: HeldPort | None = None
-        self._used_port: HeldPort | None = None
+        self._stores = Stores(self._warden, address, clock.new_id, hosted=hosted)
+        """Hosted, if the template can serve them."""
         self._signals = 0
         self._finishing = False
         self._exit: Exit | None = None
@@ -189,9 +209,7 @@ class Supervisor:
         leaving = self._state.leaving is not None or self._exit is None
         self._warden.close(CLOSING)  # the workers first: where all went well there are none
         self._session.close(FAREWELL if not leaving else CLOSING)
-        for port in (self._port, self._used_port):
-            if port is not None:
-                port.close()
+        self._stores.close()
 
     # What happened ---------------------------------------------------------------------------------------------------
 
@@ -225,6 +243,12 @@ class Supervisor:
                 self._on_warden_death(reason)
             case EntriesRead() | StoreLost():
                 self._step(event)
+            case TemplateReady() | TemplateFailed() | TemplateDied():
+                self._on_template(event)
+            case ServiceFailed() | ServiceEnded():
+                self._on_store_gone(event)
+            case ServiceStarted():
+                pass
             case _:
                 if (news := self._group.handle(event)) is not None:  # type: ignore[arg-type]  # the warden's
                     self._step(news)
@@ -262,6 +286,25 @@ class Supervisor:
                 "signal", f"received {name}: other nodes have finished, the workers here have {grace:g} s to{again}"
             )
             self._inbox.at(self._clock.now() + grace, _Depart(order.signum, final=True))
+
+    def _on_template(self, event: TemplateReady | TemplateFailed | TemplateDied) -> None:
+        self._publish(outcome.template(event))
+        if isinstance(event, TemplateFailed):
+            self._stores.stop_hosting()
+
+    def _on_store_gone(self, event: ServiceFailed | ServiceEnded) -> None:
+        """Make another offer; or, where a round's workers had that store, end the round, which spends no restart."""
+        if (offer := self._stores.handle(event)) is None:
+            return
+        if offer == self._state.offer:
+            self._do(MakeOffer())
+        current = self._state.ledger.round
+        if current is not None and current.offer == offer and self._state.work is Work.RUNNING:
+            self._lose_store(current, event)
+
+    def _lose_store(self, current: Round, event: ServiceFailed | ServiceEnded | None = None) -> None:
+        if (news := self._group.lost_store(current, event)) is not None:
+            self._step(news)
 
     def _on_warden_death(self, reason: str) -> None:
         """Without its warden a node cannot promise that nothing is left behind: it withdraws."""
@@ -310,10 +353,7 @@ class Supervisor:
             case Stop(grace, why):
                 self._stop(grace, why)
             case MakeOffer():
-                if self._used_port is not None:
-                    self._used_port.close()
-                self._used_port, self._port = self._port, HeldPort.take(self._address)
-                self._step(Offered(Offer(self._address, self._port.port, self._clock.new_id())))
+                self._step(Offered(self._stores.offer()))
             case Exit():
                 self._exit = effect
 
@@ -324,6 +364,8 @@ class Supervisor:
             self._arm_fence()
         try:
             self._group.start(current, restart_count)
+            if self._stores.dead(current.offer):
+                self._lose_store(current)
         except (ElasticError, OSError) as exc:
             self._step(start_failure(self._group, current, exc))
         self._inbox.at(self._clock.now() + SILENT_PROGRESS, _AliveFor(current.number))

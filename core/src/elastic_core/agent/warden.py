@@ -14,24 +14,49 @@ import socket
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any
 
 from elastic_core.agent import warden_main
 from elastic_core.agent.channel import Channel, Message
 from elastic_core.agent.processes import Process, become_subreaper, descendants, kill
+from elastic_core.agent.warden_events import (
+    Died,
+    Exited,
+    Fenced,
+    Gone,
+    ServiceEnded,
+    ServiceFailed,
+    ServiceStarted,
+    Signalled,
+    Spawned,
+    SpawnFailed,
+    StartedFresh,
+    Stuck,
+    TemplateDied,
+    TemplateFailed,
+    TemplateReady,
+    WardenEvent,
+    event,
+    how_it_ended,
+)
 from elastic_core.errors import ResourceError
-from elastic_core.incidents import signal_name
 
 __all__ = [
     "Died",
     "Exited",
     "Fenced",
     "Gone",
+    "ServiceEnded",
+    "ServiceFailed",
+    "ServiceStarted",
     "Signalled",
     "SpawnFailed",
     "Spawned",
+    "StartedFresh",
     "Stuck",
+    "TemplateDied",
+    "TemplateFailed",
+    "TemplateReady",
     "Warden",
     "WardenEvent",
     "become_subreaper",
@@ -39,71 +64,6 @@ __all__ = [
 
 _BURIAL = 1.0
 """Most seconds between a warden's last word and its death."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spawned:
-    """A worker's program runs."""
-
-    tag: int
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class SpawnFailed:
-    """A worker could not be started, and why: ``[Errno 2] No such file or directory: 'x'``."""
-
-    tag: int
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
-class Exited:
-    """A worker that had started has ended; ``returncode`` is :class:`subprocess.Popen`'s, negative for a signal."""
-
-    tag: int
-    pid: int
-    returncode: int
-
-
-@dataclass(frozen=True, slots=True)
-class Signalled:
-    """One step of a stop: the workers whose process groups got a signal, or every process that got SIGKILL."""
-
-    signum: int
-    pids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """The answer to the last :meth:`Warden.stop`: no descendant of the warden is left."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stuck:
-    """A process is still there 15 s after SIGKILL, waiting in the kernel in ``wchan``, if that is known; said once."""
-
-    pid: int
-    name: str
-    wchan: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fenced:
-    """The dead-man's switch went off, and no descendant is left. The workers that it killed are not reported as exited.
-
-    It also answers a stop that was asked for meanwhile.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class Died:
-    """The warden itself is gone, and everything below it was killed. Nothing comes after this."""
-
-    reason: str
-
-
-WardenEvent: TypeAlias = "Spawned | SpawnFailed | Exited | Signalled | Gone | Stuck | Fenced | Died"
 
 
 class Warden:
@@ -178,8 +138,13 @@ class Warden:
         stderr: int | None = None,
         control: int | None = None,
         cpus: Collection[int] | None = None,
+        warm: bool = False,
     ) -> None:
         """Start a worker: Spawned or SpawnFailed will come, with ``tag``. While a stop is under way it fails.
+
+        With ``warm`` the template forks it, as soon as there is one (:meth:`preload`) that has imported everything, and
+        if its command is the template's but for the program's arguments. Else StartedFresh comes before Spawned, with
+        the reason, and ``argv`` is run as a fresh process.
 
         Args:
             tag: The caller's name for it.
@@ -191,19 +156,61 @@ class Warden:
             stderr: As stdin.
             control: One more descriptor for it to inherit, whose number it finds in ``ELASTIC_CONTROL_FD``.
             cpus: The CPUs that it may run on; None for the agent's.
+            warm: Whether to have it forked by the template.
         """
         streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "control": control}
         given = {name: fd for name, fd in streams.items() if fd is not None}
-        request: Message = {"do": "spawn", "tag": tag, "argv": list(argv), "env": dict(env), "cwd": cwd}
+        request: Message = {"do": "spawn", "tag": tag, "argv": list(argv), "env": dict(env), "cwd": cwd, "warm": warm}
         request["cpus"] = None if cpus is None else sorted(cpus)
         # How many fences the caller knows of: a request that crosses a Fenced belongs to a round that is over.
         self._send({**request, "fences": self._fences, "descriptors": list(given)}, list(given.values()))
 
+    def preload(
+        self, modules: Sequence[str], *, python: Sequence[str], program: Sequence[str], env: Mapping[str, str]
+    ) -> None:
+        """Start the template, once: TemplateReady or TemplateFailed will come, and TemplateDied whenever it has to be
+        made again.
+
+        It imports in the agent's directory, from where ``python`` finds modules by itself: not from the script's.
+
+        Args:
+            modules: What it imports, in this order.
+            python: The workers' interpreter with its flags: ``["/usr/bin/python3", "-u"]``.
+            program: The rest of a worker's command: ``["train.py", "--lr", "1"]``, ``["-m", "train"]``. Workers may
+                differ in the arguments.
+            env: The workers' environment, as far as all have the same: what libraries read while they are imported.
+        """
+        request: Message = {"modules": list(modules), "python": list(python), "program": list(program)}
+        self._send({"do": "preload", **request, "env": dict(env)})
+
+    def serve(
+        self, tag: int, entry: str, arguments: Mapping[str, Any], *, descriptors: Mapping[str, int] | None = None
+    ) -> None:
+        """Have the template fork a process that is no round's, and call a function there: ServiceStarted or
+        ServiceFailed will come, and ServiceEnded when it has returned, exited or been killed.
+
+        A stop does not touch it. It has the template's environment and streams, and leads a session of its own.
+
+        Args:
+            tag: The caller's name for it, among services.
+            entry: ``package.module:function``.
+            arguments: The function's keyword arguments; JSON.
+            descriptors: More keyword arguments: descriptors that are passed on, 15 at most, which the caller may close
+                at once.
+        """
+        given = dict(descriptors or {})
+        request: Message = {"tag": tag, "entry": entry, "arguments": dict(arguments), "descriptors": list(given)}
+        self._send({"do": "serve", **request}, list(given.values()))
+
+    def end_service(self, tag: int) -> None:
+        """Kill a service, and the group that it leads."""
+        self._send({"do": "end_service", "tag": tag})
+
     def stop(self, *, grace: float, signum: int = signal.SIGTERM) -> None:
         """Stop all: ``signum`` to the workers' process groups, SIGKILL to whatever is left after ``grace`` seconds.
 
-        What outlives the last worker is killed at once. Gone will come, once for all stops under way, of which the
-        earliest deadline holds.
+        What outlives the last worker is killed at once, services apart. Gone will come, once for all stops under way,
+        of which the earliest deadline holds.
         """
         self._stops += 1
         self._unanswered = self._stops
@@ -229,7 +236,8 @@ class Warden:
     def receive(self) -> list[WardenEvent]:
         """What has happened since the last call; [] when nothing has."""
         self._channel.flush()
-        events = [event for message, _ in self._channel.receive() if (event := self._event(message)) is not None]
+        heard = [self._event(message) for message, _ in self._channel.receive()]
+        events = [known for known in heard if known is not None]
         if self._channel.closed and not self._died:
             self._died = True
             self._ready.unregister(self._channel)
@@ -261,17 +269,6 @@ class Warden:
     def _event(self, message: Message) -> WardenEvent | None:
         """What a message means to the caller; None for an answer to a stop that a later one, or a fence, overtook."""
         match message:
-            case {"event": "spawned", "tag": tag, "pid": pid}:
-                self._workers.add(pid)
-                return Spawned(tag, pid)
-            case {"event": "spawn_failed", "tag": tag, "error": error}:
-                return SpawnFailed(tag, error)
-            case {"event": "exited", "tag": tag, "pid": pid, "returncode": returncode}:
-                return Exited(tag, pid, returncode)
-            case {"event": "signalled", "signum": signum, "pids": pids}:
-                return Signalled(signum, tuple(pids))
-            case {"event": "stuck", "pid": pid, "name": name, "wchan": wchan}:
-                return Stuck(pid, name, wchan)
             case {"event": "fenced"}:
                 self._fences += 1
                 self._unanswered = None
@@ -281,7 +278,10 @@ class Warden:
                     return None
                 self._unanswered = None
                 return Gone()
-        raise AssertionError(f"the warden sent {message!r}")
+        told = event(message)
+        if isinstance(told, Spawned):
+            self._workers.add(told.pid)
+        return told
 
     def _bury(self) -> str:
         """Kill what a dead warden has left to us, a subreaper, and say how it died. (Its workers died with it.)"""
@@ -296,7 +296,7 @@ class Warden:
             killed.update(fresh)
         if code is None:
             return "it hung up"
-        return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+        return how_it_ended(code)
 
     def _left(self, process: Process) -> bool:
         """Whether a process below us was the warden's."""

@@ -6,12 +6,15 @@ among its descendants: *no child left* means *no descendant left*. It outlives t
 end-of-file on the socket is the order to kill everything and exit. Descriptors that it inherits, a seat's for instance,
 it keeps until then.
 
-Nothing in here blocks: the socket is buffered on both sides, and a child that hangs between fork and exec is one more
-descriptor to poll. So the dead-man's switch works while the agent is frozen, and a frozen agent does not keep it from
-its work.
+Workers start fresh (``spawning``) or are forked by the template (``nursery``). The template and what else is to outlive
+a round, *services*, are left alone by a stop; they end by name, or last of all.
 
-Requests are ``spawn``, ``stop``, ``fence`` and ``sweep``; what it says is listed as events in ``warden.py``, the
-agent's side.
+Nothing in here blocks: the sockets are buffered on both sides, and a child that hangs before its program runs is one
+more descriptor to poll. So the dead-man's switch works while the agent is frozen, and a frozen agent does not keep it
+from its work.
+
+Requests are ``spawn``, ``stop``, ``fence``, ``sweep``, ``preload``, ``serve`` and ``end_service``; what it says is
+listed in ``warden_events.py``.
 """
 
 from __future__ import annotations
@@ -24,160 +27,30 @@ import signal
 import socket
 import sys
 import time
-from typing import NoReturn
+from collections.abc import Iterable
 
 if __name__ == "__main__":
     # Without site, where this file lies is the only way to the package. Last, so that it hides nothing.
     sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")))
 
 from elastic_core.agent.channel import Channel, Message, close_all
+from elastic_core.agent.ending import Ending
+from elastic_core.agent.nursery import ANSWER_A_STOP_WITHIN, ANSWER_WITHIN, Nursery
 from elastic_core.agent.processes import (
-    Process,
     become_subreaper,
+    children,
     descendants,
-    die_with_parent,
     kill,
     name_of,
     open_standard_streams,
     signal_group,
     waits_in,
 )
+from elastic_core.agent.spawning import Child, Kind, start
 
-CONTROL_VARIABLE = "ELASTIC_CONTROL_FD"
-STANDARD_STREAMS = ("stdin", "stdout", "stderr")
-STUCK_AFTER = 15.0
-"""Seconds after SIGKILL from which a process that is still there is reported (rule L3)."""
 LONGEST_SLEEP = 86400.0
 """Seconds; the kernel does not count to any number of milliseconds."""
-OOM_SCORE = 300
-"""Added to a worker's oom_score_adj: when memory runs out, a worker dies before the agent and the warden do."""
-
-
-# A worker's start ----------------------------------------------------------------------------------------------------
-
-
-class Worker:
-    """A child that was asked for, from its fork until it is reaped.
-
-    Attributes:
-        pipe: Says how the exec went: an error's text, or nothing but its end. None once that is known.
-        started: Its program runs, or has run.
-    """
-
-    __slots__ = ("pid", "pipe", "started", "tag")
-
-    def __init__(self, tag: int, pid: int, pipe: int) -> None:
-        self.tag = tag
-        self.pid = pid
-        self.pipe: int | None = pipe
-        self.started = False
-
-
-def _fork(request: Message, descriptors: list[int]) -> Worker:
-    """Fork a worker; whether it gets as far as exec will be told on its pipe.
-
-    Raises:
-        OSError: No process, or no descriptor, is left.
-    """
-    wanted = request["descriptors"]
-    if len(descriptors) < len(wanted):
-        raise OSError("no descriptors are left for its streams: raise the limit of open files (ulimit -n)")
-    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    warden = os.getpid()
-    # Signals to the child while it is still the warden's copy, which ignores them, wait for its own dispositions.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        pid = os.fork()
-        if pid == 0:
-            _become(request, dict(zip(wanted, descriptors, strict=True)), writing, warden)
-    except OSError:
-        os.close(reading)
-        raise
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.close(writing)
-    return Worker(request["tag"], pid, reading)
-
-
-def _become(request: Message, given: dict[str, int], pipe: int, warden: int) -> NoReturn:
-    """In the child: become the program, or say why not. Every other descriptor is close-on-exec."""
-    what = request["argv"][0]
-    try:
-        os.setsid()
-        die_with_parent()
-        if os.getppid() != warden:
-            os._exit(127)  # it died before that was set
-        for number, name in enumerate(STANDARD_STREAMS):
-            if name in given:
-                os.dup2(given[name], number)
-        environment = request["env"]
-        if "control" in given:
-            os.set_inheritable(given["control"], True)
-            environment[CONTROL_VARIABLE] = str(given["control"])
-        _volunteer_for_oom()
-        if request["cpus"] is not None:
-            what = f"CPUs {request['cpus']}"
-            os.sched_setaffinity(0, request["cpus"])
-            what = request["argv"][0]
-        for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-            signal.signal(signum, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        if request["cwd"] is not None:
-            what = request["cwd"]
-            os.chdir(what)
-            what = request["argv"][0]
-        os.execvpe(what, request["argv"], environment)
-    except OSError as exc:
-        os.write(pipe, str(OSError(exc.errno, exc.strerror, what)).encode(errors="replace"))
-    except BaseException as exc:  # a NUL in an argument, say; whatever it is must not get into a second warden's loop
-        os.write(pipe, f"{what!r}: {exc}".encode(errors="replace"))
-    finally:
-        os._exit(127)
-
-
-def _volunteer_for_oom() -> None:
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
-        score = min(1000, int(file.read()) + OOM_SCORE)
-        file.seek(0)
-        file.write(str(score))
-
-
-# The warden ----------------------------------------------------------------------------------------------------------
-
-
-class Ending:
-    """A stop under way.
-
-    Attributes:
-        deadline: When asking ends and killing begins.
-        serial: The agent's number of the stop to answer, if it asked for one.
-        fenced: The dead-man's switch went off.
-        killed: What was sent SIGKILL and is still there, with the time of that; None until killing has begun.
-        reported: Those of them that were reported as stuck.
-    """
-
-    __slots__ = ("deadline", "fenced", "killed", "reported", "serial")
-
-    def __init__(self, deadline: float) -> None:
-        self.deadline = deadline
-        self.serial: int | None = None
-        self.fenced = False
-        self.killed: dict[Process, float] | None = None
-        self.reported: set[Process] = set()
-
-    def due(self) -> float:
-        """When there is something to do that no event announces."""
-        if self.killed is None:
-            return self.deadline
-        waiting = [since for process, since in self.killed.items() if process not in self.reported]
-        return min(waiting, default=math.inf) + STUCK_AFTER
-
-    def overdue(self, now: float) -> list[Process]:
-        """Processes to report as stuck: each once."""
-        killed = self.killed or {}
-        late = [p for p, since in killed.items() if now >= since + STUCK_AFTER and p not in self.reported]
-        self.reported.update(late)
-        return late
+BEING_STOPPED = "the workers of this node are being stopped"
 
 
 class Warden:
@@ -185,7 +58,10 @@ class Warden:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._workers: dict[int, Worker] = {}
+        self._children: dict[int, Child] = {}
+        self._young: list[Child] = []  # those who have not said yet how their start went
+        self._nursery = Nursery(self._tell)
+        self._childless = True
         self._ending: Ending | None = None
         self._fence_at = math.inf
         self._fences = 0
@@ -196,8 +72,7 @@ class Warden:
 
     def run(self) -> None:
         """Serve until the agent is gone, and then until everything else is."""
-        populated = False
-        while populated or not self._channel.closed:
+        while not (self._channel.closed and self._childless):
             self._sleep()
             self._channel.flush()
             for message, descriptors in self._channel.receive():
@@ -205,22 +80,28 @@ class Warden:
                 close_all(descriptors)
             if self._channel.closed:
                 self._stop(signal.SIGKILL, grace=0.0)
-            for worker in self._workers.values():
-                self._hear(worker)
-            populated = self._advance()
+            self._nursery.listen()
+            for child in self._nursery.released():
+                self._start_warm(child)
+            for child in self._young[:]:
+                self._hear(child)
+            self._advance()
         self._tidy()
 
     def _sleep(self) -> None:
-        """Until a message, a dead child, an exec, room to send, or the next deadline."""
+        """Until a message, a dead child, news of a start, room to send, or the next deadline."""
         poll = select.poll()
         poll.register(self._wakeup[0], select.POLLIN)
-        if not self._channel.closed:
-            poll.register(self._channel, select.POLLIN | (select.POLLOUT if self._channel.pending else 0))
-        for worker in self._workers.values():
-            if worker.pipe is not None:
-                poll.register(worker.pipe, select.POLLIN)
-        due = min(self._fence_at, self._ending.due() if self._ending else math.inf)
-        seconds = min(max(0.0, due - time.monotonic()), LONGEST_SLEEP)
+        for channel in (self._channel, self._nursery.channel):
+            if channel is not None and not channel.closed:
+                poll.register(channel, select.POLLIN | (select.POLLOUT if channel.pending else 0))
+        for child in self._young:
+            if child.pipe is not None:
+                poll.register(child.pipe, select.POLLIN)
+        dues = [self._fence_at, self._nursery.due(), *(self._patience(child) for child in self._unborn())]
+        if self._ending:
+            dues.append(self._ending.due())
+        seconds = min(max(0.0, min(dues) - time.monotonic()), LONGEST_SLEEP)
         poll.poll(math.ceil(seconds * 1000))
         with contextlib.suppress(BlockingIOError):
             os.read(self._wakeup[0], 4096)
@@ -228,7 +109,12 @@ class Warden:
     def _obey(self, message: Message, descriptors: list[int]) -> None:
         match message["do"]:
             case "spawn":
-                self._spawn(message, descriptors)
+                child = Child(Kind.WORKER, message, descriptors[:])
+                descriptors.clear()  # they are the child's
+                if not message["warm"]:
+                    self._start_fresh(child)
+                else:
+                    self._start_warm(child)
             case "stop":
                 self._stop(message["signum"], message["grace"]).serial = message["serial"]
             case "fence":
@@ -236,66 +122,178 @@ class Warden:
                 self._fence_at = math.inf if seconds is None else time.monotonic() + seconds
             case "sweep":
                 self._sweep.append(message["path"])
+            case "preload":
+                self._adopt(self._nursery.begin(message))
+            case "serve":
+                child = Child(Kind.SERVICE, message, descriptors[:])
+                descriptors.clear()
+                self._start_warm(child)
+            case "end_service":
+                self._end_service(message["tag"])
 
-    def _spawn(self, message: Message, descriptors: list[int]) -> None:
+    # A start ---------------------------------------------------------------------------------------------------------
+
+    def _start_warm(self, child: Child) -> None:
+        """Have it forked by the template, or else started fresh."""
+        if self._nursery.refusal:
+            self._do_without(child, self._nursery.refusal)
+        elif self._is_late(child):
+            self._fail(child, BEING_STOPPED)
+        elif self._nursery.has_waited(child):
+            self._do_without(child, "the template takes too long to import")
+        else:
+            try:
+                self._nursery.ask(child)
+            except OSError as exc:
+                self._do_without(child, str(exc))
+            if child.pipe is not None:
+                self._young.append(child)
+
+    def _do_without(self, child: Child, why: str) -> None:
+        """No template forks this one."""
+        if child.kind is Kind.SERVICE:
+            self._fail(child, why)
+        elif self._is_late(child):
+            self._fail(child, BEING_STOPPED)
+        else:
+            self._tell("started_fresh", tag=child.tag, why=why)
+            fresh = Child(child.kind, child.request, child.descriptors[:])
+            child.descriptors.clear()
+            self._start_fresh(fresh)
+
+    def _start_fresh(self, child: Child) -> None:
         try:
-            if self._ending is not None or message["fences"] != self._fences:  # the agent could not know that yet
-                raise OSError("the workers of this node are being stopped")
-            worker = _fork(message, descriptors)
+            if self._is_late(child):
+                raise OSError(BEING_STOPPED)
+            start(child)
         except OSError as exc:
-            self._tell("spawn_failed", tag=message["tag"], error=str(exc))
+            self._fail(child, str(exc))
         else:
-            self._workers[worker.pid] = worker
+            self._adopt(child)
 
-    def _hear(self, worker: Worker) -> None:
-        """Read from a worker's pipe how its exec went, if that is known by now."""
-        if worker.pipe is None:
+    def _adopt(self, child: Child | None) -> None:
+        if child is not None and child.pid is not None:
+            self._children[child.pid] = child
+            self._young.append(child)
+
+    def _is_late(self, child: Child) -> bool:
+        """Whether it belongs to a round that is over, or is being stopped: the agent could not know that yet."""
+        return child.kind is Kind.WORKER and (self._ending is not None or child.request["fences"] != self._fences)
+
+    def _fail(self, child: Child, error: str) -> None:
+        close_all(child.descriptors)
+        self._tell("service_failed" if child.kind is Kind.SERVICE else "spawn_failed", tag=child.tag, error=error)
+
+    def _hear(self, child: Child) -> None:
+        """Take in how a start goes, as far as that is known by now."""
+        unborn = child.pid is None
+        ended = child.hear()
+        if unborn and child.pid is not None:
+            self._children[child.pid] = child
+            if child.unwanted:
+                signal_group(child.pid, signal.SIGKILL)
+            elif self._ending is not None and self._ending.killed is None and child.kind is Kind.WORKER:
+                self._ask_to_end([child.pid], self._ending.signum)  # what it would have got, had it been there
+        if not ended:
             return
-        try:
-            error = os.read(worker.pipe, 4096)
-        except BlockingIOError:
-            return
-        os.close(worker.pipe)
-        worker.pipe, worker.started = None, not error
-        if error:
-            self._tell("spawn_failed", tag=worker.tag, error=error.decode(errors="replace"))
+        self._young.remove(child)
+        if child.started:
+            close_all(child.descriptors)
+            if child.kind is Kind.WORKER:
+                self._tell("spawned", tag=child.tag, pid=child.pid, warm=child.forked)
+            elif child.kind is Kind.SERVICE:
+                self._tell("service_started", tag=child.tag, pid=child.pid)
+        elif child.kind is Kind.TEMPLATE:
+            self._nursery.not_started(child.complaint())
+        elif child.forked:
+            self._do_without(child, child.complaint() or "the template died, or what it had forked")
         else:
-            self._tell("spawned", tag=worker.tag, pid=worker.pid)
+            self._fail(child, child.complaint())
 
-    def _advance(self) -> bool:
-        """Reap, and take a stop as far as it goes now; whether any descendant is left."""
+    def _unborn(self) -> list[Child]:
+        """Those whom the template was asked for, and has not forked yet."""
+        return [child for child in self._young if child.pid is None]
+
+    def _patience(self, child: Child) -> float:
+        """Until when the template may take its time to fork this one."""
+        if self._ending is None:
+            return child.since + ANSWER_WITHIN
+        return min(child.since + ANSWER_WITHIN, max(self._ending.deadline, child.since + ANSWER_A_STOP_WITHIN))
+
+    def _end_service(self, tag: int) -> None:
+        for child in [*self._young, *self._nursery.waiting, *self._children.values()]:
+            if child.kind is Kind.SERVICE and child.tag == tag:
+                child.unwanted = True
+                if child.pid is not None:
+                    signal_group(child.pid, signal.SIGKILL)
+
+    # The end of processes --------------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Reap, and take a stop as far as it goes now."""
         now = time.monotonic()
         if now >= self._fence_at:
             self._fence_at = math.inf
             self._fences += 1
             self._stop(signal.SIGKILL, grace=0.0).fenced = True
-        populated = self._reap()
+        if late := [child for child in self._unborn() if now >= self._patience(child)]:
+            self._nursery.kill()
+            for child in late:
+                child.since = math.inf  # what is to be done is done
+        self._reap()
         ending = self._ending
-        if ending is not None and not populated:
+        if ending is None:
+            return
+        if not self._populated():
             self._ending = None
             if ending.fenced:
                 self._tell("fenced")
             if ending.serial is not None:
                 self._tell("gone", serial=ending.serial)
-        elif ending is not None and (ending.killed is not None or not self._workers or now >= ending.deadline):
+            if self._channel.closed:
+                self._kill_services()
+        elif ending.killed is not None or not (self._workers() or self._unborn()) or now >= ending.deadline:
             self._kill_all(ending, now)
-        return populated
 
-    def _reap(self) -> bool:
-        """Collect the dead; whether a child is left, and with it any descendant: a subreaper inherits them all."""
+    def _reap(self) -> None:
+        """Collect the dead."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return False
+                self._childless = True
+                return
+            self._childless = False
             if pid == 0:
-                return True
-            if (worker := self._workers.pop(pid, None)) is None:
-                continue  # somebody's orphan
-            self._hear(worker)
-            # Whom the switch kills is nobody's failure: the agent hears Fenced alone.
-            if worker.started and not (self._ending and self._ending.fenced):
-                self._tell("exited", tag=worker.tag, pid=pid, returncode=os.waitstatus_to_exitcode(status))
+                return
+            for child in self._young[:]:  # a worker of the template's may have lived too short to be known by now
+                self._hear(child)
+            if pid in self._children:
+                self._bury(self._children.pop(pid), os.waitstatus_to_exitcode(status))
+
+    def _bury(self, child: Child, returncode: int) -> None:
+        match child.kind:
+            case Kind.TEMPLATE:
+                self._adopt(self._nursery.died(returncode, closing=self._channel.closed))
+            case Kind.SERVICE if child.started:
+                self._tell("service_ended", tag=child.tag, returncode=returncode)
+            case Kind.WORKER if child.started and not (self._ending and self._ending.fenced):
+                # Whom the switch kills is nobody's failure: the agent hears Fenced alone.
+                self._tell("exited", tag=child.tag, pid=child.pid, returncode=returncode)
+
+    def _workers(self) -> list[int]:
+        return [pid for pid, child in self._children.items() if child.kind is Kind.WORKER]
+
+    def _services(self) -> set[int]:
+        return {pid for pid, child in self._children.items() if child.kind is not Kind.WORKER}
+
+    def _populated(self) -> bool:
+        """Whether any descendant is left but services and what is below them: each has an ancestor among our children,
+        since a subreaper inherits them all.
+        """
+        if self._workers() or any(child.kind is Kind.WORKER for child in self._unborn()):
+            return True
+        return not self._childless and not self._services().issuperset(children())
 
     def _stop(self, signum: int, grace: float) -> Ending:
         """The one escalation: ask every worker's group; at the deadline, or once no worker is left, kill whatever is.
@@ -304,30 +302,40 @@ class Warden:
         """
         deadline = time.monotonic() + grace
         if self._ending is None:
-            self._ending = Ending(deadline)
-            if grace > 0 and self._workers:
-                for pid in self._workers:
-                    signal_group(pid, signum)
-                    signal_group(pid, signal.SIGCONT)  # a stopped process handles nothing
-                self._tell("signalled", signum=signum, pids=list(self._workers))
+            self._ending = Ending(signum, deadline)
+            for child in self._nursery.dismiss():
+                self._fail(child, BEING_STOPPED)
+            if grace > 0 and (workers := self._workers()):
+                self._ask_to_end(workers, signum)
         self._ending.deadline = min(self._ending.deadline, deadline)
         return self._ending
 
+    def _ask_to_end(self, workers: Iterable[int], signum: int) -> None:
+        for pid in workers:
+            signal_group(pid, signum)
+            signal_group(pid, signal.SIGCONT)  # a stopped process handles nothing
+        self._tell("signalled", signum=signum, pids=list(workers))
+
     def _kill_all(self, ending: Ending, now: float) -> None:
         """SIGKILL to every descendant, until a look finds none that has not got it; each death brings another look."""
-        alive = descendants(os.getpid())
+        alive = descendants(os.getpid(), without=self._services())
         ending.killed = ending.killed or {}
         while fresh := [process for process in alive if process not in ending.killed]:
             pids = [process[0] for process in fresh if kill(process)]
             ending.killed.update(dict.fromkeys(fresh, now))
             self._tell("signalled", signum=int(signal.SIGKILL), pids=pids)
-            for pid in self._workers:  # what its group has forked meanwhile, all at once: that cannot be outrun
+            for pid in self._workers():  # what its group has forked meanwhile, all at once: that cannot be outrun
                 signal_group(pid, signal.SIGKILL)
-            alive = descendants(os.getpid())
+            alive = descendants(os.getpid(), without=self._services())
         left = set(alive)
         ending.killed = {process: since for process, since in ending.killed.items() if process in left}
         for pid, _ in ending.overdue(now):
             self._tell("stuck", pid=pid, name=name_of(pid), wchan=waits_in(pid))
+
+    def _kill_services(self) -> None:
+        """The last that are left; what they leave behind, the next stop finds."""
+        for pid in self._services():
+            signal_group(pid, signal.SIGKILL)
 
     def _tidy(self) -> None:
         """Remove what the agent would have removed, had it not been killed."""

@@ -18,7 +18,19 @@ from string import Template
 from elastic_core.agent.assignment import Assignment
 from elastic_core.agent.error_files import last_exception_line, read_error_file
 from elastic_core.agent.output import Output, WorkerStreams
-from elastic_core.agent.warden import Exited, Signalled, Spawned, SpawnFailed, Stuck, Warden, WardenEvent
+from elastic_core.agent.warden import (
+    Exited,
+    ServiceEnded,
+    ServiceFailed,
+    Signalled,
+    Spawned,
+    SpawnFailed,
+    StartedFresh,
+    Stuck,
+    Warden,
+    WardenEvent,
+)
+from elastic_core.agent.warden_events import how_it_ended
 from elastic_core.config import RunConfig
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
@@ -61,10 +73,14 @@ class WorkerGroup:
     publish: Callable[[Event], None]
     cpus: Sequence[frozenset[int]] = ()
     """The CPUs of each local rank; none when they are not bound."""
+    warm: bool = False
+    """Whether the warden's template is to fork them."""
     now: Callable[[], float] = time.monotonic
     started_at: float = 0.0
     _tags: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _workers: dict[int, Worker] = field(default_factory=dict)
+    _reasons: set[str] = field(default_factory=set)
+    """Why workers started fresh, as far as it has been said."""
     _over: bool = False
     """Whether the round is already lost, or being stopped: what fails now is a consequence."""
 
@@ -86,7 +102,9 @@ class WorkerGroup:
             self._workers[tag] = Worker(assignment, streams)
             try:
                 cpus = self.cpus[assignment.local_rank] if self.cpus else None
-                self.warden.spawn(tag, argv, env, stdout=streams.stdout, stderr=streams.stderr, cpus=cpus)
+                self.warden.spawn(
+                    tag, argv, env, stdout=streams.stdout, stderr=streams.stderr, cpus=cpus, warm=self.warm
+                )
             finally:
                 streams.close()
 
@@ -101,6 +119,11 @@ class WorkerGroup:
                 worker.pid = pid
                 if not self._over and all(other.pid is not None for other in self._workers.values()):
                     self._say_started(worker.assignment.round)
+            case StartedFresh(tag, why) if worker := self._workers.get(tag):
+                if why not in self._reasons:
+                    self._reasons.add(why)
+                    message = f"rank {worker.assignment.rank} starts fresh, not from the template: {why}"
+                    self.publish(Event("started_fresh", message, fields={"rank": worker.assignment.rank, "why": why}))
             case SpawnFailed(tag, error) if worker := self._workers.get(tag):
                 return self._fail(self._incident(worker, IncidentKind.START_FAILED, message=error))
             case Exited(tag, pid, code) if worker := self._workers.get(tag):
@@ -120,6 +143,19 @@ class WorkerGroup:
                 )
                 self.publish(Event("worker_stuck", message, Level.ERROR, {"pid": pid, "wchan": wchan}))
         return None
+
+    def lost_store(self, current: Round, event: ServiceEnded | ServiceFailed | None = None) -> WorkerFailed | None:
+        """The round's store was here and is gone; nobody's restart, but the end of the round."""
+        how = how_it_ended(event.returncode) if isinstance(event, ServiceEnded) else "not there"
+        incident = Incident(
+            kind=IncidentKind.STORE_DIED,
+            round=current.number,
+            node_id=self.info.node_id,
+            host=str(self.info),
+            after=round(self.now() - self.started_at, 6),
+            message=f"the process that holds the workers' store was {how}",
+        )
+        return self._fail(incident)
 
     def stop(self, grace: float) -> None:
         """Stop them all, SIGKILL after ``grace`` seconds; the warden answers Gone."""
@@ -142,6 +178,9 @@ class WorkerGroup:
         if self._over:
             return None
         self._over = True
+        if incident.rank is None:
+            self.publish(Event("store_died", incident.message, Level.WARNING, {"round": incident.round}))
+            return WorkerFailed(incident)
         where = f"rank {incident.rank} (pid {incident.pid})" if incident.pid else f"rank {incident.rank}"
         fields = {"rank": incident.rank, "pid": incident.pid, "exit_code": incident.exit_code, "round": incident.round}
         self.publish(Event("worker_failed", f"{where} {incident.cause()}", Level.WARNING, fields))

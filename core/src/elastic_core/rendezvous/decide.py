@@ -214,6 +214,8 @@ def _told(incident: Incident) -> str:
     """An incident in one clause."""
     if incident.kind is IncidentKind.NODE_LOST:
         return f"{incident.host} is lost: {incident.message}"
+    if incident.rank is None:
+        return f"{incident.message} on {incident.host}"
     return f"rank {incident.rank} on {incident.host} {incident.cause()}"
 
 

@@ -27,6 +27,17 @@ def load(store: RendezvousBackend, now: float) -> Ledger | None:
     return restored(head, anchors, now)
 
 
+def has_round(store: RendezvousBackend, now: float) -> bool:
+    """Whether a job is running, so that a newcomer would interrupt it.
+
+    Raises:
+        RendezvousStateError: The store holds something that cannot be.
+        RendezvousConnectionError: The store cannot be reached.
+    """
+    ledger = load(store, now)
+    return ledger is not None and ledger.live and ledger.round is not None
+
+
 def news(store: RendezvousBackend, ledger: Ledger) -> tuple[Entry, ...]:
     """The entries after ``ledger.head``, in order; one read more than there are entries.
 

@@ -1,0 +1,50 @@
+"""A stop under way, as the warden remembers it: until when it asks, whom it has killed, who does not die.
+
+Imported by the warden process, so by few and cheap means.
+"""
+
+from __future__ import annotations
+
+import math
+
+from elastic_core.agent.processes import Process
+
+STUCK_AFTER = 15.0
+"""Seconds after SIGKILL from which a process that is still there is reported (rule L3)."""
+
+
+class Ending:
+    """A stop under way.
+
+    Attributes:
+        signum: What the workers are asked with.
+        deadline: When asking ends and killing begins.
+        serial: The agent's number of the stop to answer, if it asked for one.
+        fenced: The dead-man's switch went off.
+        killed: What was sent SIGKILL and is still there, with the time of that; None until killing has begun.
+        reported: Those of them that were reported as stuck.
+    """
+
+    __slots__ = ("deadline", "fenced", "killed", "reported", "serial", "signum")
+
+    def __init__(self, signum: int, deadline: float) -> None:
+        self.signum = signum
+        self.deadline = deadline
+        self.serial: int | None = None
+        self.fenced = False
+        self.killed: dict[Process, float] | None = None
+        self.reported: set[Process] = set()
+
+    def due(self) -> float:
+        """When there is something to do that no event announces."""
+        if self.killed is None:
+            return self.deadline
+        waiting = [since for process, since in self.killed.items() if process not in self.reported]
+        return min(waiting, default=math.inf) + STUCK_AFTER
+
+    def overdue(self, now: float) -> list[Process]:
+        """Processes to report as stuck: each once."""
+        killed = self.killed or {}
+        late = [p for p, since in killed.items() if now >= since + STUCK_AFTER and p not in self.reported]
+        self.reported.update(late)
+        return late

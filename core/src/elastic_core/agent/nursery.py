@@ -1,0 +1,204 @@
+"""The template as the warden sees it: started, restarted, asked to fork, and not waited for too long.
+
+The template is ``python -u train.py`` like any worker, with a ``sitecustomize`` of ours in front: while ``site`` is
+being imported it imports what is to be preloaded, and from then on it forks. A fork goes on from there as a fresh
+interpreter does (``elastic_core.warm``).
+
+Imported by the warden process, so by few and cheap means. Nothing in here blocks.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+
+from elastic_core.agent.channel import Channel, Message, close_all
+from elastic_core.agent.processes import signal_group
+from elastic_core.agent.spawning import STANDARD_STREAMS, Child, Kind, start
+
+STAGE = "ELASTIC_TEMPLATE"
+"""Tells our ``sitecustomize`` what it is there for."""
+STARTUP = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "warm", "startup")
+"""The directory of our ``sitecustomize``."""
+PROBE = f"""
+import os, sys
+if os.environ["{STAGE}"] != "hooked":
+    sys.exit("elastic: this interpreter takes no sitecustomize from PYTHONPATH, so it cannot be a template")
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+"""Runs first, and becomes the template. An interpreter without the hook would simply run the user's program there."""
+IMPORT_WITHIN = 60.0
+"""Seconds that a worker waits for a template that still imports."""
+ANSWER_WITHIN = 10.0
+"""Seconds that a worker waits for a template to fork it. It takes milliseconds."""
+ANSWER_A_STOP_WITHIN = 1.0
+"""The same, once everything is being stopped."""
+Tell = Callable[..., None]
+
+
+class Nursery:
+    """The template, and the children that wait for it.
+
+    Args:
+        tell: Tells the agent of an event.
+        clock: Seconds, monotonic.
+
+    Attributes:
+        template: The process; None when there is none and will be none.
+        refusal: Why nothing starts warm; '' when something may.
+        waiting: Children that wait until it has imported everything.
+    """
+
+    def __init__(self, tell: Tell, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tell = tell
+        self._clock = clock
+        self._settings: Message = {}
+        self._channel: Channel | None = None
+        self._ready = False
+        self._early_deaths = 0
+        self.template: Child | None = None
+        self.refusal = "there is no template"
+        self.waiting: list[Child] = []
+
+    @property
+    def channel(self) -> Channel | None:
+        """The socket to the template, to be polled."""
+        return self._channel
+
+    def begin(self, settings: Message) -> Child | None:
+        """Start the template for the first time: its process, or None if there can be none."""
+        self._settings = settings
+        self.refusal = ""
+        return self._start()
+
+    def listen(self) -> None:
+        """Take in what the template says."""
+        if self._channel is None:
+            return
+        self._channel.flush()
+        for message, _ in self._channel.receive():
+            match message:
+                case {"event": "ready", "seconds": seconds, "modules": modules}:
+                    self._ready, self._early_deaths = True, 0
+                    assert self.template is not None
+                    self._tell("template_ready", pid=self.template.pid, seconds=seconds, modules=modules)
+                case {"event": "failed", "reason": reason}:
+                    self._give_up(reason)
+        if self._channel.closed:
+            self._hang_up()  # its death will be noticed
+
+    def released(self) -> list[Child]:
+        """Those that waited and need not wait any longer: it can fork them, or never will, or takes too long."""
+        now, waiting = self._clock(), self.waiting
+        free = bool(self.refusal) or self.ready
+        self.waiting = [] if free else [child for child in waiting if now < child.since + IMPORT_WITHIN]
+        return [child for child in waiting if child not in self.waiting]
+
+    @property
+    def ready(self) -> bool:
+        """Whether the template forks at once."""
+        return self._ready and self._channel is not None
+
+    def ask(self, child: Child) -> None:
+        """Have a child forked: now, or when the template is ready.
+
+        Raises:
+            OSError: No descriptor is left.
+        """
+        child.since = self._clock()
+        if not self.ready or self._channel is None:
+            self.waiting.append(child)
+            return
+        child.forked = True
+        given = {name: number for number, name in enumerate(STANDARD_STREAMS)} if child.kind is Kind.WORKER else {}
+        given.update(child.given())
+        child.pipe, given["pipe"] = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        request = {**child.request, "kind": child.kind.name, "warden": os.getpid(), "descriptors": list(given)}
+        try:
+            self._channel.send(request, list(given.values()))
+        except OSError:
+            os.close(child.pipe)
+            child.pipe = None
+            raise
+        finally:
+            os.close(given["pipe"])
+
+    def due(self) -> float:
+        """When somebody will be released."""
+        if self.waiting and (self.refusal or self.ready):
+            return 0.0
+        return min((child.since for child in self.waiting), default=math.inf) + IMPORT_WITHIN
+
+    def has_waited(self, child: Child) -> bool:
+        """Whether a child has waited for the template as long as any does."""
+        return not self.ready and child.since > 0 and self._clock() >= child.since + IMPORT_WITHIN
+
+    def dismiss(self) -> list[Child]:
+        """The workers that waited: they are not wanted any more."""
+        dismissed = [child for child in self.waiting if child.kind is Kind.WORKER]
+        self.waiting = [child for child in self.waiting if child.kind is not Kind.WORKER]
+        return dismissed
+
+    def not_started(self, reason: str) -> None:
+        """The template's program could not be run at all."""
+        self._give_up(reason)
+
+    def died(self, returncode: int, *, closing: bool) -> Child | None:
+        """The template is dead; the next one, if there is to be one. Its children live on.
+
+        One that dies while it imports is given a second chance, and no third.
+        """
+        self.listen()  # its last words
+        self._hang_up()
+        self.template = None
+        if closing or self.refusal:
+            return None
+        was_ready, self._ready = self._ready, False
+        self._early_deaths += not was_ready
+        if self._early_deaths > 1:
+            how = f"killed by signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
+            self._give_up(f"it died twice while it imported {', '.join(self._settings['modules'])} ({how})")
+            return None
+        self._tell("template_died", returncode=returncode)
+        return self._start()
+
+    def kill(self) -> None:
+        """End a template that does not answer, with whatever it is about to fork: they are one process group still."""
+        if self.template is not None and self.template.pid is not None:
+            signal_group(self.template.pid, signal.SIGKILL)
+
+    def _hang_up(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _give_up(self, reason: str) -> None:
+        self.refusal = "the template could not be made"
+        self._ready = False
+        self._tell("template_failed", reason=reason)
+
+    def _start(self) -> Child | None:
+        environment = dict(self._settings["env"])
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [STARTUP, environment.get("PYTHONPATH")]))
+        environment[STAGE] = "probe"
+        python = self._settings["python"]
+        argv = [*python, "-c", PROBE, *python, *self._settings["program"]]
+        request: Message = {"argv": argv, "env": environment, "cwd": None, "cpus": None, "worker": False}
+        descriptors: list[int] = []
+        try:
+            ours, theirs = socket.socketpair()
+            descriptors = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), theirs.detach()]
+            channel = Channel(ours)
+            channel.send({"modules": self._settings["modules"], "env": self._settings["env"]})
+            child = Child(Kind.TEMPLATE, {**request, "descriptors": ["stdin", "control"]}, descriptors)
+            start(child)
+        except OSError as exc:
+            close_all(descriptors)
+            self._give_up(str(exc))
+            return None
+        self.template, self._channel = child, channel
+        return child

@@ -1,0 +1,194 @@
+"""What the warden tells the agent: one class for each kind of message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from elastic_core.agent.channel import Message
+from elastic_core.incidents import signal_name
+
+__all__ = [
+    "Died",
+    "Exited",
+    "Fenced",
+    "Gone",
+    "ServiceEnded",
+    "ServiceFailed",
+    "ServiceStarted",
+    "Signalled",
+    "SpawnFailed",
+    "Spawned",
+    "StartedFresh",
+    "Stuck",
+    "TemplateDied",
+    "TemplateFailed",
+    "TemplateReady",
+    "WardenEvent",
+    "event",
+    "how_it_ended",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """A worker's program runs."""
+
+    tag: int
+    pid: int
+    warm: bool = False
+    """Whether the template forked it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartedFresh:
+    """A worker that was to be forked by the template is started as a fresh process, and why: a line."""
+
+    tag: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnFailed:
+    """A worker could not be started, and why: ``[Errno 2] No such file or directory: 'x'``."""
+
+    tag: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A worker that had started has ended; ``returncode`` is :class:`subprocess.Popen`'s, negative for a signal."""
+
+    tag: int
+    pid: int
+    returncode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """One step of a stop: the workers whose process groups got a signal, or every process that got SIGKILL."""
+
+    signum: int
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The answer to the last ``Warden.stop``: no descendant of the warden is left but its services."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """A process is still there 15 s after SIGKILL, waiting in the kernel in ``wchan``, if that is known; said once."""
+
+    pid: int
+    name: str
+    wchan: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """The dead-man's switch went off, and no descendant is left but services. The workers that it killed are not
+    reported as exited.
+
+    It also answers a stop that was asked for meanwhile.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateReady:
+    """The template has imported its modules, and workers may start warm from now on."""
+
+    pid: int
+    seconds: float
+    """How long that took."""
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateFailed:
+    """There is no template and will be none; ``reason`` is the traceback of the import that raised, or a line."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateDied:
+    """The template is dead: ``killed by SIGKILL``. The next one is being made; what it had forked lives on."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStarted:
+    """A service's function is about to be called."""
+
+    tag: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFailed:
+    """A service could not be started, and why."""
+
+    tag: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceEnded:
+    """A service that had started has ended, by itself or because it was told to; ``returncode`` as in Exited."""
+
+    tag: int
+    returncode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The warden itself is gone, and everything below it was killed. Nothing comes after this."""
+
+    reason: str
+
+
+WardenEvent: TypeAlias = (
+    "Spawned | StartedFresh | SpawnFailed | Exited | Signalled | Gone | Stuck | Fenced | TemplateReady "
+    "| TemplateFailed | TemplateDied | ServiceStarted | ServiceFailed | ServiceEnded | Died"
+)
+
+
+def event(message: Message) -> WardenEvent | None:
+    """What a message of the warden means; None for ``gone`` and ``fenced``, whose meaning hangs on what was asked."""
+    match message:
+        case {"event": "spawned", "tag": tag, "pid": pid, "warm": warm}:
+            return Spawned(tag, pid, warm)
+        case {"event": "started_fresh", "tag": tag, "why": why}:
+            return StartedFresh(tag, why)
+        case {"event": "spawn_failed", "tag": tag, "error": error}:
+            return SpawnFailed(tag, error)
+        case {"event": "exited", "tag": tag, "pid": pid, "returncode": returncode}:
+            return Exited(tag, pid, returncode)
+        case {"event": "signalled", "signum": signum, "pids": pids}:
+            return Signalled(signum, tuple(pids))
+        case {"event": "stuck", "pid": pid, "name": name, "wchan": wchan}:
+            return Stuck(pid, name, wchan)
+        case {"event": "template_ready", "pid": pid, "seconds": seconds, "modules": modules}:
+            return TemplateReady(pid, seconds, tuple(modules))
+        case {"event": "template_failed", "reason": reason}:
+            return TemplateFailed(reason)
+        case {"event": "template_died", "returncode": returncode}:
+            return TemplateDied(how_it_ended(returncode))
+        case {"event": "service_started", "tag": tag, "pid": pid}:
+            return ServiceStarted(tag, pid)
+        case {"event": "service_failed", "tag": tag, "error": error}:
+            return ServiceFailed(tag, error)
+        case {"event": "service_ended", "tag": tag, "returncode": returncode}:
+            return ServiceEnded(tag, returncode)
+        case {"event": "gone" | "fenced"}:
+            return None
+    raise AssertionError(f"the warden sent {message!r}")
+
+
+def how_it_ended(returncode: int) -> str:
+    """``killed by SIGKILL``, ``exit code 1``."""
+    return f"killed by {signal_name(-returncode)}" if returncode < 0 else f"exit code {returncode}"

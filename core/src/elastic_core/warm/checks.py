@@ -1,0 +1,121 @@
+"""Whether a worker may be forked from the template: a pure function over facts. What it objects to starts fresh.
+
+A fork shares with the template what the interpreter and the libraries read and set up when they were started. So it
+may be had where that would have come out the same, and where nothing was set up that does not survive a fork: threads,
+devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+BINDS_THREADS = ("OMP_PROC_BIND", "OMP_PLACES", "KMP_", "GOMP_")
+"""Variables (or their beginnings) that tie threads to CPUs when a library is loaded: then to the template's."""
+READ_ONCE = (
+    "PYTHON",  # the interpreter's own: PYTHONPATH, PYTHONHASHSEED, PYTHONWARNINGS
+    "LC_",
+    "LANG",
+    "TZ",
+    "LD_",
+    "MALLOC_",
+    "GLIBC_TUNABLES",
+    "OMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "GOTO_",
+    "BLIS_",
+    "NUMEXPR_",
+    "TORCH_",
+    "TORCHDYNAMO_",
+    "TORCHINDUCTOR_",
+    "PYTORCH_",
+    "TRITON_",
+    "HF_",
+    "TRANSFORMERS_",
+)
+"""Variables (or their beginnings) that are read when the interpreter starts or a library is imported."""
+READ_LATE = ("TORCH_NCCL_",)
+"""Exceptions from that."""
+SHOWN = 3
+"""How many names a reason lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What there is to know of the template when a worker is to be forked."""
+
+    command: tuple[str, ...]
+    """How it was started, up to the program's arguments."""
+    environment: Mapping[str, str]
+    """The environment that it imported with."""
+    directory: str
+    cpus: frozenset[int]
+    tasks: tuple[str, ...] = ("python",)
+    """The names of its threads."""
+    devices: tuple[str, ...] = ()
+    """Device files of accelerators that it has open."""
+    initialised: tuple[str, ...] = ()
+    """Libraries that have set up a device: ``torch.cuda``."""
+    memory_policy: bool = False
+    """Whether a NUMA memory policy is set."""
+    shadowed: tuple[tuple[str, str], ...] = ()
+    """Modules that it has, and the files of the same names that the program would import instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The worker that was asked for."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    directory: str
+    """Its working directory, '' for the template's."""
+    cpus: frozenset[int] | None
+
+
+def objection(facts: Facts, wanted: Wanted) -> str | None:
+    """Why this worker must not be forked from this template, in one line; None when it may."""
+    if wanted.argv[: len(facts.command)] != facts.command:
+        return f"the template is for {' '.join(facts.command)}, not for {' '.join(wanted.argv)}"
+    if wanted.directory not in ("", facts.directory):
+        return f"the template runs in {facts.directory}, not in {wanted.directory}"
+    return _of_the_environment(facts, wanted) or _of_the_process(facts)
+
+
+def _of_the_environment(facts: Facts, wanted: Wanted) -> str | None:
+    if binding := sorted(name for name in wanted.environment if name.startswith(BINDS_THREADS)):
+        return f"{_listed(binding)} is set, which ties threads to CPUs while libraries are loaded"
+    if differing := sorted(name for name in _differing(facts.environment, wanted.environment) if _is_read_once(name)):
+        return f"{_listed(differing)} differs from the template's, and is read while libraries are loaded"
+    if wanted.cpus not in (None, facts.cpus) and "OMP_NUM_THREADS" not in wanted.environment:
+        return "it is bound to CPUs of its own without OMP_NUM_THREADS, and libraries count CPUs while they are loaded"
+    return None
+
+
+def _of_the_process(facts: Facts) -> str | None:
+    if len(facts.tasks) != 1:
+        return f"the template has {len(facts.tasks)} threads, which a fork does not get ({_listed(facts.tasks)})"
+    if facts.initialised or facts.devices:
+        return (
+            f"the template has set up a device, which a fork cannot use ({_listed(facts.initialised + facts.devices)})"
+        )
+    if facts.memory_policy:
+        return "a NUMA memory policy is set, and the template's memory was placed by it"
+    if facts.shadowed:
+        name, path = facts.shadowed[0]
+        return f"{path} takes the place of the preloaded module {name}"
+    return None
+
+
+def _differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    return [name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)]
+
+
+def _is_read_once(name: str) -> bool:
+    return name.startswith(READ_ONCE) and not name.startswith(READ_LATE)
+
+
+def _listed(names: Collection[str] | Sequence[str]) -> str:
+    shown = ", ".join(list(names)[:SHOWN])
+    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"

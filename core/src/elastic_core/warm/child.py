@@ -1,0 +1,64 @@
+"""What a fork of the template changes about itself to be the worker that was asked for, down to what nobody looks at.
+
+The rest is right by itself, since it goes on as a fresh interpreter does; see the package.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from elastic_core.agent.channel import Message
+from elastic_core.agent.spawning import CONTROL_VARIABLE, STANDARD_STREAMS, volunteer_for_oom
+
+
+def become(request: Message, given: Mapping[str, int], environment: Mapping[str, str]) -> None:
+    """Take over what was asked for: streams, environment, arguments, CPUs. Nothing here waits.
+
+    Raises:
+        OSError: Something of it cannot be had.
+    """
+    for number, name in enumerate(STANDARD_STREAMS):
+        os.dup2(given[name], number)
+    replace_environment(environment)
+    if "control" in given:
+        os.set_inheritable(given["control"], True)
+        os.environ[CONTROL_VARIABLE] = str(given["control"])
+    for number, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__)):
+        if stream is not None:
+            renew(stream, number)
+    argv = request["argv"]
+    count = len(sys.argv) - 1
+    sys.argv[1:] = argv[len(sys.orig_argv) - count :]
+    sys.orig_argv[:] = argv
+    volunteer_for_oom()
+    if request["cpus"] is not None:
+        os.sched_setaffinity(0, request["cpus"])
+
+
+def replace_environment(environment: Mapping[str, str]) -> None:
+    """Make this the whole environment, the C library's too."""
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def renew(stream: Any, number: int) -> None:
+    """Make a standard stream anew over its descriptor, which is another file now, as ``create_stdio`` in CPython does.
+
+    It stays the same object, since what was preloaded may know it by now, as a log handler does.
+    """
+    encoding, errors, write_through = stream.encoding, stream.errors, stream.write_through
+    old = getattr(stream.buffer, "raw", stream.buffer)
+    buffer: Any = open(number, old.mode, 0 if old is stream.buffer else -1, closefd=False)  # noqa: SIM115  (it stays)
+    raw = getattr(buffer, "raw", buffer)
+    raw.name = old.name
+    stream.__init__(
+        buffer,
+        encoding=encoding,
+        errors=errors,
+        newline="\n",
+        line_buffering=not write_through and (raw.isatty() or number == 2),
+        write_through=write_through,
+    )

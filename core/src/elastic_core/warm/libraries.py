@@ -1,0 +1,78 @@
+"""What libraries set up when they are imported, and a fork would share: random states, threads, keys.
+
+Whoever is not imported is not touched, and nothing is imported here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+WHILE_IMPORTING = {
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # torch counts devices without CUDA, which no fork survives
+    "OPENBLAS_NUM_THREADS": "1",  # no fork gets its threads; each worker starts them itself
+}
+"""What the template's environment has besides the job's while it imports."""
+_OPENBLAS = re.compile(r"/\S*openblas\S*\.so\S*$")
+_SETTERS = tuple(
+    f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_", "_64")
+)
+"""The names under which distributions build it, as threadpoolctl knows them."""
+
+
+class Libraries:
+    """What was found in the template, so that its forks need not look for it."""
+
+    def __init__(self) -> None:
+        self._blas = [setter for path in _mapped(_OPENBLAS) if (setter := _setter(path)) is not None]
+
+    def renew(self, environment: Mapping[str, str]) -> None:
+        """In a worker: be as they are after an import in this environment, and share nothing with other workers.
+
+        :mod:`random` does so by itself.
+        """
+        threads = openblas_threads(environment, len(os.sched_getaffinity(0)))
+        for set_threads in self._blas if threads > 1 else ():
+            set_threads(threads)
+        if (numpy_random := sys.modules.get("numpy.random")) is not None:
+            numpy_random.seed()
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.random.default_generator.seed()  # not torch.seed, which has a seed in store for devices, too
+        if (process := sys.modules.get("multiprocessing.process")) is not None:
+            process.current_process().authkey = os.urandom(32)
+
+
+def objection() -> str | None:
+    """In a worker: why it should rather be started fresh. This cannot be seen before it is forked."""
+    for name in ("torch.cuda", "torch.xpu"):
+        module = sys.modules.get(name)
+        if module is not None and getattr(module, "_is_in_bad_fork", bool)():
+            return f"what was preloaded has asked {name} for devices, which a fork cannot use then"
+    return None
+
+
+def openblas_threads(environment: Mapping[str, str], cpus: int) -> int:
+    """How many threads OpenBLAS takes in this environment (``blas_get_cpu_number`` in its ``driver/others``)."""
+    for name in ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"):
+        number = re.match(r"\s*\+?(\d+)", environment.get(name, ""))  # as atoi
+        if number and int(number[1]) > 0:
+            return min(int(number[1]), cpus)
+    return cpus
+
+
+def _mapped(pattern: re.Pattern[str]) -> list[str]:
+    """Files of this process's address space."""
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+        return sorted({found[0] for line in file if (found := pattern.search(line.rstrip("\n")))})
+
+
+def _setter(path: str) -> Callable[[int], Any] | None:
+    try:
+        library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return None
+    return next((found for name in _SETTERS if (found := getattr(library, name, None)) is not None), None)

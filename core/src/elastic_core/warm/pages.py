@@ -1,0 +1,36 @@
+"""Make forks cheap: a fork copies the table of all pages that were written to, so let there be few and large ones.
+
+Forking an interpreter that has imported torch takes 4 ms where its 146 MB lie in pages of 4 kB, and 1 ms where they lie
+in pages of 2 MB (Linux 6.18). The kernel splits them again where a worker writes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+_MADV_COLLAPSE = 25  # Linux 6.1; older ones refuse it, and nothing is lost
+LARGE = 2 << 20
+
+
+def collapse(interrupted: Callable[[], bool]) -> None:
+    """Put this process's own memory into large pages, piece by piece, until something else is to be done."""
+    libc = ctypes.CDLL(None)
+    for start, end in _written():
+        for piece in range(start, end, LARGE):
+            if interrupted():
+                return
+            libc.madvise(ctypes.c_void_p(piece), ctypes.c_size_t(LARGE), _MADV_COLLAPSE)
+
+
+def _written() -> list[tuple[int, int]]:
+    """Where whole large pages fit into private, writable memory."""
+    places = []
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            bounds, flags, *_ = line.split()
+            start, end = (int(number, 16) for number in bounds.split("-"))
+            start, end = -(-start // LARGE) * LARGE, end // LARGE * LARGE
+            if flags[1] == "w" and flags[3] == "p" and start < end:
+                places.append((start, end))
+    return places

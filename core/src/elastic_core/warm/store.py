@@ -1,0 +1,36 @@
+"""The workers' store of one round, as a service that the template forks: torch's TCPStore, and nothing else.
+
+It listens before the round's workers are started, so none of them has to open it, and it outlives rank 0.
+"""
+
+from __future__ import annotations
+
+import signal
+from datetime import timedelta
+from importlib import import_module
+
+CONNECT_WITHIN = 60.0
+"""Seconds that the store's own client may take; it is on the same host."""
+
+
+def serve(host: str, port: int, socket: int) -> None:
+    """Serve until killed.
+
+    Args:
+        host: An address of this host at which the socket can be reached.
+        port: The socket's.
+        socket: A descriptor that is bound there.
+    """
+    distributed = import_module("torch.distributed")
+    store = distributed.TCPStore(
+        host,
+        port,
+        world_size=None,
+        is_master=True,
+        timeout=timedelta(seconds=CONNECT_WITHIN),
+        wait_for_workers=False,
+        master_listen_fd=socket,
+        use_libuv=True,
+    )
+    while store is not None:
+        signal.pause()

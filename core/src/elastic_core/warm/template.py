@@ -1,0 +1,218 @@
+"""The template: imports once what every worker imports, and forks workers from there on request.
+
+It has one thread and touches no device. A worker is forked twice, so that the warden, a subreaper, becomes its parent:
+it reaps it, and the parent-death signal means the right one. Each request brings a pipe to the warden, on which the
+first fork says the number of the second, and the second, just before it goes on to the program, that all is well.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Mapping
+from typing import NoReturn
+
+from elastic_core.agent.channel import Channel, Message, close_all
+from elastic_core.agent.processes import die_once_adopted
+from elastic_core.warm import child, libraries, pages
+from elastic_core.warm.checks import Wanted, objection
+from elastic_core.warm.facts import Observer
+from elastic_core.warm.libraries import Libraries
+from elastic_core.warm.title import Title
+
+_NOT_THEIRS = (__file__, importlib.__file__, "<frozen importlib")
+"""Files whose frames come before those of a module that is being imported."""
+COERCED = "LC_CTYPE"
+"""A variable that the interpreter itself may set when it starts (PEP 538)."""
+
+
+def run(control: int, usual: Iterable[str]) -> None:
+    """Be the template until the warden hangs up; returns in workers only, and in each once."""
+    os.set_inheritable(control, False)
+    channel = Channel(socket.socket(fileno=control))
+    [(order, _), *requests] = _wait(channel)
+    environment = order["env"]
+    own = {COERCED: os.environ[COERCED]} if COERCED in os.environ and COERCED not in environment else {}
+    title = Title()
+    title.show_template()
+    child.replace_environment({**environment, **own, **libraries.WHILE_IMPORTING})
+    seconds = _preload(order["modules"], channel)
+    template = _Template(channel, environment, own, title, usual)
+    gc.collect()
+    gc.freeze()  # else the next collection in a worker would write to every object, and so copy every page
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    channel.send({"event": "ready", "seconds": seconds, "modules": order["modules"]})
+    requests += channel.receive()
+    if not requests:
+        pages.collapse(lambda: bool(_poll(channel).poll(0)))
+    while not template.serve(requests):
+        requests = _wait(channel)
+
+
+class _Template:
+    """What is the same for all forks."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        environment: Mapping[str, str],
+        own: Mapping[str, str],
+        title: Title,
+        usual: Iterable[str],
+    ) -> None:
+        self._channel = channel
+        self._own = own
+        self._title = title
+        self._libraries = Libraries()
+        self._observer = Observer(environment, usual)
+
+    def serve(self, requests: list[tuple[Message, list[int]]]) -> bool:
+        """Fork what was asked for; True in a worker that is ready for its program, False in the template."""
+        firsts = []
+        while requests:
+            request, descriptors = requests.pop(0)
+            given = dict(zip(request["descriptors"], descriptors, strict=False))
+            if len(given) < len(request["descriptors"]):
+                reason: str | None = "no descriptors are left for its streams in the template"
+            else:
+                reason = self._objection(request)
+            if reason is not None:
+                if "pipe" in given:
+                    _answer(given["pipe"], "no", reason)
+                close_all(descriptors)
+                continue
+            for stream in (sys.__stdout__, sys.__stderr__):
+                if stream is not None:
+                    stream.flush()
+            first = os.fork()
+            if first == 0:
+                self._fork_again(request, given, [fd for _, others in requests for fd in others])
+                return True
+            firsts.append(first)
+            close_all(descriptors)
+        for first in firsts:
+            os.waitpid(first, 0)
+        return False
+
+    def _objection(self, request: Message) -> str | None:
+        if request["kind"] != "WORKER":
+            return None
+        cpus, directory = request["cpus"], request["cwd"]
+        wanted = Wanted(
+            argv=tuple(request["argv"]),
+            environment={**request["env"], **self._own},
+            directory="" if directory is None else os.path.realpath(directory),
+            cpus=None if cpus is None else frozenset(cpus),
+        )
+        return objection(self._observer.facts(), wanted)
+
+    def _fork_again(self, request: Message, given: dict[str, int], others: list[int]) -> None:
+        """In the first fork: make the second one, and end. Returns in that, as soon as it may go on to the program."""
+        pipe = given["pipe"]
+        parent = os.getpid()
+        try:
+            if (pid := os.fork()) != 0:
+                os.write(pipe, b"pid %d\n" % pid)
+                os._exit(0)
+            # The second. Whatever happens in here is said on the pipe, and gets no further.
+            os.close(self._channel.fileno())
+            close_all(others)
+            reason = self._prepare(request, given)
+            if not die_once_adopted(parent, request["warden"]):
+                os._exit(127)  # the warden is dead
+            os.setsid()
+            if reason is not None:
+                _answer(pipe, "no", reason)
+                os._exit(127)
+        except BaseException as exc:
+            _answer(pipe, "no", f"{type(exc).__name__}: {exc}")
+            os._exit(127)
+        if request["kind"] == "SERVICE":
+            _serve(request, given)
+        for name, fd in given.items():
+            if name not in ("control", "pipe"):
+                os.close(fd)
+        _go(pipe)
+
+    def _prepare(self, request: Message, given: dict[str, int]) -> str | None:
+        """Everything that needs no parent yet; an objection that comes up only now."""
+        self._title.show(request.get("argv") or ["elastic: service " + request["entry"]])
+        if request["kind"] == "SERVICE":
+            return None
+        child.become(request, given, {**request["env"], **self._own})
+        self._libraries.renew(os.environ)
+        return libraries.objection()
+
+
+def _wait(channel: Channel) -> list[tuple[Message, list[int]]]:
+    """The next requests. Without the warden there is nothing left to do."""
+    poll = _poll(channel)
+    while True:
+        poll.poll()
+        if requests := channel.receive():
+            return requests
+        if channel.closed:
+            os._exit(0)
+
+
+def _poll(channel: Channel) -> select.poll:
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    return poll
+
+
+def _preload(modules: list[str], channel: Channel) -> float:
+    """Import them; the seconds that it took. What one raises is told, and the end."""
+    start = time.monotonic()
+    try:
+        for name in modules:
+            importlib.import_module(name)
+    except BaseException as exc:  # whatever it is, it must not lead to the user's program
+        trace = exc.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_NOT_THEIRS):
+            trace = trace.tb_next
+        reason = "".join(traceback.format_exception(type(exc), exc, trace))
+        channel.send({"event": "failed", "reason": reason.rstrip("\n")})
+        os._exit(1)
+    return round(time.monotonic() - start, 6)
+
+
+def _answer(pipe: int, word: str, text: str) -> None:
+    os.write(pipe, f"{word} {text}".encode(errors="replace"))
+
+
+def _go(pipe: int) -> None:
+    os.write(pipe, b"ok")
+    os.close(pipe)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _serve(request: Message, given: dict[str, int]) -> NoReturn:
+    """In a service: call its function, and end."""
+    pipe = given.pop("pipe")
+    code = 1
+    try:
+        try:
+            module, _, name = request["entry"].partition(":")
+            function = getattr(importlib.import_module(module), name)
+        except BaseException as exc:
+            _answer(pipe, "no", f"{type(exc).__name__}: {exc}")
+            os._exit(1)
+        _go(pipe)
+        function(**request["arguments"], **given)
+        code = 0
+    except SystemExit as exc:
+        code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code & 0xFF)

@@ -1,0 +1,583 @@
+"""The warden's template with real processes and signals: what it forks, what starts fresh, and that nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from elastic_core.agent.warden import (
+    Exited,
+    Fenced,
+    Gone,
+    ServiceEnded,
+    ServiceFailed,
+    ServiceStarted,
+    Signalled,
+    Spawned,
+    SpawnFailed,
+    StartedFresh,
+    TemplateDied,
+    TemplateFailed,
+    TemplateReady,
+    Warden,
+    WardenEvent,
+    become_subreaper,
+)
+
+PATIENCE = 60.0
+"""Seconds after which what a test waits for will not come any more."""
+HUNDRED_YEARS = 3e9
+PYTHON = (sys.executable, "-u")
+
+REPORT = """
+import json, os, sys
+def children():
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return file.read().split()
+print(json.dumps({
+    "argv": sys.argv, "orig_argv": sys.orig_argv, "rank": os.environ.get("RANK"), "control":
+    os.environ.get("ELASTIC_CONTROL_FD"), "parent": os.getppid(), "leads": os.getpid() == os.getsid(0) == os.getpgid(0),
+    "preloaded": "preloaded" in sys.modules, "ours": [name for name in sys.modules if name.startswith("elastic_core")],
+    "hidden": [name for name in os.environ if name in ("PYTHONPATH", "ELASTIC_TEMPLATE")],
+}))
+"""
+SLEEP = "import signal; print(); signal.pause()"
+STUBBORN = "import signal; signal.signal(15, signal.SIG_IGN); print()\nwhile True: signal.pause()"
+ESCAPE = """
+import os, signal
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        print(os.getpid())
+        signal.pause()
+    os._exit(0)
+os.wait()
+signal.pause()
+"""
+
+E = TypeVar("E")
+
+
+class Listener:
+    """A warden with a template, as an agent has it: a script to run, a module to preload."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.warden = Warden.start()
+        self.heard: list[WardenEvent] = []
+        self.script = folder / "script" / "train.py"
+        self.script.parent.mkdir()
+        self.modules = folder / "modules"
+        self.modules.mkdir()
+        (self.modules / "preloaded.py").write_text("")
+        self.env = {**os.environ, "PYTHONPATH": str(self.modules)}
+        self._tags = 0
+
+    def preload(self, *modules: str, program: str = REPORT, args: Sequence[str] = ()) -> None:
+        """Ask for a template."""
+        self.script.write_text(program)
+        names = modules or ("preloaded",)
+        self.warden.preload(names, python=PYTHON, program=[str(self.script), *args], env=self.env)
+
+    def template(self, *modules: str, program: str = REPORT, args: Sequence[str] = ()) -> TemplateReady:
+        """Have a template."""
+        self.preload(*modules, program=program, args=args)
+        return self.wait(TemplateReady)
+
+    def spawn(self, *args: str, env: Mapping[str, str] | None = None, **more: Any) -> int:
+        """Start a worker, warm if that can be, and return its tag."""
+        self._tags += 1
+        environment = {**self.env, **(env or {})}
+        self.warden.spawn(self._tags, [*PYTHON, str(self.script), *args], environment, warm=True, **more)
+        return self._tags
+
+    def output(self, *args: str, env: Mapping[str, str] | None = None, **more: Any) -> tuple[int, str]:
+        """Start a worker; its tag, and all that it writes to its stdout."""
+        reading, writing = os.pipe()
+        tag = self.spawn(*args, env=env, stdout=writing, **more)
+        os.close(writing)
+        with open(reading) as file:
+            return tag, file.read()
+
+    def running(self) -> tuple[Spawned, str]:
+        """Start a worker that writes a line when it is ready, and that line."""
+        reading, writing = os.pipe()
+        tag = self.spawn(stdout=writing)
+        os.close(writing)
+        with open(reading) as file:
+            line = file.readline()
+        return self.wait(Spawned, lambda event: event.tag == tag), line.strip()
+
+    def wait(self, kind: type[E], matches: Callable[[E], bool] = lambda _: True, *, since: int = 0) -> E:
+        """The first event of this kind that matches, past or to come."""
+        seen = since
+        end = time.monotonic() + PATIENCE
+        while True:
+            for event in self.heard[seen:]:
+                seen += 1
+                if isinstance(event, kind) and matches(event):
+                    return event
+            ready, _, _ = select.select([self.warden], [], [], max(0.0, end - time.monotonic()))
+            assert ready, f"no {kind.__name__} came; these did: {self.heard}"
+            self.heard += self.warden.receive()
+
+    def end(self, tag: int) -> Exited:
+        """How a worker ended."""
+        return self.wait(Exited, lambda event: event.tag == tag)
+
+    def all_of(self, kind: type[E]) -> list[E]:
+        """Events of this kind so far."""
+        return [event for event in self.heard if isinstance(event, kind)]
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[Listener]:
+    """A warden of this process, which ends with the test."""
+    become_subreaper()
+    listener = Listener(tmp_path)
+    yield listener
+    listener.warden.close(PATIENCE)
+
+
+def gone(pid: int) -> None:
+    """Wait until a process has ended, and fail if it does not."""
+    with contextlib.suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            assert select.select([pidfd], [], [], PATIENCE)[0], f"process {pid} is still there"
+        finally:
+            os.close(pidfd)
+
+
+def slow(listener: Listener) -> Callable[[], None]:
+    """Ask for a template whose import takes until the answer is called."""
+    gate = listener.folder / "gate"
+    os.mkfifo(gate)
+    (listener.modules / "slow.py").write_text(f"open({str(gate)!r}).read()")
+    listener.preload("slow")
+    return lambda: gate.open("w").close()
+
+
+def alive(pid: int) -> bool:
+    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+
+
+# Forking -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_is_forked_from_the_template_and_is_the_wardens_child(listener: Listener) -> None:
+    template = listener.template(args=["--lr", "1"])
+    assert template.modules == ("preloaded",)
+    tag, said = listener.output("--lr", "2", env={"RANK": "3"})
+    report = json.loads(said)
+    assert listener.end(tag).returncode == 0
+    assert listener.wait(Spawned).warm
+    assert report == {
+        "argv": [str(listener.script), "--lr", "2"],
+        "orig_argv": [*PYTHON, str(listener.script), "--lr", "2"],
+        "rank": "3",
+        "control": None,
+        "parent": listener.warden.pid,
+        "leads": True,
+        "preloaded": True,
+        "ours": [],
+        "hidden": ["PYTHONPATH"],
+    }
+    assert listener.all_of(StartedFresh) == []
+
+
+@pytest.mark.parametrize(
+    ("program", "returncode"),
+    [
+        ("", 0),
+        ("raise SystemExit(7)", 7),
+        ("1 / 0", 1),
+        ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL),
+        ("import os; os.kill(os.getpid(), 15)", -signal.SIGTERM),
+        ("import os, signal; os.kill(os.getpid(), 2); signal.pause()", -signal.SIGINT),
+    ],
+)
+def test_the_end_of_a_warm_worker_is_known_as_exactly_as_that_of_a_fresh_one(
+    listener: Listener, program: str, returncode: int
+) -> None:
+    listener.template(program=program)
+    null = os.open(os.devnull, os.O_WRONLY)
+    for tag, warm in ((1, False), (2, True)):
+        listener.warden.spawn(tag, [*PYTHON, str(listener.script)], listener.env, stderr=null, warm=warm)
+    os.close(null)
+    assert [listener.end(tag).returncode for tag in (1, 2)] == [returncode] * 2
+    assert [event.warm for tag in (1, 2) for event in listener.all_of(Spawned) if event.tag == tag] == [False, True]
+
+
+def test_workers_that_are_asked_for_together_are_all_forked_and_told_apart(listener: Listener) -> None:
+    listener.template(program="import os, sys; sys.exit(int(os.environ['RANK']))")
+    tags = [listener.spawn(env={"RANK": str(rank)}) for rank in range(8)]
+    assert [listener.end(tag).returncode for tag in tags] == list(range(8))
+    assert all(event.warm for event in listener.all_of(Spawned))
+
+
+def test_a_worker_waits_for_a_template_that_still_imports(listener: Listener) -> None:
+    go_on = slow(listener)
+    tag = listener.spawn()
+    listener.warden.spawn(100, ["true"], listener.env)  # others need not wait for it
+    listener.end(100)
+    assert [event.tag for event in listener.all_of(Spawned)] == [100]
+    go_on()
+    assert listener.end(tag).returncode == 0
+    assert listener.wait(Spawned, lambda event: event.tag == tag).warm
+
+
+def test_a_warm_worker_finds_its_control_channel(listener: Listener) -> None:
+    listener.template(program="import os; os.write(int(os.environ['ELASTIC_CONTROL_FD']), b'step 1')")
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            listener.spawn(control=theirs.fileno())
+        ours.settimeout(PATIENCE)
+        assert ours.recv(100) == b"step 1"
+        assert ours.recv(100) == b""  # nobody else has the other end
+
+
+def test_a_warm_worker_inherits_no_descriptor_but_its_streams(listener: Listener) -> None:
+    listener.template(program="import os, sys; sys.stdout.write(f'{os.listdir(\"/proc/self/fd\")}\\n')")
+    reading, writing = os.pipe()
+    tags = [listener.spawn(stdout=writing) for _ in range(3)]  # read as one batch by the template
+    os.close(writing)
+    with open(reading) as file:
+        assert set(file.read().splitlines()) == {"['0', '1', '2', '3']"}  # 3 is the listing
+    assert [listener.end(tag).returncode for tag in tags] == [0] * 3
+
+
+def test_the_template_does_not_run_the_program(listener: Listener, tmp_path: Path) -> None:
+    witness = tmp_path / "witness"
+    listener.template(program=f"open({str(witness)!r}, 'a').write('run ')")
+    assert listener.end(listener.spawn()).returncode == 0
+    assert witness.read_text() == "run "
+
+
+# Fresh instead -------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_template_a_worker_starts_fresh_and_says_so_first(listener: Listener) -> None:
+    listener.script.write_text(REPORT)
+    tag, said = listener.output()
+    listener.end(tag)
+    assert listener.heard[0] == StartedFresh(tag, "there is no template")
+    assert listener.wait(Spawned).warm is False
+    assert json.loads(said)["preloaded"] is False
+
+
+def test_a_preload_that_raises_is_told_with_its_traceback_and_workers_start_fresh(listener: Listener) -> None:
+    (listener.modules / "broken.py").write_text("def fail():\n    1 / 0\nfail()\n")
+    listener.preload("preloaded", "broken")
+    tag = listener.spawn()
+    file = listener.modules / "broken.py"
+    lines = listener.wait(TemplateFailed).reason.splitlines()
+    assert [line for line in lines if "^" not in line] == [
+        "Traceback (most recent call last):",
+        f'  File "{file}", line 3, in <module>',
+        "    fail()",
+        f'  File "{file}", line 2, in fail',
+        "    1 / 0",
+        "ZeroDivisionError: division by zero",
+    ]
+    assert listener.end(tag).returncode == 0
+    assert listener.all_of(StartedFresh) == [StartedFresh(tag, "the template could not be made")]
+    assert listener.all_of(TemplateDied) == []
+
+
+@pytest.mark.parametrize("exception", ["SystemExit", "KeyboardInterrupt"])
+def test_a_preload_that_exits_does_not_get_to_the_program(listener: Listener, tmp_path: Path, exception: str) -> None:
+    witness = tmp_path / "witness"
+    (listener.modules / "leaves.py").write_text(f"raise {exception}")
+    listener.preload("leaves", program=f"open({str(witness)!r}, 'w')")
+    template = listener.wait(TemplateFailed)
+    assert template.reason.splitlines()[-1] == exception
+    listener.warden.close(PATIENCE)
+    assert not witness.exists()
+
+
+def test_a_template_that_dies_while_it_imports_has_a_second_chance_and_no_third(listener: Listener) -> None:
+    (listener.modules / "deadly.py").write_text("import os; os.kill(os.getpid(), 9)")
+    listener.preload("deadly")
+    tag = listener.spawn()
+    reason = "it died twice while it imported deadly (killed by signal 9)"
+    assert listener.wait(TemplateFailed) == TemplateFailed(reason)
+    assert listener.all_of(TemplateDied) == [TemplateDied("killed by SIGKILL")]
+    assert listener.end(tag).returncode == 0
+
+
+def test_an_interpreter_that_does_not_look_at_pythonpath_is_no_template(listener: Listener, tmp_path: Path) -> None:
+    """It would run the program at once, as nobody's worker."""
+    witness = tmp_path / "witness"
+    listener.script.write_text(f"open({str(witness)!r}, 'w')")
+    listener.warden.preload(["json"], python=[*PYTHON, "-E"], program=[str(listener.script)], env=listener.env)
+    assert "exit code 1" in listener.wait(TemplateFailed).reason
+    assert not witness.exists()
+
+
+def test_an_interpreter_that_is_not_there_is_no_template(listener: Listener) -> None:
+    listener.warden.preload(["json"], python=["/no/python"], program=["train.py"], env=listener.env)
+    assert listener.wait(TemplateFailed).reason == "[Errno 2] No such file or directory: '/no/python'"
+
+
+@pytest.mark.parametrize(
+    ("preload", "env", "reason"),
+    [
+        ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", {}, "has 2 threads"),
+        ("", {"OMP_NUM_THREADS": "5"}, "OMP_NUM_THREADS differs from the template's"),
+        ("", {"PYTHONHASHSEED": "5"}, "PYTHONHASHSEED differs from the template's"),
+        ("", {"KMP_AFFINITY": "compact"}, "KMP_AFFINITY is set"),
+    ],
+)
+def test_a_worker_to_which_a_check_objects_starts_fresh_with_the_reason_in_one_line(
+    listener: Listener, preload: str, env: dict[str, str], reason: str
+) -> None:
+    (listener.modules / "preloaded.py").write_text(preload)
+    listener.template()
+    tag, said = listener.output(env=env)
+    assert listener.end(tag).returncode == 0
+    assert json.loads(said)["preloaded"] is False
+    [fresh] = listener.all_of(StartedFresh)
+    assert reason in fresh.why
+    assert "\n" not in fresh.why
+    assert listener.all_of(Spawned) == [Spawned(tag, listener.end(tag).pid, warm=False)]
+
+
+def test_a_script_whose_folder_hides_a_preloaded_module_gets_its_own(listener: Listener) -> None:
+    own = listener.script.with_name("preloaded.py")
+    own.write_text("MINE = True")
+    listener.template(program="import preloaded; print(preloaded.MINE)")
+    tag, said = listener.output()
+    assert said == "True\n"
+    listener.end(tag)
+    assert listener.all_of(StartedFresh) == [
+        StartedFresh(tag, f"{own} takes the place of the preloaded module preloaded")
+    ]
+
+
+def test_another_program_than_the_templates_starts_fresh(listener: Listener, tmp_path: Path) -> None:
+    listener.template()
+    other = tmp_path / "other.py"
+    other.write_text("raise SystemExit(3)")
+    listener.warden.spawn(1, [*PYTHON, str(other)], listener.env, warm=True)
+    assert listener.end(1).returncode == 3
+    assert "the template is for" in listener.wait(StartedFresh).why
+
+
+def test_what_cannot_be_had_warm_nor_fresh_is_a_failed_start(listener: Listener) -> None:
+    listener.template()
+    tag = listener.spawn(cwd="/no/such/place")
+    failure = listener.wait(SpawnFailed)
+    assert failure == SpawnFailed(tag, "[Errno 2] No such file or directory: '/no/such/place'")
+
+
+# The template's death ------------------------------------------------------------------------------------------------
+
+
+def test_a_dead_template_is_made_again_and_its_workers_live_on(listener: Listener) -> None:
+    first = listener.template(program=SLEEP)
+    worker, _ = listener.running()
+    os.kill(first.pid, signal.SIGKILL)
+    assert listener.wait(TemplateDied) == TemplateDied("killed by SIGKILL")
+    second = listener.wait(TemplateReady, lambda event: event.pid != first.pid)
+    assert alive(worker.pid)
+    other, _ = listener.running()
+    assert other.warm
+    listener.warden.stop(grace=HUNDRED_YEARS)
+    listener.wait(Gone)
+    assert alive(second.pid)
+
+
+def test_a_worker_that_is_asked_for_while_the_template_is_dead_waits_for_the_next(listener: Listener) -> None:
+    template = listener.template()
+    os.kill(template.pid, signal.SIGKILL)
+    gone(template.pid)
+    tag = listener.spawn()
+    assert listener.end(tag).returncode == 0
+    warm = listener.wait(Spawned).warm
+    assert warm or listener.all_of(StartedFresh) == [StartedFresh(tag, "the template died, or what it had forked")]
+
+
+def test_a_request_that_a_dying_template_has_not_answered_is_started_fresh(listener: Listener) -> None:
+    template = listener.template()
+    os.kill(template.pid, signal.SIGSTOP)
+    tag = listener.spawn()
+    listener.warden.spawn(100, ["true"], listener.env)
+    listener.end(100)  # the request is on its way by now
+    os.kill(template.pid, signal.SIGKILL)
+    assert listener.end(tag).returncode == 0
+    assert listener.all_of(StartedFresh) == [StartedFresh(tag, "the template died, or what it had forked")]
+
+
+# Stopping ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_stop_leaves_the_template_alone_and_the_next_round_starts_warm(listener: Listener) -> None:
+    template = listener.template(program=ESCAPE)
+    worker, escaped = listener.running()
+    listener.warden.stop(grace=HUNDRED_YEARS)
+    listener.wait(Gone)
+    gone(int(escaped))
+    assert alive(template.pid)
+    assert listener.all_of(Signalled)[0] == Signalled(signal.SIGTERM, (worker.pid,))
+    assert all(template.pid not in event.pids for event in listener.all_of(Signalled))
+    again, _ = listener.running()
+    assert again.warm
+
+
+def test_a_warm_worker_that_ignores_sigterm_is_killed_after_the_grace(listener: Listener) -> None:
+    listener.template(program=STUBBORN)
+    worker, _ = listener.running()
+    listener.warden.stop(grace=0.05)
+    listener.wait(Gone)
+    assert listener.all_of(Exited) == [Exited(worker.tag, worker.pid, -signal.SIGKILL)]
+
+
+def test_a_stop_while_workers_are_being_forked_leaves_none_of_them(listener: Listener) -> None:
+    reading, writing = os.pipe()
+    listener.template(program=STUBBORN)
+    for _ in range(4):
+        listener.spawn(stdout=writing)
+    os.close(writing)
+    listener.warden.stop(grace=0)
+    listener.wait(Gone)
+    with open(reading, "rb") as file:
+        file.read()  # the end comes when nobody has the other end any more
+    started = {event.tag for event in listener.all_of(Spawned)}
+    failed = {event.tag for event in listener.all_of(SpawnFailed)}
+    assert started | failed == {1, 2, 3, 4}
+    assert {event.tag for event in listener.all_of(Exited)} == started
+    assert listener.all_of(TemplateDied) == []
+
+
+def test_a_worker_that_waits_for_the_template_is_not_started_after_a_stop(listener: Listener) -> None:
+    go_on = slow(listener)
+    tag = listener.spawn()
+    listener.warden.stop(grace=HUNDRED_YEARS)
+    listener.wait(Gone)
+    assert listener.all_of(SpawnFailed) == [SpawnFailed(tag, "the workers of this node are being stopped")]
+    go_on()
+    listener.wait(TemplateReady)
+    assert listener.end(listener.spawn()).returncode == 0
+    assert [event.tag for event in listener.all_of(Spawned)] == [tag + 1]
+
+
+def test_a_template_that_does_not_answer_does_not_hold_up_a_stop(listener: Listener) -> None:
+    template = listener.template()
+    os.kill(template.pid, signal.SIGSTOP)
+    tag = listener.spawn()
+    listener.warden.stop(grace=0)
+    listener.wait(Gone)
+    gone(template.pid)
+    assert listener.all_of(SpawnFailed) == [SpawnFailed(tag, "the workers of this node are being stopped")]
+    listener.wait(TemplateReady, lambda event: event.pid != template.pid)
+    assert listener.end(listener.spawn()).returncode == 0
+
+
+def test_a_fence_kills_warm_workers_and_spares_the_template(listener: Listener) -> None:
+    template = listener.template(program=SLEEP)
+    worker, _ = listener.running()
+    listener.warden.fence(0)
+    listener.wait(Fenced)
+    gone(worker.pid)
+    assert listener.all_of(Exited) == []
+    assert alive(template.pid)
+
+
+def test_nothing_of_a_template_outlives_the_warden(listener: Listener) -> None:
+    template = listener.template(program=SLEEP)
+    worker, _ = listener.running()
+    os.kill(listener.warden.pid, signal.SIGKILL)
+    for pid in (worker.pid, template.pid):
+        gone(pid)
+
+
+def test_closing_ends_workers_services_and_the_template(listener: Listener) -> None:
+    template = listener.template(program=SLEEP)
+    worker, _ = listener.running()
+    listener.warden.serve(1, "signal:pause", {})
+    service = listener.wait(ServiceStarted)
+    listener.warden.close(PATIENCE)
+    for pid in (worker.pid, service.pid, template.pid):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+# Services ------------------------------------------------------------------------------------------------------------
+
+
+SERVICE = """
+import json, os, sys
+def serve(fd, greeting, code):
+    facts = {"greeting": greeting, "parent": os.getppid(), "leads": os.getpid() == os.getsid(0)}
+    os.write(fd, json.dumps(facts).encode() + b"\\n")
+    while os.read(fd, 1) == b"+":
+        os.write(fd, b"ok\\n")
+    sys.exit(code)
+"""
+
+
+@pytest.fixture
+def service(listener: Listener) -> Iterator[socket.socket]:
+    """A service, and a socket to it that has a line of facts to read."""
+    (listener.modules / "preloaded.py").write_text(SERVICE)
+    listener.template(program=SLEEP)
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            arguments = {"greeting": "hello", "code": 5}
+            listener.warden.serve(7, "preloaded:serve", arguments, descriptors={"fd": theirs.fileno()})
+        ours.settimeout(PATIENCE)
+        yield ours
+
+
+def test_a_service_is_a_function_in_a_process_of_the_wardens_own(listener: Listener, service: socket.socket) -> None:
+    assert json.loads(service.recv(1000)) == {"greeting": "hello", "parent": listener.warden.pid, "leads": True}
+    started = listener.wait(ServiceStarted)
+    service.send(b"-")
+    assert listener.wait(ServiceEnded) == ServiceEnded(started.tag, 5)
+
+
+def test_a_service_outlives_a_stop_and_ends_when_it_is_told_to(listener: Listener, service: socket.socket) -> None:
+    service.recv(1000)
+    started = listener.wait(ServiceStarted)
+    worker, _ = listener.running()
+    listener.warden.stop(grace=0)
+    listener.wait(Gone)
+    gone(worker.pid)
+    service.send(b"+")
+    assert service.recv(100) == b"ok\n"
+    assert listener.all_of(ServiceEnded) == []
+    listener.warden.end_service(7)
+    assert listener.wait(ServiceEnded) == ServiceEnded(7, -signal.SIGKILL)
+    gone(started.pid)
+
+
+@pytest.mark.parametrize(
+    ("entry", "error"),
+    [
+        ("nowhere:f", "ModuleNotFoundError: No module named 'nowhere'"),
+        ("preloaded:nothing", "AttributeError: module 'preloaded' has no attribute 'nothing'"),
+    ],
+)
+def test_a_service_that_is_not_there_is_reported(listener: Listener, entry: str, error: str) -> None:
+    listener.template()
+    listener.warden.serve(1, entry, {})
+    assert listener.wait(ServiceFailed) == ServiceFailed(1, error)
+
+
+def test_without_a_template_there_is_no_service(listener: Listener) -> None:
+    listener.warden.serve(1, "signal:pause", {})
+    assert listener.wait(ServiceFailed) == ServiceFailed(1, "there is no template")
