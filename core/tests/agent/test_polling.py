@@ -263,8 +263,14 @@ def test_nodes_that_wait_are_let_in_without_spending_a_restart(run: Run) -> None
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent that asks a silent handler again at once."""
+    """An agent that asks a handler that fails again at once."""
     monkeypatch.setattr(polling, "BLIND_INTERVAL", 0.01)
+
+
+@pytest.fixture
+def curt(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that waits for no answer, either."""
+    monkeypatch.setattr(polling, "ANSWER_WITHIN", 0.01)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -317,14 +323,14 @@ def answers() -> Iterator[threading.Event]:
     answers.set()
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("curt")
 def test_a_node_whose_handler_hangs_leaves(run: Run, answers: threading.Event) -> None:
     ending = run(Scripted(waiting=hanging(answers)), "exec sleep 1000", timing=Timing(fence_after=0.05))
     assert ending == Ending(ExitCode.STORE_LOST, "the handler has not answered for 0.05 s: its store is lost")
     assert "TimeoutError: no answer for 0 s; the workers go on for 0.05 s" in run.said("handler_silent")[0]
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("curt")
 def test_a_failure_while_the_handler_hangs_does_not_keep_the_node_waiting_for_ever(
     run: Run, answers: threading.Event, tmp_path: Path
 ) -> None:
@@ -339,7 +345,7 @@ def test_a_failure_while_the_handler_hangs_does_not_keep_the_node_waiting_for_ev
     assert ending.exit_code == ExitCode.STORE_LOST
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("curt")
 def test_workers_that_finish_while_the_handler_hangs_have_finished(
     run: Run, answers: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

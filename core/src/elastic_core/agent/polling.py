@@ -51,9 +51,10 @@ from elastic_core.rendezvous.ledger import Halt, HaltReason, Round
 from elastic_core.rendezvous.node import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
 from elastic_core.rendezvous.rows import NodeInfo
 
+ANSWER_WITHIN = 5.0
+"""Seconds after which a look that has no answer counts as one that failed."""
 BLIND_INTERVAL = 5.0
-"""Seconds until a look that has no answer counts as one that failed, and between two looks from then on: each may
-write warnings of its own."""
+"""Least seconds between two looks from then on: each may write warnings of its own."""
 BARREN_INTERVAL = 10.0
 """Seconds to let a round run that came for nodes which waited, and has as many nodes as the one before."""
 LONG_WAIT = 30.0
@@ -239,7 +240,7 @@ class PollingAgent:
         elif self._state.work is Work.RUNNING:
             self._asked_at = self._clock.now()
             self._asker.count()
-            self._look_later(BLIND_INTERVAL)
+            self._look_later(ANSWER_WITHIN)
 
     def _on_count(self, event: Counted | Blind) -> None:
         """Losing sight of the handler's store does not stop healthy workers at once (as rule S4); it is said once."""
