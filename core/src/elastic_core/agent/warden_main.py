@@ -10,8 +10,8 @@ Nothing in here blocks: the socket is buffered on both sides, and a child that h
 descriptor to poll. So the dead-man's switch works while the agent is frozen, and a frozen agent does not keep it from
 its work.
 
-Requests are ``spawn``, ``stop``, ``fence`` and ``sweep``; what it says is listed as events in ``warden.py``, the
-agent's side.
+Requests are ``spawn``, ``stop``, ``fence``, ``sweep`` and ``spare``; what it says is listed as events in
+``warden.py``, the agent's side.
 """
 
 from __future__ import annotations
@@ -236,6 +236,8 @@ class Warden:
                 self._fence_at = math.inf if seconds is None else time.monotonic() + seconds
             case "sweep":
                 self._sweep.append(message["path"])
+            case "spare":
+                self._sweep.clear()
 
     def _spawn(self, message: Message, descriptors: list[int]) -> None:
         try:
