@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
+import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -129,12 +132,107 @@ print([len(set(pids.values())), dict(done.return_values), failure.exitcode, fail
 """
 
 
+RESULT = """
+import dataclasses
+import elastic_core as elastic
+
+@dataclasses.dataclass
+class Result:
+    loss: float
+
+def train_loop():
+    return Result(0.5)
+
+values = elastic.multiprocessing.Std(entrypoint=train_loop).run().return_values
+print([isinstance(values[0], Result), values[0].loss])
+"""
+
+LEAVES_BY_EXIT = """
+import sys
+import elastic_core as elastic
+
+def train_loop():
+    sys.exit()
+
+print(dict(elastic.multiprocessing.Std(entrypoint=train_loop).run().return_values))
+"""
+
+CATCHES_ALL = """
+import elastic_core as elastic
+
+def train_loop():
+    return 7
+
+try:
+    result = elastic.multiprocessing.Std(entrypoint=train_loop).run()
+    print([result.state.value, result.returncode, dict(result.return_values)], result.failures[0].message, sep="\\n")
+except:
+    raise SystemExit(0)
+"""
+
+HAS_CHILDREN = """
+import multiprocessing
+import elastic_core as elastic
+
+def child():
+    pass
+
+def train_loop():
+    process = multiprocessing.get_context("spawn").Process(target=child)
+    process.start()
+    process.join()
+    return process.exitcode
+
+print(dict(elastic.multiprocessing.Std(entrypoint=train_loop).run().return_values))
+"""
+
+SEVEN = """
+import elastic_core as elastic
+
+def train_loop():
+    return 7
+
+print(dict(elastic.multiprocessing.Std(entrypoint=train_loop).run().return_values))
+"""
+
+TRIES_AGAIN = """
+import sys
+from elastic_core.launch import LaunchConfig, SignalException, elastic_launch
+
+WAIT = "import signal; print('WORKER', flush=True); signal.pause()"
+for _ in range(2):
+    try:
+        elastic_launch(LaunchConfig(max_restarts=0), sys.executable)("-c", WAIT)
+    except SignalException as exc:
+        print("SIGNAL", exc.sigval.name, exc, flush=True)
+        raise
+    except Exception:
+        print("AGAIN", flush=True)
+"""
+
+WAITS = """
+import elastic_core as elastic
+
+def train_loop():
+    import signal
+    print("READY", flush=True)
+    signal.pause()
+
+elastic.multiprocessing.Std(entrypoint=train_loop).run()
+"""
+
+
+def python(*argv: str, folder: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run Python in ``folder``, to its end."""
+    return subprocess.run(
+        [sys.executable, *argv], cwd=folder, input=stdin, capture_output=True, text=True, check=False, timeout=100
+    )
+
+
 def run(script: str, folder: Path) -> object:
     """What a plain script prints in its last line."""
     (folder / "script.py").write_text(script)
-    done = subprocess.run(
-        [sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, check=False, timeout=100
-    )
+    done = python("script.py", folder=folder)
     assert done.returncode == 0, done.stderr
     return ast.literal_eval(done.stdout.splitlines()[-1])
 
@@ -147,11 +245,90 @@ def run(script: str, folder: Path) -> object:
         pytest.param(RESTARTED, [{0: "w0", 1: "w1"}, True, "ValueError: not the first time"], id="restarts"),
         pytest.param(LAUNCH, [{0: 42, 1: 42}, {}, (1, 3)], id="elastic_launch"),
         pytest.param(REGISTERED, {0: "met", 1: "met"}, id="a registered handler"),
+        pytest.param(RESULT, [True, 0.5], id="a class of the script"),
+        pytest.param(LEAVES_BY_EXIT, {0: None}, id="sys.exit"),
         pytest.param(PROCESSES, [2, {0: 3, 1: 6}, 1, "ValueError: three is bad"], id="start_processes"),
     ],
 )
 def test_it_runs_from_a_plain_script(tmp_path: Path, script: str, said: object) -> None:
     assert run(script, tmp_path) == said
+
+
+@pytest.mark.parametrize(
+    "argv", [("program",), ("program.zip",), ("-m", "program"), ("-m", "program.other")], ids=" ".join
+)
+def test_a_program_is_found_again_however_it_was_started(tmp_path: Path, argv: tuple[str, ...]) -> None:
+    (tmp_path / "program").mkdir()
+    for name in ("__init__", "__main__", "other"):
+        (tmp_path / "program" / f"{name}.py").write_text("" if name == "__init__" else SEVEN)
+    with zipfile.ZipFile(tmp_path / "program.zip", "w") as archive:
+        archive.writestr("__main__.py", SEVEN)
+    done = python(*argv, folder=tmp_path)
+    assert done.stdout == "{0: 7}\n", done.stderr
+
+
+@pytest.mark.parametrize("argv", [("-",), ("-c", SEVEN)], ids=["-", "-c"])
+def test_a_function_of_a_program_that_is_no_file_is_refused_before_the_start(
+    tmp_path: Path, argv: tuple[str, ...]
+) -> None:
+    done = python(*argv, folder=tmp_path, stdin=SEVEN)
+    assert "__main__.train_loop is defined where no other process can find it" in done.stderr
+    assert "joining job" not in done.stderr
+
+
+def test_a_program_that_ends_when_it_is_repeated_is_a_failure_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(CATCHES_ALL)
+    done = python("script.py", folder=tmp_path)
+    assert done.stdout.splitlines() == [
+        "['FAILED', 1, {}]",
+        "UsageError: A worker ran the main program again, for what it defines, and that ended in sys.exit(0).",
+    ]
+
+
+def test_a_workers_own_child_launches_nothing_and_asks_for_the_guard(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(HAS_CHILDREN)
+    done = python("script.py", folder=tmp_path)
+    assert done.stdout == "{0: 1}\n"
+    assert 'Put the launch behind `if __name__ == "__main__":`.' in done.stderr
+    assert done.stderr.count("joining job") == 1
+
+
+@pytest.mark.parametrize(
+    ("signum", "code", "said"),
+    [
+        (signal.SIGTERM, 128 + signal.SIGTERM, ["SIGNAL SIGTERM received SIGTERM"]),
+        (signal.SIGHUP, 128 + signal.SIGHUP, ["SIGNAL SIGHUP received SIGHUP"]),
+        (signal.SIGINT, -signal.SIGINT, []),
+    ],
+)
+def test_a_signal_ends_the_script_and_not_only_its_job(
+    stage: Stage, tmp_path: Path, signum: int, code: int, said: list[str]
+) -> None:
+    (tmp_path / "script.py").write_text(TRIES_AGAIN)
+    agent = stage.start([sys.executable, str(tmp_path / "script.py")])
+    agent.wait_for("^WORKER$")
+    agent.signal(signum)
+    assert agent.exit_code() == code
+    assert [line for line in agent.lines if line.startswith(("SIGNAL", "AGAIN"))] == said
+    assert agent.lines.count("WORKER") == 1
+
+
+def test_nothing_is_left_of_a_launcher_that_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "script.py").write_text(WAITS)
+    with subprocess.Popen(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+    ) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == "READY\n"
+        assert list((tmp_path / "tmp").glob("elastic_call_*"))
+        launcher.kill()
+        assert launcher.stdout.read() == ""  # until the last process that could write there is gone
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_logs_of_the_workers_are_kept_where_the_caller_said(tmp_path: Path) -> None:
@@ -193,17 +370,26 @@ def test_nodes_meet_over_torchs_handler_that_a_spec_brings(stage: Stage, tmp_pat
         ("elastic.init_process_group()", "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not set"),
         ("LocalElasticAgent(WorkerSpec(entrypoint='true', rdzv_handler=7)).run()", "7 is no rendezvous handler"),
         ("elastic_launch(LaunchConfig(rdzv_backend='redsi'), 'true')()", "There is no rendezvous backend 'redsi'"),
+        (
+            "elastic_launch(LaunchConfig(signals_to_handle='SIGFOO'), 'true')()",
+            "signals_to_handle='SIGFOO' has 'SIGFOO', which is no signal.",
+        ),
+        ("elastic_launch(LaunchConfig(log_dir='script.py/logs'), 'true')()", "cannot be made: Not a directory"),
+        ("Std(os._exit, (0,)).run()", "Rank 0 has exited with 0 before its function returned"),
+        ("def odd(): return Odd()\nStd(odd).run()", "What rank 0 returned cannot be read here: ValueError"),
+        ("with ThreadPoolExecutor() as pool: pool.submit(Std('true').run).result()", "A job cannot be launched on the"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_words(tmp_path: Path, script: str, said: str) -> None:
     (tmp_path / "script.py").write_text(
+        "import os\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
         "import elastic_core as elastic\n"
         "from elastic_core.agent.server import LocalElasticAgent, WorkerSpec\n"
         "from elastic_core.launch import LaunchConfig, elastic_launch\n"
-        f"from elastic_core.multiprocessing import Std, start_processes\n{script}\n"
+        "from elastic_core.multiprocessing import Std, start_processes\n"
+        f"class Odd:\n    __reduce__ = lambda self: (int, ('x',))\n{script}\n"
     )
-    done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100
-    )
+    done = python("script.py", folder=tmp_path)
     assert done.returncode == 1
     assert said in done.stderr

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,8 +20,9 @@ from typing import Any
 from elastic_core import conf, plugins
 from elastic_core.agent import calls
 from elastic_core.config import LINE_PREFIX, MONITOR_INTERVAL, SHUTDOWN_TIMEOUT, RunConfig, Stream, StreamMap
-from elastic_core.errors import ElasticError
-from elastic_core.incidents import Incident
+from elastic_core.errors import ElasticError, UsageError
+from elastic_core.exit_codes import signalled
+from elastic_core.incidents import Incident, signal_name
 from elastic_core.program import Program, ProgramKind
 
 Streams = Stream | Mapping[int, Stream]
@@ -27,16 +30,39 @@ Streams = Stream | Mapping[int, Stream]
 
 
 class ChildFailedError(ElasticError):
-    """The job has failed.
+    """This node's part in the job has ended without success. ``returncode`` tells what became of the job.
+
+    With ``ExitCode.JOB_FAILED`` or ``TOO_FEW_NODES`` the job itself has failed, on all nodes. With ``WITHDRAWN`` this
+    node has left it, and with ``STORE_LOST`` it has lost the store: the others may go on. A node that has left because
+    of a signal raises :class:`SignalException` or KeyboardInterrupt, and not this.
 
     Attributes:
-        returncode: What ``elastic run`` would have exited with.
-        incident: The first failure of all, if it was a worker's.
+        returncode: What ``elastic run`` would have exited with (:class:`elastic_core.exit_codes.ExitCode`).
+        incident: The first failure of all, if it was a worker's; for a lost store the first that this node knows of.
     """
 
     def __init__(self, message: str, returncode: int, incident: Incident | None = None) -> None:
         super().__init__(message)
         self.returncode, self.incident = returncode, incident
+
+
+class SignalException(SystemExit):
+    """This process was told to end by a signal other than SIGINT, and its node has left the job: nothing runs any more.
+
+    As SIGINT's KeyboardInterrupt, it is no :class:`Exception`: whoever tries again after a failure is not to go on
+    after SIGTERM. And it is a SystemExit, so that a program that does not catch it ends as ``elastic run`` does, with
+    128 and the signal's number.
+
+    Attributes:
+        sigval: The signal; torch's name for it.
+    """
+
+    def __init__(self, sigval: signal.Signals) -> None:
+        super().__init__(signalled(sigval))
+        self.sigval = sigval
+
+    def __str__(self) -> str:
+        return f"received {signal_name(self.sigval)}"
 
 
 @dataclass(kw_only=True)
@@ -65,7 +91,8 @@ class LaunchConfig:
     log_line_prefix_template: str | None = None
     local_addr: str | None = None
     shutdown_timeout: float = SHUTDOWN_TIMEOUT
-    signals_to_handle: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    signals_to_handle: str | None = None
+    """Names, separated by commas; None for SIGTERM, SIGINT, SIGHUP and SIGQUIT, except those that are ignored."""
     duplicate_stdout_filters: tuple[str, ...] = ()
     duplicate_stderr_filters: tuple[str, ...] = ()
     virtual_local_rank: bool = False
@@ -91,8 +118,11 @@ class elastic_launch:
         A command's workers return nothing.
 
         Raises:
-            ChildFailedError: The job has failed.
-            UsageError: The configuration cannot be meant, or the function cannot be sent to other processes.
+            ChildFailedError: The job has failed, or this node could not stay in it.
+            KeyboardInterrupt: SIGINT has come; the workers are stopped.
+            SignalException: Another signal of ``signals_to_handle`` has come; the workers are stopped.
+            UsageError: The configuration cannot be meant, the function or what it returned cannot be sent from one
+                process to another, or this is not the main thread.
             ElasticError: The rendezvous does not let this node in.
         """
         return launch(run_config(self._config), self._entrypoint, args)
@@ -101,6 +131,12 @@ class elastic_launch:
 def launch(config: RunConfig, entrypoint: Callable[..., Any] | str, args: tuple[Any, ...]) -> dict[int, Any]:
     """Run a job of this entrypoint; ``config.program`` is replaced. See :class:`elastic_launch`."""
     calls.launching()
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError(
+            f"A job cannot be launched on the thread {threading.current_thread().name!r}: signals reach the main "
+            "thread only, and its agent has to hear of them.",
+            hint="Launch on the main thread, or start `elastic run` as a process of its own.",
+        )
     if isinstance(entrypoint, str):
         program = Program(ProgramKind.EXECUTABLE, shutil.which(entrypoint) or entrypoint, tuple(map(str, args)))
         _run(replace(config, program=program))
@@ -146,7 +182,7 @@ def run_config(config: LaunchConfig) -> RunConfig:
         timing=settings.timing,
         run_uid=settings.run_uid or conf.scheduler_uid(os.environ),
         local_addr=config.local_addr,
-        signals=values.signals(config.signals_to_handle),
+        signals=_signals(config.signals_to_handle),
         shutdown_timeout=config.shutdown_timeout,
         log_dir=None if config.log_dir is None else Path(config.log_dir),
         redirects=stream_map(config.redirects),
@@ -168,8 +204,20 @@ def _run(config: RunConfig) -> None:
         ending = supervisor.run(config, loaded, alone=False)
     finally:
         loaded.close(5.0)
+    if ending.exit_code > signalled(0):
+        received = signal.Signals(ending.exit_code - signalled(0))
+        raise KeyboardInterrupt if received is signal.SIGINT else SignalException(received)
     if ending.exit_code != 0:
         raise ChildFailedError(ending.why, ending.exit_code, ending.incident)
+
+
+def _signals(text: str | None) -> tuple[signal.Signals, ...] | None:
+    from elastic_core import values
+
+    try:
+        return None if text is None else values.signals(text)
+    except values.Wrong as wrong:
+        raise UsageError(f"signals_to_handle={text!r} {wrong}.{wrong.suggestion}") from None
 
 
 def stream_map(streams: Streams) -> StreamMap:

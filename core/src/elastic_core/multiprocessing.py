@@ -13,16 +13,19 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
 from elastic_core.agent import calls
+from elastic_core.agent.enrolment import make_log_dir
 from elastic_core.agent.error_files import read_error_file
 from elastic_core.agent.output import Output, WorkerStreams
+from elastic_core.agent.processes import subreaping
 from elastic_core.agent.server import LocalElasticAgent, RunResult, WorkerSpec
-from elastic_core.agent.warden import Died, Exited, Gone, Spawned, SpawnFailed, Warden, become_subreaper
+from elastic_core.agent.warden import Died, Exited, Gone, Spawned, SpawnFailed, Warden
 from elastic_core.config import MONITOR_INTERVAL, Stream
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.launch import LaunchConfig, Streams, stream_map
@@ -76,7 +79,9 @@ class Std:
         """Run to the end, on the main thread.
 
         Raises:
-            UsageError: An argument cannot be meant.
+            UsageError: An argument cannot be meant, or what a worker returned cannot be sent back.
+            KeyboardInterrupt: SIGINT has come; the workers are stopped.
+            SignalException: SIGTERM, SIGHUP or SIGQUIT has come; the workers are stopped.
         """
         return LocalElasticAgent(self._spec).run()
 
@@ -144,7 +149,8 @@ def start_processes(
         tee: Those that go to files and to the console.
 
     Raises:
-        UsageError: The local ranks have gaps, or the function cannot be sent to other processes.
+        UsageError: The local ranks have gaps, the function cannot be sent to other processes, or ``log_dir`` cannot be
+            made.
         ElasticError: No process could be made.
     """
     calls.launching()
@@ -171,19 +177,26 @@ class PContext:
     ) -> None:
         self.name = name
         self._entrypoint, self._args, self._envs = entrypoint, args, envs
-        self._temporary = log_dir is None
-        self._directory = Path(tempfile.mkdtemp(prefix="elastic_processes_") if log_dir is None else log_dir)
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._call = Path(tempfile.mkdtemp(prefix="elastic_call_"))
+        self._redirects, self._tee = stream_map(redirects), stream_map(tee)
         self._streams: dict[int, WorkerStreams] = {}
         self._stdouts: dict[int, str] = {}
         self._pids: dict[int, int] = {}
         self._codes: dict[int, int] = {}
         self._errors: dict[int, str] = {}
         self._closed = self._gone = False
-        become_subreaper()
-        self._warden = Warden.start()
-        self._output = Output(redirects=stream_map(redirects), tee=stream_map(tee), report=lambda problem: None)
+        self._died: str | None = None
+        """How the warden has ended, and all that it had started with it."""
+        with ExitStack() as stack:
+            stack.enter_context(subreaping())
+            self._warden = Warden.start(alone=False)
+            stack.callback(self._warden.close, 2.0)
+            self._call = self._scratch("elastic_call_", stack)
+            self._directory = self._scratch("elastic_processes_", stack) if log_dir is None else Path(log_dir)
+            make_log_dir(self._directory)
+            self._output = Output(redirects=self._redirects, tee=self._tee, report=lambda problem: None)
+            stack.callback(self._output.close)
+            stack.callback(self._warden.close, 2.0)  # the processes before their output
+            self._resources = stack.pop_all()
         try:
             if not isinstance(entrypoint, str):
                 calls.write(calls.Call(entrypoint, by_local_rank=args), self._call)
@@ -202,7 +215,7 @@ class PContext:
     def pids(self) -> dict[int, int]:
         """The processes' numbers by local rank; waits until all have been started."""
         while len(self._pids) + len(self._errors) < len(self._args):
-            self._take(None)
+            self._expect(None)
         return dict(self._pids)
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
@@ -214,11 +227,15 @@ class PContext:
 
         Returns:
             None when they still run after ``timeout`` seconds.
+
+        Raises:
+            ElasticError: What started them has died, and they with it.
+            UsageError: A process returned what cannot be sent back.
         """
         deadline = None if timeout < 0 else time.monotonic() + timeout
         while len(self._codes) < len(self._args) and not self._failed():
             left = None if deadline is None else deadline - time.monotonic()
-            self._take(left)
+            self._expect(left)
             if left is not None and left <= 0 and len(self._codes) < len(self._args) and not self._failed():
                 return None
         if self._failed():
@@ -231,26 +248,31 @@ class PContext:
         """Stop what still runs (``death_sig``, then SIGKILL after ``timeout`` seconds), and give everything back."""
         if self._closed:
             return
-        if len(self._codes) < len(self._pids):
+        if len(self._codes) + len(self._errors) < len(self._streams):  # those asked for, started or not
             self._stop(death_sig, timeout)
         self._closed = True
-        self._warden.close(2.0)
-        self._output.close()
-        shutil.rmtree(self._call, ignore_errors=True)
-        if self._temporary:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        self._resources.close()
+
+    def _scratch(self, prefix: str, stack: ExitStack) -> Path:
+        """A folder that is removed with the stack, or by the warden should this process not live to do it."""
+        directory = tempfile.mkdtemp(prefix=prefix)
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        self._warden.sweep(directory)
+        return Path(directory)
 
     def _start(self, local_rank: int) -> None:
         directory = self._directory / str(local_rank)
         directory.mkdir(exist_ok=True)
         streams = self._output.open(rank=local_rank, local_rank=local_rank, directory=directory)
         self._streams[local_rank] = streams
-        stdout = directory / "stdout.log"
-        self._stdouts[local_rank] = str(stdout) if stdout.exists() else ""
+        kept = Stream.OUT in self._redirects[local_rank] | self._tee[local_rank]
+        self._stdouts[local_rank] = str(directory / "stdout.log") if kept else ""
+        error_file = directory / "error.json"
+        error_file.unlink(missing_ok=True)  # an earlier run's, which explains nothing of this one
         env = {
             **os.environ,
             "LOCAL_RANK": str(local_rank),
-            "TORCHELASTIC_ERROR_FILE": str(directory / "error.json"),
+            "TORCHELASTIC_ERROR_FILE": str(error_file),
             **self._envs[local_rank],
         }
         try:
@@ -266,6 +288,17 @@ class PContext:
     def _failed(self) -> bool:
         return bool(self._errors) or any(self._codes.values())
 
+    def _expect(self, timeout: float | None) -> None:
+        """Hear of the processes, for ``timeout`` seconds at most; there is nobody to hear of when all have been killed.
+
+        Raises:
+            ElasticError: They have been, as the warden has died.
+        """
+        if self._died is None:
+            self._take(timeout)
+        if self._died is not None:
+            raise ElasticError(f"{self.name}: the process that started the workers is gone ({self._died}).")
+
     def _take(self, timeout: float | None) -> None:
         """Hear what has happened, for ``timeout`` seconds at most."""
         select.select([self._warden], [], [], None if timeout is None else max(0.0, timeout))
@@ -280,12 +313,14 @@ class PContext:
                 case Gone():
                     self._gone = True
                 case Died(reason):
-                    raise ElasticError(f"{self.name}: the process that started the workers is gone ({reason}).")
+                    self._died = reason
 
     def _stop(self, signum: int, timeout: float) -> None:
+        if self._died is not None:  # nothing will be heard from it any more
+            return
         self._gone = False
         self._warden.stop(grace=timeout, signum=signum)
-        while not self._gone:
+        while not self._gone and self._died is None:
             self._take(None)
 
     def _result(self) -> RunProcsResult:

@@ -4,17 +4,18 @@ The launcher writes a *call* (function, arguments, and how to find the main prog
 each worker runs ``python -m elastic_core.agent.calls DIRECTORY ROUND RANK``, finds the function, calls it, and leaves
 the result beside it. As with :mod:`multiprocessing`'s ``spawn``, functions travel by name, and a function of the main
 program is found by running that program again, under the name ``__mp_main__``. Unlike there, no guard is needed: where
-the program would launch again, its repetition ends, since whatever stands above that line is there by then.
+the program would launch again, its repetition ends, since whatever stands above that line is there by then. (A child
+of :mod:`multiprocessing` repeats it, too, and cannot be stopped there: a worker that has such children needs a guard.)
 
 Nothing that is unpickled here has come over a network: the directory is the user's own, with nobody else's access.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import pickle
+import pkgutil
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from elastic_core.errors import UsageError
+from elastic_core.recording import record
 
 MAIN = "__mp_main__"
 """What the main program is called while it is run again; a guard ``if __name__ == "__main__"`` holds there too."""
@@ -37,10 +39,12 @@ class _LaunchReached(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class MainProgram:
-    """How to run the main program again."""
+    """How to run the main program again; it cannot be where it is neither a file nor a module."""
 
     path: str | None
+    """A file, or a directory or an archive with a ``__main__.py``."""
     module: str | None
+    """Its name, with ``python -m``."""
     argv: tuple[str, ...]
     search: tuple[str, ...]
     """``sys.path``."""
@@ -65,7 +69,7 @@ def write(call: Call, directory: Path) -> None:
     program, name = _main_program(), _name(call.function)
     if program.path is None and program.module is None and call.function.__module__ == "__main__":
         raise UsageError(
-            f"{name} is defined where no other process can find it: in an interactive session.",
+            f"{name} is defined where no other process can find it: the main program is no file.",
             hint="Put it into a module and import it from there.",
         )
     try:
@@ -86,47 +90,86 @@ def command(
 
 
 def results(directory: Path) -> dict[int, Any]:
-    """What the workers of the newest round returned, by global rank.
+    """What the workers of the newest round returned, by global rank; all of them have exited with 0.
 
     Raises:
-        UsageError: A worker returned what could not be sent back.
+        UsageError: A worker did not come to its function's end, or returned what cannot be sent back.
     """
+    # What is an instance of the main program's classes there is to be one here, under either name.
+    sys.modules.setdefault(MAIN, sys.modules["__main__"])
     found: dict[int, dict[int, Path]] = {}
     for path in directory.glob("result_*_*"):
         _, round_number, of_rank = path.name.split("_")
         found.setdefault(int(round_number), {})[int(of_rank)] = path
-    values = {}
-    for rank, path in sorted(found[max(found)].items()) if found else ():
+    return {rank: _result(rank, path) for rank, path in sorted(found[max(found)].items())} if found else {}
+
+
+def _result(rank: int, path: Path) -> object:
+    try:
         kind, value = pickle.loads(path.read_bytes())
-        if kind == "error":
+    except Exception as exc:  # whatever a __setstate__ raises
+        raise UsageError(
+            f"What rank {rank} returned cannot be read here: {type(exc).__name__}: {exc}.",
+            hint="Return instances of classes that this program finds, too: those at the top level of a module.",
+        ) from exc
+    match kind:
+        case "unfinished":
+            raise UsageError(
+                f"Rank {rank} has exited with 0 before its function returned, so there is no result.",
+                hint="Leave the function by return or sys.exit(), not by os._exit().",
+            )
+        case "error":
             raise UsageError(f"Rank {rank} returned what cannot be sent back: {value}.")
-        values[rank] = value
-    return values
+    return value
 
 
 def launching() -> None:
-    """Called first by everything that launches: in a repeated main program, this is as far as it goes."""
+    """Called first by everything that launches: in a repeated main program, this is as far as it goes.
+
+    Raises:
+        UsageError: It is :mod:`multiprocessing` that repeats the main program, which has to get to its end there.
+    """
     if _repeating:
         raise _LaunchReached
+    module: Any = sys.modules.get("multiprocessing.process")  # nobody's child where nobody has imported it
+    if module is not None and getattr(module.current_process(), "_inheriting", False):
+        raise UsageError(
+            "A child process that multiprocessing has started runs the main program again, and that would launch.",
+            hint='Put the launch behind `if __name__ == "__main__":`.',
+        )
 
 
 def main(arguments: list[str]) -> NoReturn:
     """Be one worker: ``DIRECTORY ROUND RANK``."""
     directory, round_number, rank = Path(arguments[0]), *arguments[1:]
-    program, body = pickle.loads((directory / _CALL).read_bytes())
-    _repeat(program)
-    call: Call = pickle.loads(body)
-    local_rank = int(os.environ["LOCAL_RANK"])
-    from elastic_core.recording import record
-
-    value = record(call.function)(*call.by_local_rank.get(local_rank, call.arguments))
-    _leave(directory / f"result_{round_number}_{rank}", value)
+    result = directory / f"result_{round_number}_{rank}"
+    _leave(result, "unfinished")
+    _leave(result, "value", _called(_read(directory), int(os.environ["LOCAL_RANK"])))
     sys.exit(0)
 
 
-def _leave(path: Path, value: object) -> None:
+@record
+def _read(directory: Path) -> Call:
+    """What :func:`write` has written there, in an interpreter that has everything which that names."""
+    program, body = pickle.loads((directory / _CALL).read_bytes())
+    _repeat(program)
+    call: Call = pickle.loads(body)
+    return call
+
+
+def _called(call: Call, local_rank: int) -> object:
+    """What the function returns; None where it ends well by ``sys.exit()``."""
     try:
-        data = pickle.dumps(("value", value))
+        return record(call.function)(*call.by_local_rank.get(local_rank, call.arguments))
+    except SystemExit as end:
+        if end.code:
+            raise
+        return None
+
+
+def _leave(path: Path, kind: str, value: object = None) -> None:
+    try:
+        data = pickle.dumps((kind, value))
     except Exception as exc:
         data = pickle.dumps(("error", f"{type(value).__name__}: {exc}"))
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
@@ -138,8 +181,10 @@ def _main_program() -> MainProgram:
     main_module = sys.modules["__main__"]
     spec = getattr(main_module, "__spec__", None)
     path = getattr(main_module, "__file__", None)
+    if spec is not None and spec.name == "__main__" and path is not None:
+        spec, path = None, os.path.dirname(path)  # `python directory`, `python archive.zip`
     return MainProgram(
-        path=None if path is None else os.path.abspath(path),
+        path=os.path.abspath(path) if path is not None and os.path.exists(path) else None,  # not '<stdin>'
         module=None if spec is None else spec.name,
         argv=tuple(sys.argv),
         search=tuple(os.path.abspath(entry) for entry in sys.path),
@@ -147,30 +192,49 @@ def _main_program() -> MainProgram:
 
 
 def _repeat(program: MainProgram) -> None:
-    """Make this interpreter's main program the launcher's, as far as functions and classes go."""
+    """Make this interpreter's main program the launcher's, as far as functions and classes go.
+
+    Raises:
+        UsageError: It ends by itself before it comes to the launch, or keeps what ends it there from doing so.
+    """
     global _repeating
     sys.path[:], sys.argv[:] = program.search, program.argv
     module = types.ModuleType(MAIN)
     sys.modules["__main__"] = sys.modules[MAIN] = module
-    if program.module is not None:
-        spec = importlib.util.find_spec(program.module)
-        loader: Any = None if spec is None else spec.loader
-        code = None if loader is None else loader.get_code(program.module)
-        module.__package__ = program.module.rpartition(".")[0]
-        module.__file__ = None if spec is None else spec.origin
-    elif program.path is not None and os.path.isfile(program.path):
-        code = compile(Path(program.path).read_bytes(), program.path, "exec")
-        module.__file__ = program.path
-    else:
-        return
+    code = _code(program, module)
     if code is None:
         return
     _repeating = True
     try:
-        with contextlib.suppress(_LaunchReached):
-            exec(code, module.__dict__)
+        exec(code, module.__dict__)
+    except _LaunchReached:
+        pass
+    except SystemExit as end:
+        raise UsageError(
+            f"A worker ran the main program again, for what it defines, and that ended in sys.exit({end.code!r}).",
+            hint='Put the launch behind `if __name__ == "__main__":`; a bare `except:` catches what ends it otherwise.',
+        ) from end
     finally:
         _repeating = False
+
+
+def _code(program: MainProgram, module: types.ModuleType) -> types.CodeType | None:
+    """What to run in ``module``, which learns where it comes from as a main program does; None where there is none."""
+    if program.module is not None:
+        spec = importlib.util.find_spec(program.module)
+    elif program.path is None:
+        return None
+    elif (importer := pkgutil.get_importer(program.path)) is None:  # so runpy tells a script from a directory
+        module.__file__ = program.path
+        return compile(Path(program.path).read_bytes(), program.path, "exec")
+    else:
+        spec = importer.find_spec("__main__", None)
+    loader: Any = None if spec is None else spec.loader
+    if spec is None or loader is None:
+        return None
+    module.__spec__, module.__loader__, module.__package__, module.__file__ = spec, loader, spec.parent, spec.origin
+    code: types.CodeType | None = loader.get_code(spec.name)
+    return code
 
 
 def _name(function: object) -> str:

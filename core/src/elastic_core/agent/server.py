@@ -21,7 +21,9 @@ class WorkerState(str, enum.Enum):
     """How a run ended."""
 
     SUCCEEDED = "SUCCEEDED"
+    """The job is done."""
     FAILED = "FAILED"
+    """It has failed, or this node could not stay in it."""
 
 
 @dataclass(kw_only=True)
@@ -54,9 +56,16 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """How a run ended, as seen on this node."""
+    """How a run ended, as seen on this node.
+
+    A failed run is a failed job, on all nodes, where ``returncode`` is ``ExitCode.JOB_FAILED`` or ``TOO_FEW_NODES``.
+    With ``WITHDRAWN`` only this node has left the job, and with ``STORE_LOST`` it has lost the store: the others may
+    go on. (There is no result for a node that has left because of a signal: that raises.)
+    """
 
     state: WorkerState
+    returncode: int = 0
+    """What ``elastic run`` would have exited with (:class:`elastic_core.exit_codes.ExitCode`)."""
     return_values: Mapping[int, Any] = field(default_factory=dict)
     """What this node's workers returned, by global rank."""
     failures: Mapping[int, Incident] = field(default_factory=dict)
@@ -64,7 +73,7 @@ class RunResult:
     why: str = ""
 
     def is_failed(self) -> bool:
-        """Whether the job failed."""
+        """Whether the job failed, or this node could not stay in it."""
         return self.state is WorkerState.FAILED
 
 
@@ -84,7 +93,9 @@ class LocalElasticAgent:
         """Run to the end, on the main thread.
 
         Raises:
-            UsageError: The spec cannot be meant.
+            UsageError: The spec cannot be meant, or what a worker returned cannot be sent back.
+            KeyboardInterrupt: SIGINT has come; the workers are stopped.
+            SignalException: Another signal that ends a run has come; the workers are stopped.
             PluginError: Its ``rdzv_handler`` is none.
             ElasticError: The rendezvous does not let this node in.
         """
@@ -106,5 +117,7 @@ class LocalElasticAgent:
             except ChildFailedError as exc:
                 incident = exc.incident
                 failures = {} if incident is None or incident.rank is None else {incident.rank: incident}
-                return RunResult(state=WorkerState.FAILED, failures=failures, why=exc.message)
+                return RunResult(
+                    state=WorkerState.FAILED, returncode=exc.returncode, failures=failures, why=exc.message
+                )
         return RunResult(state=WorkerState.SUCCEEDED, return_values=values)

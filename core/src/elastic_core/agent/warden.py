@@ -253,6 +253,7 @@ class Warden:
         """
         if self._channel.closed and self._ready.closed:
             return
+        self._send({"do": "spare"})  # what was to be swept is the agent's to remove: it has lived to do it
         self._channel.close()  # end-of-file is the order
         self.wake()
         self._await_end(timeout)

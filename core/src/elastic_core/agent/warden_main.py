@@ -13,8 +13,8 @@ Nothing in here blocks: the sockets are buffered on both sides, and a child that
 more descriptor to poll. So the dead-man's switch works while the agent is frozen, and a frozen agent does not keep it
 from its work.
 
-Requests are ``spawn``, ``stop``, ``fence``, ``sweep``, ``preload``, ``serve`` and ``end_service``; what it says is
-listed in ``warden_events.py``.
+Requests are ``spawn``, ``stop``, ``fence``, ``sweep``, ``spare``, ``preload``, ``serve`` and ``end_service``; what it
+says is listed in ``warden_events.py``.
 """
 
 from __future__ import annotations
@@ -130,6 +130,8 @@ class Warden:
                 self._start_warm(child)
             case "end_service":
                 self._end_service(message["tag"])
+            case "spare":
+                self._sweep.clear()
 
     # A start ---------------------------------------------------------------------------------------------------------
 

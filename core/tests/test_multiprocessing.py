@@ -1,0 +1,114 @@
+"""Processes on this host: what is started ends with its starter, and what is said of it is this start's."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from elastic_core.config import Stream
+from elastic_core.errors import ElasticError, UsageError
+from elastic_core.multiprocessing import PContext, start_processes
+
+ENDS_WHEN_TOLD = """
+import signal, sys
+def end(*_):
+    open(sys.argv[2], "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+open(sys.argv[1], "w").close()
+signal.pause()
+"""
+FAILS_WITH_A_REASON = """
+import os
+with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+    file.write('{"message": "the first reason"}')
+raise SystemExit(1)
+"""
+DIES = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+WAITS = "import signal; signal.pause()"
+STARTER = f"""
+import signal, sys
+from elastic_core.multiprocessing import start_processes
+context = start_processes("p", sys.executable, {{0: ("-c", {WAITS!r})}}, {{0: {{}}}})
+context.pids()
+print("READY", flush=True)
+signal.pause()
+"""
+
+
+def start(code: str, *args: str, log_dir: Path | None = None, redirects: Stream = Stream.NONE) -> PContext:
+    return start_processes("p", sys.executable, {0: ("-c", code, *args)}, {0: {}}, log_dir, redirects=redirects)
+
+
+def parent_of(pid: int) -> int:
+    found = re.search(r"^PPid:\t(\d+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1])
+
+
+def test_a_process_that_nobody_has_asked_for_its_pid_gets_the_signal_and_the_grace(tmp_path: Path) -> None:
+    ready, ended = tmp_path / "ready", tmp_path / "ended"
+    os.mkfifo(ready)
+    context = start(ENDS_WHEN_TOLD, str(ready), str(ended))
+    ready.read_bytes()  # until it has opened the other end
+    context.close()
+    assert ended.exists()
+
+
+@pytest.mark.parametrize("waits", [1, 2, 0])
+def test_the_death_of_what_started_them_is_told_and_keeps_nobody_from_closing(waits: int) -> None:
+    context = start(WAITS)
+    os.kill(parent_of(context.pids()[0]), signal.SIGKILL)
+    for _ in range(waits):
+        with pytest.raises(ElasticError, match=re.escape("p: the process that started the workers is gone (killed by")):
+            context.wait()
+    context.close()
+
+
+def test_what_an_earlier_start_left_in_the_same_folder_explains_nothing(tmp_path: Path) -> None:
+    with start(FAILS_WITH_A_REASON, log_dir=tmp_path, redirects=Stream.ALL) as context:
+        first = context.wait()
+    with start(DIES, log_dir=tmp_path) as context:
+        second = context.wait()
+    assert first is not None
+    assert second is not None
+    assert (first.failures[0].message, first.stdouts[0]) == ("the first reason", str(tmp_path / "0" / "stdout.log"))
+    assert (second.failures[0].message, second.failures[0].error_file, second.stdouts[0]) == ("", "", "")
+    assert second.failures[0].exitcode == -signal.SIGKILL
+
+
+def test_processes_are_started_on_any_thread() -> None:
+    results = []
+
+    def work() -> None:
+        with start("") as context:
+            results.append(context.wait())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert [result is not None and result.is_failed() for result in results] == [False]
+
+
+def test_a_folder_for_logs_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot be made: Not a directory"):
+        start("", log_dir=tmp_path / "file" / "logs")
+
+
+def test_nothing_is_left_of_a_starter_that_was_killed(tmp_path: Path) -> None:
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", STARTER], stdout=subprocess.PIPE, text=True, env=env) as starter:
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == "READY\n"
+        assert len(list(tmp_path.iterdir())) == 2
+        starter.kill()
+        assert starter.stdout.read() == ""  # until the last process that could write there is gone
+    assert list(tmp_path.iterdir()) == []
