@@ -6,8 +6,8 @@ General layout:
   and ``outcome`` words the last thing that a run says. ``assignment`` is one worker's place in a round.
 * ``warden_main``: a process of its own and the parent of all workers, so that nothing that they ever start outlives the
   job. ``warden`` is the agent's side of it, ``warden_events`` what it says, ``channel`` how the two talk, ``processes``
-  what both know about killing. ``spawning`` forks and execs, ``nursery`` keeps the template and its forks, ``ending`` is
-  a stop under way. What happens inside the template is ``elastic_core.warm``.
+  what both know about killing. ``spawning`` forks and execs, ``nursery`` keeps the template and its forks, ``ending``
+  is a stop under way. What happens inside the template is ``elastic_core.warm``.
 * ``hands`` makes and unmakes all that; ``preloading`` says what the template imports, ``stores`` where the workers'
   store is.
 * ``polling`` and ``asker``: the loop for rendezvous handlers of others.
