@@ -29,7 +29,7 @@ WORKERS = Path(__file__).parents[1] / "workers"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MARK = "ELASTIC_TEST_MARK"
 COLD = {"PET_WARM_START": "0"}
-"""Agents start workers fresh unless a test says otherwise: most of what tests run needs no torch, nor to wait for it."""
+"""Agents start workers fresh unless a test says otherwise: most of what tests run needs no torch."""
 WARM = {"PET_WARM_START": "1"}
 PATIENCE = 60.0
 """Seconds after which a test gives up on something; far more than anything takes."""

@@ -41,7 +41,7 @@ VARIABLES = (
     Variable("LOCAL_WORLD_SIZE", Use.SET, "The number of workers on its node (--nproc_per_node)."),
     Variable("GROUP_WORLD_SIZE", Use.SET, "The number of nodes in the round."),
     Variable("ROLE_WORLD_SIZE", Use.SET, "The number of workers of its role."),
-    Variable("MASTER_ADDR", Use.SET, "The address of the node where rank 0 runs and opens the workers' store."),
+    Variable("MASTER_ADDR", Use.SET, "The address of the node where rank 0 runs, and the workers' store is."),
     Variable("MASTER_PORT", Use.SET, "The port of that store."),
     Variable("TORCHELASTIC_RESTART_COUNT", Use.SET, "Restarts that the job has spent so far."),
     Variable("TORCHELASTIC_MAX_RESTARTS", Use.SET, "Restarts that it may spend (--max_restarts)."),
@@ -49,7 +49,7 @@ VARIABLES = (
     Variable(
         "TORCHELASTIC_USE_AGENT_STORE",
         Use.SET,
-        "False: rank 0 opens the workers' store itself, a new one each round. True: a handler shares its own.",
+        "True: the workers' store is there already, a new one each round. False: rank 0 opens it.",
     ),
     Variable("TORCHELASTIC_ERROR_FILE", Use.SET, "Where torch's @record writes the exception that ends the worker."),
     Variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", Use.DEFAULTED, "1: a collective that fails ends its process."),

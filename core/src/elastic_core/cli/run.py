@@ -200,7 +200,7 @@ def without_effect(flags: Flags, backend: str, *, polled: bool = False) -> list[
     if flags.monitor_interval is not None and not polled:
         said.append("--monitor_interval has no effect: nothing is polled, every change arrives as an event.")
     if flags.start_method is not None:
-        said.append("--start_method has no effect: the workers of a script are fresh interpreters.")
+        said.append("--start_method has no effect: see --warm_start for how workers are started.")
     if flags.logs_specs is not None:
         said.append(
             f"--logs_specs {flags.logs_specs!r} has no effect: it names a class of torch's, which the agent does not "

@@ -270,7 +270,7 @@ FLAGS: Sequence[Flag] = (
         section=TORCHRUN,
         parse=values.start_method,
         metavar="METHOD",
-        help="Of multiprocessing; a script's workers are fresh interpreters.",
+        help="Of multiprocessing; see --warm_start for how a script's workers are started.",
     ),
     Flag(
         "--logs_specs",

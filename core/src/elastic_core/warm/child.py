@@ -33,6 +33,8 @@ def become(request: Message, given: Mapping[str, int], environment: Mapping[str,
     count = len(sys.argv) - 1
     sys.argv[1:] = argv[len(sys.orig_argv) - count :]
     sys.orig_argv[:] = argv
+    if (threading := sys.modules.get("threading")) is not None:
+        threading.main_thread()._set_native_id()  # before Python 3.13 a fork keeps its parent's
     volunteer_for_oom()
     if request["cpus"] is not None:
         os.sched_setaffinity(0, request["cpus"])

@@ -1,0 +1,88 @@
+"""What the template imports, and for how long a newcomer waits for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elastic_core.agent import preloading
+from elastic_core.agent.warden import TemplateFailed, TemplateReady, Warden
+from elastic_core.config import RunConfig
+from elastic_core.hookspecs import hookimpl
+from elastic_core.plugins import Plugins
+from elastic_core.program import Program, ProgramKind
+
+
+def config(kind: ProgramKind = ProgramKind.SCRIPT, **settings: Any) -> RunConfig:
+    return RunConfig(program=Program(kind, "train.py"), **settings)
+
+
+@pytest.fixture
+def plugins() -> Plugins:
+    """A plugin that wants json, and one that abstains."""
+    found = Plugins()
+    for name, wanted in (("mine", ["json", "torch"]), ("other", None)):
+        found.register(name, SimpleNamespace(elastic_preload=hookimpl(lambda wanted=wanted: wanted)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("run", "names"),
+    [
+        (config(preload=("numpy", "torch")), ("numpy", "torch", "json")),
+        (config(preload=()), ()),
+        (config(warm_start=False), ()),
+        (config(ProgramKind.EXECUTABLE, preload=("torch",)), ()),
+    ],
+)
+def test_the_template_imports_what_the_run_and_its_plugins_name(
+    plugins: Plugins, run: RunConfig, names: tuple[str, ...]
+) -> None:
+    assert preloading.modules(run, plugins) == names
+
+
+@pytest.mark.parametrize(("there", "names"), [(True, ("torch",)), (False, ())])
+def test_torch_is_what_is_imported_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, there: bool, names: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(preloading, "find_spec", lambda name: SimpleNamespace() if there and name == "torch" else None)
+    assert preloading.modules(config(), Plugins()) == names
+
+
+@pytest.mark.parametrize(("module", "outcome"), [("json", TemplateReady), ("no_such_module", TemplateFailed)])
+def test_waiting_ends_with_the_imports_or_with_their_failure(tmp_path: Path, module: str, outcome: type) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    warden = Warden.start()
+    try:
+        run = RunConfig(program=Program(ProgramKind.SCRIPT, str(script)), nproc_per_node=2)
+        preloading.preload(warden, (module,), run, os.environ)
+        assert [type(event) for event in preloading.settled(warden)] == [outcome]
+    finally:
+        warden.close(30.0)
+
+
+def test_waiting_is_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preloading, "PATIENCE", 0.01)
+    warden = Warden.start()
+    try:
+        assert preloading.settled(warden) == []
+    finally:
+        warden.close(30.0)
+
+
+def test_the_template_has_the_threads_that_workers_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    warden: Any = SimpleNamespace(preload=lambda names, **facts: asked.update(facts, names=names))
+    preloading.preload(warden, ("json",), config(nproc_per_node=2), {"PATH": "/bin"})
+    assert asked == {
+        "names": ("json",),
+        "python": [sys.executable, "-u"],
+        "program": ["train.py"],
+        "env": {"PATH": "/bin", "OMP_NUM_THREADS": "1"},
+    }

@@ -1,0 +1,87 @@
+"""The places that a node offers: each serves one round, and its store is told by its offer."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from elastic_core.agent.stores import ENTRY, Stores
+from elastic_core.agent.warden import ServiceEnded, ServiceFailed
+
+
+class Template:
+    """A warden whose template serves whatever is asked for."""
+
+    def __init__(self) -> None:
+        self.serving: dict[int, dict[str, Any]] = {}
+
+    def serve(self, tag: int, entry: str, arguments: dict[str, Any], *, descriptors: dict[str, int]) -> None:
+        assert entry == ENTRY
+        assert [*descriptors] == ["socket"]
+        self.serving[tag] = arguments
+
+    def end_service(self, tag: int) -> None:
+        del self.serving[tag]
+
+
+@pytest.fixture
+def template() -> Template:
+    return Template()
+
+
+@pytest.fixture
+def stores(template: Template) -> Iterator[Stores]:
+    ids = map(str, itertools.count(1))
+    found = Stores(template, "127.0.0.1", lambda: next(ids), hosted=True)  # type: ignore[arg-type]  # plays the warden
+    yield found
+    found.close()
+
+
+def accepts(port: int) -> bool:
+    """Whether somebody can connect there, whoever may answer."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=30).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_whoever_comes_to_an_offer_is_let_in_before_the_store_is_up(stores: Stores, template: Template) -> None:
+    offer = stores.offer()
+    assert offer.hosted
+    assert accepts(offer.port)
+    assert template.serving == {1: {"host": "127.0.0.1", "port": offer.port}}
+
+
+def test_a_store_is_kept_until_the_second_offer_after_its_own(stores: Stores, template: Template) -> None:
+    first, second = stores.offer(), stores.offer()
+    assert [*template.serving] == [1, 2]
+    third = stores.offer()
+    assert [*template.serving] == [2, 3]
+    assert [accepts(offer.port) for offer in (first, second, third)] == [False, True, True]
+    assert len({first.id, second.id, third.id}) == 3
+
+
+@pytest.mark.parametrize("end", [ServiceEnded(1, -9), ServiceFailed(1, "no descriptors are left")])
+def test_the_end_of_a_store_names_its_offer(stores: Stores, end: ServiceEnded | ServiceFailed) -> None:
+    first, second = stores.offer(), stores.offer()
+    assert stores.handle(end) == first
+    assert [stores.dead(offer) for offer in (first, second)] == [True, False]
+
+
+def test_the_end_of_a_store_that_was_given_up_is_nobodys_affair(stores: Stores) -> None:
+    for _ in range(3):
+        stores.offer()
+    assert stores.handle(ServiceEnded(1, -9)) is None
+
+
+def test_without_a_template_a_port_is_only_held(stores: Stores, template: Template) -> None:
+    stores.stop_hosting()
+    offer = stores.offer()
+    assert not offer.hosted
+    assert not accepts(offer.port)
+    assert template.serving == {}

@@ -1,0 +1,139 @@
+"""The warm start, whole jobs: workers are forked, recover at once, and lose nothing when a part of it is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from stage import WARM, WORKERS, Agent, Stage
+
+from elastic_core.agent.processes import descendants
+
+TWO = ["--standalone", "--nproc_per_node=2", "--max_restarts=3", "-v"]
+FORKED = "workers start warm"
+
+
+@pytest.fixture
+def done(tmp_path: Path) -> Path:
+    """The file that ends the job."""
+    return tmp_path / "done"
+
+
+def trains(agent: Agent, restart_count: int, world_size: int = 2) -> list[int]:
+    """The pids of the workers that are in an all-reduce after so many restarts."""
+    reports = agent.wait_for_report("training", count=2, world_size=world_size, restart_count=restart_count)
+    return [report["pid"] for report in reports]
+
+
+def ends(agent: Agent, done: Path) -> None:
+    done.touch()
+    assert agent.exit_code() == 0, agent.output
+
+
+def named(agent: Agent, *parts: str) -> list[int]:
+    """Processes below the agent whose command has all these parts."""
+    found = []
+    for pid, _ in descendants(agent.pid):
+        command = Path("/proc", str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        if all(part in command for part in parts):
+            found.append(pid)
+    return found
+
+
+def test_a_killed_worker_is_forked_again_and_all_meet_at_a_store_that_is_there(stage: Stage, done: Path) -> None:
+    agent = stage.run(*TWO, WORKERS / "allreduce.py", "--until", done, env=WARM)
+    first = trains(agent, 0)
+    assert FORKED in agent.output
+    os.kill(first[1], signal.SIGKILL)
+    second = trains(agent, 1)
+    assert not set(first) & set(second)
+    assert {report["store"] for report in agent.reports("training", restart_count=0)}.isdisjoint(
+        {report["store"] for report in agent.reports("training", restart_count=1)}
+    )
+    ends(agent, done)
+    assert "starts fresh" not in agent.output
+
+
+def test_a_preload_that_raises_is_shown_and_workers_start_fresh(stage: Stage, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "broken.py").write_text("raise ValueError('not today')\n")
+    env = {**WARM, "PYTHONPATH": str(site)}
+    script = tmp_path / "train.py"
+    script.write_text("print('trained')\n")
+    agent = stage.run("--standalone", "--preload=broken", script, env=env)
+    assert agent.exit_code() == 0, agent.output
+    assert "there is no template, so workers start fresh:" in agent.output
+    assert "ValueError: not today" in agent.output
+    assert "trained" in agent.lines
+
+
+def test_a_killed_template_costs_its_workers_nothing_and_the_next_one_forks_again(stage: Stage, done: Path) -> None:
+    agent = stage.run(*TWO, WORKERS / "allreduce.py", "--until", done, env=WARM)
+    first = trains(agent, 0)
+    [template] = named(agent, "elastic: template")
+    os.kill(template, signal.SIGKILL)
+    agent.wait_for("the template was killed by SIGKILL")
+    agent.wait_for(FORKED, count=2)
+    assert all(os.path.exists(f"/proc/{pid}") for pid in first)
+    os.kill(first[0], signal.SIGKILL)
+    trains(agent, 1)
+    ends(agent, done)
+    assert "starts fresh" not in agent.output
+
+
+def test_a_killed_store_costs_a_round_and_no_restart(stage: Stage, done: Path) -> None:
+    agent = stage.run(*TWO, "--max_restarts=0", WORKERS / "allreduce.py", "--until", done, env=WARM)
+    trains(agent, 0)
+    stores = named(agent, "elastic: service", "warm.store")
+    assert stores, [named(agent, "")]
+    for store in stores:
+        os.kill(store, signal.SIGKILL)
+    agent.wait_for("round 2: 2 worker")
+    agent.wait_for_report("training", count=4, world_size=2, restart_count=0)
+    ends(agent, done)
+    assert "the process that holds the workers' store was killed by SIGKILL" in agent.output
+
+
+def test_an_executable_has_no_template(stage: Stage) -> None:
+    says = ["--no_python", "sh", "-c", "echo store $TORCHELASTIC_USE_AGENT_STORE"]
+    agent = stage.run("--standalone", "-v", *says, env=WARM)
+    assert agent.exit_code() == 0
+    assert "store False" in agent.lines
+    assert FORKED not in agent.output
+
+
+def test_a_newcomer_imports_before_it_is_let_in(stage: Stage, file_rendezvous: list[str], done: Path) -> None:
+    command = ["--nnodes=1:2", "-v", *file_rendezvous, WORKERS / "allreduce.py", "--until", done]
+    first = stage.run(*command, env=WARM)
+    first.wait_for_report("training", world_size=1)
+    second = stage.run(*command, env=WARM)
+    for agent in (first, second):
+        agent.wait_for_report("training", world_size=2)
+    ends(first, done)
+    ends(second, done)
+    imported, let_in = second.output.index(FORKED), second.output.index("round 2: 2 worker")
+    assert imported < let_in
+    assert "starts fresh" not in first.output + second.output
+
+
+@pytest.mark.parametrize("moment", ["importing", "running", "restarting"])
+def test_a_killed_agent_leaves_nothing_behind(stage: Stage, done: Path, moment: str) -> None:
+    agent = stage.run(*TWO, WORKERS / "allreduce.py", "--until", done, env=WARM)
+    if moment == "importing":
+        agent.wait_for("round 1:")
+    else:
+        pids = trains(agent, 0)
+        if moment == "restarting":
+            os.kill(pids[0], signal.SIGKILL)
+    agent.signal(signal.SIGKILL)
+    agent.process.wait()
+
+
+def test_ctrl_c_while_the_template_imports_ends_at_once(stage: Stage, done: Path) -> None:
+    agent = stage.run(*TWO, WORKERS / "allreduce.py", "--until", done, env=WARM)
+    agent.wait_for("round 1:")
+    agent.signal(signal.SIGINT)
+    assert agent.exit_code() == 128 + signal.SIGINT
