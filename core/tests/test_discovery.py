@@ -68,6 +68,20 @@ def test_a_name_is_looked_for_in_the_groups_in_order() -> None:
             id="unheard of",
         ),
         pytest.param(
+            "file",
+            [Group.PLUGINS, Group.AUTOLOAD],
+            "There is no plugin 'file'.",
+            "It is a rendezvous backend: --rdzv_backend=file.",
+            id="of another group",
+        ),
+        pytest.param(
+            "both",
+            [Group.RENDEZVOUS, Group.HANDLERS],
+            "There is no rendezvous backend 'both'.",
+            "It is a plugin: --plugin=both.",
+            id="a plugin for a backend",
+        ),
+        pytest.param(
             "twice",
             [Group.RENDEZVOUS],
             "Two distributions offer the rendezvous backend 'twice': one 1.0 and two 1.0.",

@@ -21,7 +21,7 @@ def test_an_error_shows_its_message_and_then_its_hint() -> None:
         ("UsageError", ExitCode.USAGE),
         ("PluginError", ExitCode.USAGE),
         ("ResourceError", ExitCode.WITHDRAWN),
-        ("RendezvousError", ExitCode.JOB_FAILED),
+        ("RendezvousError", ExitCode.UNREACHABLE),
         ("RendezvousClosedError", ExitCode.REFUSED),
         ("RendezvousTimeoutError", ExitCode.TOO_FEW_NODES),
         ("RendezvousConnectionError", ExitCode.UNREACHABLE),

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from elastic_core.events import Event
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
-from elastic_core.judging import judge
+from elastic_core.judging import LONGEST_REASON, judge
 from elastic_core.observers import Implementation
 
 PATIENCE = 60.0
@@ -63,6 +64,34 @@ def test_one_that_answers_nonsense_abstains() -> None:
             "TypeError: True is neither a Verdict nor None. It abstains."
         ],
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ((Action.GIVE_UP, 5), "TypeError: the verdict's reason is 5, which is not a str"),
+        ((Action.GIVE_UP, None), "TypeError: the verdict's reason is None, which is not a str"),
+        ((Action.GIVE_UP, "x", "yes"), "TypeError: the verdict's requeue is 'yes', which is not a bool"),
+        (("give_up", "x"), "TypeError: the verdict's action is 'give_up', which is not an Action"),
+        ((True, "x"), "TypeError: the verdict's action is True, which is not an Action"),
+        ((7, "x"), "ValueError: 7 is not a valid Action"),
+    ],
+)
+def test_a_verdict_that_cannot_be_followed_is_an_abstention(fields: tuple[Any, ...], fault: str) -> None:
+    assert asked(policy("careless", lambda _: Verdict(*fields)), says(RESTART)) == (
+        RESTART,
+        [f"The plugin 'careless' raised in elastic_judge_failure: {fault}. It abstains."],
+    )
+
+
+def test_an_action_may_be_a_number_and_means_what_it_says() -> None:
+    verdict, _ = asked(policy("careless", lambda _: Verdict(2, "enough")), says(RESTART))  # type: ignore[arg-type]
+    assert verdict.action is Action.GIVE_UP
+
+
+def test_a_reason_has_its_limits() -> None:
+    verdict, warnings = asked(says(Verdict(Action.GIVE_UP, "why " * 100_000)))
+    assert (len(verdict.reason), warnings) == (LONGEST_REASON, [])
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from elastic_core.incidents import Action, History, Incident, IncidentKind, Verd
 from elastic_core.plugins import Plugins, hooks_of, load, rendezvous_options
 from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous.api import RendezvousParameters
+from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.guard import GuardedBackend
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 
 PATIENCE = 60.0
@@ -62,7 +64,7 @@ def plugin(**hooks: Callable[..., object]) -> SimpleNamespace:
 def test_core_answers_through_the_same_hooks_when_nothing_is_named() -> None:
     plugins = load(config())
     assert plugins.failure_policies() == ("max-restarts",)
-    assert isinstance(plugins.make_rendezvous(parameters("local")), LocalBackend)
+    assert isinstance(plugins.make_rendezvous(parameters("local")), RendezvousBackend)
     assert "log-lines" in {impl.plugin for impl in plugins.implementations("elastic_observe")}
     assert {impl.plugin for impl in plugins.implementations("elastic_worker_command")} == {"plain-start"}
 
@@ -212,8 +214,9 @@ def wrapping() -> SimpleNamespace:
         ),
         pytest.param(
             SimpleNamespace(elastic_observe=lambda event: None),
-            "The plugin 'mine' implements no hook.",
-            "Mark its functions with @elastic_core.hookimpl.",
+            "The plugin 'mine' implements no hook, and registers no rendezvous handler.",
+            "Mark its functions with @elastic_core.hookimpl, or call elastic_core.rendezvous.registry.register "
+            "where its module is imported.",
         ),
         pytest.param(
             wrapping(),
@@ -300,7 +303,9 @@ def with_backend(made: object) -> Plugins:
 def test_only_the_runs_backend_makes_the_rendezvous() -> None:
     made = LocalBackend(MemoryStore())
     plugins = with_backend(made)
-    assert plugins.make_rendezvous(parameters("mine")) is made
+    guarded = plugins.make_rendezvous(parameters("mine"))
+    assert isinstance(guarded, GuardedBackend)
+    assert guarded.inner is made
     assert plugins.rendezvous_options().endpoint == "MINE"
 
 
@@ -308,6 +313,14 @@ def test_only_the_runs_backend_makes_the_rendezvous() -> None:
 def test_a_backend_that_makes_none_is_named(made: object) -> None:
     with pytest.raises(PluginError, match="backend 'mine' made no RendezvousBackend"):
         with_backend(made).make_rendezvous(parameters("mine"))
+
+
+def test_a_backend_that_raises_is_named_as_what_it_is() -> None:
+    with pytest.raises(PluginError) as raised:
+        with_backend(TypeError("not today")).make_rendezvous(parameters("mine"))
+    assert raised.value.message == (
+        "The rendezvous backend 'mine' raised in elastic_make_rendezvous: TypeError: not today."
+    )
 
 
 def test_a_backends_own_word_for_what_went_wrong_is_passed_on() -> None:

@@ -94,7 +94,10 @@ def check_reach(
             f"--rdzv_backend {backend!r} needs an endpoint.", hint=f"Add --rdzv_endpoint={options.endpoint}."
         )
     if endpoint and not options.endpoint:
-        raise UsageError(f"--rdzv_endpoint {endpoint!r}: the {backend} backend takes no endpoint.")
+        raise UsageError(
+            f"--rdzv_endpoint {endpoint!r}: the {backend} backend takes no endpoint.",
+            hint="Leave it out. A plugin declares what its backend takes by elastic_rendezvous_options.",
+        )
     if options.single_node and nnodes.most > 1:
         if standalone:
             raise UsageError(

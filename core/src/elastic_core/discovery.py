@@ -17,6 +17,7 @@ from typing import Any
 
 from elastic_core.errors import PluginError, did_you_mean, in_one_line
 from elastic_core.rendezvous import registry
+from elastic_core.rendezvous.api import as_handler
 
 
 class Group(str, enum.Enum):
@@ -43,6 +44,14 @@ class Group(str, enum.Enum):
         }
         return nouns.get(self, "plugin")
 
+
+_FLAGS: Mapping[Group, str] = {
+    Group.RENDEZVOUS: "--rdzv_backend",
+    Group.HANDLERS: "--rdzv_backend",
+    Group.PLUGINS: "--plugin",
+    Group.AUTOLOAD: "--plugin",
+}
+"""How a run names a member of the group."""
 
 BROUGHT_BY: Mapping[tuple[Group, str], str] = {(Group.RENDEZVOUS, "c10d"): "elastic-rdzv-c10d"}
 """Plugins that exist although they may not be installed here, and the distribution that brings each."""
@@ -122,6 +131,9 @@ class Catalogue:
         hint = f"Installed: {', '.join(installed) or 'none'}."
         if others:
             hint += f" Not installed: {', '.join(f'{known} ({source})' for known, source in others.items())}."
+        for group in Group:
+            if name in self.names(group) and (flag := _FLAGS.get(group)) is not None:
+                hint = f"It is a {group.noun}: {flag}={name}."
         return PluginError(f"There is no {noun} {name!r}.{did_you_mean(name, [*installed, *others])}", hint=hint)
 
 
@@ -145,6 +157,8 @@ def load(offer: Offer) -> Any:
         if offer.group is Group.RENDEZVOUS:
             if registry.is_handler_class(loaded):
                 return registry.HandlerPlugin(offer.name, loaded)
+            if as_handler(loaded) is not None:
+                raise PluginError(f"{loaded!r} is a rendezvous handler, where its class is wanted.")
             if (factory := registry.find(offer.name)) is not None:  # importing it has registered one
                 return registry.HandlerPlugin(offer.name, factory)
         return loaded() if inspect.isclass(loaded) else loaded

@@ -20,7 +20,7 @@ class ExitCode(enum.IntEnum):
     USAGE = 2
     """A flag, a value or a file named on the command line is wrong; nothing was started."""
     UNREACHABLE = 69
-    """The rendezvous endpoint could not be reached, did not let us in, or its handler failed."""
+    """The rendezvous endpoint could not be reached, did not let us in, or its handler or backend failed."""
     INTERNAL = 70
     """A defect of Elastic itself; the traceback above the last line is what to report."""
     WITHDRAWN = 71

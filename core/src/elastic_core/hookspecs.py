@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 PROJECT = "elastic"
 
 HOOKSPEC_VERSION = (1, 2)
-"""(major, minor). A plugin may name its major in an attribute ``elastic_hookspec_major``; another one is refused."""
+"""(major, minor). A plugin may name its major in an attribute ``elastic_hookspec_major``: another one than ours is
+refused, none is accepted."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -45,7 +46,8 @@ def elastic_rendezvous_options() -> RendezvousOptions | None:
     """Declare the endpoint's form and the ``--rdzv_conf`` options of a backend.
 
     Called once, by the CLI, on the main thread, before anything is started: unknown options and malformed endpoints
-    are refused from what it returns. Only the plugin of the backend that the run names is asked.
+    are refused from what it returns. Only the plugin of the backend that the run names is asked. A backend without
+    this hook takes no endpoint and no options of its own.
     """
 
 
@@ -64,6 +66,7 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend |
         RendezvousConnectionError: Nobody listens at the endpoint, or it does not let us in. Ends the run with exit
             code 69.
         UsageError: The endpoint or an option is wrong. Ends the run with exit code 2.
+        PluginError: What is no ElasticError becomes one, which names the plugin. Ends the run with exit code 2.
     """
 
 
@@ -76,9 +79,9 @@ def elastic_judge_failure(incident: Incident, history: History) -> Verdict | Non
 
     Called on the chair, in a thread of its own, off every loop, once per incident that could spend a restart (a lost
     or leaving node is the protocol's business, not a policy's). All policies are asked, and the strictest verdict
-    wins. The answer is awaited for 10 s; a policy that raises or takes longer is reported and abstains. It must not
-    keep state: the next incident may be judged on another node. ``history`` comes from the ledger and is all there
-    is to remember.
+    wins. The answer is awaited for 10 s; a policy that raises, takes longer, or gives a verdict whose fields are of
+    other types is reported and abstains. It must not keep state: the next incident may be judged on another node.
+    ``history`` comes from the ledger and is all there is to remember.
     """
 
 
@@ -87,7 +90,7 @@ def elastic_judge_failure(incident: Incident, history: History) -> Verdict | Non
 
 @hookspec
 def elastic_observe(event: Event) -> None:
-    """Receive an event, on every node.
+    """Receive an event, on every node. All levels come, DEBUG too; ``docs/writing_a_plugin.md`` lists the events.
 
     Called on the observer's thread, in order, never from the agent's loop, so it may take its time; if more than
     10,000 notices wait, the oldest are dropped and counted. An observer that raises is reported once and switched
@@ -175,7 +178,7 @@ class RendezvousOptions:
         endpoint: The endpoint's form for help and errors, e.g. ``HOST[:PORT]``; '' when the backend takes none.
             ``HOST`` in it says that an endpoint names a host: then nodes are reached by the way that leads there.
         endpoint_required: Whether a run without ``--rdzv_endpoint`` is refused.
-        conf: The ``--rdzv_conf`` keys, each with one line of help.
+        conf: The ``--rdzv_conf`` keys, each with one line of help; None for none.
         ignored: Keys of torch's that are taken and have no effect, each with the reason, where core's own does not fit.
         single_node: Whether the backend serves one node only.
         handler: Whether it makes a ``RendezvousHandler``, which is asked for newcomers every ``--monitor_interval``

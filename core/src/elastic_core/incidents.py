@@ -31,29 +31,38 @@ class IncidentKind(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """One failure, as the node that saw it tells it."""
+    """One failure, as the node that saw it tells it.
+
+    Attributes:
+        kind: What failed.
+        round: The round's number, from 1 on.
+        node_id: The agent that saw it; a new one each time that an agent starts.
+        host: The name of that agent's host, ``node7``; ``node7 (agent 2)`` where several share it.
+        after: Seconds from this node's start of the round to the failure, on its own monotonic clock. Rounds start
+            within a store's wake-up of each other everywhere, so the smallest is the first failure, whatever the
+            hosts' clocks say.
+        rank: The worker's RANK; None where no worker is to blame, as for the fields that follow.
+        local_rank: Its LOCAL_RANK.
+        pid: Its process id on its host.
+        exit_code: As :attr:`subprocess.Popen.returncode`: negative for a signal; None for one that did not start.
+        message: One line, ``ValueError: boom``: the exception that the worker recorded, else the last line of its
+            stderr that looks like one, or what could not be done; '' where nothing is known.
+        detail: The exception's traceback from the error file, else the tail of the worker's stderr; at most 4 KiB.
+        log: Where the worker's stderr was kept on its host, or ''.
+    """
 
     kind: IncidentKind
     round: int
     node_id: str
     host: str
     after: float = 0.0
-    """Seconds from this node's start of the round to the failure, on its own monotonic clock.
-
-    Rounds start within a store's wake-up of each other everywhere, so the smallest is the first failure, whatever
-    the hosts' clocks say.
-    """
     rank: int | None = None
     local_rank: int | None = None
     pid: int | None = None
     exit_code: int | None = None
-    """As :attr:`subprocess.Popen.returncode`: negative for a signal."""
     message: str = ""
-    """One line: the exception, or what could not be done."""
     detail: str = ""
-    """The exception's traceback from the error file, else the tail of the worker's stderr; at most 4 KiB."""
     log: str = ""
-    """Where the worker's stderr was kept on its host, or ''."""
 
     def cause(self) -> str:
         """The outcome in a few words, e.g. ``was killed by SIGKILL (often the kernel's out-of-memory killer)``."""
@@ -91,12 +100,17 @@ class Action(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A failure policy's answer, with its reason in one sentence for people."""
+    """A failure policy's answer.
+
+    Attributes:
+        action: What to do.
+        reason: Why, in one sentence for people; 500 characters are kept.
+        requeue: With GIVE_UP, whether the scheduler should run the job again elsewhere; it is kept in the ledger.
+    """
 
     action: Action
     reason: str
     requeue: bool = False
-    """With GIVE_UP: whether the scheduler should run the job again elsewhere."""
 
 
 def strictest(verdicts: list[Verdict]) -> Verdict:
@@ -112,11 +126,16 @@ def strictest(verdicts: list[Verdict]) -> Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """All that a policy may remember: the ledger's counters, since the chair moves from node to node."""
+    """All that a policy may remember: the ledger's counters, since the chair moves from node to node.
+
+    Attributes:
+        restarts: Restarts spent so far by the job.
+        max_restarts: ``--max_restarts``.
+        rounds_without_progress: Rounds in a row that were broken before any progress was seen.
+        losses: Times that each host was lost, by its stable host id.
+    """
 
     restarts: int
-    """Restarts spent so far by the job."""
     max_restarts: int
     rounds_without_progress: int
     losses: Mapping[str, int] = field(default_factory=dict)
-    """Times that each host was lost, by its stable host id."""

@@ -6,13 +6,17 @@ that raises, answers nonsense or is not done in time is reported and abstains.
 
 from __future__ import annotations
 
+import reprlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 
 from elastic_core.events import Event, Level
-from elastic_core.incidents import History, Incident, Verdict, strictest
+from elastic_core.incidents import Action, History, Incident, Verdict, strictest
 from elastic_core.observers import Implementation, failure_events
+
+LONGEST_REASON = 500
+"""Characters of a verdict's reason: it becomes part of the ledger, and of what every node prints."""
 
 
 def judge(
@@ -59,9 +63,22 @@ def _ask(policy: Implementation, incident: Incident, history: History) -> Future
 
 
 def _checked(verdict: object) -> Verdict | None:
-    if verdict is None or isinstance(verdict, Verdict):
-        return verdict
-    raise TypeError(f"{verdict!r} is neither a Verdict nor None")
+    """A policy's answer, believed in nothing: a dataclass takes whatever it is given.
+
+    Raises:
+        TypeError: It is neither a Verdict nor None, or one of its fields is not of its type.
+        ValueError: Its action is a number that no action has.
+    """
+    if verdict is None:
+        return None
+    if not isinstance(verdict, Verdict):
+        raise TypeError(f"{reprlib.repr(verdict)} is neither a Verdict nor None")
+    for name, kind in (("action", int), ("reason", str), ("requeue", bool)):
+        value: object = getattr(verdict, name)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            wanted = "an Action" if kind is int else f"a {kind.__name__}"
+            raise TypeError(f"the verdict's {name} is {reprlib.repr(value)}, which is not {wanted}")
+    return Verdict(Action(verdict.action), verdict.reason[:LONGEST_REASON], verdict.requeue)
 
 
 def _too_slow(policy: Implementation, timeout: float) -> Event:

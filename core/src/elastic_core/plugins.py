@@ -26,8 +26,9 @@ from elastic_core.incidents import History, Incident, Verdict
 from elastic_core.observers import Implementation, Observers
 from elastic_core.program import Program
 from elastic_core.rendezvous import registry
-from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters, is_handler
+from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters, as_handler
 from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.guard import GuardedBackend
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,6 +61,8 @@ class Plugins:
         """What asked for autoload and could not be loaded; the observers hear of it before anything else."""
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(hookspecs)
+        self._described: dict[str, str] = {}
+        """How messages name each plugin, by its name."""
         self._backend: object = None
 
     def register(self, name: str, plugin: object, *, described: str | None = None) -> None:
@@ -74,6 +77,7 @@ class Plugins:
             raise PluginError(f"The {described} has the name of another one.", hint="Rename its entry point.")
         if not self._manager.is_registered(plugin):  # one module may serve as backend and as plugin
             self._manager.register(plugin, name)
+            self._described[name] = described
 
     def register_backend(self, name: str, plugin: object, *, described: str | None = None) -> None:
         """Add the backend of the run."""
@@ -109,16 +113,23 @@ class Plugins:
             UsageError: The endpoint or an option is wrong.
             PluginError: The backend's plugin failed, or made nothing.
         """
-        for backend in self._ask_backend("elastic_make_rendezvous", params=params):
-            if isinstance(backend, RendezvousBackend) or is_handler(backend):
-                return backend
+        for made in self._ask_backend("elastic_make_rendezvous", params=params):
+            if isinstance(made, RendezvousBackend):
+                return GuardedBackend(made, self._described[self._backend_name])
+            if (handler := as_handler(made)) is not None:
+                return handler
         raise PluginError(
             f"The plugin of the rendezvous backend {params.backend!r} made no RendezvousBackend or RendezvousHandler."
         )
 
     def _ask_backend(self, hook: str, **facts: object) -> Iterator[Any]:
-        name = self._manager.get_name(self._backend)
-        return (_ask(impl, **facts) for impl in self.implementations(hook) if impl.plugin == name)
+        name = self._backend_name
+        return (self._ask(impl, **facts) for impl in self.implementations(hook) if impl.plugin == name)
+
+    @property
+    def _backend_name(self) -> str:
+        """The backend's name as a plugin; another one if its module is a plugin of the run, too."""
+        return self._manager.get_name(self._backend) or ""
 
     # Failures --------------------------------------------------------------------------------------------------------
 
@@ -189,7 +200,7 @@ class Plugins:
             PluginError: A plugin failed; the worker cannot be started.
         """
         for impl in self.implementations("elastic_worker_command"):
-            if (command := _ask(impl, program=program, assignment=assignment)) is not None:
+            if (command := self._ask(impl, program=program, assignment=assignment)) is not None:
                 return list(command)
         raise PluginError("No plugin says how to start a worker.")
 
@@ -201,8 +212,21 @@ class Plugins:
         """
         environment: dict[str, str] = {}
         for impl in reversed(self.implementations("elastic_worker_environment")):
-            environment.update(_ask(impl, program=program, assignment=assignment) or {})
+            environment.update(self._ask(impl, program=program, assignment=assignment) or {})
         return environment
+
+    def _ask(self, impl: Implementation, **facts: object) -> Any:
+        """Call one implementation; what it raises names the plugin, unless it speaks our language."""
+        try:
+            return impl(**facts)
+        except ElasticError:
+            raise
+        except Exception as exc:
+            *_, raised = traceback.extract_tb(exc.__traceback__)
+            raise PluginError(
+                f"The {self._described[impl.plugin]} raised in {impl.hook}: {type(exc).__name__}: {exc}.",
+                hint=f"Raised at {raised.filename}:{raised.lineno}.",
+            ) from exc
 
 
 def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
@@ -283,7 +307,9 @@ def hooks_of(plugin: object, described: str) -> list[str]:
     callers = rehearsal.get_hookcallers(plugin) or []
     if not callers and not registry.registered_by(plugin):
         raise PluginError(
-            f"The {described} implements no hook.", hint="Mark its functions with @elastic_core.hookimpl."
+            f"The {described} implements no hook, and registers no rendezvous handler.",
+            hint="Mark its functions with @elastic_core.hookimpl, or call elastic_core.rendezvous.registry.register "
+            "where its module is imported.",
         )
     for caller in callers:
         for impl in caller.get_hookimpls():
@@ -334,17 +360,3 @@ def _check_switched_off(names: Sequence[str], catalogue: Catalogue) -> None:
             raise PluginError(
                 f"--no_plugin {name!r} switches nothing off: no such plugin is installed.{did_you_mean(name, known)}"
             )
-
-
-def _ask(impl: Implementation, **facts: object) -> Any:
-    """Call one implementation; what it raises names the plugin, unless it speaks our language."""
-    try:
-        return impl(**facts)
-    except ElasticError:
-        raise
-    except Exception as exc:
-        *_, raised = traceback.extract_tb(exc.__traceback__)
-        raise PluginError(
-            f"The plugin {impl.plugin!r} raised in {impl.hook}: {type(exc).__name__}: {exc}.",
-            hint=f"Raised at {raised.filename}:{raised.lineno}.",
-        ) from exc

@@ -159,7 +159,7 @@ def test_plugins_of_the_environment_come_before_those_of_the_line() -> None:
         (
             {"rdzv_backend": "local", "rdzv_endpoint": "host"},
             "--rdzv_endpoint 'host': the local backend takes no endpoint.",
-            None,
+            "Leave it out. A plugin declares what its backend takes by elastic_rendezvous_options.",
         ),
         (
             {"rdzv_endpoint": "/shared/jobs"},

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from elastic_core import errors
+from elastic_core.cli.listing import inventory
 from elastic_core.config import RunConfig
 from elastic_core.discovery import Catalogue, Group
 from elastic_core.errors import ElasticError, PluginError, UsageError
@@ -158,7 +159,6 @@ def with_default(made: object = None) -> RendezvousHandler:
         pytest.param(lambda: Bare(), Bare, id="function without arguments"),
         pytest.param(lambda params: Told(params), Told, id="function with parameters"),
         pytest.param(with_default, Bare, id="function whose argument has a default"),
-        pytest.param(Theirs, Theirs, id="handler of torch's kind"),
     ],
 )
 def test_a_factory_is_given_what_it_requires(factory: registry.Factory, kind: type) -> None:
@@ -173,12 +173,64 @@ def test_a_factory_that_makes_no_handler_is_named() -> None:
         made_by(lambda: "a string")
 
 
-def test_a_class_without_next_rendezvous_is_refused_in_pythons_words() -> None:
-    class Unfinished(RendezvousHandler):
-        pass
+class Unfinished(RendezvousHandler):
+    """Says nothing."""
 
-    with pytest.raises(ElasticError, match="next_rendezvous"):
-        made_by(Unfinished)
+
+def test_a_class_without_next_rendezvous_is_refused_before_it_is_made() -> None:
+    with pytest.raises(PluginError) as refused:
+        registry.HandlerPlugin("mine", Unfinished)
+    assert refused.value.message == f"The handler's class {__name__}.Unfinished lacks next_rendezvous."
+
+
+class Least:
+    """Not even of torch's kind."""
+
+    def next_rendezvous(self) -> str:
+        return "answer"
+
+
+def told_by(handler: RendezvousHandler) -> tuple[object, ...]:
+    return (
+        handler.next_rendezvous(),
+        handler.get_backend(),
+        handler.get_run_id(),
+        handler.is_closed(),
+        handler.num_nodes_waiting(),
+        handler.shutdown(),
+        handler.use_agent_store,
+    )
+
+
+def test_an_object_with_nothing_but_next_rendezvous_is_a_handler() -> None:
+    handler = made_by(Least)
+    handler.set_closed()
+    assert told_by(handler) == ("answer", "Least", "", False, 0, True, False)
+    with registry.using(Least()) as name:  # type: ignore[arg-type]  # as users write it
+        assert name == "Least"
+        assert told_by(made_by(registry.find(name)))[0] == "answer"  # type: ignore[arg-type]  # it is there
+
+
+def test_what_a_handler_of_torchs_kind_has_is_asked() -> None:
+    class Full(Theirs):
+        use_agent_store = True
+
+        def num_nodes_waiting(self) -> int:
+            return 3
+
+        def is_closed(self) -> bool:
+            return True
+
+        def shutdown(self) -> bool:
+            return False
+
+    assert told_by(made_by(Full))[1:] == ("theirs", "job", True, 3, False, True)
+
+
+@pytest.mark.parametrize("made", [Least, sys, object(), None])
+def test_a_class_a_module_and_anything_else_is_no_handler(made: object) -> None:
+    with pytest.raises(PluginError, match="is made by"):
+        made_by(lambda: made)
 
 
 # Errors --------------------------------------------------------------------------------------------------------------
@@ -215,11 +267,19 @@ def test_an_error_of_ours_stays_as_it_is_and_a_cause_is_told() -> None:
     assert registry.translated(theirs, "it failed").message == "It failed: ValueError: see below (refused)"
 
 
+def test_a_handler_that_cannot_be_made_for_want_of_a_peer_says_so() -> None:
+    def lonely() -> RendezvousHandler:
+        raise raised("RendezvousConnectionError")
+
+    with pytest.raises(errors.RendezvousConnectionError):
+        made_by(lonely)
+
+
 def test_an_error_of_another_kind_says_where_it_was_raised() -> None:
     def broken() -> RendezvousHandler:
         raise ValueError("not today")
 
-    with pytest.raises(errors.RendezvousError) as failed:
+    with pytest.raises(PluginError) as failed:
         made_by(broken)
     assert failed.value.message == "The rendezvous handler 'mine' could not be made: ValueError: not today"
     assert failed.value.hint is not None
@@ -274,6 +334,50 @@ def test_a_plugin_may_register_a_handler_and_need_no_hook(install: Install) -> N
     assert type(backend_of(plugins, "custom")).__name__ == "Installed"
 
 
+def test_a_plugin_may_register_what_other_modules_define(install: Install) -> None:
+    """Here one that it imports also does the registering."""
+    sources = {
+        "handlers": HANDLER,
+        "registers": "from elastic_core.rendezvous import registry\nfrom handlers import Installed\n"
+        "registry.register('custom', Installed)",
+        "plugin": "import registers",
+        "idle": "from handlers import Installed",
+    }
+    install("dist", {"elastic.plugins": {"mine": "plugin", "direct": "registers", "idle": "idle"}}, sources)
+    for name in ("mine", "direct"):
+        plugins = load(run_config(rdzv_backend="custom", plugins=(name,)))
+        assert type(backend_of(plugins, "custom")).__name__ == "Installed"
+    with pytest.raises(PluginError) as refused:
+        load(run_config(plugins=("idle",)))
+    assert refused.value.message == (
+        "The plugin 'idle' (dist 1.0) implements no hook, and registers no rendezvous handler."
+    )
+    assert refused.value.hint == (
+        "Mark its functions with @elastic_core.hookimpl, or call elastic_core.rendezvous.registry.register "
+        "where its module is imported."
+    )
+
+
+@pytest.mark.parametrize(
+    ("entry_point", "why"),
+    [
+        ("handlers:Unfinished", "The handler's class handlers.Unfinished lacks next_rendezvous."),
+        ("handlers:installed", "the instance is a rendezvous handler, where its class is wanted."),
+    ],
+)
+def test_an_entry_point_that_names_no_whole_class_is_refused(install: Install, entry_point: str, why: str) -> None:
+    source = textwrap.dedent(HANDLER) + textwrap.dedent("""
+        class Unfinished(RendezvousHandler):
+            pass
+
+        Installed.__repr__ = lambda self: "the instance"
+        installed = Installed()
+    """)
+    install("dist", {"elastic.rendezvous": {"mine": entry_point}}, {"handlers": source})
+    (listed,) = [row for row in inventory(Catalogue.read()) if row.name == "mine"]
+    assert listed.error == f"The rendezvous backend 'mine' (dist 1.0) fails to load: {why}"
+
+
 def test_what_is_registered_by_hand_goes_before_what_is_installed() -> None:
     registry.register("local", Bare)
     assert type(backend_of(load(run_config(rdzv_backend="local")), "local")) is Bare
@@ -281,7 +385,7 @@ def test_what_is_registered_by_hand_goes_before_what_is_installed() -> None:
 
 def test_a_backend_of_ours_goes_before_a_handler_for_torchrun(install: Install) -> None:
     install("dist", {"torchrun.handlers": {"local": "no_such_module"}})
-    assert isinstance(backend_of(load(run_config(rdzv_backend="local")), "local"), LocalBackend)
+    assert isinstance(backend_of(load(run_config(rdzv_backend="local")), "local").inner, LocalBackend)
 
 
 def test_a_handler_for_torchrun_that_cannot_be_imported_is_named(install: Install) -> None:
@@ -316,8 +420,6 @@ class TorchRegistry(ModuleType):
 @pytest.fixture
 def torchs(monkeypatch: pytest.MonkeyPatch) -> TorchRegistry:
     theirs = TorchRegistry()
-    monkeypatch.setenv(registry.SHARE_SWITCH, "")
-    monkeypatch.delenv(registry.SHARE_SWITCH)
     for name in ("torch", "torch.distributed", "torch.distributed.elastic"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     for name in ("", ".registry"):
@@ -332,19 +434,21 @@ def test_torchs_own_handlers_are_found_by_a_prefix(torchs: TorchRegistry) -> Non
         backend="torch-c10d", endpoint="127.0.0.1:29400", max_nodes=2, config={"timeout": "9"}, node_rank=1
     )
     plugins = load(run_config(rdzv_backend="torch-c10d"))
-    assert isinstance(plugins.make_rendezvous(params), Theirs)
+    assert plugins.make_rendezvous(params).get_backend() == "theirs"  # type: ignore[union-attr]  # it is a handler
     told = {"timeout": "9", "rank": 1}
     assert torchs.asked == [("c10d", "127.0.0.1:29400", "job", 1, 2, "127.0.0.1", told)]
 
 
 @pytest.mark.parametrize(("given", "becomes"), [(None, "1"), ("0", "0")])
 def test_torchs_handlers_do_not_share_their_store_unless_asked_to(
-    torchs: TorchRegistry, monkeypatch: pytest.MonkeyPatch, given: str | None, becomes: str
+    monkeypatch: pytest.MonkeyPatch, given: str | None, becomes: str
 ) -> None:
+    monkeypatch.delenv(registry.SHARE_SWITCH, raising=False)
     if given is not None:
         monkeypatch.setenv(registry.SHARE_SWITCH, given)
-    registry.torch_handler("c10d")(parameters(max_nodes=1))
-    assert os.environ[registry.SHARE_SWITCH] == becomes
+    with registry.unshared():
+        assert os.environ[registry.SHARE_SWITCH] == becomes
+    assert os.environ.get(registry.SHARE_SWITCH) == given, "workers and others find what they had"
 
 
 def test_without_torch_its_handlers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

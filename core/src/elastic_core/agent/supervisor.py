@@ -224,6 +224,8 @@ class Supervisor:
                 self._warden.kill()
             case _Overdue():
                 pass
+            case _Crashed(ElasticError() as error):  # a backend's mistake, which is said in its name
+                raise error
             case _Crashed(error):
                 raise RuntimeError("a thread of the session failed") from error
             case SignalReceived(signum):

@@ -2,7 +2,8 @@
 
 General layout, from what a backend's author writes up to what the agent uses:
 
-* ``backend`` is the store's interface; ``local`` and ``file`` are core's own. ``api`` has the public types around it.
+* ``backend`` is the store's interface; ``local`` and ``file`` are core's own. ``guard`` names a backend that breaks the
+  rules. ``api`` has the public types around it.
 * ``registry`` knows the rendezvous handlers of others by name; ``asking`` is the mind of a node that has one, and
   ``exchange`` what such nodes tell each other.
 * ``settings``, ``ledger`` and ``rows`` are the vocabulary: immutable records. ``codec`` turns them into JSON and back.

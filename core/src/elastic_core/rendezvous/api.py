@@ -6,10 +6,11 @@ The names and shapes of :class:`RendezvousHandler`, :class:`RendezvousInfo` and 
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
 from elastic_core.errors import UsageError
 
@@ -165,17 +166,41 @@ class RendezvousHandler(ABC):
         return False
 
 
-_METHODS = (
-    "next_rendezvous",
+_DEFAULTED = (
+    "get_backend",
+    "get_run_id",
     "is_closed",
     "set_closed",
     "num_nodes_waiting",
-    "get_run_id",
-    "get_backend",
     "shutdown",
 )
 
 
-def is_handler(made: object) -> TypeGuard[RendezvousHandler]:
-    """Whether something is a handler: one of ours, or one of torch's kind, which has the same methods."""
-    return isinstance(made, RendezvousHandler) or all(callable(getattr(made, name, None)) for name in _METHODS)
+class _Completed(RendezvousHandler):
+    """A handler that knows nothing of our class: what it lacks is as :class:`RendezvousHandler` has it."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        for name in _DEFAULTED:
+            if callable(method := getattr(inner, name, None)):
+                setattr(self, name, method)
+
+    def next_rendezvous(self) -> Answer:
+        answer: Answer = self._inner.next_rendezvous()
+        return answer
+
+    def get_backend(self) -> str:
+        return type(self._inner).__name__
+
+    @property
+    def use_agent_store(self) -> bool:
+        return bool(getattr(self._inner, "use_agent_store", False))
+
+
+def as_handler(made: object) -> RendezvousHandler | None:
+    """Any object with ``next_rendezvous`` as a handler, e.g. one of torch's; None for anything else."""
+    if isinstance(made, RendezvousHandler):
+        return made
+    if inspect.isclass(made) or inspect.ismodule(made) or not callable(getattr(made, "next_rendezvous", None)):
+        return None
+    return _Completed(made)

@@ -16,7 +16,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
 
 MAX_VALUE_BYTES = 256 * 1024
 """The most bytes a roster value or a ledger entry may have; readers refuse more before they parse it."""
@@ -70,15 +69,23 @@ class RendezvousBackend(ABC):
 
     Every method may raise :class:`~elastic_core.errors.RendezvousConnectionError` when the store cannot be reached
     or does not answer within the backend's timeout (the outcome of a write is then unknown), and
-    :class:`~elastic_core.errors.RendezvousStateError` when it answers with something that cannot be. Nothing else.
+    :class:`~elastic_core.errors.RendezvousStateError` when it answers with something that cannot be. Anything else ends
+    the agent, with a message that names the backend.
+
+    Attributes:
+        embedded: Whether the store lives inside one of the job's agents (c10d). Its loss is then final, and nobody
+            tries to reconnect. False unless a backend says otherwise.
+        hosting: For an embedded store, whether it lives in this very agent, which then opens the run, decides, and
+            leaves last; a backend sets it on each connection when that is made. Read only where ``embedded`` is true,
+            so the default, True, means nothing elsewhere.
+        may_forget: Whether the store can come back empty or without its last entries (a server without durable
+            storage, or one restored from a backup). A new job then waits 4 s before its first round, in case one was
+            running. False unless a backend says otherwise.
     """
 
-    embedded: ClassVar[bool] = False
-    """True when the store lives inside one agent, so that its loss is final (c10d)."""
-    may_forget: ClassVar[bool] = False
-    """True when the store can come back without its last entries, or empty (Redis, etcd restored from a backup)."""
+    embedded: bool = False
     hosting: bool = True
-    """For an embedded store: whether it lives in this very agent, which then is the chair. Else always True."""
+    may_forget: bool = False
 
     @abstractmethod
     def connect(self) -> RendezvousBackend:
@@ -125,9 +132,9 @@ class RendezvousBackend(ABC):
         """Write entry ``prev.index + 1``, if that index is absent and entry ``prev.index`` is the one with id
         ``prev.id``.
 
-        The two conditions and the write are one atomic step wherever history can roll back. Returns False, having
-        written nothing, when either fails; and True when this very entry already stands there (a reply was lost and
-        the write repeated).
+        The two conditions and the write are one atomic step wherever history can roll back, also for a process that is
+        killed (SIGKILL) in the middle. Returns False, having written nothing, when either fails; and True when this
+        very entry already stands there (a reply was lost and the write repeated).
         """
 
     @abstractmethod

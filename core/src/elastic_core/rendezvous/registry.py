@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from elastic_core.errors import (
     UsageError,
 )
 from elastic_core.hookspecs import RendezvousOptions, hookimpl
-from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters, is_handler
+from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters, as_handler
 
 Factory: TypeAlias = Callable[..., Any]
 """Makes a handler: a class or a function that takes :class:`RendezvousParameters`, or nothing."""
@@ -41,6 +42,8 @@ TORCH_PREFIX = "torch-"
 SHARE_SWITCH = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 _factories: dict[str, Factory] = {}
+_importing: dict[str, set[str]] = {}
+"""The modules that were being imported when a name was registered."""
 
 
 def register(name: str, factory: Factory) -> None:
@@ -67,11 +70,13 @@ def register(name: str, factory: Factory) -> None:
             hint="Give one of them another name.",
         )
     _factories[name] = factory
+    _importing.setdefault(name, set()).update(_modules_being_imported())
 
 
 def unregister(name: str) -> None:
     """Forget a name; one that is not registered is no error."""
     _factories.pop(name, None)
+    _importing.pop(name, None)
 
 
 @contextmanager
@@ -81,19 +86,20 @@ def using(handler: RendezvousHandler) -> Iterator[str]:
     Raises:
         PluginError: It is no handler.
     """
-    if not is_handler(handler):
+    if (ours := as_handler(handler)) is None:
         raise PluginError(
             f"{handler!r} is no rendezvous handler.",
-            hint="Give an instance of a subclass of elastic_core.RendezvousHandler, or of torch's class of that name.",
+            hint="Give an instance of a class that has next_rendezvous, such as one of elastic_core.RendezvousHandler.",
         )
-    name = handler.get_backend()
+    name = ours.get_backend()
     before = _factories.get(name)
-    _factories[name] = lambda: handler
+    _factories[name] = lambda: ours
     try:
         yield name
     finally:
-        unregister(name)
-        if before is not None:
+        if before is None:
+            _factories.pop(name, None)
+        else:
             _factories[name] = before
 
 
@@ -113,9 +119,22 @@ def is_handler_class(loaded: object) -> bool:
 
 
 def registered_by(module: object) -> list[str]:
-    """The names whose factories a module defines: such a module may do without hooks."""
+    """The names that were registered while a module was imported, wherever their factories are defined.
+
+    A plugin that is such a module may do without hooks.
+    """
     home = getattr(module, "__name__", None)
-    return sorted(name for name, factory in _factories.items() if getattr(factory, "__module__", None) == home)
+    return sorted(name for name, modules in _importing.items() if home in modules)
+
+
+def _modules_being_imported() -> set[str]:
+    """Whose own lines run now: the module that calls us, and those that import it."""
+    found, frame = set(), sys._getframe(1)
+    while (outer := frame.f_back) is not None:
+        if outer.f_code.co_name == "<module>":
+            found.add(str(outer.f_globals.get("__name__")))
+        frame = outer
+    return found
 
 
 class HandlerPlugin:
@@ -124,9 +143,14 @@ class HandlerPlugin:
     Args:
         name: The backend's name.
         factory: What makes the handler.
+
+    Raises:
+        PluginError: It is a class that lacks methods.
     """
 
     def __init__(self, name: str, factory: Factory) -> None:
+        if lacking := sorted(getattr(factory, "__abstractmethods__", ())):
+            raise PluginError(f"The handler's class {_home(factory)} lacks {', '.join(lacking)}.")
         self._name = name
         self._factory = factory
 
@@ -140,18 +164,21 @@ class HandlerPlugin:
         """The handler.
 
         Raises:
-            PluginError: The factory returns something else.
-            ElasticError: The factory raised; what torch calls a connection error is one here, and so on.
+            PluginError: The factory returns something else, or raised what is no error of a rendezvous.
+            ElasticError: The factory raised it; what torch calls a connection error is one here, and so on.
         """
         try:
             made = self._factory(params) if requires_argument(self._factory) else self._factory()
         except Exception as exc:
-            raise translated(exc, f"the rendezvous handler {self._name!r} could not be made") from exc
-        if is_handler(made):
-            return made
+            error = translated(exc, f"the rendezvous handler {self._name!r} could not be made")
+            if type(error) is RendezvousError and error is not exc:
+                error = PluginError(error.message, hint=error.hint)
+            raise error from exc
+        if (handler := as_handler(made)) is not None:
+            return handler
         raise PluginError(
             f"The rendezvous handler {self._name!r} is made by {_home(self._factory)}, which returned {made!r}.",
-            hint="Return an instance of a subclass of elastic_core.RendezvousHandler.",
+            hint="Return an instance of a class that has next_rendezvous.",
         )
 
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import pytest
 
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, Cursor, Link, RendezvousBackend
-from elastic_core.testing.racing import PATIENCE, background
+from elastic_core.testing.racing import PATIENCE, WAKE_UP, asleep, background, outcome
 
 ALL_BYTES = bytes(range(256))
 
@@ -72,8 +72,11 @@ def full_value() -> bytes:
     return (ALL_BYTES * (MAX_VALUE_BYTES // len(ALL_BYTES) + 1))[:MAX_VALUE_BYTES]
 
 
-def long_wait(store: RendezvousBackend, cursor: Cursor, *, roster: bool) -> Future[Cursor]:
-    """Wait in a thread, until the cursor moves, for so long that only the store can end it within :data:`PATIENCE`."""
+def long_wait(store: RendezvousBackend, cursor: Cursor, *, roster: bool, settled: bool = True) -> Future[Cursor]:
+    """Wait in a thread, until the cursor moves, for so long that only the store can end it within :data:`PATIENCE`.
+
+    With ``settled`` the thread is asleep by the time that this returns; else it may still be about to look.
+    """
 
     def wait() -> Cursor:
         while True:
@@ -81,13 +84,17 @@ def long_wait(store: RendezvousBackend, cursor: Cursor, *, roster: bool) -> Futu
             if now.head != cursor.head or (roster and now.roster != cursor.roster):
                 return now
 
-    return background(wait)
+    return asleep(wait) if settled else background(wait)
+
+
+def woken(waiting: Future[Cursor], by: str) -> Cursor:
+    """What :func:`long_wait` brings, once what is called ``by`` should have woken it."""
+    return outcome(waiting, WAKE_UP, f"wait() did not return within {WAKE_UP:g} s after {by}: is the waiter woken?")
 
 
 def await_head(store: RendezvousBackend, head: int, wanted: int) -> None:
-    """Wait until the ledger, last seen at ``head``, has reached entry ``wanted``."""
+    """Wait until the ledger, last seen at ``head``, has reached entry ``wanted``; it need not be woken for it."""
     deadline = time.monotonic() + PATIENCE
     while head < wanted:
-        left = deadline - time.monotonic()
-        assert left > 0, f"entry {wanted} did not come; the newest is {head}"
-        head = store.wait(Cursor(head), roster=False, timeout=left).head
+        assert time.monotonic() < deadline, f"entry {wanted} did not come; the newest is {head}"
+        head = store.wait(Cursor(head), roster=False, timeout=1.0).head

@@ -4,11 +4,16 @@
 
 from __future__ import annotations
 
+import pickle
+from multiprocessing import get_context
+from multiprocessing.reduction import ForkingPickler
+from multiprocessing.synchronize import Event
+
 import pytest
 
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
-from elastic_core.testing.connections import Connections, MakeBackend, await_head
-from elastic_core.testing.racing import Crew
+from elastic_core.testing.connections import Connect, Connections, MakeBackend, await_head, long_wait, woken
+from elastic_core.testing.racing import PATIENCE, Crew
 
 
 class ProcessConformance(Connections):
@@ -22,35 +27,54 @@ class ProcessConformance(Connections):
         """
         raise NotImplementedError(f"{type(self).__name__} must override the fixture opener")
 
-    def test_processes_share_one_unbroken_chain(self, store: RendezvousBackend, opener: MakeBackend) -> None:
-        with Crew(appends, [(opener, str(number), 10) for number in range(3)]) as crew:
+    @pytest.fixture
+    def sent(self, opener: MakeBackend) -> MakeBackend:
+        """``opener``, which can be sent to another process."""
+        try:
+            ForkingPickler.dumps(opener)
+        except (AttributeError, TypeError, pickle.PicklingError) as exc:
+            pytest.fail(
+                "The fixture opener must return something picklable: a module's function, or a partial of one. "
+                f"It returned {opener!r}: {exc}",
+                pytrace=False,
+            )
+        return opener
+
+    def test_processes_share_one_unbroken_chain(self, store: RendezvousBackend, sent: MakeBackend) -> None:
+        with Crew(appends, [(sent, str(number), 10) for number in range(3)]) as crew:
             crew.join()
         entries = unbroken(store)
         assert sorted(author for _, author in entries) == ["0"] * 10 + ["1"] * 10 + ["2"] * 10
 
-    def test_serials_are_handed_out_once_among_processes(self, store: RendezvousBackend, opener: MakeBackend) -> None:
-        with Crew(enters, [(opener, str(number), 10) for number in range(3)]) as crew:
+    def test_serials_are_handed_out_once_among_processes(self, store: RendezvousBackend, sent: MakeBackend) -> None:
+        with Crew(enters, [(sent, str(number), 10) for number in range(3)]) as crew:
             crew.join()
         rows = store.roster()
         assert sorted({row.serial for row in rows}) == [row.serial for row in rows]
         assert {row.node_id for row in rows} == {f"{crew}-{number}" for crew in range(3) for number in range(10)}
 
-    def test_an_append_wakes_a_waiter_in_another_process(self, store: RendezvousBackend, opener: MakeBackend) -> None:
-        with Crew(answers, [(opener, "answerer", 10)]) as crew:
+    def test_an_append_wakes_a_waiter_in_another_process(
+        self, store: RendezvousBackend, connect: Connect, sent: MakeBackend
+    ) -> None:
+        waiter, ready = connect(), get_context("spawn").Event()
+        with Crew(answers, [(sent, "answerer", 4, ready)]) as crew:
+            assert ready.wait(PATIENCE), "the other process did not begin to wait"
             prev = ORIGIN
-            for index in range(1, 21, 2):
+            for index in range(1, 9, 2):
+                crew.let_sleep()
                 question = Link(index, f"question {index}")
                 assert store.append(prev, question, question.id.encode())
-                await_head(store, index, index + 1)
+                answered = long_wait(waiter, Cursor(index), roster=False, settled=False)
+                woken(answered, "append() in another process")
                 prev = Link(index + 1, f"answerer {index + 1}")
             crew.join()
 
     def test_writers_killed_at_any_instant_leave_a_usable_store(
-        self, store: RendezvousBackend, opener: MakeBackend
+        self, store: RendezvousBackend, sent: MakeBackend
     ) -> None:
         for attempt in range(3):
             before = len(unbroken(store))
-            with Crew(appends, [(opener, f"{attempt}.{number}", 1_000_000) for number in range(2)]):
+            with Crew(appends, [(sent, f"{attempt}.{number}", 1_000_000) for number in range(2)]):
                 await_head(store, before, before + 5)
             killed = unbroken(store)
             prev = killed[-1][0]
@@ -97,11 +121,16 @@ def enters(opener: MakeBackend, prefix: str, count: int) -> None:
     store.close()
 
 
-def answers(opener: MakeBackend, author: str, count: int) -> None:
-    """Wait for each of ``count`` entries named ``question INDEX``, and append one named after ``author`` to it."""
+def answers(opener: MakeBackend, author: str, count: int, ready: Event) -> None:
+    """Wait for each of ``count`` entries named ``question INDEX``, and append one named after ``author`` to it.
+
+    ``ready`` is set just before the first wait. Only the store can end a wait within :data:`PATIENCE`.
+    """
     store = opener("job")
+    ready.set()
     for index in range(1, 2 * count, 2):
-        await_head(store, index - 1, index)
+        while store.wait(Cursor(index - 1), roster=False, timeout=10 * PATIENCE).head < index:
+            pass
         answer = Link(index + 1, f"{author} {index + 1}")
         assert store.append(Link(index, f"question {index}"), answer, answer.id.encode())
     store.close()

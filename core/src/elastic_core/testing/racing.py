@@ -1,17 +1,29 @@
-"""Threads and processes that race for real. No sleeping: what must happen is awaited, and missed after a while."""
+"""Threads and processes that race for real: what must happen is awaited, and missed after a while.
+
+Who waits is given the time to fall asleep (:func:`let_sleep`), so that a wake-up is needed and not only luck. This
+makes a test sharper and cannot make it fail.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import threading
+import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 PATIENCE = 60.0
 """Seconds after which something that must happen counts as not happening."""
+WAKE_UP = 10.0
+"""Seconds after which somebody who sleeps counts as not woken."""
+ASLEEP = 0.05
+"""Seconds for which a thread must not have run to count as asleep: longer than a store's answer takes."""
+FALLS_ASLEEP = 0.5
+"""Most seconds to wait for that: one who looks again and again never sleeps."""
 RACERS = 6
 """Threads in a race."""
 
@@ -20,6 +32,17 @@ _T = TypeVar("_T")
 
 def background(body: Callable[[], _T]) -> Future[_T]:
     """Run ``body`` in a thread of its own, which holds nobody up if it never ends."""
+    return _begun(body)[1]
+
+
+def asleep(body: Callable[[], _T]) -> Future[_T]:
+    """The same, once the thread is asleep, or done."""
+    thread, future = _begun(body)
+    let_sleep(Path("/proc/self/task", str(thread.native_id)))
+    return future
+
+
+def _begun(body: Callable[[], _T]) -> tuple[threading.Thread, Future[_T]]:
     future: Future[_T] = Future()
 
     def run() -> None:
@@ -28,8 +51,29 @@ def background(body: Callable[[], _T]) -> Future[_T]:
         except BaseException as exc:
             future.set_exception(exc)
 
-    threading.Thread(target=run, daemon=True).start()
-    return future
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, future
+
+
+def let_sleep(task: Path) -> None:
+    """Return when a thread (a folder ``/proc/PID/task/TID``) has not run for a while, is gone, or never sleeps."""
+    give_up = time.monotonic() + FALLS_ASLEEP
+    before = None
+    while (now := _scheduled(task)) is not None and time.monotonic() < give_up:
+        if now == before and "running" not in now:
+            return
+        before = now
+        time.sleep(ASLEEP)
+
+
+def _scheduled(task: Path) -> str | None:
+    """Whether a thread runs, and how often it has begun to; None when it is gone."""
+    try:
+        status = (task / "status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return "".join(line for line in status.splitlines() if line.startswith(("State", "voluntary", "nonvoluntary")))
 
 
 def race(bodies: Iterable[Callable[[], _T]]) -> list[_T]:
@@ -42,7 +86,14 @@ def race(bodies: Iterable[Callable[[], _T]]) -> list[_T]:
         return body()
 
     futures = [background(partial(started, body)) for body in racers]
-    return [future.result(PATIENCE) for future in futures]
+    return [outcome(future, PATIENCE, f"a thread in a race was not done within {PATIENCE:g} s") for future in futures]
+
+
+def outcome(future: Future[_T], within: float, otherwise: str) -> _T:
+    """What a thread returned or raised; fails, saying ``otherwise``, if it does neither within that many seconds."""
+    done, _ = wait([future], within)
+    assert done, otherwise
+    return future.result()
 
 
 class Crew:
@@ -65,6 +116,11 @@ class Crew:
             process.kill()
         for process in self._processes:
             process.join()
+
+    def let_sleep(self) -> None:
+        """Return when no process's main thread runs any more."""
+        for process in self._processes:
+            let_sleep(Path(f"/proc/{process.pid}/task/{process.pid}"))
 
     def join(self) -> None:
         """Wait until every process has done its task."""

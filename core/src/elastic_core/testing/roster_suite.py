@@ -13,7 +13,7 @@ import pytest
 from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous.backend import BeatReply, Cursor, RendezvousBackend, RosterRow
 from elastic_core.testing.connections import ALL_BYTES, Connect, Connections, chain, full_value
-from elastic_core.testing.racing import PATIENCE, RACERS, background, race
+from elastic_core.testing.racing import PATIENCE, RACERS, background, outcome, race
 
 
 class RosterConformance(Connections):
@@ -124,7 +124,7 @@ class RosterConformance(Connections):
         finally:
             over.set()
         for reader in readers:
-            reader.result(PATIENCE)
+            outcome(reader, PATIENCE, f"a reader of the roster was not done within {PATIENCE:g} s")
 
     def test_an_amendment_of_a_removed_row_is_dropped(self, store: RendezvousBackend, connect: Connect) -> None:
         store.enter("node", b"0")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,11 +34,31 @@ def become(request: Message, given: Mapping[str, int], environment: Mapping[str,
     count = len(sys.argv) - 1
     sys.argv[1:] = argv[len(sys.orig_argv) - count :]
     sys.orig_argv[:] = argv
+    renew_main(dynamic_alias="-c" in sys.orig_argv)
     if (threading := sys.modules.get("threading")) is not None:
         threading.main_thread()._set_native_id()  # before Python 3.13 a fork keeps its parent's
     volunteer_for_oom()
     if request["cpus"] is not None:
         os.sched_setaffinity(0, request["cpus"])
+
+
+class _Alias(types.ModuleType):
+    """The main program, whichever module that is by now: ``runpy.run_path`` runs it in one that it puts there later."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(sys.modules["__main__"], name)
+
+
+def renew_main(*, dynamic_alias: bool) -> None:
+    """Give the program a module of its own: the template's is frozen, and would never be cleared at the end.
+
+    What was preloaded may have given it a second name (multiprocessing does), by which children look for its classes.
+    """
+    main = types.ModuleType("__main__")
+    vars(main).update(vars(sys.modules["__main__"]))
+    sys.modules["__main__"] = main
+    if "__mp_main__" in sys.modules:
+        sys.modules["__mp_main__"] = _Alias("__mp_main__") if dynamic_alias else main
 
 
 def replace_environment(environment: Mapping[str, str]) -> None:

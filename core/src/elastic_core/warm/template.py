@@ -122,7 +122,7 @@ class _Template:
                 os.write(pipe, b"pid %d\n" % pid)
                 os._exit(0)
             # The second. Whatever happens in here is said on the pipe, and gets no further.
-            os.close(self._channel.fileno())
+            self._channel.close()
             close_all(others)
             reason = self._prepare(request, given)
             if not die_once_adopted(parent, request["warden"]):

@@ -1,0 +1,92 @@
+"""What a backend lets escape that it must not, said in words that name the backend.
+
+A backend raises :class:`RendezvousConnectionError` and :class:`RendezvousStateError`, and the threads above are ready
+for these two. Anything else is a defect of the backend. It ends the agent, which cannot know what the store holds now;
+it must not look like a defect of the agent's.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+from elastic_core.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
+from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RendezvousBackend, RosterRow
+
+
+class GuardedBackend(RendezvousBackend):
+    """A backend's connection, and those that come of it; each method may raise RendezvousError, too.
+
+    Args:
+        inner: The connection.
+        described: The backend as messages name it, e.g. ``rendezvous backend 'c10d' (elastic-rdzv-c10d 0.1.0)``.
+    """
+
+    def __init__(self, inner: RendezvousBackend, described: str) -> None:
+        self.inner, self.described = inner, described
+        self.embedded, self.hosting, self.may_forget = inner.embedded, inner.hosting, inner.may_forget
+
+    @contextmanager
+    def _calling(self, method: str) -> Iterator[None]:
+        try:
+            yield
+        except (RendezvousConnectionError, RendezvousStateError):
+            raise
+        except Exception as exc:
+            *_, raised = traceback.extract_tb(exc.__traceback__)
+            raise RendezvousError(
+                f"The {self.described} raised in {method}: {type(exc).__name__}: {exc}.",
+                hint=f"Raised at {raised.filename}:{raised.lineno}. "
+                "A backend may raise only RendezvousConnectionError and RendezvousStateError.",
+            ) from exc
+
+    def connect(self) -> GuardedBackend:
+        """As the backend's."""
+        with self._calling("connect"):
+            return GuardedBackend(self.inner.connect(), self.described)
+
+    def close(self) -> None:
+        """As the backend's."""
+        with self._calling("close"):
+            self.inner.close()
+
+    def enter(self, node_id: str, value: bytes) -> int:
+        """As the backend's."""
+        with self._calling("enter"):
+            return self.inner.enter(node_id, value)
+
+    def amend(self, node_id: str, revision: int, value: bytes) -> None:
+        """As the backend's."""
+        with self._calling("amend"):
+            self.inner.amend(node_id, revision, value)
+
+    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
+        """As the backend's."""
+        with self._calling("beat"):
+            return self.inner.beat(node_id, count, watch)
+
+    def remove(self, node_id: str) -> None:
+        """As the backend's."""
+        with self._calling("remove"):
+            self.inner.remove(node_id)
+
+    def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
+        """As the backend's."""
+        with self._calling("roster"):
+            return self.inner.roster(ids)
+
+    def append(self, prev: Link, entry: Link, data: bytes) -> bool:
+        """As the backend's."""
+        with self._calling("append"):
+            return self.inner.append(prev, entry, data)
+
+    def read(self, index: int) -> bytes | None:
+        """As the backend's."""
+        with self._calling("read"):
+            return self.inner.read(index)
+
+    def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
+        """As the backend's."""
+        with self._calling("wait"):
+            return self.inner.wait(cursor, roster=roster, timeout=timeout)

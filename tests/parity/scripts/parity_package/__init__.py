@@ -1,0 +1,1 @@
+"""A package that is a program, and has one in it."""

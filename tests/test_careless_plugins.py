@@ -1,0 +1,120 @@
+"""Plugins with mistakes in them, whole jobs: the job goes on without, or the message says whose mistake it is."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from stage import WORKERS, Agent, Stage
+
+from elastic_core.exit_codes import ExitCode
+
+POLICIES = """
+    from elastic_core import hookimpl
+    from elastic_core.incidents import Action, Verdict
+
+    def answering(*verdict):
+        class Policy:
+            @hookimpl
+            def elastic_judge_failure(self):
+                return Verdict(*verdict)
+
+        return Policy
+
+    Number = answering(Action.GIVE_UP, 5)
+    Text = answering("give_up", "no such action")
+    Long = answering(Action.GIVE_UP, "x" * 400_000)
+    Plain = answering(2, "a number is an action, too")
+"""
+BACKENDS = """
+    from pathlib import Path
+
+    from elastic_core import RendezvousOptions, hookimpl
+    from elastic_core.rendezvous.file import FileBackend
+
+
+    def raising(method):
+        def broken(self, *_, **__):
+            raise KeyError("oops in my driver")
+
+        class Careless(FileBackend):
+            def connect(self):
+                return Careless(self._store, self._poll_interval)
+
+        class Plugin:
+            @hookimpl
+            def elastic_rendezvous_options(self):
+                return RendezvousOptions(endpoint="FOLDER")
+
+            @hookimpl
+            def elastic_make_rendezvous(self, params):
+                return Careless.open(Path(params.endpoint), params.run_id)
+
+        setattr(Careless, method, broken)
+        return Plugin
+
+
+    Beat, Wait, Enter = map(raising, ("beat", "wait", "enter"))
+"""
+ENTRY_POINTS = """
+    [elastic.plugins]
+    number = policies:Number
+    text = policies:Text
+    long = policies:Long
+    plain = policies:Plain
+
+    [elastic.rendezvous]
+    beat = backends:Beat
+    wait = backends:Wait
+    enter = backends:Enter
+"""
+
+
+@pytest.fixture
+def run(stage: Stage, tmp_path: Path) -> Callable[..., Agent]:
+    """Starts ``elastic run`` where the plugins are installed."""
+    site = tmp_path / "site-packages"
+    information = site / "careless-1.0.dist-info"
+    information.mkdir(parents=True)
+    (site / "policies.py").write_text(textwrap.dedent(POLICIES))
+    (site / "backends.py").write_text(textwrap.dedent(BACKENDS))
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: careless\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(textwrap.dedent(ENTRY_POINTS))
+    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
+    return lambda *arguments: stage.run(*arguments, env={"PYTHONPATH": path})
+
+
+def test_policies_whose_verdicts_cannot_be_followed_abstain(run: Callable[..., Agent]) -> None:
+    agent = run("--plugin=number", "--plugin=text", "--max_restarts=1", "--no_python", "false")
+    assert agent.exit_code() == ExitCode.JOB_FAILED
+    for name, fault in (("number", "reason is 5, which is not a str"), ("text", "action is 'give_up', which is not")):
+        agent.wait_for(rf"The plugin '{name}' raised in elastic_judge_failure: .*{fault}.* It abstains\.", count=2)
+    agent.wait_for("restart 1 of 1")
+    assert "store is lost" not in agent.output
+
+
+@pytest.mark.parametrize("name", ["long", "plain"])
+def test_a_verdict_is_followed_however_it_is_spelled(run: Callable[..., Agent], name: str) -> None:
+    agent = run(f"--plugin={name}", "--max_restarts=3", "--no_python", "false")
+    assert agent.exit_code() == ExitCode.JOB_FAILED
+    assert agent.wait_for("the job has failed: (x{500}|a number is an action, too)$")
+    assert "round 2" not in agent.output
+
+
+@pytest.mark.parametrize("method", ["enter", "beat", "wait"])
+def test_a_backend_that_raises_what_it_must_not_is_named(
+    run: Callable[..., Agent], tmp_path: Path, method: str
+) -> None:
+    flags = (f"--rdzv_backend={method}", f"--rdzv_endpoint={tmp_path}", "--rdzv_id=job")
+    agent = run(*flags, WORKERS / "sleeper.py")
+    assert agent.exit_code() == ExitCode.UNREACHABLE
+    agent.wait_for(
+        rf"^elastic: error: The rendezvous backend '{method}' \(careless 1\.0\) raised in {method}: "
+        r"KeyError: 'oops in my driver'\.$"
+    )
+    agent.wait_for(r"^Raised at .*backends\.py:\d+\. A backend may raise only RendezvousConnectionError and ")
+    assert "Traceback" not in agent.output
+    assert "defect of Elastic" not in agent.output
