@@ -190,7 +190,7 @@ class Plugins:
         """
         names: list[str] = []
         for impl in reversed(self.implementations("elastic_preload")):
-            names += _ask(impl, config=config) or ()
+            names += self._ask(impl, config=config) or ()
         return tuple(dict.fromkeys(names))
 
     def worker_command(self, program: Program, assignment: Assignment) -> list[str]:
