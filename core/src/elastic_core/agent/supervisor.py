@@ -340,6 +340,8 @@ class Supervisor:
         if isinstance(event, EntriesRead):
             for news in outcome.narrated(before.ledger, event.entries, event.now, self._state.info.node_id):
                 self._publish(news)
+            if self._state.ledger.round is not before.ledger.round:
+                self._group.decided()
         if (row := row_of(self._state)) != self._row:
             self._row = row
             self._session.publish_row(row)

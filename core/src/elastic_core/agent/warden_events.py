@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from elastic_core.agent.channel import Message
@@ -63,6 +63,8 @@ class Exited:
     tag: int
     pid: int
     returncode: int
+    at: float = field(default=0.0, compare=False)
+    """When the warden reaped it, in seconds on the monotonic clock, which all processes of a host share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +168,8 @@ def event(message: Message) -> WardenEvent | None:
             return StartedFresh(tag, why)
         case {"event": "spawn_failed", "tag": tag, "error": error}:
             return SpawnFailed(tag, error)
-        case {"event": "exited", "tag": tag, "pid": pid, "returncode": returncode}:
-            return Exited(tag, pid, returncode)
+        case {"event": "exited", "tag": tag, "pid": pid, "returncode": returncode, "at": at}:
+            return Exited(tag, pid, returncode, at)
         case {"event": "signalled", "signum": signum, "pids": pids}:
             return Signalled(signum, tuple(pids))
         case {"event": "stuck", "pid": pid, "name": name, "wchan": wchan}:

@@ -281,7 +281,7 @@ class Warden:
                 self._tell("service_ended", tag=child.tag, returncode=returncode)
             case Kind.WORKER if child.started and not (self._ending and self._ending.fenced):
                 # Whom the switch kills is nobody's failure: the agent hears Fenced alone.
-                self._tell("exited", tag=child.tag, pid=child.pid, returncode=returncode)
+                self._tell("exited", tag=child.tag, pid=child.pid, returncode=returncode, at=time.monotonic())
 
     def _workers(self) -> list[int]:
         return [pid for pid, child in self._children.items() if child.kind is Kind.WORKER]

@@ -18,6 +18,7 @@ from string import Template
 from elastic_core.agent.assignment import Assignment
 from elastic_core.agent.error_files import last_exception_line, read_error_file
 from elastic_core.agent.output import Output, WorkerStreams
+from elastic_core.agent.recovery import Recovery
 from elastic_core.agent.warden import (
     Exited,
     ServiceEnded,
@@ -79,6 +80,8 @@ class WorkerGroup:
     started_at: float = 0.0
     _tags: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _workers: dict[int, Worker] = field(default_factory=dict)
+    _recovery: Recovery | None = None
+    """Of the interruption under way."""
     _reasons: set[str] = field(default_factory=set)
     """Why workers started fresh, as far as it has been said."""
     _over: bool = False
@@ -126,8 +129,10 @@ class WorkerGroup:
                     self.publish(Event("started_fresh", message, fields={"rank": worker.assignment.rank, "why": why}))
             case SpawnFailed(tag, error) if worker := self._workers.get(tag):
                 return self._fail(self._incident(worker, IncidentKind.START_FAILED, message=error))
-            case Exited(tag, pid, code) if worker := self._workers.get(tag):
+            case Exited(tag, pid, code, at) if worker := self._workers.get(tag):
                 worker.pid, worker.exit_code = pid, code
+                if code != 0 and self._recovery is None:
+                    self._recovery = Recovery(began=at, detected=self.now())
                 if code != 0:
                     return self._fail(self._died(worker))
                 if all(other.exit_code == 0 for other in self._workers.values()):
@@ -160,10 +165,19 @@ class WorkerGroup:
     def stop(self, grace: float) -> None:
         """Stop them all, SIGKILL after ``grace`` seconds; the warden answers Gone."""
         self._over = True
+        if self._recovery is None:
+            self._recovery = Recovery(began=self.now(), detected=self.now())
         self.warden.stop(grace=grace)
+
+    def decided(self) -> None:
+        """There is a next round, and it is known here."""
+        if self._recovery is not None:
+            self._recovery.decided = self.now()
 
     def gone(self) -> None:
         """Every process of the round is gone: finish its logs."""
+        if self._recovery is not None:
+            self._recovery.stopped = self.now()
         self._settle()
         self._workers.clear()
 
@@ -172,6 +186,9 @@ class WorkerGroup:
         fields: dict[str, Field] = {"round": number, "workers": count, "took_s": took}
         message = f"{count} local worker(s) of round {number} run"
         self.publish(Event("workers_started", message, Level.DEBUG, fields))
+        if self._recovery is not None:
+            self.publish(self._recovery.event(number, self.now()))
+            self._recovery = None
 
     def _fail(self, incident: Incident) -> WorkerFailed | None:
         """The first failure only."""
