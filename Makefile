@@ -65,7 +65,7 @@ tox: setup
 	$(BIN)/tox run $(ARGS)
 
 bench: setup
-	PYTHONPATH=tests/harness $(BIN)/python benchmarks/recovery.py $(ARGS)
+	PYTHONPATH=tests/harness:tests/workers $(BIN)/python -m benchmarks.launchers $(ARGS)
 
 clean:
 	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,106 @@
+"""What an agent costs while nothing happens: CPU seconds per hour, and resident memory.
+
+The workers sleep (``tests/workers/sleeper.py``), so all that is used is the launcher's own. All kinds of agents are up
+at the same time, since none of them disturbs another.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stage import WORKERS, Agent, Stage, free_port
+
+from benchmarks.jobs import Launcher
+from benchmarks.processes import Cast, cast_of, cpu_seconds, pss, rss
+
+CALM = 4.0
+"""Seconds from the start of the last worker to the first look: imports and first beats are over."""
+WINDOW = 10.0
+"""Seconds that an idle agent is watched."""
+CPU, CPU_TEMPLATE = "agent and warden", "its template"
+RSS_AGENT, RSS_WARDEN, RSS_TEMPLATE, RSS_OTHERS = "agent", "warden", "template", "stores (PSS)"
+CPUS, RSSES = (CPU, CPU_TEMPLATE), (RSS_AGENT, RSS_WARDEN, RSS_TEMPLATE, RSS_OTHERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of agent: a launcher, and where its nodes would meet."""
+
+    launcher: Launcher
+    backend: str
+
+    @property
+    def name(self) -> str:
+        """As tables show it."""
+        return f"{self.launcher.name}, `{self.backend}`"
+
+    def command(self, folder: Path) -> list[str]:
+        """One node with two sleeping workers."""
+        where = {
+            "c10d": ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{free_port()}"],
+            "file": ["--rdzv_backend=file", f"--rdzv_endpoint={folder / 'meeting'}"],
+            "local": ["--standalone"],
+        }[self.backend]
+        return [*self.launcher.command, "--nproc_per_node=2", *where, str(WORKERS / "sleeper.py")]
+
+
+def kinds(torchrun: Launcher, elastic: Launcher) -> list[Kind]:
+    """All kinds that are watched."""
+    return [Kind(torchrun, "c10d"), *(Kind(elastic, backend) for backend in ("c10d", "local", "file"))]
+
+
+def watch(kinds: Sequence[Kind], times: int) -> Iterator[dict[str, dict[str, float]]]:
+    """Start one agent of each kind and watch them for so many windows.
+
+    Yields:
+        Figures of one window by the kind's name; CPU in seconds per hour, RSS in bytes.
+    """
+    with tempfile.TemporaryDirectory(prefix="elastic-bench-") as folder:
+        stage = Stage(Path(folder))
+        try:
+            agents = {kind.name: stage.start(kind.command(stage.folder)) for kind in kinds}
+            for agent in agents.values():
+                agent.wait_for_report("started", count=2)
+            time.sleep(CALM)
+            casts = {name: _cast(agent) for name, agent in agents.items()}
+            for _ in range(times):
+                yield _window(casts)
+        finally:
+            stage.destroy()
+
+
+def _window(casts: Mapping[str, Cast]) -> dict[str, dict[str, float]]:
+    before = {name: _spent(cast) for name, cast in casts.items()}
+    begin = time.monotonic()
+    time.sleep(WINDOW)
+    after = {name: _spent(cast) for name, cast in casts.items()}
+    hours = (time.monotonic() - begin) / 3600
+    return {
+        name: {key: (after[name][key] - before[name][key]) / hours for key in before[name]} | _held(cast)
+        for name, cast in casts.items()
+    }
+
+
+def _cast(agent: Agent) -> Cast:
+    return cast_of(agent.pid, {report["pid"] for report in agent.reports("started")})
+
+
+def _spent(cast: Cast) -> dict[str, float]:
+    """CPU seconds so far."""
+    spent = {CPU: sum(cpu_seconds(pid) for pid in (cast.agent, cast.warden) if pid is not None)}
+    if cast.template is not None:
+        spent[CPU_TEMPLATE] = cpu_seconds(cast.template)
+    return spent
+
+
+def _held(cast: Cast) -> dict[str, float]:
+    """Resident bytes of all who are there; of stores only their share."""
+    who = {RSS_AGENT: cast.agent, RSS_WARDEN: cast.warden, RSS_TEMPLATE: cast.template}
+    held = {key: float(rss(pid)) for key, pid in who.items() if pid is not None}
+    if cast.others:
+        held[RSS_OTHERS] = float(sum(map(pss, cast.others)))  # they share nearly all with the template
+    return held

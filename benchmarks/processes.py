@@ -1,0 +1,64 @@
+"""What single processes use, read from ``/proc``: CPU seconds and bytes of memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from stage import command_line, descendants
+
+_CPUCLOCK_SCHED = 2
+_TEMPLATE = "elastic: template of "
+_WARDEN = "warden_main"
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of all threads of a process, dead ones too, to the nanosecond; ``/proc/PID/stat`` has only hundredths.
+
+    The clock's number is the one that ``clock_getcpuclockid(3)`` makes; Python has no name for that function.
+    """
+    return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
+
+
+def rss(pid: int) -> int:
+    """Resident bytes of a process."""
+    return _kilobytes(Path("/proc", str(pid), "status"), "VmRSS") * 1024
+
+
+def pss(pid: int) -> int:
+    """Resident bytes of a process, where each page counts only for its share among all processes that map it."""
+    return _kilobytes(Path("/proc", str(pid), "smaps_rollup"), "Pss") * 1024
+
+
+def _kilobytes(file: Path, name: str) -> int:
+    for line in file.read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return int(value.split()[0])
+    raise ValueError(f"{file} has no line {name}")
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Who is who below an agent, by process id; None for who is not there. torchrun has nobody but the agent."""
+
+    agent: int
+    warden: int | None
+    template: int | None
+    others: tuple[int, ...]
+    """Neither of these, nor a worker: processes that serve the job."""
+
+
+def cast_of(agent: int, workers: Collection[int]) -> Cast:
+    """Tell the processes below an agent apart; ``workers`` are the process ids that workers have reported."""
+    helpers = [pid for pid in descendants(agent) if pid not in workers]
+    warden = next((pid for pid in helpers if _WARDEN in command_line(pid)), None)
+    template = next((pid for pid in helpers if command_line(pid).startswith(_TEMPLATE)), None)
+    return Cast(agent, warden, template, tuple(pid for pid in helpers if pid not in (warden, template)))
+
+
+def template_of(agent: int, workers: Collection[int]) -> int | None:
+    """The process id of an agent's template, if it has one."""
+    return cast_of(agent, workers).template

@@ -1,0 +1,207 @@
+"""The benchmark's arithmetic: what becomes of the times that it has measured."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+from benchmarks.idle import CPU, RSS_AGENT, RSS_WARDEN
+from benchmarks.jobs import FRESH, TORCHRUN, TUNED, WARM, newest
+from benchmarks.launchers import BEGIN, END, PAGE, book, hopeless
+from benchmarks.processes import cpu_seconds, pss, rss
+from benchmarks.scenes import KILLED_ONE, KILLED_REST, LAUNCH, LOST, STORIES, TIMES, WEIGHT, Scene, longest_pause
+from benchmarks.tables import Samples, cell, figures, median, megabytes, paragraphs, ratio, replaced, seconds, table
+from benchmarks.targets import ratios, targets
+from pace import Pace, PaceKeeper, read
+from stage import Report
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        ([3.0, 1.0, 2.0], 2.0),
+        ([3.0, None, 1.0], 3.0),
+        ([None, 1.0, None], math.inf),
+        ([1.0, None], math.inf),  # between a time and never there is nothing halfway
+        ([], math.inf),
+    ],
+)
+def test_the_median_counts_never_as_longer_than_anything(samples: Samples, expected: float) -> None:
+    assert median(samples) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0624, "62 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1.00 s"),
+        (9.994, "9.99 s"),
+        (33.33, "33.3 s"),
+        (math.inf, "never"),
+    ],
+)
+def test_a_duration_is_told_in_a_unit_that_fits(value: float, text: str) -> None:
+    assert seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("samples", "text"),
+    [
+        ([2.0, 1.5, 3.25], "2.00 s (1.50 s..3.25 s)"),
+        ([2.0, None, 1.0], "2.00 s (1.00 s..2.00 s); 1 of 3 never"),
+        ([None, None, 1.0], "never (1.00 s..1.00 s); 2 of 3 never"),
+        ([None, None], "never"),
+        ([], "-"),
+    ],
+)
+def test_a_cell_has_the_spread_and_counts_the_nevers(samples: Samples, text: str) -> None:
+    assert cell(samples) == text
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "text"),
+    [(0.1, 2.5, "1/25.0"), (3.0, 2.0, "1.5"), (2.0, 2.0, "1.0"), (0.1, math.inf, "-"), (math.inf, 1.0, "-")],
+)
+def test_a_ratio_says_how_often_one_goes_into_the_other(part: float, whole: float, text: str) -> None:
+    assert ratio(part, whole) == text
+
+
+def test_a_cell_tells_when_there_were_too_few_runs() -> None:
+    assert cell([2.0, 1.0, 3.0], runs=5) == "2.00 s (1.00 s..3.00 s); 3 runs"
+    assert cell([2.0, 1.0, 3.0], runs=3) == "2.00 s (1.00 s..3.00 s)"
+
+
+def test_a_table_leaves_out_rows_of_which_nothing_was_measured() -> None:
+    measured = {"weight": {"b": [1.5e6]}}
+    assert figures("", ("time", "weight"), ("a", "b"), measured, megabytes) == [
+        "|  | a | b |",
+        "| --- | --- | --- |",
+        "| weight | - | 1.5 MB (1.5 MB..1.5 MB) |",
+    ]
+    assert figures("", ("time",), ("a",), measured) == []
+
+
+def test_paragraphs_are_parted_by_one_empty_line() -> None:
+    assert paragraphs(["a"], [], ["b", "c"]) == ["a", "", "b", "c"]
+    assert paragraphs([]) == []
+
+
+def test_only_the_written_section_of_a_page_is_replaced() -> None:
+    assert replaced("text\n<b>\nold\n<e>\nmore\n", "<b>", "<e>", ["new"]) == "text\n<b>\n\nnew\n\n<e>\nmore\n"
+
+
+@pytest.mark.parametrize("page", ["<b>", "<e>", "<e><b>", "<b><b><e>", "<b><e><e>"])
+def test_a_page_without_its_marks_is_refused(page: str) -> None:
+    with pytest.raises(ValueError, match="once each"):
+        replaced(page, "<b>", "<e>", [])
+
+
+def test_the_page_has_its_marks() -> None:
+    assert replaced(PAGE.read_text(), BEGIN, END, table(["a"], [])).count("| a |") == 1
+
+
+@pytest.mark.parametrize(
+    ("default", "tuned", "alike", "expected"),
+    [
+        ([None], [], False, False),
+        ([None, None], [], False, True),
+        ([None, None, 1.0], [], False, True),
+        ([None, 1.0, 1.0, None], [], False, False),
+        ([], [], True, False),
+        ([None], [None], False, False),
+        ([None], [None], True, True),
+        ([None, None], [1.0, 1.0], True, False),
+    ],
+)
+def test_a_scene_that_mostly_never_ends_is_given_up(
+    default: list[float | None], tuned: list[float | None], alike: bool, expected: bool
+) -> None:
+    record = book()
+    record["it"].update({TORCHRUN.name: default, TUNED.name: tuned, WARM.name: [1.0]})
+    scene = Scene(("it",), 0, lambda job: (None,), alike=alike)
+    assert hopeless(scene, TORCHRUN, record) is expected
+
+
+def pace(local_rank: int, first: float, last: float, *silences: tuple[float, float]) -> Pace:
+    return Pace(local_rank, 0, first, last, silences)
+
+
+@pytest.mark.parametrize(
+    ("paces", "expected"),
+    [
+        ([pace(0, 1, 20)], 0),
+        ([pace(0, 1, 20, (5, 9), (12, 14))], 2),  # the longer one was over before
+        ([pace(0, 15, 20), pace(0, 1, 12)], 3),  # from one process to the next
+        ([pace(0, 15, 20), pace(0, 1, 12), pace(1, 14, 20), pace(1, 1, 13)], 3),  # each rank has its own row
+        ([pace(0, 1, 2), pace(0, 3, 5), pace(0, 12, 20)], 7),
+    ],
+)
+def test_the_pause_is_the_longest_time_without_a_step(paces: list[Pace], expected: float) -> None:
+    assert longest_pause(paces, since=10) == expected
+
+
+def test_what_a_worker_keeps_of_its_pace_can_be_read_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = iter([1.0, 1.001, 3.5, 3.502])
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    keeper = PaceKeeper(tmp_path, lambda: next(ticks))
+    [file] = tmp_path.iterdir()
+    assert read(file) is None
+    keeper.step()
+    keeper.step()
+    assert read(file) == Pace(3, os.getpid(), 1.0, 1.001, ())
+    keeper.step()
+    keeper.step()
+    assert read(file) == Pace(3, os.getpid(), 1.0, 3.502, ((1.001, 3.5),))
+
+
+def test_a_rank_counts_with_its_newest_report() -> None:
+    reports = [Report("training", rank, {"at": at}) for rank, at in [(0, 1.0), (1, 5.0), (0, 4.0), (0, 6.0)]]
+    found = newest(reports, since=3.0)
+    assert {rank: report["at"] for rank, report in found.items()} == {0: 6.0, 1: 5.0}
+
+
+def test_ratios_name_the_better_of_the_two_that_torchrun_has() -> None:
+    times = {KILLED_ONE: {TORCHRUN.name: [2.0], TUNED.name: [4.0], WARM.name: [0.1]}, LAUNCH: {FRESH.name: [2.0]}}
+    assert ratios(times, {KILLED_ONE: 0.05}) == [[KILLED_ONE, "1/20.0", "1/20.0", "1/40.0", "2.0"]]
+
+
+def test_targets_are_judged_by_medians() -> None:
+    times: dict[str, dict[str, Samples]] = {
+        KILLED_ONE: {TORCHRUN.name: [3.0], TUNED.name: [2.4], WARM.name: [0.1, 0.15, 9.0]},
+        KILLED_REST: {TORCHRUN.name: [30.0], TUNED.name: [5.0], WARM.name: [0.25]},
+        LOST: {WARM.name: [None, None, 1.0]},
+        LAUNCH: {TORCHRUN.name: [None], WARM.name: [2.0]},
+    }
+    memory: dict[str, dict[str, Samples]] = {WEIGHT: {FRESH.name: [3e8], WARM.name: [2e8]}}
+    idle: dict[str, dict[str, Samples]] = {
+        "elastic, `local`": {CPU: [2.0], RSS_AGENT: [30e6], RSS_WARDEN: [16e6]},
+        "torchrun, `c10d`": {CPU: [90.0], RSS_AGENT: [300e6]},
+    }
+    assert [(target.value, target.met) for target in targets(times, memory, idle)] == [
+        (0.15, True),  # 1/15 of 2.4 s, the better one
+        (0.25, True),
+        (0.25, False),
+        (2.0, True),  # anything is less than never
+        (math.inf, False),
+        (46e6, False),
+        (2.0, True),
+        (2e8, True),
+    ]
+
+
+def test_every_time_has_one_scene() -> None:
+    measured = [figure for _, scenes in STORIES for scene in scenes for figure in scene.figures]
+    assert len(measured) == len(set(measured))
+    assert set(TIMES) <= set(measured)
+
+
+def test_a_process_is_seen_to_use_cpu_and_memory() -> None:
+    before = cpu_seconds(os.getpid())
+    sum(range(100_000))
+    assert cpu_seconds(os.getpid()) > before
+    assert 0 < pss(os.getpid()) <= rss(os.getpid())
