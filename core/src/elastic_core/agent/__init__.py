@@ -6,6 +6,8 @@ General layout:
   and ``outcome`` words the last thing that a run says. ``assignment`` is one worker's place in a round.
 * ``warden_main``: a process of its own and the parent of all workers, so that nothing that they ever start outlives the
   job. ``warden`` is the agent's side of it, ``channel`` how the two talk, ``processes`` what both know about killing.
+* ``hands`` makes and unmakes what an agent works with. ``polling`` and ``asker`` are the loop in small, for rendezvous
+  handlers of others.
 * ``output`` takes the workers' streams to files and, by way of ``console``, to the terminal; ``error_files`` reads what
   a failed worker left to explain itself.
 * ``server`` is the agent as an object, for callers in Python; ``calls`` starts workers that are functions.
