@@ -77,10 +77,17 @@ def test_everything_is_given_back_at_the_end(monkeypatch: pytest.MonkeyPatch, tm
     assert said == []
 
 
+@pytest.fixture
+def as_under_nohup() -> Iterator[None]:
+    """Only SIGHUP is ignored, whatever this process has inherited: a shell's background job ignores others."""
+    before = {signum: signal.signal(signum, signal.SIG_DFL) for signum in SIGNALS}
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+@pytest.mark.usefixtures("as_under_nohup")
 def test_signals_that_are_ignored_at_the_start_stay_ignored_unless_they_are_named() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
-    try:
-        assert handled(config()) == set(SIGNALS) - {signal.SIGHUP}
-        assert handled(config(signals=(signal.SIGHUP,))) == {signal.SIGHUP}
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    assert handled(config()) == set(SIGNALS) - {signal.SIGHUP}
+    assert handled(config(signals=(signal.SIGHUP,))) == {signal.SIGHUP}

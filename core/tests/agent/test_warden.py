@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from elastic_core.agent.processes import subreaping
 from elastic_core.agent.warden import (
     Died,
     Exited,
@@ -359,6 +360,14 @@ def test_a_later_stop_does_not_put_the_deadline_off(listener: Listener) -> None:
     listener.wait(Gone)
 
 
+@pytest.fixture
+def subreaper() -> Iterator[None]:
+    """This process inherits orphans, as every agent does."""
+    with subreaping():
+        yield
+
+
+@pytest.mark.usefixtures("subreaper")
 def test_a_warden_that_is_not_alone_takes_nobody_elses_processes_with_it() -> None:
     warden = Warden.start(alone=False)
     other = subprocess.Popen(["sleep", "1000"])
@@ -372,12 +381,17 @@ def test_a_warden_that_is_not_alone_takes_nobody_elses_processes_with_it() -> No
     os.close(writing)
     with open(reading) as lines:
         child = int(lines.readline())
+    heard: list[WardenEvent] = []
+
+    def hear(kind: type[WardenEvent]) -> None:
+        while not any(isinstance(event, kind) for event in heard):
+            assert select.select([warden], [], [], PATIENCE)[0], f"no {kind} in {heard}"
+            heard.extend(warden.receive())
+
     try:
+        hear(Spawned)  # only of those that are known is the session known
         os.kill(warden.pid, signal.SIGKILL)
-        heard: list[WardenEvent] = []
-        while not any(isinstance(event, Died) for event in heard):
-            select.select([warden], [], [], PATIENCE)
-            heard += warden.receive()
+        hear(Died)
         gone(child)
         assert other.poll() is None
     finally:
