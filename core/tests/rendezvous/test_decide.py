@@ -296,6 +296,22 @@ class TestReforming:
         nodes = [stopped("a", now=late), running("b", head=2, now=late)]
         assert ids(body(decide(scene(ledger, *nodes, now=late)))) == "a"
 
+    @pytest.mark.parametrize(
+        ("reason", "head", "worst_seen", "after"),
+        [
+            pytest.param(HaltReason.UNSEEN, 1, 0.0, 0.2, id="who was silent about the round has a last chance"),
+            pytest.param(HaltReason.UNSEEN, 1, 0.1, 0.3, id="it grows with what the job has known"),
+            pytest.param(HaltReason.UNSEEN, 2, 0.0, 1.0, id="who had seen the round has its second"),
+            pytest.param(HaltReason.FAILURE, 1, 0.0, 1.0, id="nobody was asked yet"),
+        ],
+    )
+    def test_silence_about_a_round_and_its_halt_is_not_waited_for_twice(
+        self, reason: HaltReason, head: int, worst_seen: float, after: float
+    ) -> None:
+        ledger = with_counters(halted("ab", reason, at=NOW), worst_seen=worst_seen)
+        nodes = [stopped("a"), running("b", head=head)]
+        assert decide(scene(ledger, *nodes)) == LookAgain(pytest.approx(NOW + after))
+
     def test_suspicion_never_takes_a_job_below_the_minimum_but_the_beat_limit_does(self) -> None:
         ledger = halted("ab", HaltReason.UNSEEN, settings(min_nodes=2), at=NOW - 5)
         assert isinstance(decide(scene(ledger, stopped("a"), running("b", head=2))), LookAgain)
