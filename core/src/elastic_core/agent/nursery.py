@@ -22,6 +22,10 @@ from elastic_core.agent.spawning import STANDARD_STREAMS, Child, Kind, start
 
 STAGE = "ELASTIC_TEMPLATE"
 """Tells our ``sitecustomize`` what it is there for."""
+ROOM = "ELASTIC_TEMPLATE_ROOM"
+"""Holds the place where a worker shows the variables that it has and the template has not (``warm/title.py``)."""
+ROOM_SIZE = 4096
+"""Bytes; those variables have about a thousand."""
 STARTUP = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "warm", "startup")
 """The directory of our ``sitecustomize``."""
 PROBE = f"""
@@ -184,7 +188,7 @@ class Nursery:
     def _start(self) -> Child | None:
         environment = dict(self._settings["env"])
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [STARTUP, environment.get("PYTHONPATH")]))
-        environment[STAGE] = "probe"
+        environment[STAGE], environment[ROOM] = "probe", " " * ROOM_SIZE
         python = self._settings["python"]
         argv = [*python, "-c", PROBE, *python, *self._settings["program"]]
         request: Message = {"argv": argv, "env": environment, "cwd": None, "cpus": None, "worker": False}

@@ -147,6 +147,7 @@ class _Template:
         if request["kind"] == "SERVICE":
             return None
         child.become(request, given, {**request["env"], **self._own})
+        self._title.show_environment({name: os.environ[name] for name in os.environ if name not in self._own})
         self._libraries.renew(os.environ)
         return libraries.objection()
 
