@@ -56,7 +56,9 @@ VARIABLES = (
     Variable("OMP_NUM_THREADS", Use.DEFAULTED, "1, where a node has several workers: else each would use every core."),
     # Ours.
     Variable(
-        "ELASTIC_CONTROL_FD", Use.SET, "The descriptor of the worker's channel to its agent; a script may ignore it."
+        "ELASTIC_CONTROL_FD",
+        Use.SET,
+        "The descriptor of the worker's channel to its agent, a socket of packets; a script may ignore it.",
     ),
     Variable("ELASTIC_PLUGINS", Use.READ, "Names of plugins to load besides those of --plugin, separated by commas."),
     Variable(

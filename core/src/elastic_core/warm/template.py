@@ -21,7 +21,8 @@ from typing import NoReturn
 
 from elastic_core.agent.channel import Channel, Message, close_all
 from elastic_core.agent.processes import die_once_adopted
-from elastic_core.warm import child, libraries, pages
+from elastic_core.reporting import INITIALIZED, report
+from elastic_core.warm import child, initialization, libraries, pages
 from elastic_core.warm.checks import Wanted, objection
 from elastic_core.warm.facts import Observer
 from elastic_core.warm.libraries import Libraries
@@ -137,7 +138,7 @@ class _Template:
         if request["kind"] == "SERVICE":
             _serve(request, given)
         for name, fd in given.items():
-            if name not in ("control", "pipe"):
+            if name != "pipe":
                 os.close(fd)
         _go(pipe)
 
@@ -149,6 +150,8 @@ class _Template:
         child.become(request, given, {**request["env"], **self._own})
         self._title.show_environment({name: os.environ[name] for name in os.environ if name not in self._own})
         self._libraries.renew(os.environ)
+        if "control" in given:
+            initialization.watch(lambda: report(INITIALIZED))
         return libraries.objection()
 
 
