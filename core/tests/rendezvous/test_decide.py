@@ -310,7 +310,9 @@ class TestReforming:
     ) -> None:
         ledger = with_counters(halted("ab", reason, at=NOW), worst_seen=worst_seen)
         nodes = [stopped("a"), running("b", head=head)]
-        assert decide(scene(ledger, *nodes)) == LookAgain(pytest.approx(NOW + after))
+        waiting = decide(scene(ledger, *nodes))
+        assert isinstance(waiting, LookAgain)
+        assert waiting.at == pytest.approx(NOW + after)
 
     def test_suspicion_never_takes_a_job_below_the_minimum_but_the_beat_limit_does(self) -> None:
         ledger = halted("ab", HaltReason.UNSEEN, settings(min_nodes=2), at=NOW - 5)

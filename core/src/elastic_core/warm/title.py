@@ -22,7 +22,7 @@ class Title:
             self._line = file.read()
         with open("/proc/self/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
-        # proc(5): arg_start, arg_end, env_start, env_end, from the 48th field on; the third is the first after the name.
+        # proc(5): arg_start, arg_end, env_start, env_end are the 48th field to the 51st; here the third comes first.
         self._at, end, self._environ_at, environ_end = map(int, fields[45:49])
         self._room = end - self._at if end - self._at == len(self._line) else 0
         self._environ_room = max(0, environ_end - self._environ_at)
