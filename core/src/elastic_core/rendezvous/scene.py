@@ -17,7 +17,7 @@ SUSPICION = 1.0
 """Seconds after which a node that has not shown that it saw an entry is suspected, at least (rule L2)."""
 SUSPICION_FACTOR = 3.0
 """… or this many times the worst delay that the job has known, if that is longer."""
-LAST_CHANCE = 0.2
+LAST_CHANCE = 0.1
 """Seconds that one whose silence has already had consequences has left to show that it is there."""
 MAX_LOSSES = 3
 """Losses after which a host is left out while others suffice (rule L4)."""
