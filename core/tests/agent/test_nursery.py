@@ -60,11 +60,13 @@ def test_a_worker_waits_for_the_import_so_long_and_no_longer(scene: Scene) -> No
     assert scene.nursery.due() == 100 + IMPORT_WITHIN
     scene.now += IMPORT_WITHIN - 1
     assert scene.nursery.released() == []
-    assert not scene.nursery.has_waited(worker)
+    assert not scene.nursery.late()
     scene.now += 1
     assert scene.nursery.released() == [worker]
-    assert scene.nursery.has_waited(worker)
+    assert scene.nursery.late()
     assert scene.nursery.due() == math.inf
+    scene.nursery.ask(child())
+    assert scene.nursery.due() <= scene.now, "nobody waits for it once more"
 
 
 def test_nobody_waits_for_a_template_that_will_not_be(scene: Scene) -> None:

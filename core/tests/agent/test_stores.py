@@ -94,3 +94,23 @@ def test_without_a_template_a_port_is_only_held(stores: Stores, template: Templa
     assert not offer.hosted
     assert not accepts(offer.port)
     assert template.serving == {}
+
+
+@pytest.mark.parametrize(
+    ("ends", "hosted"),
+    [
+        pytest.param(
+            [ServiceFailed(tag, "torch has no TCPStore") for tag in (1, 2, 3)], False, id="none can be served"
+        ),
+        pytest.param([ServiceEnded(tag, 1) for tag in (1, 2, 3)], False, id="none comes up"),
+        pytest.param([ServiceEnded(tag, 1) for tag in (1, 2)], True, id="not yet given up"),
+        pytest.param([ServiceEnded(tag, -9) for tag in (1, 2, 3, 4)], True, id="somebody kills them"),
+    ],
+)
+def test_stores_that_fail_by_themselves_are_not_offered_for_ever(
+    stores: Stores, ends: list[ServiceEnded | ServiceFailed], hosted: bool
+) -> None:
+    for end in ends:
+        stores.offer()
+        stores.handle(end)
+    assert stores.offer().hosted is hosted

@@ -464,6 +464,54 @@ def test_a_template_serves_while_its_successor_imports_and_either_may_die_then(l
     assert imported == "False"
 
 
+def test_a_thread_in_the_template_is_not_lost_in_its_successor(listener: Listener) -> None:
+    thread = "import threading, time\nthreading.Thread(target=time.sleep, args=[1000], daemon=True).start()"
+    module(listener, "threaded", thread)
+    module(listener, "late", "")
+    listener.preload("threaded", program=IMPORTED, later=["late"])
+    assert "2 threads" in listener.wait(TemplateStayed).reason
+    worker, _ = listener.running()
+    assert not worker.warm
+
+
+def test_who_was_asked_of_a_template_that_stalls_is_not_waited_for_after_the_hand_over(listener: Listener) -> None:
+    go = listener.folder / "go"
+    os.mkfifo(go)
+    module(listener, "late", f"open({str(go)!r}).read()")
+    listener.preload(program=IMPORTED, later=["late"])
+    first = listener.wait(TemplateReady)
+    with go.open("w"):  # the successor has begun to import
+        os.kill(first.pid, signal.SIGSTOP)
+        tag = listener.spawn()
+        listener.warden.spawn(100, ["true"], listener.env)
+        listener.end(100)  # the request is on its way by now
+    grown = listener.wait(TemplateGrown)
+    assert listener.wait(Spawned, lambda event: event.tag == tag).warm is False
+    gone(first.pid)
+    assert alive(grown.pid)
+    listener.warden.stop(grace=0.0)
+    listener.wait(Gone)
+
+
+def test_a_fork_that_fails_is_one_workers_and_not_the_templates_end(listener: Listener) -> None:
+    failing = """
+import os
+fork = os.fork
+def fail():
+    os.fork = fork
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+os.fork = fail
+"""
+    module(listener, "failing", failing)
+    listener.template("failing", program=IMPORTED)
+    worker, _ = listener.running()
+    assert not worker.warm
+    assert "Resource temporarily unavailable" in listener.wait(StartedFresh).why
+    worker, _ = listener.running()
+    assert worker.warm
+    assert listener.all_of(TemplateDied) == []
+
+
 # The template's death ------------------------------------------------------------------------------------------------
 
 

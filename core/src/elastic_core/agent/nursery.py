@@ -39,7 +39,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 """
 """Runs first, and becomes the template. An interpreter without the hook would simply run the user's program there."""
 IMPORT_WITHIN = 60.0
-"""Seconds that a worker waits for a template that still imports."""
+"""Seconds that a template may import, from its start, before nobody waits for it any more."""
 ANSWER_WITHIN = 10.0
 """Seconds that a worker waits for a template to fork it. It takes milliseconds."""
 ANSWER_A_STOP_WITHIN = 1.0
@@ -69,6 +69,7 @@ class Nursery:
         self._channel: Channel | None = None
         self._ready = False
         self._early_deaths = 0
+        self._began = -math.inf
         self._succeeds_at = math.inf
         self._successor: Child | None = None
         self._successors_channel: Channel | None = None
@@ -79,7 +80,11 @@ class Nursery:
     @property
     def channels(self) -> list[Channel]:
         """The sockets to the template and to its successor, to be polled."""
-        return [channel for channel in (self._channel, self._successors_channel) if channel is not None]
+        return [channel for channel in (self._channel, self._hearable()) if channel is not None]
+
+    def _hearable(self) -> Channel | None:
+        """The successor's, unless something is still to be sent to the template: what was asked of it is not lost."""
+        return None if self._channel is not None and self._channel.pending else self._successors_channel
 
     def begin(self, settings: Message) -> Child | None:
         """Start the template for the first time: its process, or None if there can be none."""
@@ -105,14 +110,17 @@ class Nursery:
 
     def listen_to_successor(self) -> None:
         """Take in what the successor says; once it is ready, it is the template."""
-        channel, successor = self._successors_channel, self._successor
-        if channel is None or successor is None or (self._channel is not None and self._channel.pending):
+        channel, successor = self._hearable(), self._successor
+        if channel is None or successor is None:
             return
         for message, _ in channel.receive():
             match message:
                 case {"event": "ready", "seconds": seconds, "modules": modules}:
-                    self._hang_up()  # it ends then, when it has done what it was asked for
+                    if not self._ready:  # it has taken the place of a dead one, and still imports
+                        self.kill(self.template)
+                    self._hang_up()  # a living one ends then, when it has done what it was asked for
                     self.template, self._channel, self._ready = successor, channel, True
+                    self.refusal, self._early_deaths, self._succeeds_at = "", 0, math.inf
                     self._successor = self._successors_channel = None
                     self._tell("template_grown", pid=successor.pid, seconds=seconds, modules=modules)
                     return
@@ -122,10 +130,10 @@ class Nursery:
 
     def released(self) -> list[Child]:
         """Those that waited and need not wait any longer: it can fork them, or never will, or takes too long."""
-        now, waiting = self._clock(), self.waiting
-        free = bool(self.refusal) or self.ready
-        self.waiting = [] if free else [child for child in waiting if now < child.since + IMPORT_WITHIN]
-        return [child for child in waiting if child not in self.waiting]
+        if not (self.refusal or self.ready or self.late()):
+            return []
+        waiting, self.waiting = self.waiting, []
+        return waiting
 
     @property
     def ready(self) -> bool:
@@ -142,7 +150,7 @@ class Nursery:
         if not self.ready or self._channel is None:
             self.waiting.append(child)
             return
-        child.forked = True
+        child.forked, child.asked = True, self.template
         if child.kind is Kind.WORKER and self._succeeds_at < math.inf:
             self._succeeds_at = self._clock() + SUCCEEDS_AFTER
         given = {name: number for number, name in enumerate(STANDARD_STREAMS)} if child.kind is Kind.WORKER else {}
@@ -162,7 +170,7 @@ class Nursery:
         """When somebody will be released."""
         if self.waiting and (self.refusal or self.ready):
             return 0.0
-        waits_until = min((child.since for child in self.waiting), default=math.inf) + IMPORT_WITHIN
+        waits_until = self._began + IMPORT_WITHIN if self.waiting else math.inf
         return min(waits_until, self._succeeds_at if self.ready else math.inf)
 
     def successor(self) -> Child | None:
@@ -181,9 +189,9 @@ class Nursery:
             return None
         return child
 
-    def has_waited(self, child: Child) -> bool:
-        """Whether a child has waited for the template as long as any does."""
-        return not self.ready and child.since > 0 and self._clock() >= child.since + IMPORT_WITHIN
+    def late(self) -> bool:
+        """Whether the template still imports, and has done so for so long that nobody waits for it."""
+        return not self.ready and self._clock() >= self._began + IMPORT_WITHIN
 
     def dismiss(self) -> list[Child]:
         """The workers that waited: they are not wanted any more."""
@@ -191,12 +199,12 @@ class Nursery:
         self.waiting = [child for child in self.waiting if child.kind is not Kind.WORKER]
         return dismissed
 
-    def not_started(self, child: Child) -> None:
+    def not_started(self, child: Child, reason: str) -> None:
         """The template's program could not be run at all, or the successor could not be forked."""
         if child is self._successor:
-            self._give_up_successor(child.complaint() or "it could not be forked")
+            self._give_up_successor(reason)
         elif child is self.template:
-            self._give_up(child.complaint())
+            self._give_up(reason)
 
     def died(self, child: Child, returncode: int, *, closing: bool) -> Child | None:
         """A template is dead; the next one, if there is to be one. Its children live on.
@@ -223,10 +231,10 @@ class Nursery:
         self._tell("template_died", returncode=returncode)
         return self._start()
 
-    def kill(self) -> None:
-        """End a template that does not answer, with whatever it is about to fork: they are one process group still."""
-        if self.template is not None and self.template.pid is not None:
-            signal_group(self.template.pid, signal.SIGKILL)
+    def kill(self, template: Child | None) -> None:
+        """End one that does not answer, with whatever it is about to fork: they are one process group still."""
+        if template is not None and template.pid is not None:
+            signal_group(template.pid, signal.SIGKILL)
 
     def _hang_up(self) -> None:
         if self._channel is not None:
@@ -265,7 +273,7 @@ class Nursery:
             close_all(descriptors)
             self._give_up(str(exc))
             return None
-        self.template, self._channel = child, channel
+        self.template, self._channel, self._began = child, channel, self._clock()
         self._succeeds_at = self._clock() + SUCCEEDS_AFTER if self._settings.get("later") else math.inf
         return child
 

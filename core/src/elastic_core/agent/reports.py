@@ -8,6 +8,7 @@ packets fill its own socket. Nothing is sent yet, so who does not read misses no
 
 from __future__ import annotations
 
+import contextlib
 import json
 import select
 import socket
@@ -95,7 +96,7 @@ class Reports:
 
     def receive(self) -> list[Report]:
         """What has come since the last call, of nobody more than ``MOST`` packets."""
-        ready = [self._channels[fd] for fd, _ in self._ready.poll(0)]
+        ready = [self._channels[fd] for fd, _ in self._ready.poll(0) if fd in self._channels]
         return [told for channel in ready for told in self._read(channel)]
 
     def listen_again(self, event: ListenAgain) -> None:
@@ -106,7 +107,9 @@ class Reports:
     def clear(self) -> None:
         """Close all channels: the round is over."""
         for channel in self._channels.values():
-            channel.end.close()  # which also takes it out of the epoll
+            with contextlib.suppress(FileNotFoundError):  # it was at an end, or had said too much
+                self._ready.unregister(channel.end)  # closing does not, if somebody has forked meanwhile
+            channel.end.close()
         self._channels.clear()
 
     def close(self) -> None:

@@ -46,12 +46,14 @@ class Child:
         pid: Its number, as soon as that is known.
         pipe: What it says, to be read; None before it was asked for, and after its end.
         since: When it was last asked for.
+        asked: The template that was asked to fork it.
         started: Its program runs, or has run.
         unwanted: It was ended before it began.
     """
 
     __slots__ = (
         "_said",
+        "asked",
         "descriptors",
         "forked",
         "kind",
@@ -73,6 +75,7 @@ class Child:
         self.pid: int | None = None
         self.pipe: int | None = None
         self.since = 0.0
+        self.asked: Child | None = None
         self.started = False
         self.unwanted = False
         self._said = b""
@@ -107,6 +110,12 @@ class Child:
                 self.pipe = None
                 self.started = ok or not (self.forked or self._said)
                 return True
+
+    def give_up(self) -> None:
+        """Hear no more of it. One that has not said that all is well finds that it cannot, and goes no further."""
+        if self.pipe is not None:
+            os.close(self.pipe)
+            self.pipe = None
 
     def complaint(self) -> str:
         """Why it did not start, in its own words, or ''."""

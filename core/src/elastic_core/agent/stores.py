@@ -19,6 +19,8 @@ from elastic_core.agent.warden import ServiceEnded, ServiceFailed, Warden
 from elastic_core.rendezvous.ledger import Offer
 
 ENTRY = "elastic_core.warm.store:serve"
+MOST_FAILURES = 3
+"""Stores that may fail by themselves until rank 0's workers open them: where one cannot be served, none can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Stores:
         self._tags = itertools.count(1)
         self._places: list[_Place] = []
         self._dead: set[str] = set()
+        self._failures = 0
 
     def offer(self) -> Offer:
         """A new place. The one before is taken to be in use from now on, and the one before that is given up.
@@ -55,21 +58,27 @@ class Stores:
         port = HeldPort.take(self._address)
         offer = Offer(self._address, port.port, self._new_id(), hosted=self._hosted)
         place = _Place(offer, port, next(self._tags))
+        self._places.append(place)
         if self._hosted:
             port.listen()
             arguments = {"host": port.reached_at, "port": port.port}
             self._warden.serve(place.tag, ENTRY, arguments, descriptors={"socket": port.fileno()})
-        self._places.append(place)
         while len(self._places) > 2:
             self._give_up(self._places.pop(0))
         return offer
 
     def handle(self, event: ServiceFailed | ServiceEnded) -> Offer | None:
-        """Take note of the end of a store; the offer that it served, unless that was given up."""
+        """Take note of the end of a store; the offer that it served, unless that was given up.
+
+        One that was killed says nothing of the next. After some that failed by themselves nothing is hosted any more.
+        """
         place = next((place for place in self._places if place.tag == event.tag), None)
         if place is None:
             return None
         self._dead.add(place.offer.id)
+        self._failures += isinstance(event, ServiceFailed) or event.returncode >= 0
+        if self._failures == MOST_FAILURES:
+            self.stop_hosting()
         return place.offer
 
     def dead(self, offer: Offer) -> bool:
@@ -77,7 +86,7 @@ class Stores:
         return offer.id in self._dead
 
     def stop_hosting(self) -> None:
-        """There is no template: from the next offer on, rank 0's worker opens the store."""
+        """There is no template, or none that can: from the next offer on, rank 0's worker opens the store."""
         self._hosted = False
 
     def close(self) -> None:

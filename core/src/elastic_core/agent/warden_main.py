@@ -37,6 +37,7 @@ from elastic_core.agent.channel import Channel, Message, close_all
 from elastic_core.agent.ending import Ending
 from elastic_core.agent.nursery import ANSWER_A_STOP_WITHIN, ANSWER_WITHIN, Nursery
 from elastic_core.agent.processes import (
+    Process,
     become_subreaper,
     children,
     descendants,
@@ -144,7 +145,7 @@ class Warden:
             self._do_without(child, self._nursery.refusal)
         elif self._is_late(child):
             self._fail(child, BEING_STOPPED)
-        elif self._nursery.has_waited(child):
+        elif self._nursery.late():
             self._do_without(child, "the template takes too long to import")
         else:
             try:
@@ -208,10 +209,15 @@ class Warden:
                 self._tell("spawned", tag=child.tag, pid=child.pid, warm=child.forked)
             elif child.kind is Kind.SERVICE:
                 self._tell("service_started", tag=child.tag, pid=child.pid)
-        elif child.kind is Kind.TEMPLATE:
-            self._nursery.not_started(child)
+        else:
+            self._not_started(child, "the template died, or what it had forked")
+
+    def _not_started(self, child: Child, why: str) -> None:
+        """Its own words say why, or else ``why`` does."""
+        if child.kind is Kind.TEMPLATE:
+            self._nursery.not_started(child, child.complaint() or why)
         elif child.forked:
-            self._do_without(child, child.complaint() or "the template died, or what it had forked")
+            self._do_without(child, child.complaint() or why)
         else:
             self._fail(child, child.complaint())
 
@@ -241,10 +247,13 @@ class Warden:
             self._fence_at = math.inf
             self._fences += 1
             self._stop(signal.SIGKILL, grace=0.0).fenced = True
-        if late := [child for child in self._unborn() if now >= self._patience(child)]:
-            self._nursery.kill()
-            for child in late:
-                child.since = math.inf  # what is to be done is done
+        for child in [child for child in self._unborn() if now >= self._patience(child)]:
+            self._nursery.kill(child.asked)
+            self._hear(child)
+            if child in self._young and child.pid is None:  # killed or not, it may never die, nor let go of the pipe
+                self._young.remove(child)
+                child.give_up()
+                self._not_started(child, "the template does not answer")
         self._reap()
         ending = self._ending
         if ending is None:
@@ -323,7 +332,7 @@ class Warden:
 
     def _kill_all(self, ending: Ending, now: float) -> None:
         """SIGKILL to every descendant, until a look finds none that has not got it; each death brings another look."""
-        alive = descendants(os.getpid(), without=self._services())
+        alive = self._strays()
         ending.killed = ending.killed or {}
         while fresh := [process for process in alive if process not in ending.killed]:
             pids = [process[0] for process in fresh if kill(process)]
@@ -331,11 +340,18 @@ class Warden:
             self._tell("signalled", signum=int(signal.SIGKILL), pids=pids)
             for pid in self._workers():  # what its group has forked meanwhile, all at once: that cannot be outrun
                 signal_group(pid, signal.SIGKILL)
-            alive = descendants(os.getpid(), without=self._services())
+            alive = self._strays()
         left = set(alive)
         ending.killed = {process: since for process, since in ending.killed.items() if process in left}
         for pid, _ in ending.overdue(now):
             self._tell("stuck", pid=pid, name=name_of(pid), wchan=waits_in(pid))
+
+    def _strays(self) -> list[Process]:
+        """Every descendant but services and what is below them."""
+        found = descendants(os.getpid(), without=self._services())
+        for child in self._young[:]:  # a service that was born just now is known by its own word only
+            self._hear(child)
+        return [process for process in found if process[0] not in self._services()]
 
     def _kill_services(self) -> None:
         """The last that are left; what they leave behind, the next stop finds."""

@@ -29,6 +29,15 @@ READ_ONCE = (
     "TORCH_",
     "TORCHDYNAMO_",
     "TORCHINDUCTOR_",
+    "TORCHEXPORT_",
+    "AOTINDUCTOR_",
+    "AOT_",
+    "INDUCTOR_",
+    "PARTITIONER_",
+    "FAKE_ALLOW_META",
+    "CXX",
+    "SYMPY_",
+    "MPMATH_",
     "PYTORCH_",
     "TRITON_",
     "HF_",
@@ -95,8 +104,8 @@ def _of_the_environment(facts: Facts, wanted: Wanted) -> str | None:
 
 def unfit(facts: Facts) -> str | None:
     """Why nobody must be forked from this process, in one line; None when that may be."""
-    if len(facts.tasks) != 1:
-        return f"the template has {len(facts.tasks)} threads, which a fork does not get ({_listed(facts.tasks)})"
+    if (reason := threaded(facts)) is not None:
+        return reason
     if facts.initialised or facts.devices:
         return (
             f"the template has set up a device, which a fork cannot use ({_listed(facts.initialised + facts.devices)})"
@@ -107,6 +116,13 @@ def unfit(facts: Facts) -> str | None:
         name, path = facts.shadowed[0]
         return f"{path} takes the place of the preloaded module {name}"
     return None
+
+
+def threaded(facts: Facts) -> str | None:
+    """Why not even what needs no device must be forked from it: a lock that a thread holds would never be released."""
+    if len(facts.tasks) == 1:
+        return None
+    return f"the template has {len(facts.tasks)} threads, which a fork does not get ({_listed(facts.tasks)})"
 
 
 def _differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:

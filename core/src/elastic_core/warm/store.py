@@ -5,6 +5,7 @@ It listens before the round's workers are started, so none of them has to open i
 
 from __future__ import annotations
 
+import resource
 import signal
 from datetime import timedelta
 from importlib import import_module
@@ -21,6 +22,8 @@ def serve(host: str, port: int, socket: int) -> None:
         port: The socket's.
         socket: A descriptor that is bound there.
     """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # every rank holds a socket; 1024 is usual for the soft limit
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     distributed = import_module("torch.distributed")
     store = distributed.TCPStore(
         host,

@@ -20,13 +20,13 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from elastic_core.agent.channel import Channel, Message, close_all
 from elastic_core.agent.processes import die_once_adopted
 from elastic_core.reporting import INITIALIZED, report
 from elastic_core.warm import child, initialization, libraries, pages
-from elastic_core.warm.checks import Wanted, objection, unfit
+from elastic_core.warm.checks import Wanted, objection, threaded, unfit
 from elastic_core.warm.facts import Observer
 from elastic_core.warm.libraries import Libraries
 from elastic_core.warm.title import Title
@@ -98,7 +98,12 @@ class _Template:
             for stream in (sys.__stdout__, sys.__stderr__):
                 if stream is not None:
                     stream.flush()
-            first = os.fork()
+            try:
+                first = os.fork()
+            except OSError as exc:
+                _answer(given["pipe"], "no", f"the template cannot fork: {exc}")
+                close_all(descriptors)
+                continue
             if first == 0:
                 self._fork_again(request, given, [fd for _, others in requests for fd in others])
                 return True
@@ -109,8 +114,10 @@ class _Template:
         return False
 
     def _objection(self, request: Message) -> str | None:
-        if request["kind"] != "WORKER":
-            return None
+        if request["kind"] == "TEMPLATE":
+            return unfit(self._observer.facts())
+        if request["kind"] == "SERVICE":
+            return threaded(self._observer.facts())
         cpus, directory = request["cpus"], request["cwd"]
         wanted = Wanted(
             argv=tuple(request["argv"]),
@@ -157,6 +164,9 @@ class _Template:
         """In the second fork: be the next template, that has imported more. Returns in workers only."""
         channel = Channel(socket.socket(fileno=control))
         seconds = _preload(modules, channel)
+        tempfile: Any = sys.modules.get("tempfile")
+        if tempfile is not None:  # torch._dynamo has asked it where temporary files go; a script may say so later
+            tempfile.tempdir = None
         successor = _Template(channel, self._environment, self._own, self._title, self._usual)
         if (reason := unfit(successor._observer.facts())) is not None:
             channel.send({"event": "failed", "reason": reason})
@@ -167,9 +177,10 @@ class _Template:
         """Everything that needs no parent yet; an objection that comes up only now."""
         if request["kind"] == "TEMPLATE":
             return None
-        self._title.show(request.get("argv") or ["elastic: service " + request["entry"]])
         if request["kind"] == "SERVICE":
+            self._title.show_service(request["entry"])
             return None
+        self._title.show(request["argv"])
         child.become(request, given, {**request["env"], **self._own})
         self._title.show_environment({name: os.environ[name] for name in os.environ if name not in self._own})
         self._libraries.renew(os.environ)

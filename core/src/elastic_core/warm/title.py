@@ -6,7 +6,7 @@ import ctypes
 import os
 from collections.abc import Mapping
 
-NAME = "elastic-warm"
+NAME, SERVICE = "elastic-warm", "elastic-service"
 
 
 class Title:
@@ -30,6 +30,10 @@ class Title:
     def show_template(self) -> None:
         """Be a template, to whoever looks."""
         self._write(NAME.encode(), b"elastic: template of " + self._line.replace(b"\0", b" ").rstrip(b" "))
+
+    def show_service(self, entry: str) -> None:
+        """Be a service, which calls a function; as much of that as there is room for."""
+        self._write(SERVICE.encode(), f"elastic: service {entry}".encode())
 
     def show(self, argv: list[str]) -> None:
         """Be the process that this command starts, as far as its arguments have room where the template's were."""
