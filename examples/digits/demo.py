@@ -29,7 +29,7 @@ from pathlib import Path
 TRAIN = Path(__file__).with_name("train.py")
 WORKERS_PER_NODE = 2
 PATIENCE = 60.0
-"""Seconds that anything may take; nothing takes a quarter of it on two cores."""
+"""Seconds without an epoch after which something has gone wrong; nothing takes a quarter of it on two cores."""
 MARK = "ELASTIC_DEMO"
 """The variable by which every process of this demo is known, whoever its parent is by now."""
 GOAL = 0.97
@@ -139,12 +139,14 @@ class Stage:
         while True:
             line = self._next(deadline)
             if line is None:
-                raise DemoFailed(f"{what} did not come within {PATIENCE:.0f} s")
+                raise DemoFailed(f"{what} did not come, and no epoch either, for {PATIENCE:.0f} s")
             if line.text is None:
                 if line.node in self.agents and self.agents[line.node].wait() != 0:
                     raise DemoFailed(f"node {line.node} ended with code {self.agents[line.node].returncode}")
                 continue
             self._show(line.node, line.text)
+            if EPOCH.search(line.text):
+                deadline = line.at + PATIENCE
             found = pattern.search(line.text)
             if found and all(int(found[group]) >= least for group, least in wanted.items()):
                 return found, line.at

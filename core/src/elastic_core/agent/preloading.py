@@ -8,7 +8,15 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 
 from elastic_core import defaults
-from elastic_core.agent.warden import Died, TemplateFailed, TemplateReady, Warden, WardenEvent
+from elastic_core.agent.warden import (
+    Died,
+    TemplateFailed,
+    TemplateGrown,
+    TemplateReady,
+    TemplateStayed,
+    Warden,
+    WardenEvent,
+)
 from elastic_core.config import RunConfig
 from elastic_core.plugins import Plugins
 from elastic_core.program import ProgramKind
@@ -40,17 +48,30 @@ def preload(warden: Warden, names: tuple[str, ...], config: RunConfig, environ: 
     """Have the template started; ``names`` is what :func:`modules` says, and not ()."""
     environment = {**environ, **defaults.threads(config.nproc_per_node, environ)}
     python = defaults.interpreter(environ)
-    later = LATER if config.preload is None and STORE_MODULE in names else ()
-    warden.preload(names, later=later, python=python, program=defaults.python_program(config.program), env=environment)
+    warden.preload(
+        names,
+        later=later(config, names),
+        python=python,
+        program=defaults.python_program(config.program),
+        env=environment,
+    )
 
 
-def settled(warden: Warden, now: Callable[[], float] = time.monotonic) -> list[WardenEvent]:
-    """What the warden says until its template is ready, or there is none, or ``PATIENCE`` is over."""
+def later(config: RunConfig, names: tuple[str, ...]) -> tuple[str, ...]:
+    """What it imports besides, once it has nothing to do. Who says what to preload has said it all."""
+    return LATER if config.preload is None and STORE_MODULE in names else ()
+
+
+def settled(warden: Warden, more: tuple[str, ...] = (), now: Callable[[], float] = time.monotonic) -> list[WardenEvent]:
+    """What the warden says until its template is ready, and has imported ``more`` or cannot, or there is none, or
+    ``PATIENCE`` is over.
+    """
+    last = TemplateGrown | TemplateStayed if more else TemplateReady
     heard: list[WardenEvent] = []
     deadline = now() + PATIENCE
     while now() < deadline:
         select.select([warden], [], [], max(0.0, deadline - now()))
         heard += warden.receive()
-        if any(isinstance(event, TemplateReady | TemplateFailed | Died) for event in heard):
+        if any(isinstance(event, last | TemplateFailed | Died) for event in heard):
             break
     return heard

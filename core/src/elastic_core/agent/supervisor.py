@@ -143,7 +143,8 @@ def run(config: RunConfig, plugins: Plugins, *, alone: bool = True) -> Ending:
         message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {info}"
         publish(Event("joining", message, fields={"node_id": info.node_id}))
         running = bool(names) and has_round(store, clock.now())
-        heard = preloading.settled(warden) if running else []  # a running job pauses only for the switch
+        # A running job pauses only for the switch.
+        heard = preloading.settled(warden, preloading.later(config, names)) if running else []
         found = join(store, applicant, clock)
         if isinstance(found, Closed):
             return finish(publish, found)
