@@ -194,7 +194,11 @@ class Stage:
         """Wait for the accuracy, and for the agents to end well."""
         found, _ = self.wait_for(ACCURACY, "the test accuracy")
         for name, agent in self.agents.items():
-            if (code := agent.wait(PATIENCE)) != 0:
+            try:
+                code = agent.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                raise DemoFailed(f"node {name} did not end within {PATIENCE:.0f} s of the training") from None
+            if code != 0:
                 raise DemoFailed(f"node {name} ended with code {code}")
         return float(found["accuracy"])
 
