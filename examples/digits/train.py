@@ -20,10 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """The 1,797 images (N, 1, 8, 8) that scikit-learn brings, from 0 to 1, and what they show (N).
-
-    They are read from its file: to import all of scikit-learn for them would cost more than a second at every start.
-    """
+    """scikit-learn's 1,797 images (N, 1, 8, 8), from 0 to 1, and what they show (N); importing it would cost a second."""
     file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
     table = torch.from_numpy(np.loadtxt(str(file), delimiter=",", dtype=np.float32))
     return table[:, :-1].reshape(-1, 1, 8, 8) / 16, table[:, -1].long()
@@ -46,16 +43,8 @@ def save(path: Path, state: dict[str, object]) -> None:
     beside.replace(path)
 
 
-def main() -> None:
+def train(args: argparse.Namespace) -> None:
     """Train, from the checkpoint if there is one, and measure the accuracy."""
-    parser = argparse.ArgumentParser(description="Train a small CNN on scanned digits.")
-    parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--batch-size", type=int, default=64, help="of all workers together, however many they are")
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--checkpoint", type=Path, default=Path("digits.pt"), help="on a disk that all nodes share")
-    args = parser.parse_args()
-
-    dist.init_process_group()
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = DistributedDataParallel(cnn())
@@ -65,7 +54,7 @@ def main() -> None:
         state = torch.load(args.checkpoint)
         model.module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        first = state["epoch"] + 1
+        first += state["epoch"]
 
     images, labels = digits()
     test = torch.arange(len(images)) % 5 == 0
@@ -86,13 +75,24 @@ def main() -> None:
             whole = {"epoch": epoch, "model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
             save(args.checkpoint, whole)
             print(f"epoch {epoch}/{args.epochs}: loss {loss.item():.4f}, {world_size} workers", flush=True)
-
     if rank == 0:
         model.eval()
         with torch.no_grad():
             hits = model.module(images[test]).argmax(1) == labels[test]
         print(f"test accuracy {hits.float().mean().item():.4f} on {len(hits)} images", flush=True)
-    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Join the others, train, and leave."""
+    parser = argparse.ArgumentParser(description="Train a small CNN on scanned digits.")
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--batch-size", type=int, default=64, help="of all workers together, however many they are")
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--checkpoint", type=Path, default=Path("digits.pt"), help="on a disk that all nodes share")
+    args = parser.parse_args()
+    dist.init_process_group()
+    train(args)
+    dist.destroy_process_group()  # after the model is gone: torch can deadlock where DDP holds the group last
 
 
 if __name__ == "__main__":
