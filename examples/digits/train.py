@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """scikit-learn's 1,797 images (N, 1, 8, 8), from 0 to 1, and what they show (N); importing it would cost a second."""
+    """scikit-learn's 1,797 images (N, 1, 8, 8), from 0 to 1, and what they show (N); to import it costs a second."""
     file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
     table = torch.from_numpy(np.loadtxt(str(file), delimiter=",", dtype=np.float32))
     return table[:, :-1].reshape(-1, 1, 8, 8) / 16, table[:, -1].long()
