@@ -18,7 +18,7 @@ from benchmarks.jobs import Launcher
 from benchmarks.processes import Cast, cast_of, cpu_seconds, pss, rss
 
 CALM = 4.0
-"""Seconds from the start of the last worker to the first look: imports and first beats are over."""
+"""Seconds from the last import to the first look: first beats are over."""
 WINDOW = 10.0
 """Seconds that an idle agent is watched."""
 CPU, CPU_TEMPLATE = "agent and warden", "its template"
@@ -45,7 +45,13 @@ class Kind:
             "file": ["--rdzv_backend=file", f"--rdzv_endpoint={folder / 'meeting'}"],
             "local": ["--standalone"],
         }[self.backend]
-        return [*self.launcher.command, "--nproc_per_node=2", *where, str(WORKERS / "sleeper.py")]
+        verbose = ["-v"] if self.grows else []
+        return [*self.launcher.command, *verbose, "--nproc_per_node=2", *where, str(WORKERS / "sleeper.py")]
+
+    @property
+    def grows(self) -> bool:
+        """Whether its template imports more once the workers run."""
+        return "--warm_start" in self.launcher.command
 
 
 def kinds(torchrun: Launcher, elastic: Launcher) -> list[Kind]:
@@ -63,8 +69,10 @@ def watch(kinds: Sequence[Kind], times: int) -> Iterator[dict[str, dict[str, flo
         stage = Stage(Path(folder))
         try:
             agents = {kind.name: stage.start(kind.command(stage.folder)) for kind in kinds}
-            for agent in agents.values():
-                agent.wait_for_report("started", count=2)
+            for kind in kinds:
+                agents[kind.name].wait_for_report("started", count=2)
+                if kind.grows:
+                    agents[kind.name].wait_for("the template has imported .* besides")
             time.sleep(CALM)
             casts = {name: _cast(agent) for name, agent in agents.items()}
             for _ in range(times):
