@@ -146,8 +146,9 @@ def section(names: Sequence[str], runs: int, scenes: Book, idlers: Book, floor_r
     ratio_rows = ratios(scenes, floors(floor_record))
     shares = [f"{WARM.name}, as a share of", "torchrun's better", "torchrun", "torchrun, tuned", "the floor"]
     never = f"*never* is not within {PATIENCE:.0f} s ({SHORT:.0f} s where nobody is waited for), or a job that ended"
+    unreached = "- was not reached in the time given"
     return paragraphs(
-        [f"Medians of {runs} runs, with the least and the greatest; {never}."],
+        [f"Medians of {runs} runs, with the least and the greatest; {never}; {unreached}."],
         [f"{machine}, torch {version('torch')}, gloo on loopback."],
         figures("until all ranks are in an all-reduce", TIMES, names, scenes, seconds, runs),
         table(shares, ratio_rows) if ratio_rows else [],

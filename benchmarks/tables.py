@@ -54,7 +54,8 @@ def cell(samples: Samples, show: Callable[[float], str] = seconds, runs: int = 0
     text = f"{show(median(samples))} ({show(min(came))}..{show(max(came))})"
     if nevers:
         return f"{text}; {nevers} of {len(samples)} {NEVER}"
-    return f"{text}; {len(samples)} runs" if len(samples) < runs else text
+    times = "1 run" if len(samples) == 1 else f"{len(samples)} runs"
+    return f"{text}; {times}" if len(samples) < runs else text
 
 
 def ratio(part: float, whole: float) -> str:

@@ -439,14 +439,14 @@ def test_a_template_stays_if_that_comes_to_nothing(listener: Listener, text: str
 
 def test_a_template_serves_while_its_successor_imports_and_either_may_die_then(listener: Listener) -> None:
     started, go = listener.folder / "started", listener.folder / "go"
-    os.mkfifo(go)
+    for fifo in (started, go):
+        os.mkfifo(fifo)
     module(
         listener, "late", f"open({str(started)!r}, 'w').write(str(__import__('os').getpid()))\nopen({str(go)!r}).read()"
     )
     listener.preload(program=IMPORTED, later=["late"])
     first = listener.wait(TemplateReady)
-    while not (started.exists() and started.read_text()):
-        time.sleep(0.01)
+    successor = int(started.read_text())
     worker, imported = listener.running()
     assert (imported, worker.warm) == ("False", True)
     os.kill(first.pid, signal.SIGKILL)
@@ -454,7 +454,7 @@ def test_a_template_serves_while_its_successor_imports_and_either_may_die_then(l
     second = listener.wait(TemplateReady, lambda event: event.pid != first.pid)
     go.write_text("")
     grown = listener.wait(TemplateGrown)
-    assert grown.pid == int(started.read_text())
+    assert grown.pid == successor
     gone(second.pid)
     _, imported = listener.running()
     assert imported == "True"

@@ -95,8 +95,8 @@ def test_a_worker_on_cpus_of_its_own_is_not_forked_where_libraries_have_counted_
         ),
         (replace(FACTS, memory_policy=True), "a NUMA memory policy is set, and the template's memory was placed by it"),
         (
-            replace(FACTS, shadowed=(("json", "/work/json.py"), ("re", "/work/re.py"))),
-            "/work/json.py takes the place of the preloaded module json",
+            replace(FACTS, shadowed=(("json", "/home/me/json.py"), ("re", "/home/me/re.py"))),
+            "/home/me/json.py takes the place of the preloaded module json",
         ),
     ],
 )

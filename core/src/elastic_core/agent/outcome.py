@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from elastic_core.agent.warden import TemplateDied, TemplateFailed, TemplateGrown, TemplateReady, TemplateStayed
+from elastic_core.agent.warden import (
+    TemplateDied,
+    TemplateEvent,
+    TemplateFailed,
+    TemplateGrown,
+    TemplateReady,
+    TemplateStayed,
+)
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
@@ -44,7 +51,7 @@ def finish(publish: Publish, closed: Closed, *, known: str = FIRST_OF_ALL) -> En
     return Ending(closed.exit_code, closed.why, closed.incident)
 
 
-def template(event: TemplateReady | TemplateFailed | TemplateDied | TemplateGrown | TemplateStayed) -> Event:
+def template(event: TemplateEvent) -> Event:
     """What becomes of the template."""
     match event:
         case TemplateReady(pid, seconds, modules):

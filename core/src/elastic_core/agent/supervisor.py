@@ -29,11 +29,8 @@ from elastic_core.agent.warden import (
     ServiceFailed,
     ServiceStarted,
     Stuck,
-    TemplateDied,
+    TemplateEvent,
     TemplateFailed,
-    TemplateGrown,
-    TemplateReady,
-    TemplateStayed,
 )
 from elastic_core.agent.workers import start_failure
 from elastic_core.config import RunConfig
@@ -248,11 +245,10 @@ class Supervisor:
                 self._on_warden_death(reason)
             case EntriesRead() | StoreLost():
                 self._step(event)
-            case TemplateReady() | TemplateDied() | TemplateGrown() | TemplateStayed():
+            case _ if isinstance(event, TemplateEvent):
                 self._publish(outcome.template(event))
-            case TemplateFailed():
-                self._publish(outcome.template(event))
-                self._stores.stop_hosting()
+                if isinstance(event, TemplateFailed):
+                    self._stores.stop_hosting()
             case ServiceFailed() | ServiceEnded():
                 self._on_store_gone(event)
             case ServiceStarted():

@@ -22,6 +22,7 @@ __all__ = [
     "StartedFresh",
     "Stuck",
     "TemplateDied",
+    "TemplateEvent",
     "TemplateFailed",
     "TemplateGrown",
     "TemplateReady",
@@ -139,6 +140,10 @@ class TemplateStayed:
     """Nothing comes of that; the template stays as it is."""
 
     reason: str
+
+
+TemplateEvent: TypeAlias = TemplateReady | TemplateFailed | TemplateDied | TemplateGrown | TemplateStayed
+"""What becomes of the template."""
 
 
 @dataclass(frozen=True, slots=True)
