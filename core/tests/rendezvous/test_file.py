@@ -66,7 +66,11 @@ class TestFileBackend(BackendConformance, ProcessConformance, RestartConformance
 
     @pytest.fixture
     def plant(self, parent: Path) -> Plant:
-        return lambda run_id, index, record: (parent / run_id / f"ledger/{index:08d}").write_bytes(record) and None
+        def planted(run_id: str, index: int, record: bytes) -> bool:
+            (parent / run_id / f"ledger/{index:08d}").write_bytes(record)
+            return True
+
+        return planted
 
     @pytest.fixture
     def opener(self, make_backend: MakeBackend) -> MakeBackend:

@@ -60,7 +60,7 @@ class ChairDriver:
             RendezvousConnectionError: The store cannot be reached; what was being written may or may not have landed.
         """
         self._looked_at = self.clock.now()  # before the look: a pause after it must not count as anybody's silence
-        self.watch = observe(self.watch, self._rows(store), self._looked_at)
+        self.watch = observe(self.watch, self._rows(store, ledger), self._looked_at)
         self._prune(store, ledger)
         decision = decide(self._scene(store, ledger))
         if isinstance(decision, Ask):
@@ -108,8 +108,11 @@ class ChairDriver:
             may_forget=store.may_forget,
         )
 
-    def _rows(self, store: RendezvousBackend) -> list[Observation]:
-        """The roster, decoded; of a thousand rows mostly one has changed since the last look."""
+    def _rows(self, store: RendezvousBackend, ledger: Ledger) -> list[Observation]:
+        """The roster, decoded; of a thousand rows mostly one has changed since the last look.
+
+        Who stands in an older epoch has seen nothing of this one.
+        """
         found, decoded = [], {}
         for seen in store.roster():
             value, row = self._decoded.get(seen.node_id, (None, None))
@@ -121,7 +124,8 @@ class ChairDriver:
                     continue
             if row.info.node_id == seen.node_id:
                 decoded[seen.node_id] = (seen.value, row)
-                found.append(Observation(row, seen.serial, seen.beat))
+                current = row if row.epoch == ledger.head.epoch else replace(row, head=0)
+                found.append(Observation(current, seen.serial, seen.beat))
         self._decoded = decoded
         return found
 

@@ -125,11 +125,11 @@ def _supervise(scene: Scene, current: Round) -> Decision:
     for node_id in ids:
         if node_id not in finished and (halt := _departure(scene, current, node_id)) is not None:
             return halt
-    unseen, suspect_at = scene.unseen(current, ledger.head.anchors.latest), ledger.round_at + scene.suspicion
-    if unseen and scene.now >= suspect_at:
-        why = f"{scene.names(unseen)} did not show that it saw round {current.number}"
+    late, suspect_at = scene.late(current, ledger.head.anchors.latest), ledger.round_at + scene.suspicion
+    if late and scene.now >= suspect_at:
+        why = f"{scene.names(late)} did not show that it saw round {current.number}"
         return _halt(scene, current, HaltReason.UNSEEN, why)
-    looks = [suspect_at] if unseen else []
+    looks = [suspect_at] if late else []
     if scene.room(current) and not finished:  # L7: after the first FINISHED nobody joins
         resize_at = _resize_allowed_at(ledger)
         if scene.now >= resize_at:
@@ -246,7 +246,8 @@ def _muster(scene: Scene, old: Round) -> _Muster:
     fit = [node_id for node_id in ids if node_id not in leaving and node_id not in lost]
     unseen = scene.unseen(old, scene.ledger.head.anchors.halt)
     joining = scene.waiting()
-    suspected = [node_id for node_id in fit if node_id in unseen and scene.now >= scene.suspect_at(node_id)]
+    late = scene.late(old, scene.ledger.head.anchors.halt)
+    suspected = [node_id for node_id in fit if node_id in late and scene.now >= scene.suspect_at(node_id)]
     enough = len(fit) - len(suspected) + len(joining) >= scene.agreement.min_nodes
     if not enough or scene.agreement.on_node_loss is OnNodeLoss.FAIL:
         suspected = []  # L2: suspicion never takes a job below min, nor ends it; the beat limit does

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.incidents import Incident
-from elastic_core.rendezvous.backend import Link
+from elastic_core.rendezvous.backend import ORIGIN, Link
 from elastic_core.rendezvous.settings import Settings
 
 
@@ -49,6 +49,8 @@ class Anchors:
     """The newest ROUND of any form."""
     halt: int = 0
     """The HALT or CLOSED that ended that round; 0 while the round is live."""
+    kept: int = 0
+    """All entries before this one are tombstones, save those that are named above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +137,24 @@ class Closed:
     requeue: bool = False
 
 
-Body: TypeAlias = "Open | Chair | Round | Halt | Closed"
-_B = TypeVar("_B", Open, Round, Halt)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """A run goes on, although the store has lost its history: all of the state that the lost entries led to (S3)."""
+
+    scheduler_uid: str | None
+    settings: Settings
+    round: Round
+    """The newest one, with its members spelled out."""
+    halt: Halt | None = None
+    """What ended it; None while it is live."""
+    why: str = ""
+
+
+Body: TypeAlias = "Open | Chair | Round | Halt | Closed | Resume"
+
+
+class HistoryChangedError(RendezvousStateError):
+    """The store's history is not the one that this node has read. (Other state errors: what cannot be read at all.)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +175,8 @@ class Entry:
     counters: Counters
     anchors: Anchors
     body: Body
+    epoch: int = 0
+    """How often the run was resumed; indices are comparable within one epoch."""
 
     @property
     def link(self) -> Link:
@@ -194,6 +214,11 @@ class Ledger:
         return self.round is not None and self.halt is None and self.closed is None
 
     @property
+    def position(self) -> tuple[int, int]:
+        """How far the run's history has come: the greater, the newer."""
+        return self.head.epoch, self.head.index
+
+    @property
     def chair(self) -> str:
         """The node that decides."""
         return self.head.chair
@@ -212,18 +237,22 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
     """The ledger after reading the next entry.
 
     Raises:
-        RendezvousStateError: The entry does not follow: a broken chain, a term that fell, an entry after CLOSED in
-        the same run.
+        HistoryChangedError: It was not built on the newest one, or another run goes on here.
+        RendezvousStateError: It does not follow: a term that fell, an entry after CLOSED in the same run.
     """
     head = ledger.head
     if entry.index != head.index + 1 or entry.prev != head.id:
-        raise RendezvousStateError(
+        raise HistoryChangedError(
             f"Ledger entry {entry.index} follows {entry.prev!r}, but entry {head.index} here is {head.id!r}.",
             hint="The store's history changed under a running job. Start this node again.",
         )
     if isinstance(entry.body, Open):
         if ledger.closed is None:
             raise RendezvousStateError(f"Ledger entry {entry.index} opens a run, but run {head.run} is not over.")
+        return opened(entry, now)
+    if isinstance(entry.body, Resume):
+        if entry.run != head.run:
+            raise HistoryChangedError(f"Ledger entry {entry.index} says that run {entry.run} goes on; this is {head.run}.")
         return opened(entry, now)
     if entry.run != head.run or entry.term < head.term or ledger.closed is not None:
         raise RendezvousStateError(
@@ -250,21 +279,24 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
 
 
 def opened(entry: Entry, now: float) -> Ledger:
-    """The ledger of a run that begins with ``entry``.
+    """The ledger of a run that begins, or goes on, with ``entry``.
 
     Raises:
-        RendezvousStateError: ``entry`` is no OPEN.
+        RendezvousStateError: ``entry`` is neither OPEN nor RESUME.
     """
-    if not isinstance(entry.body, Open):
+    if not isinstance(entry.body, (Open, Resume)):
         kind = type(entry.body).__name__.upper()
         raise RendezvousStateError(f"Ledger entry {entry.index} should open a run; it is a {kind}.")
-    return Ledger(
+    ledger = Ledger(
         head=entry,
         settings=entry.body.settings,
         scheduler_uid=entry.body.scheduler_uid,
         opened_at=now,
         head_at=now,
     )
+    if isinstance(entry.body, Open):
+        return ledger
+    return replace(ledger, round=entry.body.round, round_at=now, halt=entry.body.halt, halt_at=now)
 
 
 def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
@@ -274,24 +306,35 @@ def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
         RendezvousStateError: An anchor is missing or is not the kind of entry that it should be.
     """
 
-    def anchor(index: int, kind: type[_B]) -> _B:
+    def body(index: int) -> Body | None:
         entry = anchors.get(index)
-        if entry is None or not isinstance(entry.body, kind):
-            wanted = kind.__name__.upper()
-            raise RendezvousStateError(f"Ledger entry {head.index} stands on {index}, which is not a {wanted}.")
-        return entry.body
+        return None if entry is None else entry.body
+
+    def wrong(index: int, wanted: str) -> RendezvousStateError:
+        return RendezvousStateError(f"Ledger entry {head.index} stands on {index}, which is not a {wanted}.")
+
+    def a_round(index: int) -> Round:
+        match body(index):
+            case Round() as found:
+                return found
+            case Resume() as found:
+                return found.round
+        raise wrong(index, "ROUND")
 
     at = head.anchors
     ledger = replace(opened(anchors[at.open], now) if at.open in anchors else opened(head, now), head=head)
     if at.round:
-        latest = anchor(at.latest, Round)
-        ledger = replace(ledger, round=replace(latest, members=anchor(at.round, Round).members), round_at=now)
-    if at.halt:
-        ended = anchors.get(at.halt)
-        if ended is not None and isinstance(ended.body, Closed):
-            return replace(ledger, closed=ended.body)
-        return replace(ledger, halt=anchor(at.halt, Halt), halt_at=now)
-    return ledger
+        ledger = replace(ledger, round=replace(a_round(at.latest), members=a_round(at.round).members), round_at=now)
+    if not at.halt:
+        return replace(ledger, halt=None)
+    match body(at.halt):
+        case Closed() as closed:
+            return replace(ledger, halt=None, closed=closed)
+        case Halt() as halt:
+            return replace(ledger, halt=halt, halt_at=now)
+        case Resume(halt=Halt() as halt):
+            return replace(ledger, halt=halt, halt_at=now)
+    raise wrong(at.halt, "HALT")
 
 
 def _spelled_out(body: Round, previous: Round | None) -> Round:
@@ -310,7 +353,9 @@ def next_anchors(ledger: Ledger | None, body: Body, index: int) -> Anchors:
     before = Anchors() if ledger is None else ledger.head.anchors
     match body:
         case Open():
-            return Anchors(open=index, chair=index)
+            return Anchors(open=index, chair=index, kept=before.kept)
+        case Resume():
+            return Anchors(open=index, chair=index, round=index, latest=index, halt=index if body.halt else 0, kept=index)
         case Chair():
             return replace(before, chair=index)
         case Round():
@@ -329,26 +374,32 @@ def compose(
     counters: Counters | None = None,
     chair: str | None = None,
     run: str | None = None,
+    kept: int | None = None,
+    store: Link | None = None,
 ) -> Entry:
     """The entry with ``body`` that ``author`` would append after ``ledger``; None stands for an empty store.
 
     An OPEN starts a run (named ``run``) at term 1 with fresh counters, a CHAIR raises the term, and everything else
     goes on from the head. ``chair`` is given by a leaving chair that names its successor; the author stays, or
-    becomes, chair otherwise.
+    becomes, chair otherwise. ``kept`` says which entries are no tombstones yet. A RESUME is built on ``store``, the
+    newest entry of a store that has lost this ledger, and starts an epoch.
     """
     head = None if ledger is None else ledger.head
-    index = 1 if head is None else head.index + 1
+    prev = store or (ORIGIN if head is None else head.link)
+    index = prev.index + 1
+    anchors = next_anchors(ledger, body, index)
     fresh = head is None or isinstance(body, Open)
     return Entry(
         index=index,
         id=entry_id,
-        prev="" if head is None else head.id,
+        prev=prev.id,
         run=run or ("" if head is None else head.run),
         term=1 if fresh or head is None else head.term + isinstance(body, Chair),
         author=author,
         chair=chair or author,
         elapsed=0.0 if ledger is None else round(now - ledger.head_at, 6),
         counters=counters or (Counters() if fresh or head is None else head.counters),
-        anchors=next_anchors(ledger, body, index),
+        anchors=anchors if kept is None else replace(anchors, kept=kept),
         body=body,
+        epoch=0 if fresh or head is None else head.epoch + isinstance(body, Resume),
     )

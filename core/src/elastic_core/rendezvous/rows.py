@@ -56,6 +56,8 @@ class NodeRow:
     """The k of the phase."""
     head: int = 0
     """Index of the newest ledger entry that the node has seen: this answers SEEN."""
+    epoch: int = 0
+    """That entry's epoch; in an older one the node has not seen that the run was resumed, and nothing since."""
     offer: Offer | None = None
     incident: Incident | None = None
     """The node's first failure in round k."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from elastic_core.config import Timing
 from elastic_core.incidents import Incident, Verdict
-from elastic_core.rendezvous.ledger import Ledger, Round
+from elastic_core.rendezvous.ledger import Ledger, Resume, Round
 from elastic_core.rendezvous.rows import Phase
 from elastic_core.rendezvous.settings import Agreement
 from elastic_core.rendezvous.watch import Sighting, Watch, dead, silent_at
@@ -55,7 +55,12 @@ class Scene:
 
     @property
     def suspicion(self) -> float:
-        """How long a member may take to show that it has seen an entry (rule L2), in seconds."""
+        """How long a member may take to show that it has seen an entry (rule L2), in seconds.
+
+        That the run was resumed, nodes learn by their next beat.
+        """
+        if isinstance(self.ledger.head.body, Resume):
+            return self.timing.lost_after
         return max(SUSPICION, SUSPICION_FACTOR * self.ledger.counters.worst_seen)
 
     def judged(self, number: int) -> bool:
@@ -124,6 +129,11 @@ class Scene:
     def unseen(self, current: Round, index: int) -> list[str]:
         """Members that have not shown that they saw ledger entry ``index``; who is leaving need not."""
         return [seen.node_id for seen in self.sightings(current) if seen.row.head < index and not seen.row.leaving]
+
+    def late(self, current: Round, index: int) -> list[str]:
+        """The same, as far as rule L2 may suspect them: not whose row the store has lost, with what it said."""
+        listed = {seen.node_id for seen in self.sightings(current) if seen.listed}
+        return [node_id for node_id in self.unseen(current, index) if node_id in listed]
 
     def newcomers(self) -> list[Sighting]:
         """Those that wait, without bad hosts where that leaves enough."""

@@ -120,7 +120,8 @@ def superseded(watch: Watch, seen: Sighting) -> bool:
     """Whether a newer incarnation holds this node's seat, which proves that its last process is gone (rule S8)."""
     info = seen.row.info
     return any(
-        other.row.info.host_id == info.host_id and other.row.info.seat == info.seat and other.serial > seen.serial
+        other.listed  # else its serial may be from before the store lost everything
+        and other.row.info.host_id == info.host_id and other.row.info.seat == info.seat and other.serial > seen.serial
         for other in watch.nodes.values()
     )
 

@@ -109,29 +109,39 @@ class LossyProxy(BadLine):
     def __init__(self, host: str, port: int) -> None:
         super().__init__()
         self._server = (host, port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
         self._open: set[socket.socket] = set()
-        threading.Thread(target=self._accept, name="lossy-proxy", daemon=True).start()
+        self.port = 0
+        self._listen()
 
     def cut(self) -> None:
         """Break every connection, and refuse new ones."""
         with self._lock:
             self.down = True
             broken, self._open = self._open, set()
-        for connection in broken:
+        for connection in (self._listener, *broken):
             _hang_up(connection)
+        self._accepting.join()
+
+    def mend(self) -> None:
+        """Listen again, at the same port, and lose nothing more."""
+        super().mend()
+        if not self._accepting.is_alive():
+            self._listen()
 
     def close(self) -> None:
         """Stop for good."""
         self.cut()
-        _hang_up(self._listener)
-        self._listener.close()
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # the listener was closed
+    def _listen(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self.port = self._listener.getsockname()[1]
+        self._accepting = threading.Thread(target=self._accept, args=(self._listener,), daemon=True)
+        self._accepting.start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with listener, contextlib.suppress(OSError):  # hung up on
             while True:
-                client, _ = self._listener.accept()
+                client, _ = listener.accept()
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
