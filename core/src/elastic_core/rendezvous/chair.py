@@ -21,6 +21,7 @@ from elastic_core.rendezvous.ledger import Ledger, compose
 from elastic_core.rendezvous.reading import check_head
 from elastic_core.rendezvous.rows import NodeRow
 from elastic_core.rendezvous.scene import Judgement, Scene
+from elastic_core.rendezvous.tombstones import due
 from elastic_core.rendezvous.watch import Observation, Watch, dead, forget, observe
 
 Judge = Callable[[Incident, History], Verdict]
@@ -50,6 +51,10 @@ class ChairDriver:
     _tell_at: float | None = None
     _malformed: frozenset[str] = frozenset()
     _decoded: dict[str, tuple[bytes, NodeRow]] = field(default_factory=dict)
+    _kept: int = 0
+    """All entries of :attr:`_history` before this one are tombstones, but for those that others stand on."""
+    _history: tuple[str, int] = ("", 0)
+    """The run, and its epoch, whose entries that counts."""
 
     def turn(self, store: RendezvousBackend, ledger: Ledger) -> float | None:
         """Look once, and act. Returns the instant to look again at; None to wait for a change.
@@ -62,6 +67,7 @@ class ChairDriver:
         self._looked_at = self.clock.now()  # before the look: a pause after it must not count as anybody's silence
         self.watch = observe(self.watch, self._rows(store, ledger), self._looked_at)
         self._prune(store, ledger)
+        self._shrink(store, ledger)
         decision = decide(self._scene(store, ledger))
         if isinstance(decision, Ask):
             self._ask(decision.incident, ledger)
@@ -70,7 +76,13 @@ class ChairDriver:
             case Append(body, counters):
                 now = self.clock.now()
                 entry = compose(
-                    ledger, body, entry_id=self.clock.new_id(), author=self.node_id, now=now, counters=counters
+                    ledger,
+                    body,
+                    entry_id=self.clock.new_id(),
+                    author=self.node_id,
+                    now=now,
+                    counters=counters,
+                    kept=self._kept,
                 )
                 if not store.append(ledger.head.link, entry.link, encode_entry(entry)):
                     check_head(store, ledger)  # somebody else was faster, and the reader finds the entry
@@ -145,6 +157,15 @@ class ChairDriver:
         for node_id in done:
             store.remove(node_id)
         self.watch = forget(self.watch, done)
+
+    def _shrink(self, store: RendezvousBackend, ledger: Ledger) -> None:
+        """Turn entries that everybody has passed into tombstones."""
+        history = ledger.head.run, ledger.head.epoch
+        if history != self._history:
+            self._history, self._kept = history, ledger.head.anchors.kept
+        for index in due(ledger, self.watch, self._kept):
+            store.shrink(index)
+            self._kept = index + 1
 
     def _ask(self, incident: Incident, ledger: Ledger) -> None:
         """Ask the policies, on a thread of their own; wait a moment, since they mostly answer at once."""
