@@ -8,7 +8,7 @@ streams are the output's; so the loop itself never waits for anything but the ne
 from __future__ import annotations
 
 import uuid
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 
 from elastic_core.agent import outcome, preloading
@@ -19,6 +19,7 @@ from elastic_core.agent.identity import Seat
 from elastic_core.agent.inbox import SignalReceived
 from elastic_core.agent.notes import AliveFor, Crashed, Depart, Overdue, Tick
 from elastic_core.agent.outcome import Ending, Publish, finish, publish_as
+from elastic_core.agent.probing import Door, probe
 from elastic_core.agent.processes import open_standard_streams, subreaping
 from elastic_core.agent.stores import Stores
 from elastic_core.agent.warden import (
@@ -55,6 +56,7 @@ from elastic_core.rendezvous.node import (
     NodeState,
     Offered,
     Outrun,
+    Probed,
     Progressed,
     Start,
     Stop,
@@ -62,6 +64,7 @@ from elastic_core.rendezvous.node import (
     Work,
     WorkersDone,
     WorkersGone,
+    failed_round,
     row_of,
     step,
 )
@@ -108,7 +111,10 @@ def _run_once(config: RunConfig, plugins: Plugins, *, alone: bool) -> Ending:
 
             return polling.run(config, plugins, store, seat, warden, warm=bool(names))
         stack.callback(store.close)
-        applicant = applicant_for(config, plugins, seat, clock)
+        host = endpoint_host(config.rdzv_endpoint) if "HOST" in plugins.rendezvous_options().endpoint else None
+        address = local_address(host, config.local_addr, single_node=config.max_nodes == 1)
+        door = stack.enter_context(closing(Door(address))) if config.max_nodes > 1 else None
+        applicant = applicant_for(config, plugins, seat, clock, door)
         info = applicant.info
         publish = partial(publish_as, plugins, info)
         message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {info}"
@@ -121,8 +127,10 @@ def _run_once(config: RunConfig, plugins: Plugins, *, alone: bool) -> Ending:
         given = stack.enter_context(
             hands(config, plugins, publish, info, found.head.run, warden, warm=bool(names), heard=heard, cpus=cpus)
         )
-        hosted = preloading.STORE_MODULE in names
-        supervisor = Supervisor(config, plugins, publish, store, info, found, clock, given, hosted=hosted)
+        stores = Stores(warden, address, clock.new_id, hosted=preloading.STORE_MODULE in names)
+        supervisor = Supervisor(config, plugins, publish, store, info, found, clock, given, stores)
+        if door is not None:
+            given.inbox.watch(door, door.greet)
         stack.callback(supervisor.close)
         return supervisor.run()
 
@@ -140,20 +148,13 @@ class Supervisor:
         ledger: Ledger,
         clock: Clock,
         hands: Hands,
-        *,
-        hosted: bool = False,
+        stores: Stores,
     ) -> None:
         self._config, self._plugins, self._publish, self._clock = config, plugins, publish, clock
         self._inbox, self._handled, self._warden, self._group = hands.inbox, hands.signals, hands.warden, hands.group
         self._embedded = store.embedded
         self._state = NodeState(info=info, ledger=ledger)
-        address = local_address(
-            endpoint_host(config.rdzv_endpoint) if "HOST" in plugins.rendezvous_options().endpoint else None,
-            config.local_addr,
-            single_node=config.max_nodes == 1,
-        )
-        self._stores = Stores(self._warden, address, clock.new_id, hosted=hosted)
-        """Hosted, if the template can serve them."""
+        self._stores = stores
         self._signals = 0
         self._finishing = False
         self._exit: Exit | None = None
@@ -216,7 +217,7 @@ class Supervisor:
                 self._step(WorkersGone())
             case Died(reason):
                 self._on_warden_death(reason)
-            case EntriesRead() | HistoryReplaced() | StoreLost() | Outrun():
+            case EntriesRead() | HistoryReplaced() | Probed() | StoreLost() | Outrun():
                 self._step(event)
             case TemplateReady() | TemplateFailed() | TemplateDied():
                 self._on_template(event)
@@ -310,6 +311,8 @@ class Supervisor:
     def _step(self, event: NodeEvent) -> None:
         before = self._state
         self._state, effects = step(before, event)
+        if (failed := failed_round(before, self._state)) is not None:
+            probe(failed, self._state.info.node_id, self._session.look_up, self._inbox.post)
         if isinstance(event, EntriesRead):
             for news in outcome.narrated(before.ledger, event.entries, event.now, self._state.info.node_id):
                 self._publish(news)

@@ -252,7 +252,7 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
         return opened(entry, now)
     if isinstance(entry.body, Resume):
         if entry.run != head.run:
-            raise HistoryChangedError(f"Ledger entry {entry.index} says that run {entry.run} goes on; this is {head.run}.")
+            raise HistoryChangedError(f"Run {entry.run} goes on here; this node is in run {head.run}.")
         return opened(entry, now)
     if entry.run != head.run or entry.term < head.term or ledger.closed is not None:
         raise RendezvousStateError(
@@ -355,7 +355,9 @@ def next_anchors(ledger: Ledger | None, body: Body, index: int) -> Anchors:
         case Open():
             return Anchors(open=index, chair=index, kept=before.kept)
         case Resume():
-            return Anchors(open=index, chair=index, round=index, latest=index, halt=index if body.halt else 0, kept=index)
+            return Anchors(
+                open=index, chair=index, round=index, latest=index, halt=index if body.halt else 0, kept=index
+            )
         case Chair():
             return replace(before, chair=index)
         case Round():

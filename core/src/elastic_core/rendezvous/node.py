@@ -55,6 +55,10 @@ class NodeState:
     leaving: Leave | None = None
     store_lost: bool = False
     """An embedded store is gone: there will be no further entry."""
+    probed: int = 0
+    """The newest round after whose failure this node has probed its peers; 0 for none."""
+    unreachable: tuple[str, ...] = ()
+    """Those that it did not reach then."""
     outrun: str = ""
     """Why the store's run is not this node's any more; '' while it is."""
 
@@ -102,6 +106,14 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True)
+class Probed:
+    """After the failure of a round, this node has tried to reach its peers (rule L5)."""
+
+    round: int
+    unreachable: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Leaving:
     """The user, the scheduler or the node's own state wants it gone."""
 
@@ -134,8 +146,8 @@ class Outrun:
 
 
 NodeEvent: TypeAlias = (
-    "EntriesRead | HistoryReplaced | Offered | WorkerFailed | WorkersDone | WorkersGone | Progressed | Leaving"
-    " | StoreLost | Outrun"
+    "EntriesRead | HistoryReplaced | Offered | WorkerFailed | WorkersDone | WorkersGone | Progressed | Probed"
+    " | Leaving | StoreLost | Outrun"
 )
 
 
@@ -207,7 +219,22 @@ def row_of(state: NodeState) -> NodeRow:
         incident=state.incident,
         leaving=state.leaving is not None,
         progressed=state.progressed,
+        probed=state.probed,
+        unreachable=state.unreachable,
     )
+
+
+def failed_round(before: NodeState, after: NodeState) -> Round | None:
+    """The round whose failure has just stopped the workers here, so that peers are to be probed (rule L5); or None."""
+    current, ledger = before.ledger.round, after.ledger
+    stopped = before.work is Work.RUNNING and after.work is Work.STOPPING
+    if not stopped or current is None or current.number != before.round or len(current.members) < 2:
+        return None
+    if after.leaving is not None or after.outrun or not after.round or ledger.closed is not None:
+        return None
+    if ledger.halt is not None and ledger.halt.reason not in (HaltReason.FAILURE, HaltReason.GIVING_UP):
+        return None
+    return current
 
 
 def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
@@ -233,6 +260,8 @@ def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
             return replace(state, work=Work.NONE, phase=phase if state.round else Phase.WAITING)
         case Progressed(number) if number == state.round and state.work is Work.RUNNING:
             return replace(state, progressed=True)
+        case Probed(number, unreachable) if number > state.probed:
+            return replace(state, probed=number, unreachable=unreachable)
         case Leaving(why, code) if state.leaving is None:
             return replace(state, leaving=Leave(why, code))
         case StoreLost():

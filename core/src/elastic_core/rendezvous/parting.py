@@ -14,9 +14,7 @@ from elastic_core.rendezvous.reading import check_head, news
 from elastic_core.rendezvous.watch import Observation, Watch, dead, observe
 
 
-def append_chair(
-    store: RendezvousBackend, ledger: Ledger, chair: str, why: str, *, author: str, clock: Clock
-) -> bool:
+def append_chair(store: RendezvousBackend, ledger: Ledger, chair: str, why: str, *, author: str, clock: Clock) -> bool:
     """Say who decides from here on; False when somebody else has said something first.
 
     Raises:

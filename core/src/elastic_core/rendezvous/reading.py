@@ -63,7 +63,8 @@ def news(store: RendezvousBackend, ledger: Ledger) -> tuple[Entry, ...]:
     found: list[Entry] = []
     while (data := store.read(ledger.head.index + len(found) + 1)) is not None:
         if data == TOMBSTONE:
-            raise HistoryChangedError(f"Ledger entry {ledger.head.index + len(found) + 1} was shrunk before it was read.")
+            index = ledger.head.index + len(found) + 1
+            raise HistoryChangedError(f"Ledger entry {index} was shrunk before it was read.")
         found.append(decode_entry(data))
     return tuple(found)
 

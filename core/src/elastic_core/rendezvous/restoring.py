@@ -78,9 +78,7 @@ def restore(
         lost = lost or missing(head, mine)
         prev = ORIGIN if theirs is None else theirs.head.link
         body, now = resume(mine, lost), clock.now()
-        entry = compose(
-            mine, body, entry_id=clock.new_id(), author=node_id, chair=mine.chair, now=now, store=prev
-        )
+        entry = compose(mine, body, entry_id=clock.new_id(), author=node_id, chair=mine.chair, now=now, store=prev)
         if store.append(prev, entry.link, encode_entry(entry)):
             return lost, opened(entry, now)
     return None

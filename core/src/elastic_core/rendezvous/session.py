@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError
@@ -30,7 +30,7 @@ from elastic_core.rendezvous.parting import append_chair, hand_over, linger, rea
 from elastic_core.rendezvous.pulse import Pulse, PulseCalls
 from elastic_core.rendezvous.reading import news
 from elastic_core.rendezvous.restoring import restore
-from elastic_core.rendezvous.rows import NodeRow, Phase
+from elastic_core.rendezvous.rows import NodeInfo, NodeRow, Phase
 from elastic_core.rendezvous.watch import Heard, Watch
 
 IDLE_WAIT = 60.0
@@ -130,6 +130,16 @@ class Session:
             members = [member.node_id for member in ledger.round.members] if ledger.round is not None else []
             rows = readable(seen for seen in store.roster(members) if seen.node_id != self._node_id)
             answer(ledger.live and any(seen.row.phase is Phase.FINISHED for seen in rows))
+
+        with self._wake:
+            self._jobs.append(look)
+            self._wake.notify()
+
+    def look_up(self, node_ids: Sequence[str], answer: Callable[[list[NodeInfo]], None]) -> None:
+        """Find out what nodes say of themselves; ``answer`` is called on the writer's thread."""
+
+        def look(store: RendezvousBackend) -> None:
+            answer([seen.row.info for seen in readable(store.roster(node_ids))])
 
         with self._wake:
             self._jobs.append(look)
@@ -235,7 +245,7 @@ class Session:
                 self._calls.post(HistoryReplaced(ledger))
 
     def _compare(self) -> None:
-        """Have the reader compare the store's history with ours, on a new connection; it may be fast asleep on this one."""
+        """Have the reader compare the store's history with ours, on a new connection: it may be asleep on this one."""
         with self._wake:
             reading, self._doubt = (None if self._doubt else self._reading), True
         if reading is not None:

@@ -121,7 +121,9 @@ def superseded(watch: Watch, seen: Sighting) -> bool:
     info = seen.row.info
     return any(
         other.listed  # else its serial may be from before the store lost everything
-        and other.row.info.host_id == info.host_id and other.row.info.seat == info.seat and other.serial > seen.serial
+        and other.row.info.host_id == info.host_id
+        and other.row.info.seat == info.seat
+        and other.serial > seen.serial
         for other in watch.nodes.values()
     )
 

@@ -40,7 +40,7 @@ class LineConformance(Connections):
         for job in at_every_request(line):
             writer, other = open_job(job), open_job(job)
             assert writer.append(ORIGIN, first, b"1")
-            assert hurt(line, lost, job, lambda: writer.append(first, second, b"2")) in (None, True)
+            assert hurt(line, lost, job, writer.append, first, second, b"2") in (None, True)
             assert other.append(first, second, b"2"), "the very same entry: it is there, or it lands now"
             assert not other.append(first, Link(2, "rival"), b"rival")
             assert [other.read(index) for index in (1, 2, 3)] == [b"1", b"2", None]
@@ -56,7 +56,7 @@ class LineConformance(Connections):
             writer, other = open_job(job), open_job(job)
             assert writer.append(ORIGIN, first, b"1")
             assert other.append(first, theirs, b"theirs")
-            assert hurt(line, lost, job, lambda: writer.append(first, mine, b"mine")) in (None, False)
+            assert hurt(line, lost, job, writer.append, first, mine, b"mine") in (None, False)
             assert not other.append(first, mine, b"mine")
             assert [other.read(index) for index in (1, 2, 3)] == [b"1", b"theirs", None]
 
@@ -65,7 +65,7 @@ class LineConformance(Connections):
         entry = Link(1, "first")
         for job in at_every_request(line):
             writer, other, waiter = (open_job(job) for _ in range(3))
-            hurt(line, lost, job, lambda: writer.append(ORIGIN, entry, b"1"))
+            hurt(line, lost, job, writer.append, ORIGIN, entry, b"1")
             waiting = long_wait(waiter, Cursor(), roster=False, settled=False)
             assert other.append(ORIGIN, entry, b"1")
             assert outcome(waiting, PATIENCE, "the waiter did not hear of the entry").head == 1
@@ -76,7 +76,7 @@ class LineConformance(Connections):
     ) -> None:
         for job in at_every_request(line):
             node, other = open_job(job), open_job(job)
-            serial = hurt(line, lost, job, lambda: node.enter("node", b"value"))
+            serial = hurt(line, lost, job, node.enter, "node", b"value")
             again = other.enter("node", b"value")
             assert serial in (None, again)
             assert other.enter("another", b"") > again
@@ -91,7 +91,7 @@ class LineConformance(Connections):
         for job in at_every_request(line):
             node, other = open_job(job), open_job(job)
             node.enter("node", b"0")
-            hurt(line, lost, job, lambda: node.amend("node", 2, b"2"))
+            hurt(line, lost, job, node.amend, "node", 2, b"2")
             other.amend("node", 2, b"2")
             other.amend("node", 1, b"1")
             assert [(row.revision, row.value) for row in other.roster()] == [(2, b"2")]
@@ -103,7 +103,7 @@ class LineConformance(Connections):
         for job in at_every_request(line):
             node, other = open_job(job), open_job(job)
             node.enter("node", b"0")
-            hurt(line, lost, job, lambda: node.remove("node"))
+            hurt(line, lost, job, node.remove, "node")
             other.remove("node")
             assert other.roster() == []
             assert other.beat("node", 1).revision is None
@@ -113,7 +113,7 @@ class LineConformance(Connections):
         for job in at_every_request(line):
             node, other = open_job(job), open_job(job)
             node.enter("node", b"value")
-            hurt(line, lost, job, lambda: node.beat("node", 5))
+            hurt(line, lost, job, node.beat, "node", 5)
             assert [(row.value, row.beat in (0, 5)) for row in other.roster()] == [(b"value", True)]
             assert other.beat("node", 6).revision == 0
             assert [row.beat for row in other.roster()] == [6]
@@ -178,11 +178,11 @@ def at_every_request(line: BadLine) -> Iterator[str]:
     pytest.fail(f"one operation took {MOST_REQUESTS} requests or more")
 
 
-def hurt(line: BadLine, lost: Lost, job: str, operation: Callable[[], _T]) -> _T | None:
+def hurt(line: BadLine, lost: Lost, job: str, operation: Callable[..., _T], *arguments: object) -> _T | None:
     """Do it over a line that loses the request that the job's name says; None when it says that it does not know."""
     line.lose(lost, int(job.rpartition(" ")[2]))
     try:
-        return operation()
+        return operation(*arguments)
     except RendezvousConnectionError:
         return None
     finally:

@@ -1,4 +1,4 @@
-"""The same contract for a store that has a life of its own: it is restarted with its data, an older copy, or nothing."""
+"""The same contract for a store with a life of its own: it is restarted with its data, an older copy, or nothing."""
 
 # ruff: noqa: D102  (a test's name says what it checks)
 
@@ -81,9 +81,7 @@ class RestartConformance(Connections):
         store.close()
         other.close()
 
-    def test_a_history_that_went_another_way_cannot_be_built_on(
-        self, begun: RendezvousBackend, keeper: Keeper
-    ) -> None:
+    def test_a_history_that_went_another_way_cannot_be_built_on(self, begun: RendezvousBackend, keeper: Keeper) -> None:
         keeper.copy()
         assert begun.append(Link(3, "entry 3"), Link(4, "mine"), b"mine")
         keeper.restart(Data.COPY)
@@ -96,9 +94,7 @@ class RestartConformance(Connections):
         theirs.close()
 
     @pytest.mark.parametrize("data", list(Data))
-    def test_a_waiter_survives_a_restart_or_is_told(
-        self, begun: RendezvousBackend, keeper: Keeper, data: Data
-    ) -> None:
+    def test_a_waiter_survives_a_restart_or_is_told(self, begun: RendezvousBackend, keeper: Keeper, data: Data) -> None:
         """It is woken by what changes, or learns that its connection is broken; what it must not do is sleep on."""
         keeper.copy()
         waiter = begun.connect()
