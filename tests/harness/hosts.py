@@ -29,6 +29,12 @@ class Host:
         _ip("-n", self.name, "link", "set", "eth0", "down")
 
 
+    def shut_out(self, other: Host) -> None:
+        """Drop whatever would go to another host: neither reaches the other any more, and that one is not told."""
+        for address in (other.ipv4, other.ipv6):
+            _ip("-n", self.name, "route", "add", "blackhole", address)
+
+
 @contextmanager
 def hosts(count: int) -> Iterator[list[Host]]:
     """So many hosts that reach each other, over IPv4 and IPv6, and nobody else."""
