@@ -156,7 +156,7 @@ def _departure(scene: Scene, current: Round, node_id: str) -> Append | None:
     seen, name = scene.seen(node_id), scene.names([node_id])
     if seen is not None and seen.row.leaving:
         return end_round(scene, current, HaltReason.NODE_LEFT, f"{name} leaves")
-    if seen is None or scene.dead(node_id):
+    if scene.dead(node_id):
         lost = Incident(
             kind=IncidentKind.NODE_LOST,
             round=current.number,
@@ -165,6 +165,8 @@ def _departure(scene: Scene, current: Round, node_id: str) -> Append | None:
             message=_how_lost(scene, seen),
         )
         return end_round_for(scene, current, HaltReason.NODE_LOST, lost)
+    if seen is None:  # the store lost its row, and it will be back
+        return None
     stopped = seen.row.phase is Phase.STOPPED and seen.row.round == current.number
     if stopped and seen.row.incident is None:
         return end_round(
@@ -223,7 +225,7 @@ def _muster(scene: Scene, old: Round) -> _Muster:
     if not enough or scene.agreement.on_node_loss is OnNodeLoss.FAIL:
         suspected = []  # L2: suspicion never takes a job below min, nor ends it; the beat limit does
     fit = [node_id for node_id in fit if node_id not in suspected]
-    busy = [node_id for node_id in fit if node_id in unseen or scene.running(node_id)]
+    busy = [node_id for node_id in fit if node_id in unseen or scene.running(node_id) or scene.seen(node_id) is None]
     out = accused(scene, old) if scene.agreement.on_node_loss is OnNodeLoss.REPLACE else None
     if out not in fit or len(fit) - 1 + len(joining) < scene.agreement.min_nodes:
         out = None

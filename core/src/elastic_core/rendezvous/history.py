@@ -112,12 +112,21 @@ def settle(mine: Ledger, memory: Memory, theirs: Ledger | None) -> Settlement:
 
 def _settle_own(mine: Ledger, memory: Memory, theirs: Ledger) -> Settlement:
     """The same run, in two versions."""
-    if theirs.position >= mine.position:
+    if _knowledge(theirs) >= _knowledge(mine):
         return Adopt()
-    at = theirs.head.anchors
-    undecided = max(at.round, at.latest, at.halt) <= at.open  # nothing since it was opened or resumed
     older = theirs.head.epoch < mine.head.epoch or theirs.head.index < memory.entries[0].index
-    return WriteResume() if undecided or older else Adopt()
+    return WriteResume() if _undecided(theirs) or older else Adopt()
+
+
+def _knowledge(ledger: Ledger) -> tuple[int, int]:
+    """How far the run had come, as far as a ledger says; putting back what was lost adds nothing."""
+    return ledger.resumed_from if _undecided(ledger) else ledger.position
+
+
+def _undecided(ledger: Ledger) -> bool:
+    """Whether nothing has been decided since the run was opened or resumed."""
+    at = ledger.head.anchors
+    return max(at.round, at.latest, at.halt) <= at.open and ledger.closed is None
 
 
 def resume(mine: Ledger, why: str) -> Resume:
@@ -133,6 +142,8 @@ def resume(mine: Ledger, why: str) -> Resume:
         settings=mine.settings,
         round=replace(mine.round, same_as=0),
         halt=mine.halt,
+        epoch=mine.head.epoch,
+        index=mine.head.index,
         why=why,
     )
 

@@ -147,6 +147,9 @@ class Resume:
     """The newest one, with its members spelled out."""
     halt: Halt | None = None
     """What ended it; None while it is live."""
+    epoch: int
+    index: int
+    """The place of the newest of the entries."""
     why: str = ""
 
 
@@ -207,6 +210,8 @@ class Ledger:
     """When the last planned resize was over; None before the first."""
     resize_cost: float = 0.0
     """Seconds from that resize's HALT to its ROUND."""
+    resumed_from: tuple[int, int] = (0, 0)
+    """The :attr:`position` of what the newest RESUME put back."""
 
     @property
     def live(self) -> bool:
@@ -244,15 +249,12 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
     if entry.index != head.index + 1 or entry.prev != head.id:
         raise HistoryChangedError(
             f"Ledger entry {entry.index} follows {entry.prev!r}, but entry {head.index} here is {head.id!r}.",
-            hint="The store's history changed under a running job. Start this node again.",
         )
-    if isinstance(entry.body, Open):
-        if ledger.closed is None:
-            raise RendezvousStateError(f"Ledger entry {entry.index} opens a run, but run {head.run} is not over.")
-        return opened(entry, now)
-    if isinstance(entry.body, Resume):
-        if entry.run != head.run:
-            raise HistoryChangedError(f"Run {entry.run} goes on here; this node is in run {head.run}.")
+    if isinstance(entry.body, Open) and ledger.closed is None:
+        raise RendezvousStateError(f"Ledger entry {entry.index} opens a run, but run {head.run} is not over.")
+    if isinstance(entry.body, Resume) and entry.run != head.run:
+        raise HistoryChangedError(f"Run {entry.run} goes on here; this node is in run {head.run}.")
+    if isinstance(entry.body, (Open, Resume)):
         return opened(entry, now)
     if entry.run != head.run or entry.term < head.term or ledger.closed is not None:
         raise RendezvousStateError(
@@ -287,16 +289,12 @@ def opened(entry: Entry, now: float) -> Ledger:
     if not isinstance(entry.body, (Open, Resume)):
         kind = type(entry.body).__name__.upper()
         raise RendezvousStateError(f"Ledger entry {entry.index} should open a run; it is a {kind}.")
-    ledger = Ledger(
-        head=entry,
-        settings=entry.body.settings,
-        scheduler_uid=entry.body.scheduler_uid,
-        opened_at=now,
-        head_at=now,
-    )
-    if isinstance(entry.body, Open):
+    body = entry.body
+    ledger = Ledger(head=entry, settings=body.settings, scheduler_uid=body.scheduler_uid, opened_at=now, head_at=now)
+    if isinstance(body, Open):
         return ledger
-    return replace(ledger, round=entry.body.round, round_at=now, halt=entry.body.halt, halt_at=now)
+    known = body.epoch, body.index
+    return replace(ledger, round=body.round, round_at=now, halt=body.halt, halt_at=now, resumed_from=known)
 
 
 def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
@@ -305,36 +303,27 @@ def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
     Raises:
         RendezvousStateError: An anchor is missing or is not the kind of entry that it should be.
     """
-
-    def body(index: int) -> Body | None:
-        entry = anchors.get(index)
-        return None if entry is None else entry.body
-
-    def wrong(index: int, wanted: str) -> RendezvousStateError:
-        return RendezvousStateError(f"Ledger entry {head.index} stands on {index}, which is not a {wanted}.")
+    at, bodies = head.anchors, {index: entry.body for index, entry in anchors.items()}
+    rounds = {i: body.round if isinstance(body, Resume) else body for i, body in bodies.items()}
 
     def a_round(index: int) -> Round:
-        match body(index):
-            case Round() as found:
-                return found
-            case Resume() as found:
-                return found.round
-        raise wrong(index, "ROUND")
+        if isinstance(found := rounds.get(index), Round):
+            return found
+        raise RendezvousStateError(f"Ledger entry {head.index} stands on {index}, which is not a ROUND.")
 
-    at = head.anchors
-    ledger = replace(opened(anchors[at.open], now) if at.open in anchors else opened(head, now), head=head)
+    ledger = replace(opened(anchors[at.open], now) if at.open in anchors else opened(head, now), head=head, halt=None)
     if at.round:
         ledger = replace(ledger, round=replace(a_round(at.latest), members=a_round(at.round).members), round_at=now)
     if not at.halt:
-        return replace(ledger, halt=None)
-    match body(at.halt):
-        case Closed() as closed:
-            return replace(ledger, halt=None, closed=closed)
-        case Halt() as halt:
-            return replace(ledger, halt=halt, halt_at=now)
-        case Resume(halt=Halt() as halt):
-            return replace(ledger, halt=halt, halt_at=now)
-    raise wrong(at.halt, "HALT")
+        return ledger
+    ended = bodies.get(at.halt)
+    if isinstance(ended, Closed):
+        return replace(ledger, closed=ended)
+    if isinstance(ended, Resume):
+        ended = ended.halt
+    if not isinstance(ended, Halt):
+        raise RendezvousStateError(f"Ledger entry {head.index} stands on {at.halt}, which is not a HALT.")
+    return replace(ledger, halt=ended, halt_at=now)
 
 
 def _spelled_out(body: Round, previous: Round | None) -> Round:

@@ -11,6 +11,7 @@ from elastic_core.rendezvous.codec import decode_row, encode_entry
 from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.ledger import Chair, Ledger, advance, compose
 from elastic_core.rendezvous.reading import check_head, news
+from elastic_core.rendezvous.rows import Phase
 from elastic_core.rendezvous.watch import Observation, Watch, dead, observe
 
 
@@ -77,6 +78,17 @@ def linger(store: RendezvousBackend, ledger: Ledger, timeout: float, *, node_id:
             return
         wait = min(timing.beat_interval, deadline - now)
         version = store.wait(Cursor(ledger.head.index, version), roster=True, timeout=wait).roster
+
+
+def others_finished(store: RendezvousBackend, ledger: Ledger, node_id: str) -> bool:
+    """Whether all workers of another member of the live round have exited with 0 (rule L7).
+
+    Raises:
+        RendezvousConnectionError: The store cannot be reached.
+    """
+    members = [member.node_id for member in ledger.round.members] if ledger.round is not None else []
+    rows = readable(seen for seen in store.roster(members) if seen.node_id != node_id)
+    return ledger.live and any(seen.row.phase is Phase.FINISHED for seen in rows)
 
 
 def readable(found: Iterable[RosterRow]) -> list[Observation]:

@@ -185,7 +185,9 @@ class Scene:
 
     def look(self, *deadlines: float, nodes: Iterable[Sighting] = ()) -> float | None:
         """The next instant at which something may have changed: a deadline, or a silence that becomes a loss."""
-        return min((at for at in (*deadlines, *self.silences(nodes)) if at > self.now), default=None)
+        members = self.ledger.round.members if self.ledger.round is not None else ()
+        missing = [self.watch.began_at + self.timing.lost_after for m in members if self.seen(m.node_id) is None]
+        return min((at for at in (*deadlines, *self.silences(nodes), *missing) if at > self.now), default=None)
 
 
 def without_doubles(first: Sequence[Sighting], then: Iterable[Sighting]) -> list[Sighting]:

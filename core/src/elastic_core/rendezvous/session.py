@@ -15,39 +15,30 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError
 from elastic_core.events import Event, Level
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
-from elastic_core.rendezvous.chair import ChairDriver, Judge
+from elastic_core.rendezvous.chair import ChairDriver
 from elastic_core.rendezvous.codec import encode_row
 from elastic_core.rendezvous.history import Memory, Rejoin
 from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.ledger import HistoryChangedError, Ledger, advance
 from elastic_core.rendezvous.node import EntriesRead, HistoryReplaced, NodeEvent, Outrun, StoreLost
-from elastic_core.rendezvous.parting import append_chair, hand_over, linger, readable
+from elastic_core.rendezvous.parting import append_chair, hand_over, linger, others_finished, readable
 from elastic_core.rendezvous.pulse import Pulse, PulseCalls
 from elastic_core.rendezvous.reading import news
 from elastic_core.rendezvous.restoring import restore
-from elastic_core.rendezvous.rows import NodeInfo, NodeRow, Phase
+from elastic_core.rendezvous.rows import NodeInfo, NodeRow
+from elastic_core.rendezvous.session_calls import SessionCalls
 from elastic_core.rendezvous.watch import Heard, Watch
+
+__all__ = ["Session", "SessionCalls"]
 
 IDLE_WAIT = 60.0
 """Seconds that a follower waits for the ledger at a time; the store wakes it earlier."""
 RETRY_FIRST, RETRY_MOST = 0.1, 2.0
 """Seconds between two attempts to reconnect, at first and at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionCalls:
-    """What a session tells its agent. All are called from the session's threads and must return at once."""
-
-    post: Callable[[NodeEvent], None]
-    publish: Callable[[Event], None]
-    judge: Judge
-    crashed: Callable[[BaseException], None]
-    """A thread met a defect; the agent ends with it."""
 
 
 class Session:
@@ -125,31 +116,22 @@ class Session:
     def ask_finished(self, answer: Callable[[bool], None]) -> None:
         """Find out whether any other member of the round has finished; ``answer`` is called on the writer's thread."""
         ledger = self._ledger
-
-        def look(store: RendezvousBackend) -> None:
-            members = [member.node_id for member in ledger.round.members] if ledger.round is not None else []
-            rows = readable(seen for seen in store.roster(members) if seen.node_id != self._node_id)
-            answer(ledger.live and any(seen.row.phase is Phase.FINISHED for seen in rows))
-
-        with self._wake:
-            self._jobs.append(look)
-            self._wake.notify()
+        self._later(lambda store: answer(others_finished(store, ledger, self._node_id)))
 
     def look_up(self, node_ids: Sequence[str], answer: Callable[[list[NodeInfo]], None]) -> None:
         """Find out what nodes say of themselves; ``answer`` is called on the writer's thread."""
 
-        def look(store: RendezvousBackend) -> None:
-            answer([seen.row.info for seen in readable(store.roster(node_ids))])
+        self._later(lambda store: answer([seen.row.info for seen in readable(store.roster(node_ids))]))
 
+    def _later(self, job: Callable[[RendezvousBackend], None]) -> None:
+        """Have the writer do it."""
         with self._wake:
-            self._jobs.append(look)
+            self._jobs.append(job)
             self._wake.notify()
 
     def close(self, timeout: float) -> None:
         """Hand over the chair, bring the row up to date or take it out, stop the threads: ``timeout`` s at most."""
-        with self._wake:
-            self._jobs.append(lambda store: self._farewell(store, timeout))
-            self._wake.notify()
+        self._later(lambda store: self._farewell(store, timeout))
         self._done.wait(timeout)
         self._stopping.set()
         self._pulse.stop()

@@ -56,6 +56,8 @@ class Watch:
 
     nodes: Mapping[str, Sighting] = field(default_factory=dict)
     read_at: float | None = None
+    began_at: float = -math.inf
+    """When it first looked: who has no row then gets as long as one whose beat stopped (rule L1)."""
     gap_at: float = -math.inf
     """Until when the chair was last not looking; what it then saw may have been there for long."""
     heard: Heard | None = None
@@ -93,7 +95,8 @@ def observe(watch: Watch, rows: Iterable[Observation], now: float) -> Watch:
         if node_id not in nodes:
             nodes[node_id] = replace(old, listed=False, changed_at=now if gap else old.changed_at)
     in_order = dict(sorted(nodes.items(), key=lambda item: item[1].serial))
-    return replace(watch, nodes=in_order, read_at=now, gap_at=now if gap else watch.gap_at)
+    began_at = now if watch.read_at is None else watch.began_at
+    return replace(watch, nodes=in_order, read_at=now, began_at=began_at, gap_at=now if gap else watch.gap_at)
 
 
 def _last_sign(watch: Watch, seen: Observation, now: float) -> float:
@@ -111,9 +114,11 @@ def forget(watch: Watch, node_ids: Iterable[str]) -> Watch:
 
 
 def dead(watch: Watch, node_id: str, timing: Timing, now: float) -> bool:
-    """Whether a node is lost: superseded on its seat, or silent beyond the limit."""
+    """Whether a node is lost: superseded on its seat, silent beyond the limit, or without a row for as long."""
     seen = watch.get(node_id)
-    return seen is None or superseded(watch, seen) or now >= silent_at(watch, seen, timing)
+    if seen is None:
+        return now >= watch.began_at + timing.lost_after
+    return superseded(watch, seen) or now >= silent_at(watch, seen, timing)
 
 
 def superseded(watch: Watch, seen: Sighting) -> bool:

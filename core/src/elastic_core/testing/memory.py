@@ -15,7 +15,7 @@ class MemoryBackend(LocalBackend):
 
     def __init__(self, server: MemoryServer, run_id: str) -> None:
         super().__init__(server.store(run_id))
-        self.may_forget = True
+        self.may_forget = server.may_forget
         self._server, self._run_id = server, run_id
         server.serve(self)
 
@@ -25,9 +25,14 @@ class MemoryBackend(LocalBackend):
 
 
 class MemoryServer(Keeper):
-    """What a store's server is to the suites: many jobs, many connections, and a life of its own."""
+    """What a store's server is to the suites: many jobs, many connections, and a life of its own.
 
-    def __init__(self) -> None:
+    Args:
+        may_forget: What its connections say of it, for which a job's first round waits.
+    """
+
+    def __init__(self, *, may_forget: bool = False) -> None:
+        self.may_forget = may_forget
         self._jobs: dict[str, MemoryStore] = {}
         self._copy: dict[str, MemoryStore] = {}
         self._connections: list[LocalBackend] = []
@@ -77,14 +82,6 @@ class MemoryServer(Keeper):
         elif data is Data.COPY:
             self._jobs = {run_id: _duplicate(store) for run_id, store in self._copy.items()}
         self.start()
-
-    def plant(self, run_id: str, index: int, data: bytes) -> None:
-        """Put bytes in an entry's place."""
-        store = self._jobs[run_id]
-        with store.changed:
-            del store.entries[index - 1 :]
-            store.entries.append(("planted", data))
-            store.changed.notify_all()
 
 
 def _duplicate(store: MemoryStore) -> MemoryStore:
