@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -36,11 +38,18 @@ def pair(stage: Stage, command: list[object]) -> list[Agent]:
 
 def lose(job: Path, agents: list[Agent], copy: Path | None = None) -> None:
     """Delete the job's directory, and put a copy in its place, if there is one; faster than its agents mend it."""
+    with frozen(agents):
+        shutil.rmtree(job)
+        if copy is not None:
+            shutil.copytree(copy, job)
+
+
+@contextmanager
+def frozen(agents: list[Agent]) -> Iterator[None]:
+    """Let them do nothing meanwhile; their workers go on."""
     for agent in agents:
         agent.signal(signal.SIGSTOP)
-    shutil.rmtree(job)
-    if copy is not None:
-        shutil.copytree(copy, job)
+    yield
     for agent in agents:
         agent.signal(signal.SIGCONT)
 
@@ -99,4 +108,21 @@ def test_a_newcomer_cannot_bury_a_running_job(
     for agent in pair:
         agent.wait_for("the run goes on")
     crash_recovers(pair, 1)
+    finish([*pair, third], tmp_path / "done")
+
+
+def test_a_run_that_another_has_taken_the_place_of_joins_it(
+    stage: Stage, pair: list[Agent], command: list[object], job: Path, tmp_path: Path
+) -> None:
+    """Its agents saw nothing of it, and could not put their run back in time."""
+    before = [agent.workers() for agent in pair]
+    with frozen(pair):
+        shutil.rmtree(job)
+        third = stage.run(*command)
+        third.wait_for_report("training", world_size=1)
+    for agent in pair:
+        agent.wait_for("has begun there since: joining anew")
+    third.wait_for_report("training", world_size=2)
+    stale = {pid for workers in before for pid in workers.values()}
+    assert stale.isdisjoint(pid for agent in pair for pid in agent.workers().values())
     finish([*pair, third], tmp_path / "done")
