@@ -54,7 +54,7 @@ def history(length: int) -> list[Ledger]:
     ledgers = [start()]
     for number in range(1, length):
         spelled = {"members": members("ab")} if number == 1 else {"same_as": number - 1}
-        body = Round(number=number, offer=offer("a", number), **spelled)  # type: ignore[arg-type]
+        body = Round(number=number, offer=offer("a", number), **spelled)
         ledgers.append(then(ledgers[-1], body, at=float(number)))
     return ledgers
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous.backend import TOMBSTONE, Cursor, RendezvousBackend
 from elastic_core.rendezvous.codec import decode_entry
 from elastic_core.rendezvous.ledger import Entry, HistoryChangedError, Ledger, restored
@@ -12,6 +11,7 @@ def load(store: RendezvousBackend, now: float) -> Ledger | None:
     """The ledger as it stands; None for an empty store.
 
     Raises:
+        HistoryChangedError: An entry is missing, as while somebody deletes or restores them.
         RendezvousStateError: The store holds something that cannot be.
         RendezvousConnectionError: The store cannot be reached.
     """
@@ -23,9 +23,12 @@ def load(store: RendezvousBackend, now: float) -> Ledger | None:
         for anchor in (at.open, at.round, at.latest, at.halt):
             if anchor and anchor not in anchors and (entry := peek(store, anchor)) is not None:
                 anchors[anchor] = entry
-        newest = store.wait(Cursor(index), roster=False, timeout=0).head
-        if newest == index or {at.open, at.round, at.latest, at.halt} <= {0, *anchors}:
+        gone = {at.open, at.round, at.latest, at.halt} - {0, *anchors}
+        if not gone:
             return restored(head, anchors, now)
+        newest = store.wait(Cursor(index), roster=False, timeout=0).head
+        if newest == index:
+            raise _missing(min(gone))
         index = newest  # what the head stood on was shrunk while we read
     return None
 
@@ -85,7 +88,11 @@ def check_head(store: RendezvousBackend, ledger: Ledger) -> None:
 def _entry(store: RendezvousBackend, index: int) -> Entry:
     entry = peek(store, index)
     if entry is None:
-        raise RendezvousStateError(
-            f"Ledger entry {index} is missing from the store.", hint="The store lost data; use another --rdzv_id."
-        )
+        raise _missing(index)
     return entry
+
+
+def _missing(index: int) -> HistoryChangedError:
+    return HistoryChangedError(
+        f"Ledger entry {index} is missing from the store.", hint="The store lost data; use another --rdzv_id."
+    )

@@ -49,7 +49,7 @@ def restore(
         unread: Why it could not read on, if it could not.
 
     Returns:
-        None where they are one already. Else what was lost, for people, and the ledger to go on from (None: the one
+        None where they are one already, or things change too fast to tell. Else what was lost, for people, and the ledger to go on from (None: the one
         that this node has); or that it cannot go on.
 
     Raises:
@@ -62,19 +62,22 @@ def restore(
         at = peek(store, min(head, mine.head.index))
         match overlap(mine, memory, head, at):
             case Intact() if unread is not None:
-                return _leap(store, mine, memory, unread, clock)
+                return _leap(store, mine, unread, clock)
             case Intact():
                 return None if lost is None else (lost, None)
             case PutBack(entries) if at is not None:
                 lost = lost or missing(head, mine)
                 _put_back(store, at.link, entries)
                 continue
-        theirs = load(store, clock.now())
+        try:
+            theirs = load(store, clock.now())
+        except HistoryChangedError:
+            continue  # somebody deletes or restores entries at this very moment
         match settle(mine, memory, theirs):
             case Rejoin() as rejoin:
                 return rejoin
             case Adopt():
-                return lost or "the run's history has gone on without this node", theirs
+                return lost or "the store had lost entries, or this node was away", theirs
         lost = lost or missing(head, mine)
         prev = ORIGIN if theirs is None else theirs.head.link
         body, now = resume(mine, lost), clock.now()
@@ -84,9 +87,7 @@ def restore(
     return None
 
 
-def _leap(
-    store: RendezvousBackend, mine: Ledger, memory: Memory, unread: HistoryChangedError, clock: Clock
-) -> Restored:
+def _leap(store: RendezvousBackend, mine: Ledger, unread: HistoryChangedError, clock: Clock) -> Restored:
     """From what this node has read to the newest, over entries that were shrunk, or to another run that goes on here.
 
     Raises:

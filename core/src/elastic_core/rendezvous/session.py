@@ -162,6 +162,7 @@ class Session:
                     version = self._look(store, version)
             except HistoryChangedError as exc:
                 self._unread = exc  # a new connection begins with a comparison
+                self._stopping.wait(RETRY_FIRST)
             except RendezvousConnectionError as exc:
                 if not self._doubt:
                     self._store_failed(exc)
