@@ -49,8 +49,8 @@ def restore(
         unread: Why it could not read on, if it could not.
 
     Returns:
-        None where they are one already, or things change too fast to tell. Else what was lost, for people, and the ledger to go on from (None: the one
-        that this node has); or that it cannot go on.
+        None where they are one already, or things change too fast to tell. Else what was lost, for people, and the
+        ledger to go on from (None: the one that this node has); or that it cannot go on.
 
     Raises:
         RendezvousStateError: The store holds what cannot be read.
