@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import TypeVar
@@ -20,6 +21,11 @@ MOST_REQUESTS = 50
 """Requests that one operation may take; more is no constant."""
 ROUGHLY = 1.2
 """What one operation may cost in a large job, as a multiple of what it costs in a small one."""
+
+WATCHED = 1.0
+"""Seconds for which a sleeping waiter is watched."""
+FEW = 4
+"""Requests that it may make in that time: a wait that is cut into long pieces is still one."""
 
 _T = TypeVar("_T")
 
@@ -140,6 +146,16 @@ class LineConformance(Connections):
             again = store.connect()
             assert again.append(ORIGIN, Link(1, "first"), b"1")
             again.close()
+
+    def test_a_waiter_asks_for_nothing_while_nothing_happens(self, connect: Connect, line: BadLine) -> None:
+        """It is woken; it does not look again and again."""
+        waiter, writer = connect(), connect()
+        waiting = long_wait(waiter, Cursor(), roster=True)
+        before = line.requests
+        time.sleep(WATCHED)
+        assert line.requests - before <= FEW, f"a waiter asked {line.requests - before} times in {WATCHED:g} s"
+        assert writer.append(ORIGIN, Link(1, "first"), b"1")
+        assert outcome(waiting, PATIENCE, "the waiter did not hear of the entry").head == 1
 
     def test_an_operation_costs_the_same_however_large_the_job_is(
         self, store: RendezvousBackend, connect: Connect, line: BadLine
