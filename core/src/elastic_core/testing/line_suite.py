@@ -62,6 +62,7 @@ class LineConformance(Connections):
             writer, other = open_job(job), open_job(job)
             assert writer.append(ORIGIN, first, b"1")
             assert other.append(first, theirs, b"theirs")
+            assert other.read(2) == b"theirs"  # and so nothing of it is under way any more: some requests have no reply
             assert hurt(line, lost, job, writer.append, first, mine, b"mine") in (None, False)
             assert not other.append(first, mine, b"mine")
             assert [other.read(index) for index in (1, 2, 3)] == [b"1", b"theirs", None]
@@ -181,6 +182,7 @@ class LineConformance(Connections):
             store.enter(f"other {number}", b"")
         for prev, entry in list(links)[:100]:
             assert store.append(prev, entry, b"entry")
+        assert store.read(1) is not None  # nothing of it is under way any more
         links = iter(chain(200)[103:])
         assert cost() <= ROUGHLY * small
 
