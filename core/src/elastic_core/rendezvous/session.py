@@ -120,7 +120,6 @@ class Session:
 
     def look_up(self, node_ids: Sequence[str], answer: Callable[[list[NodeInfo]], None]) -> None:
         """Find out what nodes say of themselves; ``answer`` is called on the writer's thread."""
-
         self._later(lambda store: answer([seen.row.info for seen in readable(store.roster(node_ids))]))
 
     def _later(self, job: Callable[[RendezvousBackend], None]) -> None:
