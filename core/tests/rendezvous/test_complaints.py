@@ -144,9 +144,16 @@ def test_nobody_probes_where_nothing_has_failed(reason: HaltReason) -> None:
     assert ids(decide(scene(ledger, *(node(name, probed=0) for name in "abc")))) == "abc"
 
 
-def test_nodes_without_a_port_are_not_waited_for() -> None:
-    ledger = failed("ab")
-    assert ids(decide(scene(ledger, *(seen(name, Phase.STOPPED, head=3) for name in "ab")))) == "ab"
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(seen("b", Phase.STOPPED, head=3), id="has no port"),
+        pytest.param(node("b", probed=0, phase=Phase.FINISHED), id="has finished, and stops nothing"),
+        pytest.param(node("b", probed=0, number=0, phase=Phase.WAITING), id="was too late to start any workers"),
+    ],
+)
+def test_who_will_not_probe_is_not_waited_for(other: Sighting) -> None:
+    assert ids(decide(scene(failed("ab"), node("a"), other))) == "ab"
 
 
 def test_who_has_complaints_against_it_is_not_restarted_with_all_the_others() -> None:

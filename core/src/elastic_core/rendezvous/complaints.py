@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from elastic_core.rendezvous.ledger import Halt, HaltReason, Round
+from elastic_core.rendezvous.rows import Phase
 from elastic_core.rendezvous.scene import Scene
 
 PROBING = 3.0
@@ -52,7 +53,6 @@ def unprobed(scene: Scene, old: Round, halt: Halt, fit: list[str]) -> float | No
     until = scene.ledger.halt_at + PROBING
     if halt.reason not in (HaltReason.FAILURE, HaltReason.GIVING_UP) or len(old.members) < 2 or scene.now >= until:
         return None
-    pending = [
-        seen for node_id in fit if (seen := scene.seen(node_id)) and seen.row.info.port and seen.row.probed < old.number
-    ]
-    return until if pending else None
+    rows = [seen.row for node_id in fit if (seen := scene.seen(node_id)) is not None]
+    took_part = [row for row in rows if row.round == old.number and row.phase is not Phase.FINISHED]
+    return until if any(row.info.port and row.probed < old.number for row in took_part) else None
