@@ -311,8 +311,7 @@ class Supervisor:
     def _step(self, event: NodeEvent) -> None:
         before = self._state
         self._state, effects = step(before, event)
-        if (failed := failed_round(before, self._state)) is not None:
-            probe(failed, self._state.info.node_id, self._session.look_up, self._inbox.post)
+        failed = failed_round(before, self._state)
         if isinstance(event, EntriesRead):
             for news in outcome.narrated(before.ledger, event.entries, event.now, self._state.info.node_id):
                 self._publish(news)
@@ -325,6 +324,8 @@ class Supervisor:
             self._say("workers_done", f"all local workers of round {self._state.round} exited with 0")
         for effect in effects:
             self._do(effect)
+        if failed is not None:  # last: everything else is urgent
+            probe(failed, self._state.info.node_id, self._session.look_up, self._inbox.post)
 
     def _do(self, effect: Effect) -> None:
         match effect:
