@@ -33,8 +33,6 @@ class Target:
     """Who is to blame if it fails."""
     address: str
     port: int
-    listening: bool = True
-    """Whether somebody listens there for certain, so that a refusal is a failure, too."""
 
 
 class Door:
@@ -86,7 +84,7 @@ def targets(current: Round, node_id: str, known: Iterable[NodeInfo]) -> list[Tar
     found = [Target(info.node_id, info.address, info.port) for info in known if info.port]
     first, offer = current.members[0].node_id, current.offer
     if first != node_id:
-        found.append(Target(first, offer.address, offer.port, listening=offer.hosted))
+        found.append(Target(first, offer.address, offer.port))
     return found
 
 
@@ -101,22 +99,25 @@ def unreachable(aims: Sequence[Target], patience: float = PATIENCE) -> tuple[str
             number = probe.connect_ex((aim.address, aim.port))
             if number == errno.EINPROGRESS:
                 waiting.register(probe, selectors.EVENT_WRITE, aim)
-            elif not _reached(number, aim):
+            elif not _reached(number):
                 failed.append(aim.node_id)
         while waiting.get_map() and (left := deadline - time.monotonic()) > 0:
             for key, _ in waiting.select(left):
                 connected = key.fileobj
                 assert isinstance(connected, socket.socket)
-                if not _reached(connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), key.data):
+                if not _reached(connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)):
                     failed.append(key.data.node_id)
                 waiting.unregister(connected)
         failed += [key.data.node_id for key in waiting.get_map().values()]
     return tuple(dict.fromkeys(failed))
 
 
-def _reached(number: int, aim: Target) -> bool:
-    """Whether the outcome of a connection shows that packets come and go; a refusal does, too."""
-    return number == 0 or (number == errno.ECONNREFUSED and not aim.listening)
+def _reached(number: int) -> bool:
+    """Whether the outcome of a connection shows that packets come and go.
+
+    A refusal does, too: an agent that has just died, or a store that was given up, is no fault of the network's.
+    """
+    return number in (0, errno.ECONNREFUSED)
 
 
 def probe(
