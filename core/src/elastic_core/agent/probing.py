@@ -101,8 +101,10 @@ def unreachable(aims: Sequence[Target], patience: float = PATIENCE) -> tuple[str
                 waiting.register(probe, selectors.EVENT_WRITE, aim)
             elif not _reached(number):
                 failed.append(aim.node_id)
-        while waiting.get_map() and (left := deadline - time.monotonic()) > 0:
-            for key, _ in waiting.select(left):
+        late = False
+        while waiting.get_map() and not late:
+            late = time.monotonic() >= deadline  # and look once more: it may be this thread that was held up
+            for key, _ in waiting.select(max(0.0, deadline - time.monotonic())):
                 connected = key.fileobj
                 assert isinstance(connected, socket.socket)
                 if not _reached(connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)):
