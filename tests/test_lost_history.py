@@ -85,14 +85,14 @@ def test_a_crash_at_the_very_moment_that_the_store_is_emptied_recovers(
 
 
 def test_a_store_that_is_put_back_to_an_older_copy_gets_its_last_entries_back(
-    pair: list[Agent], job: Path, tmp_path: Path
+    stage: Stage, pair: list[Agent], job: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(job, tmp_path / "copy")
     crash_recovers(pair, 1)
     before = [agent.workers() for agent in pair]
     entries = {path.name: path.read_bytes() for path in (job / "ledger").iterdir()}
     lose(job, pair, tmp_path / "copy")
-    pair[0].wait_for("put back|the run goes on")
+    assert stage.wait_until(lambda: any("put back" in agent.output for agent in pair)), pair[0].output
     assert [agent.workers() for agent in pair] == before, "healthy workers were left alone"
     crash_recovers(pair, 2)
     assert {name: (job / "ledger" / name).read_bytes() for name in entries} == entries, "the very same entries"

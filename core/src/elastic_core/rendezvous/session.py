@@ -222,6 +222,8 @@ class Session:
             what = "what this node has read was put back" if ledger is None else "the run goes on"
             self._calls.publish(Event("history_restored", f"{lost}; {what}", Level.WARNING))
             if ledger is not None:
+                if ledger.head.epoch == self._ledger.head.epoch:  # what rows said was of another branch
+                    self._chair.watch, self._heard = Watch(), None
                 self._memory = Memory((ledger.head,))
                 self._follow(ledger)
                 self._calls.post(HistoryReplaced(ledger))

@@ -31,7 +31,7 @@ class Sighting:
     seen_at: float
     """When its row first showed its present :attr:`NodeRow.head`."""
     listed: bool = True
-    """Whether the newest read still had it; one that the store lost is judged like a beat that stopped."""
+    """Whether the newest read still had it, and no older one; without it the node is judged by its beats alone."""
 
     @property
     def node_id(self) -> str:
@@ -82,6 +82,10 @@ def observe(watch: Watch, rows: Iterable[Observation], now: float) -> Watch:
     nodes = {}
     for seen in sorted(rows, key=lambda seen: seen.serial):
         old = watch.get(seen.row.info.node_id)
+        if old is not None and _older(seen.row, old.row):  # from a copy of the store; the node will send it again
+            changed_at = now if gap or old.beat != seen.beat else old.changed_at
+            nodes[old.node_id] = replace(old, serial=seen.serial, beat=seen.beat, changed_at=changed_at, listed=False)
+            continue
         fresh = gap or old is None or (old.beat, old.row) != (seen.beat, seen.row)
         nodes[seen.row.info.node_id] = Sighting(
             row=seen.row,
@@ -97,6 +101,13 @@ def observe(watch: Watch, rows: Iterable[Observation], now: float) -> Watch:
     in_order = dict(sorted(nodes.items(), key=lambda item: item[1].serial))
     began_at = now if watch.read_at is None else watch.began_at
     return replace(watch, nodes=in_order, read_at=now, began_at=began_at, gap_at=now if gap else watch.gap_at)
+
+
+def _older(row: NodeRow, known: NodeRow) -> bool:
+    """Whether a row says less than what was known of its node, which only ever reads on."""
+    if row.run != known.run:
+        return row.run == ""
+    return row.epoch == known.epoch and 0 < row.head < known.head
 
 
 def _last_sign(watch: Watch, seen: Observation, now: float) -> float:
