@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
-from scenes import incident, info, settings
+from scenes import entry, incident, info, members, settings
 from test_session import CLOCK, Node, in_round, quick
 
-from elastic_core.rendezvous.codec import decode_entry
+from elastic_core.rendezvous.codec import decode_entry, encode_entry
 from elastic_core.rendezvous.join import Applicant, join
-from elastic_core.rendezvous.ledger import Ledger, Open, Resume, Round
+from elastic_core.rendezvous.ledger import Halt, HaltReason, Ledger, Open, Resume, Round, advance
 from elastic_core.rendezvous.node import Exit, WorkerFailed, WorkersDone
 from elastic_core.testing.faults import Data
 from elastic_core.testing.memory import MemoryServer
@@ -107,6 +107,30 @@ def test_a_restart_with_the_data_is_noticed_by_nobody_but_the_connections(bench:
     for node in (a, b):
         node.until(in_round(2, "ab"))
         assert not told("history_restored")(node)
+
+
+def test_what_others_have_decided_on_another_branch_is_adopted(bench: Bench) -> None:
+    """Two masters: this side restarted the round, the other one went on with b alone. The store's branch it is."""
+    a, b = bench.pair()
+    fork = a.state.ledger
+    b.tell(WorkerFailed(incident("b")))
+    for node in (a, b):
+        node.until(in_round(2, "ab"))
+    bench.server.stop()
+    store = bench.server._jobs["job"]
+    del store.entries[2:]
+    offered = replace(a.state.ledger.round.offer, id="of the other branch")  # type: ignore[union-attr]
+    for body in (
+        Halt(round=1, reason=HaltReason.NODE_LOST, why="a is lost"),
+        Round(number=2, offer=offered, members=members("b")),
+    ):
+        made = entry(fork, body, at=CLOCK.now())
+        fork = advance(fork, replace(made, id=f"other {made.index}"), CLOCK.now())
+        store.entries.append((fork.head.id, encode_entry(fork.head)))
+    bench.server.start()
+    for node in (b, a):
+        node.until(in_round(3, "ba"))
+    assert starts(a, b) == [3, 4], "a sat out round 2 of that branch"
 
 
 def test_a_newcomers_open_is_outranked_and_it_joins_the_run(bench: Bench) -> None:
