@@ -67,3 +67,17 @@ def test_a_host_whose_cable_is_pulled_is_left_out(stage: Stage, three: list[Host
     (tmp_path / "done").touch()
     assert [agent.exit_code() for agent in agents[:2]] == [0, 0]
     agents[2].kill_node()
+
+
+def test_a_host_that_its_peers_cannot_reach_is_left_out(stage: Stage, three: list[Host], tmp_path: Path) -> None:
+    """It reaches the store, and beats; only its peers are out of its reach (rule L5)."""
+    for peer in three[:2]:
+        three[2].shut_out(peer)
+    job = [WORKERS / "barrier.py", "--until", tmp_path / "done", "--patience=3"]
+    flags = ["--nnodes=2:3", "--max_restarts=1", "--rdzv_backend=file", f"--rdzv_endpoint={tmp_path}"]
+    agents = [run(stage, host, "--rdzv_conf=last_call_timeout=30", *flags, *job) for host in three]
+    for agent in agents[:2]:
+        agent.wait_for("2 worker.s. on 2 node.s. .*cannot (be )?reach")
+        agent.wait_for_report("training", world_size=2)
+    (tmp_path / "done").touch()
+    assert [agent.exit_code() for agent in agents] == [0, 0, 0]

@@ -1,4 +1,4 @@
-"""The kit notices a store that wakes nobody, soon and in words."""
+"""The kit notices what stores get wrong: that they wake nobody, forget what they did, or free what was taken."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from elastic_core.rendezvous.backend import Link
 from elastic_core.rendezvous.file import FileBackend
+from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.testing import connections
 from elastic_core.testing.backend_conformance import ProcessConformance
 from elastic_core.testing.connections import MakeBackend
+from elastic_core.testing.faults import LossyCalls, Lost
+from elastic_core.testing.ledger_suite import LedgerConformance
+from elastic_core.testing.line_suite import LineConformance
 from elastic_core.testing.wait_suite import WaitConformance
 
 HOUR = 3600.0
@@ -63,3 +68,33 @@ def test_an_opener_that_cannot_be_sent_is_explained(deaf: MakeBackend) -> None:
     with pytest.raises(pytest.fail.Exception, match="opener must return something picklable: a module's function"):
         sent(Unsent(), lambda run_id: deaf(run_id))
     assert sent(Unsent(), deaf) is deaf
+
+
+class Forgetful(LocalBackend):
+    """Does not know its own entry again, and gives away what was shrunk."""
+
+    def append(self, prev: Link, entry: Link, data: bytes) -> bool:
+        store = self._store
+        if entry.index <= store.head and store.entries[entry.index - 1][1] == b"":
+            store.entries[entry.index - 1] = (entry.id, data)
+            return True
+        return entry.index > store.head and super().append(prev, entry, data)
+
+
+def forgetful() -> MakeBackend:
+    jobs: dict[str, MemoryStore] = {}
+    return lambda run_id: Forgetful(jobs.setdefault(run_id, MemoryStore()))
+
+
+def test_an_append_that_fails_when_it_is_repeated_is_noticed() -> None:
+    line = LossyCalls()
+    test = LineConformance.test_an_append_of_unknown_outcome_is_resolved_by_another
+    with pytest.raises(AssertionError, match="it is there, or it lands now"):
+        test(LineConformance(), line.through(forgetful()), line, Lost.REPLY)
+
+
+def test_a_tombstone_that_can_be_written_over_is_noticed() -> None:
+    make = forgetful()
+    test = LedgerConformance.test_an_old_entry_shrinks_and_its_place_stays_taken
+    with pytest.raises(AssertionError, match="a place is never free again"):
+        test(LedgerConformance(), make("job"), lambda: make("job"))

@@ -28,6 +28,11 @@ class Host:
         """Pull its cable: nothing arrives any more, and nobody is told."""
         _ip("-n", self.name, "link", "set", "eth0", "down")
 
+    def shut_out(self, other: Host) -> None:
+        """Drop whatever would go to another host: neither reaches the other any more, and that one is not told."""
+        for address in (other.ipv4, other.ipv6):
+            _ip("-n", self.name, "route", "add", "blackhole", address)
+
 
 @contextmanager
 def hosts(count: int) -> Iterator[list[Host]]:

@@ -33,16 +33,18 @@ def serve() -> list[socket.socket]:
     """Rank 0's connections to all others."""
     family = socket.AF_INET6 if ":" in ADDRESS[0] else socket.AF_INET
     listener = socket.create_server(ADDRESS, family=family)
-    listener.settimeout(60)
+    listener.settimeout(args.patience)
     return [listener.accept()[0] for _ in range(WORLD_SIZE - 1)]
 
 
 def connect() -> list[socket.socket]:
     """The others' connection to rank 0, which may not listen yet."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + args.patience
     while time.monotonic() < deadline:
         try:
-            return [socket.create_connection(ADDRESS)]
+            peer = socket.create_connection(ADDRESS, args.patience)
+            peer.settimeout(None)
+            return [peer]
         except ConnectionRefusedError:
             time.sleep(0.02)
     raise TimeoutError("rank 0 never listened")
@@ -83,6 +85,7 @@ def step() -> bool:
 parser = argparse.ArgumentParser()
 parser.add_argument("--until", type=Path, required=True)
 parser.add_argument("--deaf", action="store_true")
+parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for the others at the start")
 args = parser.parse_args()
 
 peers = serve() if RANK == 0 else connect()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -17,21 +16,74 @@ from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, Cursor, Link
 from elastic_core.rendezvous.file import FileBackend
 from elastic_core.rendezvous.inotify import Alarm
-from elastic_core.testing.backend_conformance import BackendConformance, ProcessConformance
+from elastic_core.testing.backend_conformance import (
+    BackendConformance,
+    LineConformance,
+    PlantConformance,
+    ProcessConformance,
+    RestartConformance,
+)
 from elastic_core.testing.connections import MakeBackend, long_wait
+from elastic_core.testing.faults import Data, Keeper, LossyCalls
 from elastic_core.testing.racing import PATIENCE
+from elastic_core.testing.run_suite import Plant
 
 FIRST = Link(1, "first")
 
 
-class TestFileBackend(BackendConformance, ProcessConformance):
+class Folder(Keeper):
+    """Deletes jobs' directories under their agents, and puts copies in their place."""
+
+    def __init__(self, parent: Path, copy: Path) -> None:
+        self.parent, self.kept = parent, copy
+
+    def copy(self) -> None:
+        shutil.rmtree(self.kept, ignore_errors=True)
+        shutil.copytree(self.parent, self.kept)
+
+    def restart(self, data: Data) -> None:
+        if data is not Data.KEPT:
+            for job in self.parent.iterdir():
+                shutil.rmtree(job)
+        if data is Data.COPY:
+            shutil.copytree(self.kept, self.parent, dirs_exist_ok=True)
+
+
+class TestFileBackend(BackendConformance, ProcessConformance, RestartConformance, PlantConformance):
     @pytest.fixture
-    def make_backend(self, tmp_path: Path) -> MakeBackend:
-        return partial(FileBackend.open, tmp_path)
+    def parent(self, tmp_path: Path) -> Path:
+        (tmp_path / "jobs").mkdir()
+        return tmp_path / "jobs"
+
+    @pytest.fixture
+    def make_backend(self, parent: Path) -> MakeBackend:
+        return partial(FileBackend.open, parent)
+
+    @pytest.fixture
+    def keeper(self, parent: Path, tmp_path: Path) -> Keeper:
+        return Folder(parent, tmp_path / "copy")
+
+    @pytest.fixture
+    def plant(self, parent: Path) -> Plant:
+        def planted(run_id: str, index: int, record: bytes) -> bool:
+            (parent / run_id / f"ledger/{index:08d}").write_bytes(record)
+            return True
+
+        return planted
 
     @pytest.fixture
     def opener(self, make_backend: MakeBackend) -> MakeBackend:
         return make_backend
+
+
+class TestFileBackendWhoseCallsFail(LineConformance):
+    @pytest.fixture
+    def line(self) -> LossyCalls:
+        return LossyCalls()
+
+    @pytest.fixture
+    def make_backend(self, line: LossyCalls, tmp_path: Path) -> MakeBackend:
+        return line.through(partial(FileBackend.open, tmp_path))
 
 
 class TestFileBackendOnANetworkMount(BackendConformance):
@@ -177,21 +229,28 @@ def test_a_beat_that_stays_torn_is_refused(store: FileBackend, job: Path, conten
         store.roster()
 
 
-@pytest.mark.parametrize("gone", ["ledger/00000001", "serials/00000001", "values/00000001-node.0"])
-def test_files_deleted_under_a_running_job_are_named(store: FileBackend, job: Path, gone: str) -> None:
-    store.wait(Cursor(), roster=True, timeout=0)
-    (job / gone).unlink()
-    with pytest.raises(RendezvousStateError, match=re.escape(f"{gone}' is gone")):
-        (store.wait(Cursor(), roster=True, timeout=0), store.roster())
+def test_a_row_whose_file_was_deleted_is_named(store: FileBackend, job: Path) -> None:
+    (job / "values/00000001-node.0").unlink()
+    with pytest.raises(RendezvousConnectionError, match=r"values/00000001-node.0' is gone"):
+        store.roster()
 
 
-def test_a_store_begun_anew_does_not_pass_for_the_old_one(store: FileBackend, job: Path, tmp_path: Path) -> None:
-    store.wait(Cursor(), roster=False, timeout=0)
+def test_entries_deleted_under_a_running_job_are_missed(store: FileBackend, job: Path) -> None:
+    store.append(FIRST, Link(2, "second"), b"2")
+    assert store.beat("node", 1).head == 2
+    (job / "ledger/00000002").unlink()
+    assert store.beat("node", 2).head == 1
+    assert store.wait(Cursor(2), roster=False, timeout=PATIENCE).head == 1
+
+
+def test_a_share_that_is_no_longer_mounted_is_not_begun_anew(
+    store: FileBackend, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.rmtree(job)
-    FileBackend.open(tmp_path, "job")
-    for use in (store.connect, lambda: store.wait(Cursor(1), roster=False, timeout=0), lambda: store.beat("node", 1)):
-        with pytest.raises(RendezvousStateError, match="is gone"):
-            use()
+    monkeypatch.setattr(store._store, "_device", -1)
+    with pytest.raises(RendezvousConnectionError, match="another file system is mounted"):
+        store.connect()
+    assert not job.exists()
 
 
 def test_a_directory_that_vanishes_ends_a_wait(store: FileBackend, job: Path) -> None:
@@ -204,7 +263,6 @@ def test_a_directory_that_vanishes_ends_a_wait(store: FileBackend, job: Path) ->
 @pytest.mark.parametrize(
     "use",
     [
-        pytest.param(lambda store: store.connect(), id="connect"),
         pytest.param(lambda store: store.enter("other", b""), id="enter"),
         pytest.param(lambda store: store.amend("node", 1, b""), id="amend"),
         pytest.param(lambda store: store.beat("node", 1), id="beat"),

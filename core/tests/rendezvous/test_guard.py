@@ -22,6 +22,7 @@ CALLS: dict[str, Callable[[RendezvousBackend], object]] = {
     "roster": lambda store: store.roster(),
     "append": lambda store: store.append(ORIGIN, Link(1, "first"), b""),
     "read": lambda store: store.read(1),
+    "shrink": lambda store: store.shrink(1),
     "wait": lambda store: store.wait(Cursor(), roster=False, timeout=0),
 }
 
@@ -43,7 +44,7 @@ def faulty(method: str, error: Exception) -> GuardedBackend:
 
 
 def test_every_method_is_called_through_the_guard() -> None:
-    assert set(CALLS) == RendezvousBackend.__abstractmethods__
+    assert set(CALLS) == {*RendezvousBackend.__abstractmethods__, "shrink"}
 
 
 @pytest.mark.parametrize("method", CALLS)

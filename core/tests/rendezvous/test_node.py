@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from scenes import entry, incident, info, members, offer, start, then
+from test_history import resumed
 
 from elastic_core.exit_codes import ExitCode
 from elastic_core.rendezvous.ledger import Body, Chair, Closed, Halt, HaltReason, Ledger, Round
@@ -14,11 +15,14 @@ from elastic_core.rendezvous.node import (
     EntriesRead,
     Exit,
     Grace,
+    HistoryReplaced,
     Leaving,
     MakeOffer,
     NodeEvent,
     NodeState,
     Offered,
+    Outrun,
+    Probed,
     Progressed,
     Start,
     Stop,
@@ -27,6 +31,7 @@ from elastic_core.rendezvous.node import (
     WorkerFailed,
     WorkersDone,
     WorkersGone,
+    failed_round,
     row_of,
     step,
 )
@@ -271,3 +276,120 @@ def test_progress_counts_for_its_own_round_only() -> None:
     node.hears(Progressed(1))
     assert row_of(node.state).progressed
     assert node.state.work is Work.RUNNING
+
+
+# A store that lost history (S3) --------------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_leaves_the_workers_of_its_round_alone() -> None:
+    for by_reading in (True, False):
+        node = running()
+        after = resumed(node.ledger, on=node.ledger.head.link)
+        event: NodeEvent = EntriesRead((after.head,), 2.0) if by_reading else HistoryReplaced(after)
+        assert node.hears(event) == ()
+        assert (node.state.work, node.state.round, node.state.phase) == (Work.RUNNING, 1, Phase.RUNNING)
+        row = row_of(node.state)
+        assert (row.head, row.epoch) == (after.head.index, 1)
+
+
+def elsewhere(names: str) -> Ledger:
+    """The same run, as it went on without this node: another round of the same number."""
+    return then(start(), Round(number=1, offer=offer("b", 5), members=members(names)), at=1.0)
+
+
+def test_a_round_that_is_not_in_the_new_history_is_stopped_and_the_right_one_started() -> None:
+    node = running()
+    (stop,) = node.hears(HistoryReplaced(elsewhere("ba")))
+    assert isinstance(stop, Stop)
+    assert (node.state.work, row_of(node.state).phase, row_of(node.state).round) == (Work.STOPPING, Phase.RUNNING, 0)
+    current = node.state.ledger.round
+    assert current is not None
+    assert node.hears(WorkersGone()) == (Start(current, 0),), "only when no process of the other is left (I9)"
+    assert (node.state.phase, node.state.round) == (Phase.RUNNING, 1)
+
+
+def test_a_node_that_the_new_history_left_out_waits_as_a_newcomer() -> None:
+    node = running()
+    node.hears(HistoryReplaced(elsewhere("b")), WorkersGone())
+    row = row_of(node.state)
+    assert (row.phase, row.round, row.incident) == (Phase.WAITING, 0, None)
+
+
+def test_what_finished_in_a_lost_round_does_not_count_in_another_of_the_same_number() -> None:
+    node = running()
+    node.hears(WorkersDone())
+    assert row_of(node.state).phase is Phase.FINISHED
+    node.hears(HistoryReplaced(elsewhere("ba")))
+    assert row_of(node.state).phase is not Phase.FINISHED
+
+
+def test_a_node_whose_run_is_gone_stops_its_workers_and_begins_again() -> None:
+    node = running()
+    assert node.hears(Outrun("run x has begun there")) == (Stop(Grace.BROKEN, "run x has begun there"),)
+    assert node.hears(WorkersGone()) == (Exit(ExitCode.STORE_LOST, "run x has begun there", rejoin=True),)
+
+
+def test_a_node_whose_run_is_gone_but_whose_work_is_done_has_done_its_part() -> None:
+    node = running()
+    (end,) = node.hears(WorkersDone(), Outrun("run x has begun there"))
+    assert isinstance(end, Exit)
+    assert (end.code, end.rejoin) == (ExitCode.SUCCESS, False)
+
+
+# Probes (L5) ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("event", "probes"),
+    [
+        (WorkerFailed(incident("a")), True),
+        (SIGTERM, False),
+        (Outrun("x"), False),
+        (HistoryReplaced(elsewhere("ba")), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_peers_are_probed_when_a_round_fails(event: NodeEvent, probes: bool) -> None:
+    node = running()
+    before = node.state
+    node.hears(event)
+    assert node.state.work is Work.STOPPING
+    assert failed_round(before, node.state) == (before.ledger.round if probes else None)
+    again = node.state
+    node.hears(WorkersGone())
+    assert failed_round(again, node.state) is None, "once"
+
+
+@pytest.mark.parametrize(
+    ("reason", "probes"),
+    [
+        (HaltReason.FAILURE, True),
+        (HaltReason.GIVING_UP, True),
+        (HaltReason.RESIZE, False),
+        (HaltReason.NODE_LOST, False),
+        (HaltReason.NODE_LEFT, False),
+        (HaltReason.UNSEEN, False),
+    ],
+)
+def test_peers_are_probed_when_others_say_that_it_failed(reason: HaltReason, probes: bool) -> None:
+    node = running()
+    before = node.state
+    node.reads(halt(reason=reason))
+    assert (failed_round(before, node.state) is not None) is probes
+
+
+def test_the_only_member_has_no_peers() -> None:
+    node = running(names="a")
+    before = node.state
+    node.hears(WorkerFailed(incident("a")))
+    assert failed_round(before, node.state) is None
+
+
+def test_the_row_tells_whom_this_node_did_not_reach() -> None:
+    node = running()
+    node.hears(Probed(1, ("b",)))
+    assert (row_of(node.state).probed, row_of(node.state).unreachable) == (1, ("b",))
+    node.hears(Probed(1, ()))
+    assert row_of(node.state).unreachable == ("b",), "an answer that comes late changes nothing"
+    node.hears(Probed(2, ()))
+    assert (row_of(node.state).probed, row_of(node.state).unreachable) == (2, ())

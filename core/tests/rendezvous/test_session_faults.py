@@ -129,13 +129,14 @@ def test_a_store_that_comes_back_wiped_ends_a_waiting_node(bench: Bench) -> None
     assert node.until(lambda n: n.exit is not None).exit.code == 74  # type: ignore[union-attr]
 
 
-def test_who_finds_its_newest_entry_gone_gives_up_instead_of_trying_for_ever(bench: Bench) -> None:
+def test_an_entry_that_the_store_loses_is_put_back_and_a_failure_right_after_it_recovers(bench: Bench) -> None:
     a, b = bench.pair()
     with bench.store.changed:
-        bench.store.entries.pop()
+        lost = bench.store.entries.pop()
     b.tell(WorkerFailed(incident("b")))
     for node in (a, b):
-        node.until(lambda n: n.state.store_lost)
+        node.until(in_round(2, "ab"))
+    assert bench.store.entries[1] == lost
 
 
 def test_a_report_that_was_answered_before_it_was_made_deposes_nobody(bench: Bench) -> None:
@@ -178,6 +179,7 @@ def test_a_pulse_that_cannot_beat_waits_instead_of_spinning(trouble: str) -> Non
         contact=lambda: None,
         lost=lambda exc: lost.set(),
         row=lambda revision: None,
+        behind=lambda: None,
         take_chair=lambda ledger, heard, why: None,
         crashed=lambda exc: None,
     )

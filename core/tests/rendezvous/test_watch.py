@@ -55,6 +55,29 @@ def test_a_newer_incarnation_on_the_same_seat_is_proof_of_death() -> None:
     assert [dead(watch, name, TIMING, 0.0) for name in "ab"] == [True, False]
 
 
+def test_an_older_row_from_a_copy_of_the_store_takes_nothing_back() -> None:
+    watch = watched((0.0, [row("a", 1, 5, head=7)]), (2.0, [row("a", 1, 2, head=3)]))
+    seen = watch.nodes["a"]
+    assert (seen.row.head, seen.listed, seen.changed_at) == (7, False, 2.0), "its beat shows that it is alive"
+    watch = observe(watch, [row("a", 1, 2, head=3)], 4.0)
+    assert watch.nodes["a"].changed_at == 2.0
+    watch = observe(watch, [row("a", 1, 3, head=7)], 6.0)
+    assert watch.nodes["a"].listed
+
+
+def test_a_row_that_the_store_lost_proves_nothing_of_one_that_came_after() -> None:
+    """An empty store counts serials from 1 again."""
+    watch = watched((0.0, [row("a", 7, host="h")]), (2.0, [row("b", 1, host="h")]))
+    assert [dead(watch, name, TIMING, 2.0) for name in "ab"] == [False, False]
+    assert [dead(watch, name, TIMING, 6.0) for name in "ab"] == [True, False]
+
+
+def test_who_has_no_row_when_the_chair_first_looks_gets_as_long_as_one_whose_beat_stopped() -> None:
+    watch = watched((10.0, []), (12.0, []))
+    assert not dead(watch, "a", TIMING, 15.9)
+    assert dead(watch, "a", TIMING, 16.0)
+
+
 def test_two_seats_of_one_host_live_side_by_side() -> None:
     other = Observation(NodeRow(info=info("b", host="h", seat=1)), 2, 0)
     watch = watched((0.0, [row("a", 1, host="h"), other]))

@@ -7,8 +7,9 @@ import pytest
 
 from elastic_core import RendezvousConnectionError, RendezvousParameters, UsageError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
-from elastic_core.testing.backend_conformance import BackendConformance, ProcessConformance
+from elastic_core.testing.backend_conformance import BackendConformance, LineConformance, ProcessConformance
 from elastic_core.testing.connections import MakeBackend
+from elastic_core.testing.faults import LossyCalls
 from elastic_example_plugin.backend import SqliteBackend, elastic_make_rendezvous
 
 
@@ -20,6 +21,16 @@ class TestSqliteBackend(BackendConformance, ProcessConformance):
     @pytest.fixture
     def opener(self, make_backend: MakeBackend) -> MakeBackend:
         return make_backend
+
+
+class TestSqliteBackendOverABadLine(LineConformance):
+    @pytest.fixture
+    def line(self) -> LossyCalls:
+        return LossyCalls()
+
+    @pytest.fixture
+    def make_backend(self, line: LossyCalls, tmp_path: Path) -> MakeBackend:
+        return line.through(partial(SqliteBackend, tmp_path / "rendezvous.db"))
 
 
 def parameters(endpoint: Path) -> RendezvousParameters:

@@ -18,9 +18,16 @@ import pytest
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, UsageError
 from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
-from elastic_core.testing.backend_conformance import BackendConformance, ProcessConformance
+from elastic_core.testing.backend_conformance import (
+    BackendConformance,
+    LineConformance,
+    PlantConformance,
+    ProcessConformance,
+)
 from elastic_core.testing.connections import MakeBackend, long_wait
+from elastic_core.testing.faults import LossyProxy
 from elastic_core.testing.racing import PATIENCE, background
+from elastic_core.testing.run_suite import Plant
 from elastic_rdzv_c10d.backend import C10dBackend
 from elastic_rdzv_c10d.client import StoreClient
 from elastic_rdzv_c10d.endpoint import Address
@@ -28,6 +35,8 @@ from elastic_rdzv_c10d.plugin import Options, elastic_make_rendezvous
 from elastic_rdzv_c10d.records import Keys
 
 FIRST = Link(1, "first")
+READ_TIMEOUT = 20.0
+"""Seconds that an answer may take: far more than any does."""
 
 
 def parameters(port: int, run_id: str = "job", *, host: str = "127.0.0.1", **config: str) -> RendezvousParameters:
@@ -42,7 +51,7 @@ def opened(port: int, run_id: str) -> C10dBackend:
     return elastic_make_rendezvous(parameters(port, run_id))
 
 
-class TestC10dBackend(BackendConformance, ProcessConformance):
+class TestC10dBackend(BackendConformance, ProcessConformance, PlantConformance):
     @pytest.fixture
     def make_backend(self, port: int) -> MakeBackend:
         return partial(opened, port)
@@ -50,6 +59,35 @@ class TestC10dBackend(BackendConformance, ProcessConformance):
     @pytest.fixture
     def opener(self, make_backend: MakeBackend) -> MakeBackend:
         return make_backend
+
+    @pytest.fixture
+    def plant(self, port: int) -> Plant:
+        def planted(run_id: str, index: int, record: bytes) -> bool:
+            client = StoreClient(Address(socket.AF_INET, "127.0.0.1", port), READ_TIMEOUT)
+            try:
+                client.put(Keys(run_id).ledger(index), record)
+                return client.exist(Keys(run_id).ledger(index))
+            except RendezvousConnectionError:  # TCPStore hangs up on who sends so much
+                return False
+            finally:
+                client.close()
+
+        return planted
+
+
+class TestC10dBackendOverABadLine(LineConformance):
+    @pytest.fixture
+    def line(self, host: C10dBackend, port: int) -> Iterator[LossyProxy]:
+        proxy = LossyProxy("127.0.0.1", port)
+        yield proxy
+        proxy.close()
+
+    @pytest.fixture
+    def make_backend(self, line: LossyProxy) -> MakeBackend:
+        def guest(run_id: str) -> C10dBackend:
+            return C10dBackend(StoreClient(Address(socket.AF_INET, "127.0.0.1", line.port), READ_TIMEOUT), run_id)
+
+        return guest
 
 
 @pytest.fixture

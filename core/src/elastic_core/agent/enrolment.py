@@ -8,6 +8,7 @@ import urllib.parse
 from pathlib import Path
 
 from elastic_core.agent.identity import Seat, host_id, host_name
+from elastic_core.agent.probing import Door
 from elastic_core.config import RunConfig
 from elastic_core.errors import UsageError
 from elastic_core.plugins import Plugins
@@ -31,8 +32,8 @@ def parameters(config: RunConfig) -> RendezvousParameters:
     )
 
 
-def applicant_for(config: RunConfig, plugins: Plugins, seat: Seat, clock: Clock) -> Applicant:
-    """Who this node is, and what it brings."""
+def applicant_for(config: RunConfig, plugins: Plugins, seat: Seat, clock: Clock, door: Door | None = None) -> Applicant:
+    """Who this node is, and what it brings; ``door`` is where its peers may probe it."""
     versions = Versions.here()
     info = NodeInfo(
         node_id=clock.new_id(),
@@ -43,6 +44,8 @@ def applicant_for(config: RunConfig, plugins: Plugins, seat: Seat, clock: Clock)
         role=config.role,
         node_rank=config.node_rank,
         versions=versions,
+        address="" if door is None else door.address,
+        port=0 if door is None else door.port,
     )
     agreement = Agreement(
         min_nodes=config.min_nodes,

@@ -20,7 +20,7 @@ from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.plugins import Plugins
-from elastic_core.rendezvous.ledger import Closed, Entry, Halt, HaltReason, Ledger, Round, advance
+from elastic_core.rendezvous.ledger import Closed, Entry, Halt, HaltReason, Ledger, Resume, Round, advance
 from elastic_core.rendezvous.rows import NodeInfo
 
 Publish = Callable[[Event], None]
@@ -37,6 +37,8 @@ class Ending:
     why: str
     incident: Incident | None = None
     """The root cause of a failed job, if it was a worker's failure."""
+    rejoin: bool = False
+    """Whether the agent is to begin again, as a new node."""
 
 
 def publish_as(plugins: Plugins, info: NodeInfo, event: Event) -> None:
@@ -126,6 +128,8 @@ def narrated(ledger: Ledger, entries: Iterable[Entry], now: float, node_id: str)
         if ledger.closed is not None:
             return  # what follows CLOSED is another run's
         before, ledger = ledger, advance(ledger, entry, now)
+        if isinstance(entry.body, Resume):
+            continue  # everything is as it was
         if ledger.halt is not None and ledger.halt is not before.halt:
             yield round_halted(ledger.halt)
         if ledger.round is not None and ledger.round is not before.round:

@@ -8,8 +8,7 @@ streams are the output's; so the loop itself never waits for anything but the ne
 from __future__ import annotations
 
 import uuid
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
 from functools import partial
 
 from elastic_core.agent import outcome, preloading
@@ -18,7 +17,9 @@ from elastic_core.agent.enrolment import applicant_for, cpus_of_workers, make_lo
 from elastic_core.agent.hands import CLOSING, WARDEN_PATIENCE, Hands, hands, warden_for
 from elastic_core.agent.identity import Seat
 from elastic_core.agent.inbox import SignalReceived
+from elastic_core.agent.notes import AliveFor, Crashed, Depart, Overdue, Tick
 from elastic_core.agent.outcome import Ending, Publish, finish, publish_as
+from elastic_core.agent.probing import Door, probe
 from elastic_core.agent.processes import open_standard_streams, subreaping
 from elastic_core.agent.stores import Stores
 from elastic_core.agent.warden import (
@@ -47,11 +48,14 @@ from elastic_core.rendezvous.node import (
     EntriesRead,
     Exit,
     Grace,
+    HistoryReplaced,
     Leaving,
     MakeOffer,
     NodeEvent,
     NodeState,
     Offered,
+    Outrun,
+    Probed,
     Progressed,
     Start,
     Stop,
@@ -59,6 +63,7 @@ from elastic_core.rendezvous.node import (
     Work,
     WorkersDone,
     WorkersGone,
+    failed_round,
     row_of,
     step,
 )
@@ -76,41 +81,6 @@ FAREWELL = 10.0
 """Most seconds to spend on leaving the roster properly."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Tick:
-    """The loop is alive; comes once a beat."""
-
-
-@dataclass(frozen=True, slots=True)
-class _AliveFor:
-    """A round may have been running for ``SILENT_PROGRESS`` seconds."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Depart:
-    """It is time to go, after a signal."""
-
-    signum: int
-    finished: bool = False
-    """Other nodes' workers have all exited with 0 (rule L7)."""
-    final: bool = False
-    """The grace to do the same is over."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Overdue:
-    """The warden should have killed everything by now."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Crashed:
-    """A thread of the session met a defect."""
-
-    error: BaseException
-
-
 def run(config: RunConfig, plugins: Plugins, *, alone: bool = True) -> Ending:
     """Run one agent to its end; the CLI's and any caller's way in. Main thread only.
 
@@ -122,6 +92,12 @@ def run(config: RunConfig, plugins: Plugins, *, alone: bool = True) -> Ending:
     open_standard_streams()
     if config.log_dir is not None:
         make_log_dir(config.log_dir)
+    while (ending := _run_once(config, plugins, alone=alone)).rejoin:
+        pass  # the store lost this node's run, and has another now: begin again, as a node that was never there (S3)
+    return ending
+
+
+def _run_once(config: RunConfig, plugins: Plugins, *, alone: bool) -> Ending:
     clock, cpus = Clock(new_id=lambda: uuid.uuid4().hex[:12]), cpus_of_workers(config)
     with ExitStack() as stack:
         stack.enter_context(subreaping())
@@ -134,7 +110,10 @@ def run(config: RunConfig, plugins: Plugins, *, alone: bool = True) -> Ending:
 
             return polling.run(config, plugins, store, seat, warden, warm=bool(names))
         stack.callback(store.close)
-        applicant = applicant_for(config, plugins, seat, clock)
+        host = endpoint_host(config.rdzv_endpoint) if "HOST" in plugins.rendezvous_options().endpoint else None
+        address = local_address(host, config.local_addr, single_node=config.max_nodes == 1)
+        door = stack.enter_context(closing(Door(address))) if config.max_nodes > 1 else None
+        applicant = applicant_for(config, plugins, seat, clock, door)
         info = applicant.info
         publish = partial(publish_as, plugins, info)
         message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {info}"
@@ -148,8 +127,10 @@ def run(config: RunConfig, plugins: Plugins, *, alone: bool = True) -> Ending:
         given = stack.enter_context(
             hands(config, plugins, publish, info, found.head.run, warden, warm=bool(names), heard=heard, cpus=cpus)
         )
-        hosted = preloading.STORE_MODULE in names
-        supervisor = Supervisor(config, plugins, publish, store, info, found, clock, given, hosted=hosted)
+        stores = Stores(warden, address, clock.new_id, hosted=preloading.STORE_MODULE in names)
+        supervisor = Supervisor(config, plugins, publish, store, info, found, clock, given, stores)
+        if door is not None:
+            given.inbox.watch(door, door.greet)
         stack.callback(supervisor.close)
         return supervisor.run()
 
@@ -167,20 +148,13 @@ class Supervisor:
         ledger: Ledger,
         clock: Clock,
         hands: Hands,
-        *,
-        hosted: bool = False,
+        stores: Stores,
     ) -> None:
         self._config, self._plugins, self._publish, self._clock = config, plugins, publish, clock
         self._inbox, self._handled, self._warden, self._group = hands.inbox, hands.signals, hands.warden, hands.group
         self._embedded = store.embedded
         self._state = NodeState(info=info, ledger=ledger)
-        address = local_address(
-            endpoint_host(config.rdzv_endpoint) if "HOST" in plugins.rendezvous_options().endpoint else None,
-            config.local_addr,
-            single_node=config.max_nodes == 1,
-        )
-        self._stores = Stores(self._warden, address, clock.new_id, hosted=hosted)
-        """Hosted, if the template can serve them."""
+        self._stores = stores
         self._signals = 0
         self._finishing = False
         self._exit: Exit | None = None
@@ -189,7 +163,7 @@ class Supervisor:
             post=self._inbox.post,
             publish=publish,
             judge=plugins.judge,
-            crashed=lambda error: self._inbox.post(_Crashed(error)),
+            crashed=lambda error: self._inbox.post(Crashed(error)),
         )
         self._session = Session(store, info.node_id, ledger, clock, calls)
 
@@ -215,24 +189,24 @@ class Supervisor:
 
     def _handle(self, event: object) -> None:
         match event:
-            case _Tick():
+            case Tick():
                 self._tick()
-            case _AliveFor(number):
+            case AliveFor(number):
                 if self._group.alive() and number == self._state.round:
                     self._step(Progressed(number))
-            case _Overdue() if self._state.work is Work.STOPPING:
+            case Overdue() if self._state.work is Work.STOPPING:
                 self._warden.kill()
-            case _Overdue():
+            case Overdue():
                 pass
-            case _Crashed(ElasticError() as error):  # a backend's mistake, which is said in its name
+            case Crashed(ElasticError() as error):  # a backend's mistake, which is said in its name
                 raise error
-            case _Crashed(error):
+            case Crashed(error):
                 raise RuntimeError("a thread of the session failed") from error
             case SignalReceived(signum):
                 self._on_signal(signum)
-            case _Depart() if self._state.leaving is None:
+            case Depart() if self._state.leaving is None:
                 self._depart(event)
-            case _Depart():
+            case Depart():
                 pass
             case Gone():
                 self._group.gone()
@@ -243,7 +217,7 @@ class Supervisor:
                 self._step(WorkersGone())
             case Died(reason):
                 self._on_warden_death(reason)
-            case EntriesRead() | StoreLost():
+            case EntriesRead() | HistoryReplaced() | Probed() | StoreLost() | Outrun():
                 self._step(event)
             case _ if isinstance(event, TemplateEvent):
                 self._publish(outcome.template(event))
@@ -268,15 +242,15 @@ class Supervisor:
             self._say("signal", f"received {signal_name(signum)} again: killing the workers")
             self._warden.wake()
             self._group.stop(0.0)
-            self._inbox.at(self._clock.now() + WARDEN_PATIENCE, _Overdue())
+            self._inbox.at(self._clock.now() + WARDEN_PATIENCE, Overdue())
             self._step(Leaving.signalled(signum, signal_name(signum)))
         elif self._state.work is Work.RUNNING and self._config.max_nodes > 1:
-            self._session.ask_finished(lambda finished: self._inbox.post(_Depart(signum, finished)))
-            self._inbox.at(self._clock.now() + STORE_PATIENCE, _Depart(signum))
+            self._session.ask_finished(lambda finished: self._inbox.post(Depart(signum, finished)))
+            self._inbox.at(self._clock.now() + STORE_PATIENCE, Depart(signum))
         else:
-            self._depart(_Depart(signum))
+            self._depart(Depart(signum))
 
-    def _depart(self, order: _Depart) -> None:
+    def _depart(self, order: Depart) -> None:
         """Leave, or, when others have finished, let the workers here do so within their grace (rule L7)."""
         name, grace = signal_name(order.signum), self._config.shutdown_timeout
         busy = self._state.work in (Work.RUNNING, Work.STOPPING)
@@ -289,7 +263,7 @@ class Supervisor:
             self._say(
                 "signal", f"received {name}: other nodes have finished, the workers here have {grace:g} s to{again}"
             )
-            self._inbox.at(self._clock.now() + grace, _Depart(order.signum, final=True))
+            self._inbox.at(self._clock.now() + grace, Depart(order.signum, final=True))
 
     def _on_store_gone(self, event: ServiceFailed | ServiceEnded) -> None:
         """Make another offer; or, where a round's workers had that store, end the round, which spends no restart."""
@@ -321,7 +295,7 @@ class Supervisor:
             self._warden.fence(None)
         else:
             self._arm_fence()
-        self._inbox.at(self._clock.now() + self._state.ledger.settings.timing.beat_interval, _Tick())
+        self._inbox.at(self._clock.now() + self._state.ledger.settings.timing.beat_interval, Tick())
 
     def _arm_fence(self) -> None:
         """Let the warden stop the workers, if nothing is heard of this agent or the store for too long (rule S4)."""
@@ -334,6 +308,7 @@ class Supervisor:
     def _step(self, event: NodeEvent) -> None:
         before = self._state
         self._state, effects = step(before, event)
+        failed = failed_round(before, self._state)
         if isinstance(event, EntriesRead):
             for news in outcome.narrated(before.ledger, event.entries, event.now, self._state.info.node_id):
                 self._publish(news)
@@ -346,6 +321,8 @@ class Supervisor:
             self._say("workers_done", f"all local workers of round {self._state.round} exited with 0")
         for effect in effects:
             self._do(effect)
+        if failed is not None:  # last: everything else is urgent
+            probe(failed, self._state.info.node_id, self._session.look_up, self._inbox.post)
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -369,7 +346,7 @@ class Supervisor:
                 self._lose_store(current)
         except (ElasticError, OSError) as exc:
             self._step(start_failure(self._group, current, exc))
-        self._inbox.at(self._clock.now() + SILENT_PROGRESS, _AliveFor(current.number))
+        self._inbox.at(self._clock.now() + SILENT_PROGRESS, AliveFor(current.number))
 
     def _stop(self, grace: Grace, why: str) -> None:
         planned = grace is Grace.PLANNED and self._signals == 0
@@ -394,6 +371,8 @@ class Supervisor:
         closed = self._state.ledger.closed
         if closed is not None:
             return finish(self._publish, closed)
+        if end.rejoin:
+            return Ending(end.code, end.why, rejoin=True)
         incident = self._state.incident if end.code == ExitCode.STORE_LOST else None
         self._say("left", outcome.left(end.why, incident), Level.INFO if end.code == 0 else Level.WARNING)
         return Ending(end.code, end.why, incident)

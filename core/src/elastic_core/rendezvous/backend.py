@@ -4,7 +4,7 @@ A store holds two things under one prefix per job id (``docs/architecture.md``):
 
 * the **roster**, one row per node incarnation: an opaque value, a revision that only grows, a serial in order of
   arrival, and a beat counter;
-* the **ledger**, numbered entries from 1 on, each written once and never changed.
+* the **ledger**, numbered entries from 1 on, each written once; old ones shrink to tombstones and never vanish.
 
 Everything else (who decides, what an entry means, when a node is lost) is decided above, the same for every backend,
 so a backend has no opinions: no liveness, no clocks, no parsing of values. One object is one connection and is used
@@ -19,6 +19,10 @@ from dataclasses import dataclass
 
 MAX_VALUE_BYTES = 256 * 1024
 """The most bytes a roster value or a ledger entry may have; readers refuse more before they parse it."""
+
+
+TOMBSTONE = b""
+"""What is left of the data of an entry that everybody has passed (:meth:`RendezvousBackend.shrink`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,14 @@ class RendezvousBackend(ABC):
 
     @abstractmethod
     def read(self, index: int) -> bytes | None:
-        """The entry at ``index``, or None when there is none."""
+        """The entry at ``index``, or None when there is none; :data:`TOMBSTONE` for one that was shrunk."""
+
+    def shrink(self, index: int) -> None:  # noqa: B027  (doing nothing is right)
+        """Let go of an entry's data, which nobody will read any more; its place stays taken, by the same id, for ever.
+
+        Never called for the newest entry. One that is not there, or shrunk already, is no error. A store that keeps
+        the data is right, and only larger; so this does nothing unless a backend knows better.
+        """
 
     # Both ------------------------------------------------------------------------------------------------------------
 

@@ -25,14 +25,19 @@ def restarted(scene: Scene, old: Round, incident: Incident) -> tuple[Counters, b
     return replace(counters, restarts=counters.restarts + spends, barren=_barren(scene, old)), spends
 
 
-def reformed(scene: Scene, old: Round, halt: Halt, dropped: list[str]) -> tuple[Counters, bool]:
-    """The counters after a round that follows ``halt`` and leaves out ``dropped``, and whether it spends a restart."""
+def reformed(
+    scene: Scene, old: Round, halt: Halt, dropped: list[str], unreachable: str | None = None
+) -> tuple[Counters, bool]:
+    """The counters after a round that follows ``halt`` and leaves out ``dropped``, and whether it spends a restart.
+
+    One of those may have been dropped because it is ``unreachable``: its host stays out while others suffice (L5).
+    """
     anchors, counters = scene.ledger.head.anchors, scene.ledger.counters
     unseen = scene.unseen(old, anchors.halt)
     left = [node_id for node_id in dropped if scene.leaving(node_id)]
     lost = [node_id for node_id in dropped if node_id not in left and (node_id in unseen or scene.dead(node_id))]
     sightings = [seen for node_id in lost if (seen := scene.seen(node_id)) is not None]
-    spends = charged(halt.incident) and not lost and not left
+    spends = charged(halt.incident) and not lost and not left and unreachable is None
     given_back = old.charged and any(seen.row.head < anchors.latest for seen in sightings)
     losses = dict(counters.losses)
     for seen in sightings:
@@ -42,7 +47,7 @@ def reformed(scene: Scene, old: Round, halt: Halt, dropped: list[str]) -> tuple[
         restarts=counters.restarts + spends - given_back,
         barren=_barren(scene, old),
         losses=losses,
-        excluded=_excluded(scene, halt),
+        excluded=_excluded(scene, halt, unreachable),
     )
     return after, spends
 
@@ -53,9 +58,10 @@ def _barren(scene: Scene, old: Round) -> int:
     return 0 if progressed else scene.ledger.counters.barren + 1
 
 
-def _excluded(scene: Scene, halt: Halt) -> tuple[str, ...]:
+def _excluded(scene: Scene, halt: Halt, unreachable: str | None) -> tuple[str, ...]:
     before, verdict = scene.ledger.counters.excluded, scene.verdict(halt.round)
-    if verdict is None or verdict.action is not Action.EXCLUDE_HOST or halt.incident is None:
-        return before
-    blamed = scene.seen(halt.incident.node_id)
-    return before if blamed is None else tuple(sorted({*before, blamed.row.info.host_id}))
+    out = [unreachable]
+    if verdict is not None and verdict.action is Action.EXCLUDE_HOST and halt.incident is not None:
+        out.append(halt.incident.node_id)
+    hosts = {seen.row.info.host_id for node_id in out if node_id and (seen := scene.seen(node_id)) is not None}
+    return tuple(sorted({*before, *hosts}))

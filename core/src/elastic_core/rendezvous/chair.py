@@ -21,6 +21,7 @@ from elastic_core.rendezvous.ledger import Ledger, compose
 from elastic_core.rendezvous.reading import check_head
 from elastic_core.rendezvous.rows import NodeRow
 from elastic_core.rendezvous.scene import Judgement, Scene
+from elastic_core.rendezvous.tombstones import due
 from elastic_core.rendezvous.watch import Observation, Watch, dead, forget, observe
 
 Judge = Callable[[Incident, History], Verdict]
@@ -50,6 +51,10 @@ class ChairDriver:
     _tell_at: float | None = None
     _malformed: frozenset[str] = frozenset()
     _decoded: dict[str, tuple[bytes, NodeRow]] = field(default_factory=dict)
+    _kept: int = 0
+    """All entries of :attr:`_history` before this one are tombstones, but for those that others stand on."""
+    _history: tuple[str, int] = ("", 0)
+    """The run, and its epoch, whose entries that counts."""
 
     def turn(self, store: RendezvousBackend, ledger: Ledger) -> float | None:
         """Look once, and act. Returns the instant to look again at; None to wait for a change.
@@ -60,8 +65,9 @@ class ChairDriver:
             RendezvousConnectionError: The store cannot be reached; what was being written may or may not have landed.
         """
         self._looked_at = self.clock.now()  # before the look: a pause after it must not count as anybody's silence
-        self.watch = observe(self.watch, self._rows(store), self._looked_at)
+        self.watch = observe(self.watch, self._rows(store, ledger), self._looked_at)
         self._prune(store, ledger)
+        self._shrink(store, ledger)
         decision = decide(self._scene(store, ledger))
         if isinstance(decision, Ask):
             self._ask(decision.incident, ledger)
@@ -70,7 +76,13 @@ class ChairDriver:
             case Append(body, counters):
                 now = self.clock.now()
                 entry = compose(
-                    ledger, body, entry_id=self.clock.new_id(), author=self.node_id, now=now, counters=counters
+                    ledger,
+                    body,
+                    entry_id=self.clock.new_id(),
+                    author=self.node_id,
+                    now=now,
+                    counters=counters,
+                    kept=self._kept,
                 )
                 if not store.append(ledger.head.link, entry.link, encode_entry(entry)):
                     check_head(store, ledger)  # somebody else was faster, and the reader finds the entry
@@ -108,8 +120,11 @@ class ChairDriver:
             may_forget=store.may_forget,
         )
 
-    def _rows(self, store: RendezvousBackend) -> list[Observation]:
-        """The roster, decoded; of a thousand rows mostly one has changed since the last look."""
+    def _rows(self, store: RendezvousBackend, ledger: Ledger) -> list[Observation]:
+        """The roster, decoded; of a thousand rows mostly one has changed since the last look.
+
+        Who stands in an older epoch has seen nothing of this one.
+        """
         found, decoded = [], {}
         for seen in store.roster():
             value, row = self._decoded.get(seen.node_id, (None, None))
@@ -121,7 +136,8 @@ class ChairDriver:
                     continue
             if row.info.node_id == seen.node_id:
                 decoded[seen.node_id] = (seen.value, row)
-                found.append(Observation(row, seen.serial, seen.beat))
+                current = row if row.epoch == ledger.head.epoch else replace(row, head=0)
+                found.append(Observation(current, seen.serial, seen.beat))
         self._decoded = decoded
         return found
 
@@ -141,6 +157,15 @@ class ChairDriver:
         for node_id in done:
             store.remove(node_id)
         self.watch = forget(self.watch, done)
+
+    def _shrink(self, store: RendezvousBackend, ledger: Ledger) -> None:
+        """Turn entries that everybody has passed into tombstones."""
+        history = ledger.head.run, ledger.head.epoch
+        if history != self._history:
+            self._history, self._kept = history, ledger.head.anchors.kept
+        for index in due(ledger, self.watch, self._kept):
+            store.shrink(index)
+            self._kept = index + 1
 
     def _ask(self, incident: Incident, ledger: Ledger) -> None:
         """Ask the policies, on a thread of their own; wait a moment, since they mostly answer at once."""

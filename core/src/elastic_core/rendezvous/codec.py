@@ -18,13 +18,20 @@ from typing import Any, TypeVar
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES
-from elastic_core.rendezvous.ledger import Chair, Closed, Entry, Halt, Member, Open, Round
+from elastic_core.rendezvous.ledger import Chair, Closed, Entry, Halt, Member, Open, Resume, Round
 from elastic_core.rendezvous.rows import NodeRow
 from elastic_core.rendezvous.settings import PROTOCOL
 
 _T = TypeVar("_T")
 
-_KINDS: Mapping[str, type] = {"OPEN": Open, "CHAIR": Chair, "ROUND": Round, "HALT": Halt, "CLOSED": Closed}
+_KINDS: Mapping[str, type] = {
+    "OPEN": Open,
+    "CHAIR": Chair,
+    "ROUND": Round,
+    "HALT": Halt,
+    "CLOSED": Closed,
+    "RESUME": Resume,
+}
 _NAMES: Mapping[type, str] = {body: name for name, body in _KINDS.items()}
 
 
@@ -38,6 +45,8 @@ def encode_entry(entry: Entry) -> bytes:
     plain["kind"] = _NAMES[type(entry.body)]
     if isinstance(entry.body, Round):
         plain["body"]["members"] = _pack_members(entry.body.members)
+    if isinstance(entry.body, Resume):
+        plain["body"]["round"]["members"] = _pack_members(entry.body.round.members)
     return _dump(plain, f"ledger entry {entry.index}")
 
 
@@ -52,8 +61,9 @@ def decode_entry(data: bytes) -> Entry:
     if body is None:
         raise RendezvousStateError("A ledger entry is of no known kind.", hint=_FOREIGN)
     raw = plain.pop("body", None)
-    if body is Round and isinstance(raw, dict):
-        raw["members"] = _unpack_members(raw.get("members"))
+    sealed = raw.get("round") if body is Resume and isinstance(raw, dict) else raw
+    if body in (Round, Resume) and isinstance(sealed, dict):
+        sealed["members"] = _unpack_members(sealed.get("members"))
     plain["body"] = raw
     return _build(Entry, plain, "entry", {"body": body})
 

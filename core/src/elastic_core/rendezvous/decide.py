@@ -12,52 +12,36 @@ Three situations: no round yet (:func:`_form`), a live round (:func:`_supervise`
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from elastic_core.config import OnNodeLoss
-from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
-from elastic_core.rendezvous.books import charged, reformed, restarted
-from elastic_core.rendezvous.ledger import Body, Closed, Counters, Halt, HaltReason, Ledger, Member, Round
+from elastic_core.rendezvous.books import charged
+from elastic_core.rendezvous.complaints import accused, told, unprobed
+from elastic_core.rendezvous.decisions import Append, Ask, Decision, LookAgain
+from elastic_core.rendezvous.ledger import Halt, HaltReason, Ledger, Round
 from elastic_core.rendezvous.rows import Phase
-from elastic_core.rendezvous.scene import SUSPICION_FACTOR, Scene, by_rank
+from elastic_core.rendezvous.scene import SUSPICION_FACTOR, Scene
+from elastic_core.rendezvous.sealing import (
+    MAX_BARREN_ROUNDS,
+    end_round,
+    end_round_for,
+    fail,
+    seal,
+    seal_again,
+    succeed,
+    too_few,
+    waiting,
+)
 from elastic_core.rendezvous.watch import Sighting, superseded
+
+__all__ = ["MAX_BARREN_ROUNDS", "Append", "Ask", "Decision", "LookAgain", "decide"]
 
 RESIZE_PAUSE = 10.0
 """Seconds between two planned resizes, at least (rule L4)."""
 RESIZE_PAUSE_FACTOR = 10.0
 """… or this many times what the last one cost, if that is longer."""
-MAX_BARREN_ROUNDS = 10
-"""Rounds in a row without progress that end the job (rule L4)."""
 SETTLING = 4.0
 """Seconds that an OPEN on a store that can forget waits before its first ROUND (rule S3)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """Append this to the ledger, with these counters."""
-
-    body: Body
-    counters: Counters
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Ask the failure policies about this incident, and call again with their verdict."""
-
-    incident: Incident
-
-
-@dataclass(frozen=True, slots=True)
-class LookAgain:
-    """Nothing to do before this instant (or before something changes); None: until something changes."""
-
-    at: float | None
-    waiting: str = ""
-    """For people: whom the job waits for, when it cannot go on without."""
-
-
-Decision: TypeAlias = "Append | Ask | LookAgain"
 
 
 def decide(scene: Scene) -> Decision:
@@ -105,11 +89,11 @@ def _form(scene: Scene) -> Decision:
         if len(came) < agreement.max_nodes:
             ready = max(ready, max(seen.arrived_at for seen in came) + scene.timing.last_call_timeout)
         if scene.now >= ready:
-            return _seal(scene, came[: agreement.max_nodes], why="the first round")
+            return seal(scene, came[: agreement.max_nodes], why="the first round")
         return LookAgain(ready)
     if scene.now >= deadline:
-        return _too_few(scene, came, since=ledger.opened_at)
-    return LookAgain(scene.look(deadline, nodes=came), _waiting(scene, came, deadline))
+        return too_few(scene, came, since=ledger.opened_at)
+    return LookAgain(scene.look(deadline, nodes=came), waiting(scene, came, deadline))
 
 
 # A live round --------------------------------------------------------------------------------------------------------
@@ -119,22 +103,22 @@ def _supervise(scene: Scene, current: Round) -> Decision:
     ledger, ids = scene.ledger, [member.node_id for member in current.members]
     finished = {node_id for node_id in ids if scene.finished(current, node_id)}
     if len(finished) == len(ids):
-        return _succeed(scene, current)
+        return succeed(scene, current)
     if incidents := scene.incidents(current):
         return _judge(scene, current, incidents[0], finished)
     for node_id in ids:
         if node_id not in finished and (halt := _departure(scene, current, node_id)) is not None:
             return halt
-    unseen, suspect_at = scene.unseen(current, ledger.head.anchors.latest), ledger.round_at + scene.suspicion
-    if unseen and scene.now >= suspect_at:
-        why = f"{scene.names(unseen)} did not show that it saw round {current.number}"
-        return _halt(scene, current, HaltReason.UNSEEN, why)
-    looks = [suspect_at] if unseen else []
+    late, suspect_at = scene.late(current, ledger.head.anchors.latest), ledger.round_at + scene.suspicion
+    if late and scene.now >= suspect_at:
+        why = f"{scene.names(late)} did not show that it saw round {current.number}"
+        return end_round(scene, current, HaltReason.UNSEEN, why)
+    looks = [suspect_at] if late else []
     if scene.room(current) and not finished:  # L7: after the first FINISHED nobody joins
         resize_at = _resize_allowed_at(ledger)
         if scene.now >= resize_at:
             who = scene.names(seen.node_id for seen in scene.newcomers())
-            return _halt(scene, current, HaltReason.RESIZE, f"{who} joins the {len(ids)} node(s) of the round")
+            return end_round(scene, current, HaltReason.RESIZE, f"{who} joins the {len(ids)} node(s) of the round")
         looks.append(resize_at)
     return LookAgain(scene.look(*looks, nodes=scene.sightings(current)))
 
@@ -147,12 +131,13 @@ def _judge(scene: Scene, current: Round, first: Incident, finished: set[str]) ->
     elif not scene.judged(current.number):
         return Ask(first)
     if verdict is None:  # they still think: the broken round need not go on meanwhile
-        return _halt_for(scene, current, HaltReason.FAILURE, first)
+        return end_round_for(scene, current, HaltReason.FAILURE, first)
     if verdict.action is Action.GIVE_UP:
-        return _halt_for(scene, current, HaltReason.GIVING_UP, first)
-    if verdict.action is Action.RESTART and _whole(scene, current, finished) and not scene.room(current):
-        return _seal_again(scene, current, first)
-    return _halt_for(scene, current, HaltReason.FAILURE, first)
+        return end_round_for(scene, current, HaltReason.GIVING_UP, first)
+    whole = _whole(scene, current, finished) and not scene.room(current)
+    if verdict.action is Action.RESTART and whole and accused(scene, current) is None:
+        return seal_again(scene, current, first)
+    return end_round_for(scene, current, HaltReason.FAILURE, first)
 
 
 def _whole(scene: Scene, current: Round, finished: set[str]) -> bool:
@@ -170,8 +155,8 @@ def _departure(scene: Scene, current: Round, node_id: str) -> Append | None:
     """The HALT for a member that is lost, leaves, or stopped its workers by itself; None for one that stays."""
     seen, name = scene.seen(node_id), scene.names([node_id])
     if seen is not None and seen.row.leaving:
-        return _halt(scene, current, HaltReason.NODE_LEFT, f"{name} leaves")
-    if seen is None or scene.dead(node_id):
+        return end_round(scene, current, HaltReason.NODE_LEFT, f"{name} leaves")
+    if scene.dead(node_id):
         lost = Incident(
             kind=IncidentKind.NODE_LOST,
             round=current.number,
@@ -179,10 +164,12 @@ def _departure(scene: Scene, current: Round, node_id: str) -> Append | None:
             host=name,
             message=_how_lost(scene, seen),
         )
-        return _halt_for(scene, current, HaltReason.NODE_LOST, lost)
+        return end_round_for(scene, current, HaltReason.NODE_LOST, lost)
+    if seen is None:  # the store lost its row, and it will be back
+        return None
     stopped = seen.row.phase is Phase.STOPPED and seen.row.round == current.number
     if stopped and seen.row.incident is None:
-        return _halt(
+        return end_round(
             scene, current, HaltReason.NODE_LEFT, f"{name} stopped its workers: it had lost sight of the store"
         )
     return None
@@ -202,23 +189,6 @@ def _resize_allowed_at(ledger: Ledger) -> float:
     return ledger.resized_at + max(RESIZE_PAUSE, RESIZE_PAUSE_FACTOR * ledger.resize_cost)
 
 
-def _halt(scene: Scene, current: Round, reason: HaltReason, why: str, incident: Incident | None = None) -> Append:
-    return Append(Halt(round=current.number, reason=reason, why=why, incident=incident), scene.ledger.counters)
-
-
-def _halt_for(scene: Scene, current: Round, reason: HaltReason, incident: Incident) -> Append:
-    return _halt(scene, current, reason, _told(incident), incident)
-
-
-def _told(incident: Incident) -> str:
-    """An incident in one clause."""
-    if incident.kind is IncidentKind.NODE_LOST:
-        return f"{incident.host} is lost: {incident.message}"
-    if incident.rank is None:
-        return f"{incident.message} on {incident.host}"
-    return f"rank {incident.rank} on {incident.host} {incident.cause()}"
-
-
 # After a HALT --------------------------------------------------------------------------------------------------------
 
 
@@ -233,10 +203,13 @@ class _Muster:
     busy: list[str]
     """Those of ``fit`` that have not yet answered SEEN and STOPPED."""
     joining: list[Sighting]
+    unreachable: str | None
+    """One of ``fit`` that the others cannot reach and can do without (rule L5)."""
 
     def gone(self, scene: Scene, old: Round) -> list[str]:
         """Members that went away without having finished."""
-        return [i for i in (*self.lost, *self.suspected) if not scene.finished(old, i)]
+        out = [] if self.unreachable is None else [self.unreachable]
+        return [i for i in (*self.lost, *self.suspected, *out) if not scene.finished(old, i)]
 
 
 def _muster(scene: Scene, old: Round) -> _Muster:
@@ -246,19 +219,27 @@ def _muster(scene: Scene, old: Round) -> _Muster:
     fit = [node_id for node_id in ids if node_id not in leaving and node_id not in lost]
     unseen = scene.unseen(old, scene.ledger.head.anchors.halt)
     joining = scene.waiting()
-    suspected = [node_id for node_id in fit if node_id in unseen and scene.now >= scene.suspect_at(node_id)]
+    late = scene.late(old, scene.ledger.head.anchors.halt)
+    suspected = [node_id for node_id in fit if node_id in late and scene.now >= scene.suspect_at(node_id)]
     enough = len(fit) - len(suspected) + len(joining) >= scene.agreement.min_nodes
     if not enough or scene.agreement.on_node_loss is OnNodeLoss.FAIL:
         suspected = []  # L2: suspicion never takes a job below min, nor ends it; the beat limit does
     fit = [node_id for node_id in fit if node_id not in suspected]
-    busy = [node_id for node_id in fit if node_id in unseen or scene.running(node_id)]
-    return _Muster(leaving=leaving, lost=lost, suspected=suspected, fit=fit, busy=busy, joining=joining)
+    busy = [node_id for node_id in fit if node_id in unseen or scene.running(node_id) or scene.seen(node_id) is None]
+    out = accused(scene, old) if scene.agreement.on_node_loss is OnNodeLoss.REPLACE else None
+    if out not in fit or len(fit) - 1 + len(joining) < scene.agreement.min_nodes:
+        out = None
+    return _Muster(
+        leaving=leaving, lost=lost, suspected=suspected, fit=fit, busy=busy, joining=joining, unreachable=out
+    )
 
 
 def _reform(scene: Scene, old: Round, halt: Halt) -> Decision:
     ledger, muster = scene.ledger, _muster(scene, old)
     if all(scene.finished(old, member.node_id) for member in old.members):  # the HALT came too late
-        return _succeed(scene, old)
+        return succeed(scene, old)
+    if (until := unprobed(scene, old, halt, muster.fit)) is not None:
+        return LookAgain(scene.look(until, nodes=scene.sightings(old)))
     if (ending := _ending(scene, old, halt, muster)) is not None:
         return ending
     if muster.busy:
@@ -272,14 +253,16 @@ def _reform(scene: Scene, old: Round, halt: Halt) -> Decision:
             )
         who = f"{scene.names(silent)}, which may still be training, to answer or be fenced off"
         return LookAgain(scene.look(fence, nodes=scene.sightings(old)), f"{who}, for up to {fence - scene.now:.0f} s")
-    survivors = [seen for node_id in muster.fit if (seen := scene.seen(node_id)) is not None]
+    out = muster.unreachable
+    survivors = [seen for i in muster.fit if i != out and (seen := scene.seen(i)) is not None]
     nodes = _choose(scene, halt, [*survivors, *muster.joining])[: scene.agreement.max_nodes]
     if len(nodes) >= scene.agreement.min_nodes:
-        return _seal(scene, nodes, why=halt.why)
+        why = halt.why if out is None else told(scene, old, out)
+        return seal(scene, nodes, why=why, unreachable=out)
     deadline = ledger.halt_at + scene.timing.join_timeout
     if scene.now >= deadline:
-        return _too_few(scene, nodes, since=ledger.halt_at)
-    return LookAgain(scene.look(deadline, nodes=nodes), _waiting(scene, nodes, deadline))
+        return too_few(scene, nodes, since=ledger.halt_at)
+    return LookAgain(scene.look(deadline, nodes=nodes), waiting(scene, nodes, deadline))
 
 
 def _ending(scene: Scene, old: Round, halt: Halt, muster: _Muster) -> Decision | None:
@@ -287,7 +270,7 @@ def _ending(scene: Scene, old: Round, halt: Halt, muster: _Muster) -> Decision |
     gone = muster.gone(scene, old)
     if gone and scene.agreement.on_node_loss is OnNodeLoss.FAIL:
         why = f"{scene.names(gone)} is lost, and --on_node_loss=fail ends the job then"
-        return _fail(scene, why, halt.incident)
+        return fail(scene, why, halt.incident)
     if halt.incident is None or not charged(halt.incident):
         return None
     verdict = scene.verdict(old.number)
@@ -304,7 +287,9 @@ def _ending(scene: Scene, old: Round, halt: Halt, muster: _Muster) -> Decision |
         return LookAgain(scene.look(*map(scene.suspect_at, muster.busy), nodes=scene.sightings(old)))
     first = [*scene.incidents(old), halt.incident][0]
     reason = verdict.reason if verdict is not None else "the failure policy gave up"
-    return _fail(scene, reason, first, requeue=verdict is not None and verdict.requeue)
+    if (blamed := accused(scene, old)) is not None:
+        reason += f"; {told(scene, old, blamed)}"
+    return fail(scene, reason, first, requeue=verdict is not None and verdict.requeue)
 
 
 def _is_over(scene: Scene, old: Round) -> bool:
@@ -330,88 +315,3 @@ def _choose(scene: Scene, halt: Halt, nodes: list[Sighting]) -> list[Sighting]:
         others = [seen for seen in nodes if seen.node_id != halt.incident.node_id]
         nodes = others if len(others) >= scene.agreement.min_nodes else nodes
     return scene.without_bad_hosts(nodes)
-
-
-def _waiting(scene: Scene, here: list[Sighting], deadline: float) -> str:
-    """Whom the job waits for, for people."""
-    missing = _missing(scene, here)
-    who = f" to replace {missing}" if missing else ""
-    more = scene.agreement.min_nodes - len(here)
-    return f"{more} more node(s){who}, for up to {deadline - scene.now:.0f} s"
-
-
-def _missing(scene: Scene, here: list[Sighting]) -> str:
-    """Members of the newest round that are not here any more, or ''."""
-    old = scene.ledger.round.members if scene.ledger.round is not None else ()
-    present = {seen.node_id for seen in here}
-    absent = [member.node_id for member in old if member.node_id not in present]
-    return scene.names(absent) if absent else ""
-
-
-# Sealing and closing -------------------------------------------------------------------------------------------------
-
-
-def _seal(scene: Scene, nodes: list[Sighting], *, why: str) -> Decision:
-    """A ROUND of ``nodes`` in this order, with the books brought up to date."""
-    old, halt = scene.ledger.round, scene.ledger.halt
-    nodes = by_rank(nodes)
-    offer = nodes[0].row.offer
-    if offer is None or (old is not None and offer == old.offer):
-        return LookAgain(scene.look(nodes=nodes))  # rank 0's next offer is on its way; its row's change wakes us
-    members = tuple(Member(seen.node_id, seen.row.info.local_world_size, seen.row.info.role) for seen in nodes)
-    if old is None or halt is None:
-        return Append(Round(number=1, offer=offer, members=members, why=why), scene.ledger.counters)
-    kept = {member.node_id for member in members}
-    dropped = [member.node_id for member in old.members if member.node_id not in kept]
-    counters, spends = reformed(scene, old, halt, dropped)
-    body = Round(number=old.number + 1, offer=offer, members=members, charged=spends, why=why)
-    return _unless_barren(scene, old, Append(body, counters))
-
-
-def _seal_again(scene: Scene, current: Round, incident: Incident) -> Decision:
-    """``ROUND(same as k)``: everybody is here and stays."""
-    host = scene.seen(current.members[0].node_id)
-    offer = host.row.offer if host is not None else None
-    if offer is None or offer == current.offer:
-        offered_by = scene.ledger.round_at + scene.suspicion
-        if scene.now < offered_by:
-            return LookAgain(offered_by)
-        return _halt_for(scene, current, HaltReason.FAILURE, incident)
-    counters, spends = restarted(scene, current, incident)
-    number, why = current.number + 1, _told(incident)
-    body = Round(number=number, offer=offer, same_as=current.number, charged=spends, why=why)
-    return _unless_barren(scene, current, Append(body, counters))
-
-
-def _unless_barren(scene: Scene, old: Round, sealed: Append) -> Append:
-    """Rule L4: rounds that never get anywhere end the job, whatever their cause."""
-    if sealed.counters.barren < MAX_BARREN_ROUNDS:
-        return sealed
-    why = (
-        f"{MAX_BARREN_ROUNDS} rounds in a row ended without progress: no report from a worker, "
-        "and never all of them alive for 30 s"
-    )
-    halt = scene.ledger.halt
-    first = [*scene.incidents(old), *([halt.incident] if halt is not None and halt.incident is not None else [])]
-    return _fail(scene, why, first[0] if first else None)
-
-
-def _succeed(scene: Scene, current: Round) -> Append:
-    why = f"all workers of round {current.number} exited with 0"
-    return Append(Closed(success=True, why=why, exit_code=ExitCode.SUCCESS), scene.ledger.counters)
-
-
-def _fail(scene: Scene, why: str, incident: Incident | None, *, requeue: bool = False) -> Append:
-    closed = Closed(success=False, why=why, exit_code=ExitCode.JOB_FAILED, incident=incident, requeue=requeue)
-    return Append(closed, scene.ledger.counters)
-
-
-def _too_few(scene: Scene, came: list[Sighting], since: float) -> Append:
-    here = ", ".join(str(seen.row.info) for seen in came) or "nobody"
-    missing = _missing(scene, came)
-    who = f"missing: {missing}" if missing else f"{scene.agreement.min_nodes - len(came)} more never came"
-    why = (
-        f"{len(came)} of at least {scene.agreement.min_nodes} nodes are here after {scene.now - since:.0f} s "
-        f"({here}); {who}"
-    )
-    return Append(Closed(success=False, why=why, exit_code=ExitCode.TOO_FEW_NODES), scene.ledger.counters)

@@ -21,7 +21,7 @@ from urllib.parse import quote
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 
 PLANTED = "Something else writes in the rendezvous directory; use one that only this job's user can write to."
-DELETED = "Somebody deleted files of a running job; start it again."
+DELETED = "Somebody deletes files of a running job; leave its directory alone."
 
 _NAME_LENGTH = 100
 """Characters that a name may have; with a serial and a revision it stays far below the 255 of file systems."""
@@ -54,14 +54,8 @@ def publish(scratch: Path, target: Path, content: bytes, *, durable: bool = Fals
         OSError: It could not be written.
         RendezvousConnectionError: The file system has no hard links.
     """
-    draft = scratch / f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(8)}"
+    draft = _draft(scratch, content, durable=durable)
     try:
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        with open(fd, "wb", closefd=True) as file:
-            file.write(content)
-            file.flush()
-            if durable:
-                os.fsync(fd)
         if not _link(draft, target):
             return False
     finally:
@@ -70,6 +64,23 @@ def publish(scratch: Path, target: Path, content: bytes, *, durable: bool = Fals
     if durable:
         _sync(target.parent)
     return True
+
+
+def _draft(scratch: Path, content: bytes, *, durable: bool = False) -> Path:
+    """A file of its own in ``scratch``, with this content."""
+    draft = scratch / f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(8)}"
+    try:
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        with open(fd, "wb", closefd=True) as file:
+            file.write(content)
+            file.flush()
+            if durable:
+                os.fsync(fd)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(draft)
+        raise
+    return draft
 
 
 def _link(draft: Path, target: Path) -> bool:
@@ -87,6 +98,26 @@ def _link(draft: Path, target: Path) -> bool:
             ) from exc
         raise
     return True
+
+
+def republish(scratch: Path, target: Path, content: bytes) -> None:
+    """Replace a file, or make it, at one instant: who reads it finds all of the old content or all of the new.
+
+    Args:
+        scratch: A directory on the same file system, where nobody looks.
+        target: The file.
+        content: All of it.
+
+    Raises:
+        OSError: It could not be written.
+    """
+    draft = _draft(scratch, content)
+    try:
+        os.rename(draft, target)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(draft)
+        raise
 
 
 def fetch(path: Path, limit: int) -> bytes | None:
@@ -175,7 +206,7 @@ def _using(path: Path, flags: int, use: Callable[[int], _T]) -> _T | None:
 
 
 class Numbered:
-    """A directory of files named 1, 2, 3, …, never deleted. Connections share this object, which remembers the last."""
+    """A directory of files named 1, 2, 3, …, which we never delete. Connections share this object, and its memory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -188,15 +219,14 @@ class Numbered:
     def last(self) -> int:
         """The greatest number there is, 0 for none; costs the same however many there are, but for the first call.
 
+        It can be a smaller one than before, if somebody has deleted files, or put an older copy in their place.
+
         Raises:
-            RendezvousStateError: What was there is gone.
             OSError: The directory cannot be read.
         """
         last = self._last
-        if last == 0:
+        if last == 0 or not present(self.path(last)):
             last = max((int(name) for name in os.listdir(self.directory) if name.isdecimal()), default=0)
-        elif not present(self.path(last)):
-            raise RendezvousStateError(f"{str(self.path(last))!r} is gone.", hint=DELETED)
         while present(self.path(last + 1)):
             last += 1
         self._last = last

@@ -2,7 +2,7 @@
 
 On one host the kernel tells of changes; on a network mount every agent looks five times a second. A job's directory::
 
-    ledger/00000007             entry 7: its id, a line break, its data; never changed, never deleted
+    ledger/00000007             entry 7: its id, a line break, its data, which is let go in the end; never deleted
     serials/00000003            the third arrival's node id; a number is taken by linking its file
     roster/00000003-n7.5        the third arrival, node n7, is at revision 5; empty, and renamed to amend it
     values/00000003-n7.5        the value that goes with it, complete before ``roster`` says 5
@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import math
 import os
-import stat
 import time
 from collections.abc import Collection
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -31,6 +30,7 @@ from elastic_core.errors import RendezvousConnectionError, RendezvousStateError,
 from elastic_core.hookspecs import RendezvousOptions, hookimpl
 from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.backend import (
+    TOMBSTONE,
     BeatReply,
     Cursor,
     Link,
@@ -40,17 +40,18 @@ from elastic_core.rendezvous.backend import (
 from elastic_core.rendezvous.disk import (
     DELETED,
     PLANTED,
-    Numbered,
     discard,
     fetch,
     overwrite,
     present,
     publish,
+    republish,
     revalidate,
     safe_name,
     store_errors,
 )
 from elastic_core.rendezvous.inotify import POLL_INTERVAL, Alarm
+from elastic_core.rendezvous.job_directory import JobDirectory
 from elastic_core.rendezvous.records import (
     BEAT_SIZE,
     RECORD_LIMIT,
@@ -64,43 +65,6 @@ from elastic_core.rendezvous.records import (
 
 _TORN = 10
 """Reads of a beat that may be torn in a row, before it counts as something else than a beat."""
-
-
-class JobDirectory:
-    """Where things are in one job's directory, and what its connections remember together."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.ledger = Numbered(directory / "ledger")
-        self.serials = Numbered(directory / "serials")
-        self.roster = directory / "roster"
-        self.values = directory / "values"
-        self.beats = directory / "beats"
-        self.scratch = directory / "scratch"
-
-    def make(self) -> None:
-        """Make the directories that are not there.
-
-        Only this job's user may enter: who can write here decides what the job does, and incidents quote its output.
-        Users that share a job make the directory themselves, with the mode they want.
-
-        Raises:
-            RendezvousStateError: The job's directory is not one, or was planted by somebody else.
-            RendezvousConnectionError: It cannot be made.
-        """
-        with store_errors(self.directory):
-            with suppress(FileExistsError):
-                self.directory.mkdir(0o700)
-            status = os.lstat(self.directory)
-            planted = status.st_uid not in (os.geteuid(), 0) and status.st_mode & stat.S_IWOTH
-            if not stat.S_ISDIR(status.st_mode) or planted:
-                raise RendezvousStateError(
-                    f"{str(self.directory)!r} is not a directory, or belongs to another user and is open to everybody.",
-                    hint=PLANTED,
-                )
-            numbered = (self.ledger.directory, self.serials.directory)
-            for part in (*numbered, self.roster, self.values, self.beats, self.scratch):
-                part.mkdir(exist_ok=True)
 
 
 class FileBackend(RendezvousBackend):
@@ -131,7 +95,8 @@ class FileBackend(RendezvousBackend):
         return cls(store, poll_interval)
 
     def connect(self) -> FileBackend:
-        """Another connection to the same directory, which must still be there."""
+        """Another connection to the same directory, which is made anew where somebody has deleted it."""
+        self._store.make()
         with self._io():
             self._store.ledger.last()
             return FileBackend(self._store, self._poll_interval)
@@ -219,6 +184,14 @@ class FileBackend(RendezvousBackend):
         with self._io():
             return self._entry(index)[1]
 
+    def shrink(self, index: int) -> None:
+        """Let go of an entry's data: a file with its id alone takes the place, at once."""
+        with self._io():
+            entry_id, data = self._entry(index)
+            if entry_id is not None and data:
+                tombstone = pack_record(f"Ledger entry {index}", entry_id, TOMBSTONE)
+                republish(self._store.scratch, self._store.ledger.path(index), tombstone)
+
     # Both ------------------------------------------------------------------------------------------------------------
 
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
@@ -302,7 +275,7 @@ class FileBackend(RendezvousBackend):
                 return None if beat is None else RosterRow(node_id, at.serial, at.revision, value, beat)
             found = self._find(mark.name)
             if found == at:
-                raise RendezvousStateError(f"{str(path)!r} is gone.", hint=DELETED)
+                raise RendezvousConnectionError(f"{str(path)!r} is gone.", hint=DELETED)
             at = found
         return None
 

@@ -86,6 +86,11 @@ class GuardedBackend(RendezvousBackend):
         with self._calling("read"):
             return self.inner.read(index)
 
+    def shrink(self, index: int) -> None:
+        """As the backend's."""
+        with self._calling("shrink"):
+            self.inner.shrink(index)
+
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
         """As the backend's."""
         with self._calling("wait"):

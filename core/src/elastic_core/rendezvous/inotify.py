@@ -11,7 +11,9 @@ import logging
 import math
 import os
 import select
+import struct
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -41,6 +43,9 @@ _TOLD = frozenset(
 )
 """File systems of one host (statfs(2), f_type). It lists what is safe: an unknown one may be a network's, and looking
 again and again is slower, but sleeps through nothing."""
+
+_EVENT = struct.Struct("iIII")
+_GONE = _DELETE_SELF | _MOVE_SELF | 0x8000  # IN_IGNORED: the watch is gone
 
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM, errno.ENOSYS})
 
@@ -138,15 +143,25 @@ class Alarm:
 
     def _drain(self) -> None:
         if self._inotify >= 0:
-            with suppress(BlockingIOError):  # what happened is looked up, so the events themselves say nothing new
-                while os.read(self._inotify, 65536):
-                    pass
+            with suppress(BlockingIOError):  # what happened is looked up, so the events themselves say little new
+                while events := os.read(self._inotify, 65536):
+                    if any(mask & _GONE for mask in _masks(events)):
+                        self._watched.clear()  # there may be another directory in the place of what was watched
 
     def _release(self) -> None:
         for fd in (self._inotify, self._bell):
             if fd >= 0:
                 os.close(fd)
         self._inotify = self._bell = -1
+
+
+def _masks(events: bytes) -> Iterator[int]:
+    """What happened, of each event that was read."""
+    at = 0
+    while at < len(events):
+        _, mask, _, length = _EVENT.unpack_from(events, at)
+        yield mask
+        at += _EVENT.size + length
 
 
 def _call(function: ctypes._NamedFuncPointer, directory: Path, *arguments: object) -> int:

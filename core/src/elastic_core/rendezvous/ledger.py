@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.incidents import Incident
-from elastic_core.rendezvous.backend import Link
+from elastic_core.rendezvous.backend import ORIGIN, Link
 from elastic_core.rendezvous.settings import Settings
 
 
@@ -49,6 +49,8 @@ class Anchors:
     """The newest ROUND of any form."""
     halt: int = 0
     """The HALT or CLOSED that ended that round; 0 while the round is live."""
+    kept: int = 0
+    """All entries before this one are tombstones, save those that are named above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +137,27 @@ class Closed:
     requeue: bool = False
 
 
-Body: TypeAlias = "Open | Chair | Round | Halt | Closed"
-_B = TypeVar("_B", Open, Round, Halt)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """A run goes on, although the store has lost its history: all of the state that the lost entries led to (S3)."""
+
+    scheduler_uid: str | None
+    settings: Settings
+    round: Round
+    """The newest one, with its members spelled out."""
+    halt: Halt | None = None
+    """What ended it; None while it is live."""
+    epoch: int
+    index: int
+    """The place of the newest of the entries."""
+    why: str = ""
+
+
+Body: TypeAlias = "Open | Chair | Round | Halt | Closed | Resume"
+
+
+class HistoryChangedError(RendezvousStateError):
+    """The store's history is not the one that this node has read. (Other state errors: what cannot be read at all.)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +178,8 @@ class Entry:
     counters: Counters
     anchors: Anchors
     body: Body
+    epoch: int = 0
+    """How often the run was resumed; indices are comparable within one epoch."""
 
     @property
     def link(self) -> Link:
@@ -187,11 +210,18 @@ class Ledger:
     """When the last planned resize was over; None before the first."""
     resize_cost: float = 0.0
     """Seconds from that resize's HALT to its ROUND."""
+    resumed_from: tuple[int, int] = (0, 0)
+    """The :attr:`position` of what the newest RESUME put back."""
 
     @property
     def live(self) -> bool:
         """Whether a round is under way: sealed, and neither halted nor closed."""
         return self.round is not None and self.halt is None and self.closed is None
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """How far the run's history has come: the greater, the newer."""
+        return self.head.epoch, self.head.index
 
     @property
     def chair(self) -> str:
@@ -212,18 +242,19 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
     """The ledger after reading the next entry.
 
     Raises:
-        RendezvousStateError: The entry does not follow: a broken chain, a term that fell, an entry after CLOSED in
-        the same run.
+        HistoryChangedError: It was not built on the newest one, or another run goes on here.
+        RendezvousStateError: It does not follow: a term that fell, an entry after CLOSED in the same run.
     """
     head = ledger.head
     if entry.index != head.index + 1 or entry.prev != head.id:
-        raise RendezvousStateError(
+        raise HistoryChangedError(
             f"Ledger entry {entry.index} follows {entry.prev!r}, but entry {head.index} here is {head.id!r}.",
-            hint="The store's history changed under a running job. Start this node again.",
         )
-    if isinstance(entry.body, Open):
-        if ledger.closed is None:
-            raise RendezvousStateError(f"Ledger entry {entry.index} opens a run, but run {head.run} is not over.")
+    if isinstance(entry.body, Open) and ledger.closed is None:
+        raise RendezvousStateError(f"Ledger entry {entry.index} opens a run, but run {head.run} is not over.")
+    if isinstance(entry.body, Resume) and entry.run != head.run:
+        raise HistoryChangedError(f"Run {entry.run} goes on here; this node is in run {head.run}.")
+    if isinstance(entry.body, (Open, Resume)):
         return opened(entry, now)
     if entry.run != head.run or entry.term < head.term or ledger.closed is not None:
         raise RendezvousStateError(
@@ -250,21 +281,20 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
 
 
 def opened(entry: Entry, now: float) -> Ledger:
-    """The ledger of a run that begins with ``entry``.
+    """The ledger of a run that begins, or goes on, with ``entry``.
 
     Raises:
-        RendezvousStateError: ``entry`` is no OPEN.
+        RendezvousStateError: ``entry`` is neither OPEN nor RESUME.
     """
-    if not isinstance(entry.body, Open):
+    if not isinstance(entry.body, (Open, Resume)):
         kind = type(entry.body).__name__.upper()
         raise RendezvousStateError(f"Ledger entry {entry.index} should open a run; it is a {kind}.")
-    return Ledger(
-        head=entry,
-        settings=entry.body.settings,
-        scheduler_uid=entry.body.scheduler_uid,
-        opened_at=now,
-        head_at=now,
-    )
+    body = entry.body
+    ledger = Ledger(head=entry, settings=body.settings, scheduler_uid=body.scheduler_uid, opened_at=now, head_at=now)
+    if isinstance(body, Open):
+        return ledger
+    known = body.epoch, body.index
+    return replace(ledger, round=body.round, round_at=now, halt=body.halt, halt_at=now, resumed_from=known)
 
 
 def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
@@ -273,25 +303,27 @@ def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
     Raises:
         RendezvousStateError: An anchor is missing or is not the kind of entry that it should be.
     """
+    at, bodies = head.anchors, {index: entry.body for index, entry in anchors.items()}
+    rounds = {i: body.round if isinstance(body, Resume) else body for i, body in bodies.items()}
 
-    def anchor(index: int, kind: type[_B]) -> _B:
-        entry = anchors.get(index)
-        if entry is None or not isinstance(entry.body, kind):
-            wanted = kind.__name__.upper()
-            raise RendezvousStateError(f"Ledger entry {head.index} stands on {index}, which is not a {wanted}.")
-        return entry.body
+    def a_round(index: int) -> Round:
+        if isinstance(found := rounds.get(index), Round):
+            return found
+        raise RendezvousStateError(f"Ledger entry {head.index} stands on {index}, which is not a ROUND.")
 
-    at = head.anchors
-    ledger = replace(opened(anchors[at.open], now) if at.open in anchors else opened(head, now), head=head)
+    ledger = replace(opened(anchors[at.open], now) if at.open in anchors else opened(head, now), head=head, halt=None)
     if at.round:
-        latest = anchor(at.latest, Round)
-        ledger = replace(ledger, round=replace(latest, members=anchor(at.round, Round).members), round_at=now)
-    if at.halt:
-        ended = anchors.get(at.halt)
-        if ended is not None and isinstance(ended.body, Closed):
-            return replace(ledger, closed=ended.body)
-        return replace(ledger, halt=anchor(at.halt, Halt), halt_at=now)
-    return ledger
+        ledger = replace(ledger, round=replace(a_round(at.latest), members=a_round(at.round).members), round_at=now)
+    if not at.halt:
+        return ledger
+    ended = bodies.get(at.halt)
+    if isinstance(ended, Closed):
+        return replace(ledger, closed=ended)
+    if isinstance(ended, Resume):
+        ended = ended.halt
+    if not isinstance(ended, Halt):
+        raise RendezvousStateError(f"Ledger entry {head.index} stands on {at.halt}, which is not a HALT.")
+    return replace(ledger, halt=ended, halt_at=now)
 
 
 def _spelled_out(body: Round, previous: Round | None) -> Round:
@@ -310,7 +342,11 @@ def next_anchors(ledger: Ledger | None, body: Body, index: int) -> Anchors:
     before = Anchors() if ledger is None else ledger.head.anchors
     match body:
         case Open():
-            return Anchors(open=index, chair=index)
+            return Anchors(open=index, chair=index, kept=before.kept)
+        case Resume():
+            return Anchors(
+                open=index, chair=index, round=index, latest=index, halt=index if body.halt else 0, kept=index
+            )
         case Chair():
             return replace(before, chair=index)
         case Round():
@@ -329,26 +365,32 @@ def compose(
     counters: Counters | None = None,
     chair: str | None = None,
     run: str | None = None,
+    kept: int | None = None,
+    store: Link | None = None,
 ) -> Entry:
     """The entry with ``body`` that ``author`` would append after ``ledger``; None stands for an empty store.
 
     An OPEN starts a run (named ``run``) at term 1 with fresh counters, a CHAIR raises the term, and everything else
     goes on from the head. ``chair`` is given by a leaving chair that names its successor; the author stays, or
-    becomes, chair otherwise.
+    becomes, chair otherwise. ``kept`` says which entries are no tombstones yet. A RESUME is built on ``store``, the
+    newest entry of a store that has lost this ledger, and starts an epoch.
     """
     head = None if ledger is None else ledger.head
-    index = 1 if head is None else head.index + 1
+    prev = store or (ORIGIN if head is None else head.link)
+    index = prev.index + 1
+    anchors = next_anchors(ledger, body, index)
     fresh = head is None or isinstance(body, Open)
     return Entry(
         index=index,
         id=entry_id,
-        prev="" if head is None else head.id,
+        prev=prev.id,
         run=run or ("" if head is None else head.run),
         term=1 if fresh or head is None else head.term + isinstance(body, Chair),
         author=author,
         chair=chair or author,
         elapsed=0.0 if ledger is None else round(now - ledger.head_at, 6),
         counters=counters or (Counters() if fresh or head is None else head.counters),
-        anchors=next_anchors(ledger, body, index),
+        anchors=anchors if kept is None else replace(anchors, kept=kept),
         body=body,
+        epoch=0 if fresh or head is None else head.epoch + isinstance(body, Resume),
     )

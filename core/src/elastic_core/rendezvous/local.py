@@ -15,6 +15,7 @@ from elastic_core.hookspecs import RendezvousOptions, hookimpl
 from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.backend import (
     MAX_VALUE_BYTES,
+    TOMBSTONE,
     BeatReply,
     Cursor,
     Link,
@@ -123,6 +124,12 @@ class LocalBackend(RendezvousBackend):
         """An entry's data."""
         with self._opened() as store:
             return store.entries[index - 1][1] if 1 <= index <= store.head else None
+
+    def shrink(self, index: int) -> None:
+        """Let go of an entry's data."""
+        with self._opened() as store:
+            if 1 <= index <= store.head:
+                store.entries[index - 1] = (store.entries[index - 1][0], TOMBSTONE)
 
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
         """Block until something is new."""

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from elastic_core.exit_codes import ExitCode, signalled
 from elastic_core.incidents import Incident
-from elastic_core.rendezvous.ledger import Entry, HaltReason, Ledger, Offer, Round, advance
+from elastic_core.rendezvous.ledger import Entry, HaltReason, Ledger, Offer, Resume, Round, advance
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow, Phase
 
 
@@ -55,6 +55,12 @@ class NodeState:
     leaving: Leave | None = None
     store_lost: bool = False
     """An embedded store is gone: there will be no further entry."""
+    probed: int = 0
+    """The newest round after whose failure this node has probed its peers; 0 for none."""
+    unreachable: tuple[str, ...] = ()
+    """Those that it did not reach then."""
+    outrun: str = ""
+    """Why the store's run is not this node's any more; '' while it is."""
 
 
 # Events --------------------------------------------------------------------------------------------------------------
@@ -100,6 +106,14 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True)
+class Probed:
+    """After the failure of a round, this node has tried to reach its peers (rule L5)."""
+
+    round: int
+    unreachable: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Leaving:
     """The user, the scheduler or the node's own state wants it gone."""
 
@@ -117,8 +131,23 @@ class StoreLost:
     """An embedded store is gone for good."""
 
 
+@dataclass(frozen=True, slots=True)
+class HistoryReplaced:
+    """The store lost entries, and this is what the run has come to (rule S3)."""
+
+    ledger: Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Outrun:
+    """The store lost this run, and another has begun there since (rule S3)."""
+
+    why: str
+
+
 NodeEvent: TypeAlias = (
-    "EntriesRead | Offered | WorkerFailed | WorkersDone | WorkersGone | Progressed | Leaving | StoreLost"
+    "EntriesRead | HistoryReplaced | Offered | WorkerFailed | WorkersDone | WorkersGone | Progressed | Probed"
+    " | Leaving | StoreLost | Outrun"
 )
 
 
@@ -161,6 +190,8 @@ class Exit:
 
     code: int
     why: str
+    rejoin: bool = False
+    """Whether to begin again, as a new node."""
 
 
 Effect: TypeAlias = "Start | Stop | MakeOffer | Exit"
@@ -183,11 +214,27 @@ def row_of(state: NodeState) -> NodeRow:
         phase=state.phase,
         round=state.round,
         head=state.ledger.head.index,
+        epoch=state.ledger.head.epoch,
         offer=state.offer,
         incident=state.incident,
         leaving=state.leaving is not None,
         progressed=state.progressed,
+        probed=state.probed,
+        unreachable=state.unreachable,
     )
+
+
+def failed_round(before: NodeState, after: NodeState) -> Round | None:
+    """The round whose failure has just stopped the workers here, so that peers are to be probed (rule L5); or None."""
+    current, ledger = before.ledger.round, after.ledger
+    stopped = before.work is Work.RUNNING and after.work is Work.STOPPING
+    if not stopped or current is None or current.number != before.round or len(current.members) < 2:
+        return None
+    if after.leaving is not None or after.outrun or not after.round or ledger.closed is not None:
+        return None
+    if ledger.halt is not None and ledger.halt.reason not in (HaltReason.FAILURE, HaltReason.GIVING_UP):
+        return None
+    return current
 
 
 def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
@@ -198,7 +245,10 @@ def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
                 if ledger.closed is not None:
                     break  # what follows CLOSED is another run's (I12)
                 ledger = advance(ledger, entry, now)
-            return replace(state, ledger=ledger)
+            resumed = any(isinstance(entry.body, Resume) for entry in entries)
+            return _replaced(state, ledger) if resumed else replace(state, ledger=ledger)
+        case HistoryReplaced(ledger):
+            return _replaced(state, ledger)
         case Offered(offer):
             return replace(state, offer=offer)
         case WorkerFailed(incident) if state.work is Work.RUNNING and state.incident is None:
@@ -210,11 +260,26 @@ def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
             return replace(state, work=Work.NONE, phase=phase if state.round else Phase.WAITING)
         case Progressed(number) if number == state.round and state.work is Work.RUNNING:
             return replace(state, progressed=True)
+        case Probed(number, unreachable) if number > state.probed:
+            return replace(state, probed=number, unreachable=unreachable)
         case Leaving(why, code) if state.leaving is None:
             return replace(state, leaving=Leave(why, code))
         case StoreLost():
             return replace(state, store_lost=True)
+        case Outrun(why):
+            return replace(state, outrun=why)
     return state
+
+
+def _replaced(state: NodeState, ledger: Ledger) -> NodeState:
+    """The state on another history: what a round of the old one that is not in the new led to is forgotten."""
+    before, after = state.ledger.round, ledger.round
+    same = before is not None and after is not None and (before.number, before.offer) == (after.number, after.offer)
+    state = replace(state, ledger=ledger)
+    if same or not state.round:
+        return state
+    phase = Phase.RUNNING if state.work in (Work.RUNNING, Work.STOPPING) else Phase.WAITING
+    return replace(state, round=0, phase=phase, incident=None, progressed=False)
 
 
 def _reconcile(state: NodeState) -> tuple[NodeState, tuple[Effect, ...]]:
@@ -245,6 +310,8 @@ def _unwanted(state: NodeState) -> Stop | None:
     ledger = state.ledger
     if state.leaving is not None:
         return Stop(Grace.PLANNED, state.leaving.why)
+    if state.outrun:
+        return Stop(Grace.BROKEN, state.outrun)
     if state.incident is not None:
         return Stop(Grace.BROKEN, "a local worker failed")
     if ledger.closed is not None:
@@ -252,6 +319,8 @@ def _unwanted(state: NodeState) -> Stop | None:
     if ledger.halt is not None:
         planned = ledger.halt.reason is HaltReason.RESIZE
         return Stop(Grace.PLANNED if planned else Grace.BROKEN, ledger.halt.why)
+    if not state.round:
+        return Stop(Grace.BROKEN, "the store lost the round that they are of, and the job has gone on without it")
     if ledger.round is not None and ledger.round.number != state.round:
         return Stop(Grace.BROKEN, f"round {ledger.round.number} follows: {ledger.round.why}")
     return None
@@ -263,7 +332,9 @@ def _end(state: NodeState) -> Exit | None:
         return Exit(state.ledger.closed.exit_code, state.ledger.closed.why)
     if state.leaving is not None:
         return Exit(state.leaving.exit_code, state.leaving.why)
-    if state.store_lost:
+    if state.outrun and state.phase is not Phase.FINISHED:
+        return Exit(ExitCode.STORE_LOST, state.outrun, rejoin=True)
+    if state.store_lost or state.outrun:
         if state.phase is Phase.FINISHED:
             return Exit(ExitCode.SUCCESS, "the store is gone, but every worker of this node had exited with 0")
         return Exit(ExitCode.STORE_LOST, "the store is gone, and nothing can be agreed on without it")

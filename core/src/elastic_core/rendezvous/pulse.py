@@ -33,6 +33,8 @@ class PulseCalls:
     """The connection broke; give the pulse a new one by :meth:`Pulse.reconnected`."""
     row: Callable[[int | None], None]
     """The revision that the store holds of our row, None for no row (rule S7)."""
+    behind: Callable[[], None]
+    """The store has fewer entries than this node has read (rule S3)."""
     take_chair: Callable[[Ledger, Heard, str], None]
     """The chair is gone, and it is our turn: the ledger that this was judged by, what was last heard, and why."""
     crashed: Callable[[BaseException], None]
@@ -149,6 +151,9 @@ class Pulse:
         try:
             reply = store.beat(self._node_id, self._count, ledger.chair)
             self._absorb(reply, ledger)
+            if reply.head < ledger.head.index and ledger.closed is None:
+                self._calls.behind()
+                return
             signs = self._signs()
             if self._heir(ledger) and self._now() >= takeover_at(ledger, signs, self._place):
                 if not ledger.is_member(self._node_id):

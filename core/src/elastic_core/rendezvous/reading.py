@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
-from elastic_core.errors import RendezvousStateError
-from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
+from elastic_core.rendezvous.backend import TOMBSTONE, Cursor, RendezvousBackend
 from elastic_core.rendezvous.codec import decode_entry
-from elastic_core.rendezvous.ledger import Entry, Ledger, restored
+from elastic_core.rendezvous.ledger import Entry, HistoryChangedError, Ledger, restored
 
 
 def load(store: RendezvousBackend, now: float) -> Ledger | None:
     """The ledger as it stands; None for an empty store.
 
     Raises:
+        HistoryChangedError: An entry is missing, as while somebody deletes or restores them.
         RendezvousStateError: The store holds something that cannot be.
         RendezvousConnectionError: The store cannot be reached.
     """
     index = store.wait(Cursor(), roster=False, timeout=0).head
-    if index == 0:
-        return None
-    head = _entry(store, index)
-    anchors = {head.index: head}
-    at = head.anchors
-    for anchor in (at.open, at.round, at.latest, at.halt):
-        if anchor and anchor not in anchors:
-            anchors[anchor] = _entry(store, anchor)
-    return restored(head, anchors, now)
+    while index:
+        head = _entry(store, index)
+        at = head.anchors
+        anchors = {index: head}
+        for anchor in (at.open, at.round, at.latest, at.halt):
+            if anchor and anchor not in anchors and (entry := peek(store, anchor)) is not None:
+                anchors[anchor] = entry
+        gone = {at.open, at.round, at.latest, at.halt} - {0, *anchors}
+        if not gone:
+            return restored(head, anchors, now)
+        newest = store.wait(Cursor(index), roster=False, timeout=0).head
+        if newest == index:
+            raise _missing(min(gone))
+        index = newest  # what the head stood on was shrunk while we read
+    return None
+
+
+def peek(store: RendezvousBackend, index: int) -> Entry | None:
+    """The entry at ``index``; None for a tombstone, and where there is none.
+
+    Raises:
+        RendezvousStateError: It cannot be.
+        RendezvousConnectionError: The store cannot be reached.
+    """
+    data = store.read(index) if index else None
+    return None if data is None or data == TOMBSTONE else decode_entry(data)
 
 
 def has_round(store: RendezvousBackend, now: float) -> bool:
@@ -42,11 +59,15 @@ def news(store: RendezvousBackend, ledger: Ledger) -> tuple[Entry, ...]:
     """The entries after ``ledger.head``, in order; one read more than there are entries.
 
     Raises:
+        HistoryChangedError: They are tombstones: the others have long passed them.
         RendezvousStateError: An entry cannot be.
         RendezvousConnectionError: The store cannot be reached.
     """
     found: list[Entry] = []
     while (data := store.read(ledger.head.index + len(found) + 1)) is not None:
+        if data == TOMBSTONE:
+            index = ledger.head.index + len(found) + 1
+            raise HistoryChangedError(f"Ledger entry {index} was shrunk before it was read.")
         found.append(decode_entry(data))
     return tuple(found)
 
@@ -55,20 +76,23 @@ def check_head(store: RendezvousBackend, ledger: Ledger) -> None:
     """Make sure that the store still has the entry that ``ledger`` ends with, or a later one.
 
     Raises:
-        RendezvousStateError: It has another one in its place, or none.
+        HistoryChangedError: It has another one in its place, or none.
+        RendezvousStateError: That cannot be read.
         RendezvousConnectionError: The store cannot be reached.
     """
-    if _entry(store, ledger.head.index).link != ledger.head.link:
-        raise RendezvousStateError(
-            f"Ledger entry {ledger.head.index} is not the one that was read before: the store's history has changed.",
-            hint="Something restored an older state of the store, or wrote to it; use another --rdzv_id.",
-        )
+    found = peek(store, ledger.head.index)
+    if found is None or found.link != ledger.head.link:
+        raise HistoryChangedError(f"Ledger entry {ledger.head.index} is not the one that was read before.")
 
 
 def _entry(store: RendezvousBackend, index: int) -> Entry:
-    data = store.read(index)
-    if data is None:
-        raise RendezvousStateError(
-            f"Ledger entry {index} is missing from the store.", hint="The store lost data; use another --rdzv_id."
-        )
-    return decode_entry(data)
+    entry = peek(store, index)
+    if entry is None:
+        raise _missing(index)
+    return entry
+
+
+def _missing(index: int) -> HistoryChangedError:
+    return HistoryChangedError(
+        f"Ledger entry {index} is missing from the store.", hint="The store lost data; use another --rdzv_id."
+    )

@@ -40,6 +40,11 @@ class NodeInfo:
     node_rank: int | None = None
     """Its place among the nodes, where they are numbered by hand; None to have it assigned."""
 
+    address: str = ""
+    """Where its peers find out whether they reach it (rule L5)."""
+    port: int = 0
+    """The TCP port there; 0 where nobody needs to know."""
+
     def __str__(self) -> str:
         return self.host if self.seat == 0 else f"{self.host} (agent {self.seat + 1})"
 
@@ -56,6 +61,8 @@ class NodeRow:
     """The k of the phase."""
     head: int = 0
     """Index of the newest ledger entry that the node has seen: this answers SEEN."""
+    epoch: int = 0
+    """That entry's epoch; in an older one the node has not seen that the run was resumed, and nothing since."""
     offer: Offer | None = None
     incident: Incident | None = None
     """The node's first failure in round k."""
@@ -63,3 +70,7 @@ class NodeRow:
     """Going away: drop it from the next round. Its phase goes on saying whether its workers are gone."""
     progressed: bool = False
     """Whether round k made progress on this node (rule L4)."""
+    probed: int = 0
+    """The newest round after whose failure it has probed its peers; 0 for none."""
+    unreachable: tuple[str, ...] = ()
+    """Those that it did not reach then, by node id."""

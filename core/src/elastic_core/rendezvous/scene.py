@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from elastic_core.config import Timing
 from elastic_core.incidents import Incident, Verdict
-from elastic_core.rendezvous.ledger import HaltReason, Ledger, Round
+from elastic_core.rendezvous.ledger import HaltReason, Ledger, Resume, Round
 from elastic_core.rendezvous.rows import Phase
 from elastic_core.rendezvous.settings import Agreement
 from elastic_core.rendezvous.watch import Sighting, Watch, dead, silent_at
@@ -55,7 +55,12 @@ class Scene:
 
     @property
     def suspicion(self) -> float:
-        """How long a member may take to show that it has seen an entry (rule L2), in seconds."""
+        """How long a member may take to show that it has seen an entry (rule L2), in seconds.
+
+        That the run was resumed, nodes learn by their next beat.
+        """
+        if isinstance(self.ledger.head.body, Resume):
+            return self.timing.lost_after
         return max(SUSPICION, SUSPICION_FACTOR * self.ledger.counters.worst_seen)
 
     def judged(self, number: int) -> bool:
@@ -127,6 +132,11 @@ class Scene:
         """Members that have not shown that they saw ledger entry ``index``; who is leaving need not."""
         return [seen.node_id for seen in self.sightings(current) if seen.row.head < index and not seen.row.leaving]
 
+    def late(self, current: Round, index: int) -> list[str]:
+        """The same, as far as rule L2 may suspect them: not whose row the store has lost, with what it said."""
+        listed = {seen.node_id for seen in self.sightings(current) if seen.listed}
+        return [node_id for node_id in self.unseen(current, index) if node_id in listed]
+
     def newcomers(self) -> list[Sighting]:
         """Those that wait, without bad hosts where that leaves enough."""
         members = self.ledger.round.members if self.ledger.round is not None else ()
@@ -177,7 +187,9 @@ class Scene:
 
     def look(self, *deadlines: float, nodes: Iterable[Sighting] = ()) -> float | None:
         """The next instant at which something may have changed: a deadline, or a silence that becomes a loss."""
-        return min((at for at in (*deadlines, *self.silences(nodes)) if at > self.now), default=None)
+        members = self.ledger.round.members if self.ledger.round is not None else ()
+        missing = [self.watch.began_at + self.timing.lost_after for m in members if self.seen(m.node_id) is None]
+        return min((at for at in (*deadlines, *self.silences(nodes), *missing) if at > self.now), default=None)
 
 
 def without_doubles(first: Sequence[Sighting], then: Iterable[Sighting]) -> list[Sighting]:

@@ -14,37 +14,31 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError
 from elastic_core.events import Event, Level
-from elastic_core.rendezvous.backend import Cursor, RendezvousBackend, RosterRow
-from elastic_core.rendezvous.chair import ChairDriver, Judge
-from elastic_core.rendezvous.codec import decode_row, encode_entry, encode_row
+from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
+from elastic_core.rendezvous.chair import ChairDriver
+from elastic_core.rendezvous.codec import encode_row
+from elastic_core.rendezvous.history import Memory, Rejoin
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import Chair, Ledger, advance, compose
-from elastic_core.rendezvous.node import EntriesRead, NodeEvent, StoreLost
+from elastic_core.rendezvous.ledger import HistoryChangedError, Ledger, advance
+from elastic_core.rendezvous.node import EntriesRead, HistoryReplaced, NodeEvent, Outrun, StoreLost
+from elastic_core.rendezvous.parting import append_chair, hand_over, linger, others_finished, readable
 from elastic_core.rendezvous.pulse import Pulse, PulseCalls
-from elastic_core.rendezvous.reading import check_head, news
-from elastic_core.rendezvous.rows import NodeRow, Phase
-from elastic_core.rendezvous.watch import Heard, Observation, Watch, dead, observe
+from elastic_core.rendezvous.reading import news
+from elastic_core.rendezvous.restoring import restore
+from elastic_core.rendezvous.rows import NodeInfo, NodeRow
+from elastic_core.rendezvous.session_calls import SessionCalls
+from elastic_core.rendezvous.watch import Heard, Watch
+
+__all__ = ["Session", "SessionCalls"]
 
 IDLE_WAIT = 60.0
 """Seconds that a follower waits for the ledger at a time; the store wakes it earlier."""
 RETRY_FIRST, RETRY_MOST = 0.1, 2.0
 """Seconds between two attempts to reconnect, at first and at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionCalls:
-    """What a session tells its agent. All are called from the session's threads and must return at once."""
-
-    post: Callable[[NodeEvent], None]
-    publish: Callable[[Event], None]
-    judge: Judge
-    crashed: Callable[[BaseException], None]
-    """A thread met a defect; the agent ends with it."""
 
 
 class Session:
@@ -58,6 +52,11 @@ class Session:
         self._clock = clock
         self._calls = calls
         self._ledger = ledger
+        self._memory = Memory((ledger.head,))
+        self._doubt = False
+        """Whether the store may have lost entries: the reader hangs up, and compares on its next connection (S3)."""
+        self._unread: HistoryChangedError | None = None
+        """Why the reader could not read on from where it is."""
         self._chair = ChairDriver(node_id, calls.judge, clock, calls.publish)
         self._heard: Heard | None = None
         self._wake = threading.Condition()
@@ -79,6 +78,7 @@ class Session:
             contact=self._contact,
             lost=self._pulse_lost,
             row=self._row_seen,
+            behind=self._compare,
             take_chair=self._take_chair,
             crashed=calls.crashed,
         )
@@ -116,21 +116,21 @@ class Session:
     def ask_finished(self, answer: Callable[[bool], None]) -> None:
         """Find out whether any other member of the round has finished; ``answer`` is called on the writer's thread."""
         ledger = self._ledger
+        self._later(lambda store: answer(others_finished(store, ledger, self._node_id)))
 
-        def look(store: RendezvousBackend) -> None:
-            members = [member.node_id for member in ledger.round.members] if ledger.round is not None else []
-            rows = _rows(seen for seen in store.roster(members) if seen.node_id != self._node_id)
-            answer(ledger.live and any(seen.row.phase is Phase.FINISHED for seen in rows))
+    def look_up(self, node_ids: Sequence[str], answer: Callable[[list[NodeInfo]], None]) -> None:
+        """Find out what nodes say of themselves; ``answer`` is called on the writer's thread."""
+        self._later(lambda store: answer([seen.row.info for seen in readable(store.roster(node_ids))]))
 
+    def _later(self, job: Callable[[RendezvousBackend], None]) -> None:
+        """Have the writer do it."""
         with self._wake:
-            self._jobs.append(look)
+            self._jobs.append(job)
             self._wake.notify()
 
     def close(self, timeout: float) -> None:
         """Hand over the chair, bring the row up to date or take it out, stop the threads: ``timeout`` s at most."""
-        with self._wake:
-            self._jobs.append(lambda store: self._farewell(store, timeout))
-            self._wake.notify()
+        self._later(lambda store: self._farewell(store, timeout))
         self._done.wait(timeout)
         self._stopping.set()
         self._pulse.stop()
@@ -156,10 +156,15 @@ class Session:
             with self._wake:
                 self._reading = store
             try:
-                while not self._stopping.is_set():
+                self._restore(store)
+                while not self._stopping.is_set() and not self._lost:
                     version = self._look(store, version)
+            except HistoryChangedError as exc:
+                self._unread = exc  # a new connection begins with a comparison
+                self._stopping.wait(RETRY_FIRST)
             except RendezvousConnectionError as exc:
-                self._store_failed(exc)
+                if not self._doubt:
+                    self._store_failed(exc)
             except RendezvousStateError as exc:
                 self._give_up(exc)
                 return
@@ -177,9 +182,8 @@ class Session:
                 ledger = advance(ledger, entry, now)
                 if ledger.closed is not None:
                     break
-            with self._wake:  # together, for who reports meanwhile
-                self._ledger = ledger
-                self._pulse.follow(ledger)
+            self._memory = self._memory.and_then(entries)
+            self._follow(ledger)
             self._calls.post(EntriesRead(entries, now))
         self._contact()
         if self._ledger.closed is not None:
@@ -196,7 +200,40 @@ class Session:
         elif self._chair.watch.nodes:
             self._chair.watch = Watch()  # deposed: what was seen then must not be judged by later
         cursor = Cursor(self._ledger.head.index, version)
-        return store.wait(cursor, roster=chairs, timeout=wait).roster
+        now_at = store.wait(cursor, roster=chairs, timeout=wait)
+        if now_at.head < cursor.head:
+            self._restore(store)
+        return now_at.roster
+
+    def _follow(self, ledger: Ledger) -> None:
+        with self._wake:  # together, for who reports meanwhile
+            self._ledger = ledger
+            self._pulse.follow(ledger)
+
+    def _restore(self, store: RendezvousBackend) -> None:
+        """Compare the store's history with ours, and make them one (rule S3)."""
+        self._doubt, unread, self._unread = False, self._unread, None
+        found = restore(store, self._ledger, self._memory, self._node_id, self._clock, unread=unread)
+        if isinstance(found, Rejoin):
+            self._end_for(Outrun(found.why), Event("outrun", f"{found.why}: joining anew", Level.WARNING))
+        elif found is not None:
+            lost, ledger = found
+            self._row_seen(None)  # what has lost entries has lost rows, too
+            what = "what this node has read was put back" if ledger is None else "the run goes on"
+            self._calls.publish(Event("history_restored", f"{lost}; {what}", Level.WARNING))
+            if ledger is not None:
+                if ledger.head.epoch == self._ledger.head.epoch:  # what rows said was of another branch
+                    self._chair.watch, self._heard = Watch(), None
+                self._memory = Memory((ledger.head,))
+                self._follow(ledger)
+                self._calls.post(HistoryReplaced(ledger))
+
+    def _compare(self) -> None:
+        """Have the reader compare the store's history with ours, on a new connection: it may be asleep on this one."""
+        with self._wake:
+            reading, self._doubt = (None if self._doubt else self._reading), True
+        if reading is not None:
+            reading.close()
 
     # The writer ------------------------------------------------------------------------------------------------------
 
@@ -224,6 +261,10 @@ class Session:
                     jobs[0](store)
                     jobs.pop(0)
                 self._contact()
+            except HistoryChangedError:
+                self._compare()
+                with self._wake:
+                    self._jobs = [*jobs[1:], *self._jobs]
             except RendezvousConnectionError as exc:
                 self._store_failed(exc)
                 store = self._dropped(store)
@@ -235,69 +276,37 @@ class Session:
         self._dropped(store)
 
     def _farewell(self, store: RendezvousBackend, timeout: float) -> None:
-        ledger = self._hand_over(store)
-        if ledger.closed is not None:
-            if store.embedded and store.hosting:
-                self._linger(store, ledger, timeout)
-            store.remove(self._node_id)
-        elif not ledger.is_member(self._node_id):
-            store.remove(self._node_id)  # a member's row stays: it proves that its part of the round is over
+        try:
+            ledger, heir = hand_over(
+                store, self._ledger, self._chair.successor, node_id=self._node_id, clock=self._clock
+            )
+            if heir is not None:
+                self._chair_changed(heir, f"{self._node_id} leaves")
+            if ledger.closed is not None:
+                if store.embedded and store.hosting:
+                    linger(store, ledger, timeout, node_id=self._node_id, clock=self._clock)
+                store.remove(self._node_id)
+            elif not ledger.is_member(self._node_id):
+                store.remove(self._node_id)  # a member's row stays: it proves that its part of the round is over
+        except RendezvousConnectionError:
+            raise  # and tried again
+        except RendezvousStateError:
+            self._done.set()  # there is nobody to say goodbye to
+            raise
         self._done.set()
-
-    def _hand_over(self, store: RendezvousBackend) -> Ledger:
-        """Give the chair to somebody else, if we have it; our own reader may be writing an entry at the same time."""
-        ledger = self._ledger
-        while True:
-            for entry in news(store, ledger):
-                if ledger.closed is None:
-                    ledger = advance(ledger, entry, self._clock.now())
-            if ledger.closed is not None or ledger.chair != self._node_id:
-                return ledger
-            heir = self._chair.successor(ledger)
-            if heir is None or self._append_chair(store, ledger, heir, f"{self._node_id} leaves"):
-                return ledger
-
-    def _linger(self, store: RendezvousBackend, ledger: Ledger, timeout: float) -> None:
-        """The store goes with this agent: stay until every living node has seen CLOSED."""
-        watch, version, clock = Watch(), 0, self._clock
-        timing, deadline = ledger.settings.timing, self._clock.now() + timeout
-        while (now := clock.now()) < deadline:
-            rows = _rows(store.roster())
-            watch = observe(watch, rows, now)
-            present = {row.row.info.node_id for row in rows} - {self._node_id}
-            if not any(
-                seen.row.head < ledger.head.index and not dead(watch, node_id, timing, now)
-                for node_id, seen in watch.nodes.items()
-                if node_id in present
-            ):
-                return
-            wait = min(timing.beat_interval, deadline - now)
-            version = store.wait(Cursor(ledger.head.index, version), roster=True, timeout=wait).roster
 
     def _take_chair(self, ledger: Ledger, heard: Heard, why: str) -> None:
         def take(store: RendezvousBackend) -> None:
-            self._append_chair(store, ledger, self._node_id, why)
+            if append_chair(store, ledger, self._node_id, why, author=self._node_id, clock=self._clock):
+                self._chair_changed(self._node_id, why)
 
         with self._wake:
             self._heard = heard
             self._jobs.append(take)
             self._wake.notify()
 
-    def _append_chair(self, store: RendezvousBackend, ledger: Ledger, chair: str, why: str) -> bool:
-        entry = compose(
-            ledger,
-            Chair(why=why),
-            entry_id=self._clock.new_id(),
-            author=self._node_id,
-            now=self._clock.now(),
-            chair=chair,
-        )
-        landed = store.append(ledger.head.link, entry.link, encode_entry(entry))
-        if landed:
-            self._calls.publish(Event("chair_changed", f"{chair} decides from here on: {why}", Level.DEBUG))
-        else:
-            check_head(store, ledger)  # somebody else was faster, and the reader finds the entry
-        return landed
+    def _chair_changed(self, chair: str, why: str) -> None:
+        self._calls.publish(Event("chair_changed", f"{chair} decides from here on: {why}", Level.DEBUG))
 
     def _row_seen(self, revision: int | None) -> None:
         """Rule S7: the store is behind what we sent, or lost our row; send again."""
@@ -359,18 +368,23 @@ class Session:
             self._calls.publish(Event("store_unreachable", message, Level.WARNING))
 
     def _give_up(self, exc: ElasticError) -> None:
-        """There will be no further entry for this node: healthy workers may finish without one.
+        """There will be no further entry for this node: healthy workers may finish without one."""
+        self._end_for(StoreLost(), Event("store_lost", f"the store is lost: {exc.message}", Level.ERROR))
 
-        Its beats stop, and so does its contact: should others go on without it, they wait for the fence, which stops
+    def _end_for(self, end: NodeEvent, told: Event) -> None:
+        """Deal with the store no more.
+
+        Beats stop, and so does contact: should others go on without this node, they wait for the fence, which stops
         the workers here first (rule S4).
         """
         with self._wake:
             first, self._lost = not (self._lost or self._stopping.is_set()), True
+            self._wake.notify()
         self._pulse.stop()
         self._done.set()
         if first and self._ledger.closed is None:
-            self._calls.publish(Event("store_lost", f"the store is lost: {exc.message}", Level.ERROR))
-            self._calls.post(StoreLost())
+            self._calls.publish(told)
+            self._calls.post(end)
 
     def _guard(self, body: Callable[[], None]) -> None:
         try:
@@ -383,12 +397,3 @@ class Session:
         if store is not None:
             with contextlib.suppress(ElasticError):
                 store.close()
-
-
-def _rows(found: Iterable[RosterRow]) -> list[Observation]:
-    """What can be read of these rows; the chair reports what cannot."""
-    rows = []
-    for seen in found:
-        with contextlib.suppress(RendezvousStateError):
-            rows.append(Observation(decode_row(seen.value), seen.serial, seen.beat))
-    return rows

@@ -31,7 +31,7 @@ class Sighting:
     seen_at: float
     """When its row first showed its present :attr:`NodeRow.head`."""
     listed: bool = True
-    """Whether the newest read still had it; one that the store lost is judged like a beat that stopped."""
+    """Whether the newest read still had it, and no older one; without it the node is judged by its beats alone."""
 
     @property
     def node_id(self) -> str:
@@ -56,6 +56,8 @@ class Watch:
 
     nodes: Mapping[str, Sighting] = field(default_factory=dict)
     read_at: float | None = None
+    began_at: float = -math.inf
+    """When it first looked: who has no row then gets as long as one whose beat stopped (rule L1)."""
     gap_at: float = -math.inf
     """Until when the chair was last not looking; what it then saw may have been there for long."""
     heard: Heard | None = None
@@ -80,6 +82,10 @@ def observe(watch: Watch, rows: Iterable[Observation], now: float) -> Watch:
     nodes = {}
     for seen in sorted(rows, key=lambda seen: seen.serial):
         old = watch.get(seen.row.info.node_id)
+        if old is not None and _older(seen.row, old.row):  # from a copy of the store; the node will send it again
+            changed_at = now if gap or old.beat != seen.beat else old.changed_at
+            nodes[old.node_id] = replace(old, serial=seen.serial, beat=seen.beat, changed_at=changed_at, listed=False)
+            continue
         fresh = gap or old is None or (old.beat, old.row) != (seen.beat, seen.row)
         nodes[seen.row.info.node_id] = Sighting(
             row=seen.row,
@@ -93,7 +99,15 @@ def observe(watch: Watch, rows: Iterable[Observation], now: float) -> Watch:
         if node_id not in nodes:
             nodes[node_id] = replace(old, listed=False, changed_at=now if gap else old.changed_at)
     in_order = dict(sorted(nodes.items(), key=lambda item: item[1].serial))
-    return replace(watch, nodes=in_order, read_at=now, gap_at=now if gap else watch.gap_at)
+    began_at = now if watch.read_at is None else watch.began_at
+    return replace(watch, nodes=in_order, read_at=now, began_at=began_at, gap_at=now if gap else watch.gap_at)
+
+
+def _older(row: NodeRow, known: NodeRow) -> bool:
+    """Whether a row says less than what was known of its node, which only ever reads on."""
+    if row.run != known.run:
+        return row.run == ""
+    return row.epoch == known.epoch and 0 < row.head < known.head
 
 
 def _last_sign(watch: Watch, seen: Observation, now: float) -> float:
@@ -111,16 +125,21 @@ def forget(watch: Watch, node_ids: Iterable[str]) -> Watch:
 
 
 def dead(watch: Watch, node_id: str, timing: Timing, now: float) -> bool:
-    """Whether a node is lost: superseded on its seat, or silent beyond the limit."""
+    """Whether a node is lost: superseded on its seat, silent beyond the limit, or without a row for as long."""
     seen = watch.get(node_id)
-    return seen is None or superseded(watch, seen) or now >= silent_at(watch, seen, timing)
+    if seen is None:
+        return now >= watch.began_at + timing.lost_after
+    return superseded(watch, seen) or now >= silent_at(watch, seen, timing)
 
 
 def superseded(watch: Watch, seen: Sighting) -> bool:
     """Whether a newer incarnation holds this node's seat, which proves that its last process is gone (rule S8)."""
     info = seen.row.info
     return any(
-        other.row.info.host_id == info.host_id and other.row.info.seat == info.seat and other.serial > seen.serial
+        other.listed  # else its serial may be from before the store lost everything
+        and other.row.info.host_id == info.host_id
+        and other.row.info.seat == info.seat
+        and other.serial > seen.serial
         for other in watch.nodes.values()
     )
 

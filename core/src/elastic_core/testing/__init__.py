@@ -9,7 +9,10 @@ from __future__ import annotations
 import pytest
 
 pytest.register_assert_rewrite(
-    *(f"elastic_core.testing.{suite}" for suite in ("ledger_suite", "roster_suite", "wait_suite", "process_suite")),
+    *(
+        f"elastic_core.testing.{suite}_suite"
+        for suite in ("ledger", "roster", "wait", "process", "line", "restart", "run")
+    ),
     "elastic_core.testing.connections",
     "elastic_core.testing.racing",
 )

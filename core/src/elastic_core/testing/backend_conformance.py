@@ -7,19 +7,30 @@ A backend's author subclasses :class:`BackendConformance` and says how a connect
         def make_backend(self, my_server):
             return lambda run_id: MyBackend(my_server.address, run_id)
 
-A store that several processes can reach also passes :class:`ProcessConformance`, which wants one fixture more. Each
-suite asks only for the fixtures that its own tests need, so one with further demands is a further class beside these.
+The other suites ask for one fixture more each, for what they do to the store:
+
+* :class:`ProcessConformance` races processes, for a store that several can reach: ``opener``.
+* :class:`LineConformance` loses requests and replies, at every step: ``line``, made of a
+  :class:`~elastic_core.testing.faults.LossyProxy` or :class:`~elastic_core.testing.faults.LossyCalls`.
+* :class:`RestartConformance` restarts a store that lives on its own (not an embedded one), with its data, an older copy
+  of it, and nothing: ``keeper``.
+* :class:`PlantConformance` writes past the backend: ``plant``.
 """
 
 from __future__ import annotations
 
 from elastic_core.testing.ledger_suite import JobConformance, LedgerConformance
+from elastic_core.testing.line_suite import LineConformance
 from elastic_core.testing.process_suite import ProcessConformance
+from elastic_core.testing.restart_suite import RestartConformance
 from elastic_core.testing.roster_suite import BeatConformance, RosterConformance
+from elastic_core.testing.run_suite import PlantConformance, RunConformance
 from elastic_core.testing.wait_suite import WaitConformance
 
-__all__ = ["BackendConformance", "ProcessConformance"]
+__all__ = ["BackendConformance", "LineConformance", "PlantConformance", "ProcessConformance", "RestartConformance"]
 
 
-class BackendConformance(LedgerConformance, RosterConformance, BeatConformance, WaitConformance, JobConformance):
+class BackendConformance(
+    LedgerConformance, RosterConformance, BeatConformance, WaitConformance, JobConformance, RunConformance
+):
     """What every backend must pass. Override the fixture ``make_backend``: a function from a run id to a connection."""

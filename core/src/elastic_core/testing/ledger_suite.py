@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from elastic_core.errors import RendezvousStateError
-from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
+from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend
 from elastic_core.testing.connections import Connect, Connections, MakeBackend, chain, full_value
 from elastic_core.testing.racing import RACERS, race
 
@@ -70,6 +70,28 @@ class LedgerConformance(Connections):
             assert len(winners) == 1, f"entry {index} was won {len(winners)} times"
             (prev,) = winners
             assert {store.read(index) for store in connections} == {prev.id.encode()}
+
+    def test_an_old_entry_shrinks_and_its_place_stays_taken(self, store: RendezvousBackend, connect: Connect) -> None:
+        links = chain(4)
+        for prev, entry in links:
+            assert store.append(prev, entry, full_value())
+        ghost, reader = connect(), connect()
+        for index in (1, 2, 2, 9):
+            store.shrink(index)
+        assert [reader.read(index) in (TOMBSTONE, full_value()) for index in (1, 2)] == [True, True]
+        assert [reader.read(index) for index in (3, 4)] == [full_value()] * 2
+        assert reader.wait(Cursor(), roster=False, timeout=0).head == 4
+        for prev, entry in links[:2]:
+            assert not ghost.append(prev, Link(entry.index, "ghost"), b"ghost"), "a place is never free again"
+            assert ghost.append(prev, entry, full_value()), "the very same entry, repeated after a lost reply"
+        assert store.append(links[3][1], Link(5, "next"), b"5")
+        assert [connect().read(index) for index in (0, 5, 6)] == [None, b"5", None]
+
+    def test_an_entry_of_no_bytes_is_an_entry(self, store: RendezvousBackend, connect: Connect) -> None:
+        assert store.append(ORIGIN, Link(1, "first"), TOMBSTONE)
+        assert connect().read(1) == TOMBSTONE
+        assert not connect().append(ORIGIN, Link(1, "other"), b"other")
+        assert connect().append(Link(1, "first"), Link(2, "second"), b"2")
 
     def test_values_of_the_full_size_fit(self, store: RendezvousBackend, connect: Connect) -> None:
         assert store.append(ORIGIN, Link(1, "first"), full_value())

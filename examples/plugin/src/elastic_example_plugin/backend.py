@@ -156,6 +156,11 @@ class SqliteBackend(RendezvousBackend):
         with self._transaction() as database:
             return self._entry(database, index)[1]
 
+    def shrink(self, index: int) -> None:
+        """Let go of an entry's data."""
+        with self._transaction() as database:
+            database.execute("UPDATE entry SET data = x'' WHERE job = ? AND number = ?", (self._job, index))
+
     # Both ------------------------------------------------------------------------------------------------------------
 
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:

@@ -15,7 +15,15 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from elastic_core.rendezvous.backend import ORIGIN, BeatReply, Cursor, Link, RendezvousBackend, RosterRow
+from elastic_core.rendezvous.backend import (
+    ORIGIN,
+    TOMBSTONE,
+    BeatReply,
+    Cursor,
+    Link,
+    RendezvousBackend,
+    RosterRow,
+)
 from elastic_rdzv_c10d.client import StoreClient
 from elastic_rdzv_c10d.records import (
     ENTRY_APPENDED,
@@ -188,6 +196,12 @@ class C10dBackend(RendezvousBackend):
         entry = Entry.unpack(record)
         self._last = Link(index, entry.id)
         return entry.data
+
+    def shrink(self, index: int) -> None:
+        """Let go of an entry's data; its key stays, so that nothing else is ever created there."""
+        key = self._keys.ledger(index)
+        if (record := self._client.peek(key)) is not None:
+            self._client.swap(key, record, Entry(Entry.unpack(record).id, TOMBSTONE).pack())
 
     def _newest(self) -> int:
         """The index of the newest entry."""

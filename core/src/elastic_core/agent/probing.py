@@ -1,0 +1,151 @@
+"""Can this node reach its peers? Asked after a round has failed, for the chair to find a node that nobody reaches (L5).
+
+A probe is a TCP connection, made and closed. Each agent keeps a port for its peers' probes (:class:`Door`); that it is
+there says that packets go both ways, which is all that workers need. Nobody has to let the other in: it is the kernel
+that answers, so a busy agent is no unreachable one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from elastic_core.agent.ports import HeldPort
+from elastic_core.rendezvous.ledger import Round
+from elastic_core.rendezvous.node import Probed
+from elastic_core.rendezvous.rows import NodeInfo
+
+PATIENCE = 2.0
+"""Seconds that a connection may take; more than two packets lost on the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Somewhere to connect to."""
+
+    node_id: str
+    """Who is to blame if it fails."""
+    address: str
+    port: int
+
+
+class Door:
+    """The port that this agent's peers probe."""
+
+    def __init__(self, address: str) -> None:
+        """Listen, for those who reach this node at ``address``.
+
+        Raises:
+            ElasticError: No port is free, or no descriptor is left.
+        """
+        self.address = address
+        self._held = HeldPort.take(address)
+        self._held.listen()
+        self._socket = socket.socket(fileno=self._held.fileno())
+        self._socket.setblocking(False)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._held.port
+
+    def fileno(self) -> int:
+        """The listening socket's descriptor."""
+        return self._held.fileno()
+
+    def greet(self) -> list[object]:
+        """Close what has connected; there is nothing to say. It is an event of nothing."""
+        with contextlib.suppress(OSError):
+            while True:
+                self._socket.accept()[0].close()
+        return []
+
+    def close(self) -> None:
+        """Listen no longer."""
+        self._socket.detach()
+        self._held.close()
+
+
+def neighbours(current: Round, node_id: str) -> tuple[str, ...]:
+    """Those before and after a node in rank order, in a ring."""
+    ids = [member.node_id for member in current.members]
+    at = ids.index(node_id)
+    return tuple(dict.fromkeys(other for other in (ids[at - 1], ids[(at + 1) % len(ids)]) if other != node_id))
+
+
+def targets(current: Round, node_id: str, known: Iterable[NodeInfo]) -> list[Target]:
+    """What a node of a round probes: its neighbours' doors, as far as known, and rank 0's store."""
+    found = [Target(info.node_id, info.address, info.port) for info in known if info.port]
+    first, offer = current.members[0].node_id, current.offer
+    if first != node_id:
+        found.append(Target(first, offer.address, offer.port))
+    return found
+
+
+def unreachable(aims: Sequence[Target], patience: float = PATIENCE) -> tuple[str, ...]:
+    """The nodes among the targets that cannot be reached within ``patience`` seconds; all are tried at once."""
+    failed: list[str] = []
+    deadline = time.monotonic() + patience
+    with selectors.DefaultSelector() as waiting, contextlib.ExitStack() as stack:
+        for aim in aims:
+            family = socket.AF_INET6 if ":" in aim.address else socket.AF_INET
+            probe = stack.enter_context(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+            number = probe.connect_ex((aim.address, aim.port))
+            if number == errno.EINPROGRESS:
+                waiting.register(probe, selectors.EVENT_WRITE, aim)
+            elif not _reached(number):
+                failed.append(aim.node_id)
+        late = False
+        while waiting.get_map() and not late:
+            late = time.monotonic() >= deadline  # and look once more: it may be this thread that was held up
+            for key, _ in waiting.select(max(0.0, deadline - time.monotonic())):
+                connected = key.fileobj
+                assert isinstance(connected, socket.socket)
+                if not _reached(connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)):
+                    failed.append(key.data.node_id)
+                waiting.unregister(connected)
+        failed += [key.data.node_id for key in waiting.get_map().values()]
+    return tuple(dict.fromkeys(failed))
+
+
+def _reached(number: int) -> bool:
+    """Whether the outcome of a connection shows that packets come and go.
+
+    A refusal does, too: an agent that has just died, or a store that was given up, is no fault of the network's.
+    """
+    return number in (0, errno.ECONNREFUSED)
+
+
+def probe(
+    current: Round,
+    node_id: str,
+    look_up: Callable[[Sequence[str], Callable[[list[NodeInfo]], None]], None],
+    post: Callable[[Probed], None],
+) -> None:
+    """Probe after a failure of a round, and post what came of it. Returns at once.
+
+    Args:
+        current: The round.
+        node_id: This node, a member.
+        look_up: Asks the store for nodes, and calls back on a thread that must not be held up.
+        post: Takes the outcome, from any thread.
+    """
+
+    def begin(known: list[NodeInfo]) -> None:
+        aims = targets(current, node_id, known)
+        threading.Thread(target=run, args=(aims,), name="elastic-probe", daemon=True).start()
+
+    def run(aims: list[Target]) -> None:
+        try:
+            failed = unreachable(aims)
+        except OSError:  # no descriptors are left, or an address is none: that says nothing of others
+            failed = ()
+        post(Probed(current.number, failed))
+
+    look_up(neighbours(current, node_id), begin)

@@ -1,0 +1,58 @@
+"""Whom the others cannot reach: what the members of a failed round have found out by probing (rule L5)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from elastic_core.rendezvous.ledger import Halt, HaltReason, Round
+from elastic_core.rendezvous.rows import Phase
+from elastic_core.rendezvous.scene import Scene
+
+PROBING = 3.0
+"""Seconds after a HALT to wait for the members' probes; those of a sound network take milliseconds."""
+
+
+def complaints(scene: Scene, old: Round) -> list[tuple[str, str]]:
+    """Who could not reach whom, among the members of a round, after it or the one before had failed."""
+    ids = {member.node_id for member in old.members}
+    return [
+        (seen.node_id, other)
+        for seen in scene.sightings(old)
+        if old.number - 1 <= seen.row.probed <= old.number
+        for other in seen.row.unreachable
+        if other in ids and other != seen.node_id
+    ]
+
+
+def accused(scene: Scene, old: Round) -> str | None:
+    """The member with most broken connections; None without complaints.
+
+    One that hears nobody complains of all, and one that nobody hears is complained of by all: so both ends count. Where
+    that says nothing, more complaints of others decide, and then the place in rank order: rank 0 has the state.
+    """
+    found = complaints(scene, old)
+    ends = Counter(node_id for pair in found for node_id in pair)
+    blamed = Counter(other for _, other in found)
+    ranked = [(ends[m.node_id], blamed[m.node_id], rank, m.node_id) for rank, m in enumerate(old.members)]
+    worst = max(ranked)
+    return worst[3] if worst[0] else None
+
+
+def told(scene: Scene, old: Round, node_id: str) -> str:
+    """What is wrong with a node, for people."""
+    found = complaints(scene, old)
+    by = sorted({one for one, other in found if other == node_id})
+    if by:
+        return f"{scene.names([node_id])} cannot be reached from {scene.names(by)}"
+    missed = sorted({other for one, other in found if one == node_id})
+    return f"{scene.names([node_id])} cannot reach {scene.names(missed)}"
+
+
+def unprobed(scene: Scene, old: Round, halt: Halt, fit: list[str]) -> float | None:
+    """Until when to wait for probes that are still under way; None when there is nothing to wait for."""
+    until = scene.ledger.halt_at + PROBING
+    if halt.reason not in (HaltReason.FAILURE, HaltReason.GIVING_UP) or len(old.members) < 2 or scene.now >= until:
+        return None
+    rows = [seen.row for node_id in fit if (seen := scene.seen(node_id)) is not None]
+    took_part = [row for row in rows if row.round == old.number and row.phase is not Phase.FINISHED]
+    return until if any(row.info.port and row.probed < old.number for row in took_part) else None

@@ -1,0 +1,63 @@
+"""One job's directory of the ``file`` backend: what is in it, and when it may be made."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
+from elastic_core.rendezvous.disk import PLANTED, Numbered, store_errors
+
+
+class JobDirectory:
+    """Where things are in one job's directory, and what its connections remember together."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.ledger = Numbered(directory / "ledger")
+        self.serials = Numbered(directory / "serials")
+        self.roster = directory / "roster"
+        self.values = directory / "values"
+        self.beats = directory / "beats"
+        self.scratch = directory / "scratch"
+        self._device: int | None = None
+        """The file system that it was on when it was first seen."""
+
+    def make(self) -> None:
+        """Make the directories that are not there, also when somebody has deleted them under a running job.
+
+        Only this job's user may enter: who can write here decides what the job does, and incidents quote its output.
+        Users that share a job make the directory themselves, with the mode they want.
+
+        Raises:
+            RendezvousStateError: The job's directory is not one, or was planted by somebody else.
+            RendezvousConnectionError: It cannot be made, or its file system is no longer mounted there.
+        """
+        with store_errors(self.directory):
+            self._check_mount()
+            with suppress(FileExistsError):
+                self.directory.mkdir(0o700)
+            status = os.lstat(self.directory)
+            planted = status.st_uid not in (os.geteuid(), 0) and status.st_mode & stat.S_IWOTH
+            if not stat.S_ISDIR(status.st_mode) or planted:
+                raise RendezvousStateError(
+                    f"{str(self.directory)!r} is not a directory, or belongs to another user and is open to everybody.",
+                    hint=PLANTED,
+                )
+            numbered = (self.ledger.directory, self.serials.directory)
+            for part in (*numbered, self.roster, self.values, self.beats, self.scratch):
+                part.mkdir(exist_ok=True)
+
+    def _check_mount(self) -> None:
+        """Refuse to begin anew, each host for itself, on the bare mount point of a share that is gone."""
+        device = os.stat(self.directory.parent).st_dev
+        if self._device is None:
+            self._device = device
+        elif device != self._device:
+            raise RendezvousConnectionError(
+                f"The rendezvous directory does not work: another file system is mounted at "
+                f"{str(self.directory.parent)!r} than before, or none.",
+                hint="Mount it again: the nodes of a job meet there.",
+            )

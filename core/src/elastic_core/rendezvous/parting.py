@@ -1,0 +1,100 @@
+"""The last things that a node does with its store: it gives the chair away, and waits for those who need its store."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+
+from elastic_core.errors import RendezvousStateError
+from elastic_core.rendezvous.backend import Cursor, RendezvousBackend, RosterRow
+from elastic_core.rendezvous.codec import decode_row, encode_entry
+from elastic_core.rendezvous.join import Clock
+from elastic_core.rendezvous.ledger import Chair, Ledger, advance, compose
+from elastic_core.rendezvous.reading import check_head, news
+from elastic_core.rendezvous.rows import Phase
+from elastic_core.rendezvous.watch import Observation, Watch, dead, observe
+
+
+def append_chair(store: RendezvousBackend, ledger: Ledger, chair: str, why: str, *, author: str, clock: Clock) -> bool:
+    """Say who decides from here on; False when somebody else has said something first.
+
+    Raises:
+        HistoryChangedError: The store has lost what this would be built on.
+        RendezvousStateError: It holds something that cannot be.
+        RendezvousConnectionError: It cannot be reached; the entry may or may not have landed.
+    """
+    body, now = Chair(why=why), clock.now()
+    entry = compose(ledger, body, entry_id=clock.new_id(), author=author, now=now, chair=chair)
+    if store.append(ledger.head.link, entry.link, encode_entry(entry)):
+        return True
+    check_head(store, ledger)
+    return False
+
+
+def hand_over(
+    store: RendezvousBackend,
+    ledger: Ledger,
+    heir_to: Callable[[Ledger], str | None],
+    *,
+    node_id: str,
+    clock: Clock,
+) -> tuple[Ledger, str | None]:
+    """Give the chair to somebody else, if this node has it; its own reader may be writing at the same time.
+
+    Returns:
+        The ledger as it was then, and who has the chair now if it was given away.
+
+    Raises:
+        RendezvousStateError: The store holds something that cannot be, or has lost what this node has read.
+        RendezvousConnectionError: It cannot be reached.
+    """
+    while True:
+        for entry in news(store, ledger):
+            if ledger.closed is None:
+                ledger = advance(ledger, entry, clock.now())
+        if ledger.closed is not None or ledger.chair != node_id or (heir := heir_to(ledger)) is None:
+            return ledger, None
+        if append_chair(store, ledger, heir, f"{node_id} leaves", author=node_id, clock=clock):
+            return ledger, heir
+
+
+def linger(store: RendezvousBackend, ledger: Ledger, timeout: float, *, node_id: str, clock: Clock) -> None:
+    """Stay until every living node has seen CLOSED, for ``timeout`` seconds at most: the store goes with this agent.
+
+    Raises:
+        RendezvousConnectionError: The store cannot be reached.
+    """
+    watch, version = Watch(), 0
+    timing, deadline = ledger.settings.timing, clock.now() + timeout
+    while (now := clock.now()) < deadline:
+        rows = readable(store.roster())
+        watch = observe(watch, rows, now)
+        present = {row.row.info.node_id for row in rows} - {node_id}
+        if not any(
+            seen.row.head < ledger.head.index and not dead(watch, other, timing, now)
+            for other, seen in watch.nodes.items()
+            if other in present
+        ):
+            return
+        wait = min(timing.beat_interval, deadline - now)
+        version = store.wait(Cursor(ledger.head.index, version), roster=True, timeout=wait).roster
+
+
+def others_finished(store: RendezvousBackend, ledger: Ledger, node_id: str) -> bool:
+    """Whether all workers of another member of the live round have exited with 0 (rule L7).
+
+    Raises:
+        RendezvousConnectionError: The store cannot be reached.
+    """
+    members = [member.node_id for member in ledger.round.members] if ledger.round is not None else []
+    rows = readable(seen for seen in store.roster(members) if seen.node_id != node_id)
+    return ledger.live and any(seen.row.phase is Phase.FINISHED for seen in rows)
+
+
+def readable(found: Iterable[RosterRow]) -> list[Observation]:
+    """What can be read of these rows; the chair reports what cannot."""
+    rows = []
+    for seen in found:
+        with contextlib.suppress(RendezvousStateError):
+            rows.append(Observation(decode_row(seen.value), seen.serial, seen.beat))
+    return rows

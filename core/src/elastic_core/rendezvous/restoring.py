@@ -1,0 +1,109 @@
+"""Putting back what a store has lost: the driver of ``history`` (rule S3). One call is one look, on one connection."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from elastic_core.errors import RendezvousStateError
+from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
+from elastic_core.rendezvous.codec import encode_entry
+from elastic_core.rendezvous.history import (
+    Adopt,
+    Intact,
+    Memory,
+    PutBack,
+    Rejoin,
+    missing,
+    overlap,
+    resume,
+    settle,
+)
+from elastic_core.rendezvous.join import Clock
+from elastic_core.rendezvous.ledger import Entry, HistoryChangedError, Ledger, compose, opened
+from elastic_core.rendezvous.reading import load, peek
+
+ATTEMPTS = 8
+"""Times to look again after others have written meanwhile; then the next beat tries again."""
+
+
+Restored: TypeAlias = "tuple[str, Ledger | None] | Rejoin | None"
+
+
+def restore(
+    store: RendezvousBackend,
+    mine: Ledger,
+    memory: Memory,
+    node_id: str,
+    clock: Clock,
+    *,
+    unread: HistoryChangedError | None = None,
+) -> Restored:
+    """Make the store's history and this node's one again.
+
+    Args:
+        store: A connection.
+        mine: What this node has read.
+        memory: The newest entries of it.
+        node_id: This node.
+        clock: Its clock.
+        unread: Why it could not read on, if it could not.
+
+    Returns:
+        None where they are one already, or things change too fast to tell. Else what was lost, for people, and the
+        ledger to go on from (None: the one that this node has); or that it cannot go on.
+
+    Raises:
+        RendezvousStateError: The store holds what cannot be read.
+        RendezvousConnectionError: It cannot be reached; what was being written may or may not have landed.
+    """
+    lost = None
+    for _ in range(ATTEMPTS):
+        head = store.wait(Cursor(), roster=False, timeout=0).head
+        at = peek(store, min(head, mine.head.index))
+        match overlap(mine, memory, head, at):
+            case Intact() if unread is not None:
+                return _leap(store, mine, unread, clock)
+            case Intact():
+                return None if lost is None else (lost, None)
+            case PutBack(entries) if at is not None:
+                lost = lost or missing(head, mine)
+                _put_back(store, at.link, entries)
+                continue
+        try:
+            theirs = load(store, clock.now())
+        except HistoryChangedError:
+            continue  # somebody deletes or restores entries at this very moment
+        match settle(mine, memory, theirs):
+            case Rejoin() as rejoin:
+                return rejoin
+            case Adopt():
+                return lost or "the store had lost entries, or this node was away", theirs
+        lost = lost or missing(head, mine)
+        prev = ORIGIN if theirs is None else theirs.head.link
+        body, now = resume(mine, lost), clock.now()
+        entry = compose(mine, body, entry_id=clock.new_id(), author=node_id, chair=mine.chair, now=now, store=prev)
+        if store.append(prev, entry.link, encode_entry(entry)):
+            return lost, opened(entry, now)
+    return None
+
+
+def _leap(store: RendezvousBackend, mine: Ledger, unread: HistoryChangedError, clock: Clock) -> Restored:
+    """From what this node has read to the newest, over entries that were shrunk, or to another run that goes on here.
+
+    Raises:
+        RendezvousStateError: The chain is broken, which no store that lost entries has brought about.
+    """
+    theirs = load(store, clock.now())
+    if theirs is None or theirs.head.run != mine.head.run:
+        return Rejoin(unread.message)
+    if peek(store, mine.head.index + 1) is not None:
+        raise RendezvousStateError(unread.message, hint="Something else writes to the store; use another --rdzv_id.")
+    return "this node was away for long", theirs
+
+
+def _put_back(store: RendezvousBackend, prev: Link, entries: tuple[Entry, ...]) -> None:
+    """Append the entries, until somebody else writes something there: the same, or not."""
+    for entry in entries:
+        if not store.append(prev, entry.link, encode_entry(entry)):
+            return
+        prev = entry.link

@@ -1,0 +1,21 @@
+"""What a session tells its agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from elastic_core.events import Event
+from elastic_core.rendezvous.chair import Judge
+from elastic_core.rendezvous.node import NodeEvent
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCalls:
+    """What a session tells its agent. All are called from the session's threads and must return at once."""
+
+    post: Callable[[NodeEvent], None]
+    publish: Callable[[Event], None]
+    judge: Judge
+    crashed: Callable[[BaseException], None]
+    """A thread met a defect; the agent ends with it."""

@@ -1,0 +1,263 @@
+"""How a store is hurt: what an author says once, so that the suites can do it at any instant.
+
+* A :class:`BadLine` loses a request or its reply. :class:`LossyProxy` is one for every store that is reached over TCP:
+  let the backend connect to its address instead of the server's. :class:`LossyCalls` is one for a store without a
+  server: it loses whole calls.
+* A :class:`Keeper` restarts the store: with its data, with an older copy of it, or with nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import socket
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from typing import TypeVar
+
+from elastic_core.errors import RendezvousConnectionError
+from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RendezvousBackend, RosterRow
+
+_T = TypeVar("_T")
+_CHUNK = 1 << 16
+
+
+class Lost(enum.Enum):
+    """What a bad line loses."""
+
+    REQUEST = "request"
+    """The store never sees it."""
+    REPLY = "reply"
+    """The store has done what it was asked, and nobody hears of it."""
+
+
+class Data(enum.Enum):
+    """What a store is restarted with."""
+
+    KEPT = "kept"
+    """All that it has acknowledged."""
+    COPY = "copy"
+    """What it held at the last :meth:`Keeper.copy`: its last writes are gone."""
+    EMPTY = "empty"
+
+
+class BadLine(ABC):
+    """What lies between the connections under test and the store. Counts requests, of all connections together."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lost: Lost | None = None
+        self._left = 0
+        self.requests = 0
+        """How many have come so far."""
+        self.spoilt = False
+        """Whether something was lost since :meth:`lose` was called."""
+        self.down = False
+        """Whether nothing passes at all; set it by :meth:`cut` and :meth:`mend`."""
+
+    def lose(self, what: Lost, nth: int) -> None:
+        """Lose the ``nth`` request from now on (1 is the next), or its reply, and break the connection it was on."""
+        with self._lock:
+            self._lost, self._left, self.spoilt = what, nth, False
+
+    def mend(self) -> None:
+        """Lose nothing more; whether something was lost, :attr:`spoilt` goes on saying."""
+        with self._lock:
+            self._lost, self.down = None, False
+
+    @abstractmethod
+    def cut(self) -> None:
+        """Let nothing pass, and break every connection there is, until :meth:`mend`."""
+
+    def _asked(self) -> Lost | None:
+        """A request has come; what is to be lost of it."""
+        with self._lock:
+            self.requests += 1
+            if self._lost is None:
+                return None
+            self._left -= 1
+            if self._left:
+                return None
+            what, self._lost, self.spoilt = self._lost, None, True
+            return what
+
+
+class Keeper(ABC):
+    """What starts and stops the store, in the hands of a test."""
+
+    @abstractmethod
+    def copy(self) -> None:
+        """Keep a copy of all that the store holds now; the next one replaces it."""
+
+    @abstractmethod
+    def restart(self, data: Data) -> None:
+        """Stop the store, and start it at the same address with this data. Connections may break, or go on."""
+
+
+class LossyProxy(BadLine):
+    """Stands between clients and a server that is reached over TCP; what one reads from a client at once is a request.
+
+    Args:
+        host: The server's.
+        port: The server's.
+
+    Attributes:
+        port: Where the proxy listens, on 127.0.0.1.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__()
+        self._server = (host, port)
+        self._open: set[socket.socket] = set()
+        self.port = 0
+        self._listen()
+
+    def cut(self) -> None:
+        """Break every connection, and refuse new ones."""
+        with self._lock:
+            self.down = True
+            broken, self._open = self._open, set()
+        for connection in (self._listener, *broken):
+            _hang_up(connection)
+        self._accepting.join()
+
+    def mend(self) -> None:
+        """Listen again, at the same port, and lose nothing more."""
+        super().mend()
+        if not self._accepting.is_alive():
+            self._listen()
+
+    def close(self) -> None:
+        """Stop for good."""
+        self.cut()
+
+    def _listen(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self.port = self._listener.getsockname()[1]
+        self._accepting = threading.Thread(target=self._accept, args=(self._listener,), daemon=True)
+        self._accepting.start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with listener, contextlib.suppress(OSError):  # hung up on
+            while True:
+                client, _ = listener.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, contextlib.suppress(OSError), socket.create_connection(self._server) as server:
+            for end in (client, server):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._lock:
+                if self.down:
+                    return
+                self._open |= {client, server}
+            swallow = threading.Event()
+            replies = threading.Thread(target=self._send_back, args=(server, client, swallow), daemon=True)
+            replies.start()
+            with contextlib.suppress(OSError):
+                self._send_on(client, server, swallow)
+            for end in (client, server):
+                _hang_up(end)
+            replies.join()
+            with self._lock:
+                self._open -= {client, server}
+
+    def _send_on(self, client: socket.socket, server: socket.socket, swallow: threading.Event) -> None:
+        while request := client.recv(_CHUNK):
+            lost = self._asked()
+            if lost is Lost.REQUEST:
+                return
+            if lost is Lost.REPLY:
+                swallow.set()
+            server.sendall(request)
+
+    def _send_back(self, server: socket.socket, client: socket.socket, swallow: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while reply := server.recv(_CHUNK):
+                if swallow.is_set():  # that there is a reply shows that the server has done it
+                    break
+                client.sendall(reply)
+        for end in (client, server):
+            _hang_up(end)
+
+
+class LossyCalls(BadLine):
+    """Loses whole calls, for a store that no line leads to: :meth:`through` wraps what makes its connections."""
+
+    def cut(self) -> None:
+        """Let every call fail."""
+        self.down = True
+
+    def through(self, make: Callable[[str], RendezvousBackend]) -> Callable[[str], RendezvousBackend]:
+        """What makes the same connections over this line."""
+        return lambda run_id: LossyBackend(make(run_id), self)
+
+    def call(self, body: Callable[[], _T]) -> _T:
+        """Do it, or not, and tell of it, or not."""
+        if self.down:
+            raise RendezvousConnectionError("The line is down.")
+        lost = self._asked()
+        if lost is Lost.REQUEST:
+            raise RendezvousConnectionError("The request was lost.")
+        result = body()
+        if lost is Lost.REPLY:
+            raise RendezvousConnectionError("The reply was lost.")
+        return result
+
+
+class LossyBackend(RendezvousBackend):
+    """A connection over :class:`LossyCalls`."""
+
+    def __init__(self, inner: RendezvousBackend, line: LossyCalls) -> None:
+        self._inner, self._line = inner, line
+        self.embedded, self.hosting, self.may_forget = inner.embedded, inner.hosting, inner.may_forget
+
+    def connect(self) -> LossyBackend:
+        """Another one over the same line."""
+        return LossyBackend(self._line.call(self._inner.connect), self._line)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._inner.close()
+
+    def enter(self, node_id: str, value: bytes) -> int:
+        """As the backend's, if the line lets it."""
+        return self._line.call(lambda: self._inner.enter(node_id, value))
+
+    def amend(self, node_id: str, revision: int, value: bytes) -> None:
+        """As the backend's, if the line lets it."""
+        self._line.call(lambda: self._inner.amend(node_id, revision, value))
+
+    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
+        """As the backend's, if the line lets it."""
+        return self._line.call(lambda: self._inner.beat(node_id, count, watch))
+
+    def remove(self, node_id: str) -> None:
+        """As the backend's, if the line lets it."""
+        self._line.call(lambda: self._inner.remove(node_id))
+
+    def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
+        """As the backend's, if the line lets it."""
+        return self._line.call(lambda: self._inner.roster(ids))
+
+    def append(self, prev: Link, entry: Link, data: bytes) -> bool:
+        """As the backend's, if the line lets it."""
+        return self._line.call(lambda: self._inner.append(prev, entry, data))
+
+    def read(self, index: int) -> bytes | None:
+        """As the backend's, if the line lets it."""
+        return self._line.call(lambda: self._inner.read(index))
+
+    def shrink(self, index: int) -> None:
+        """As the backend's, if the line lets it."""
+        self._line.call(lambda: self._inner.shrink(index))
+
+    def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
+        """As the backend's, if the line lets it."""
+        return self._line.call(lambda: self._inner.wait(cursor, roster=roster, timeout=timeout))
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,118 @@
+"""Probes over real sockets: who answers, who refuses, and who is not there."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from queue import Queue
+
+import pytest
+from scenes import info, members, offer
+
+from elastic_core.agent import probing
+from elastic_core.agent.probing import Door, Target, neighbours, probe, targets, unreachable
+from elastic_core.rendezvous.ledger import Offer, Round
+from elastic_core.rendezvous.node import Probed
+from elastic_core.rendezvous.rows import NodeInfo
+
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    with closing(Door("127.0.0.1")) as found:
+        yield found
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def full() -> Iterator[int]:
+    """A port on which somebody listens and answers nobody: what a cut cable looks like."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        address = listener.getsockname()
+        waiting = []
+        for _ in range(4):  # until the queue is full, and the kernel drops what comes
+            client = socket.socket()
+            client.setblocking(False)
+            client.connect_ex(address)
+            waiting.append(client)
+        yield address[1]
+        for client in waiting:
+            client.close()
+
+
+def a_round(names: str, **more: Offer) -> Round:
+    return Round(number=3, offer=more.get("offer", offer(names[0])), members=members(names))
+
+
+@pytest.mark.parametrize(
+    ("names", "node_id", "expected"),
+    [("abcd", "b", "ac"), ("abcd", "a", "db"), ("abcd", "d", "ca"), ("abc", "b", "ac"), ("ab", "a", "b")],
+)
+def test_neighbours_stand_in_a_ring(names: str, node_id: str, expected: str) -> None:
+    assert "".join(neighbours(a_round(names), node_id)) == expected
+
+
+def test_a_member_probes_its_neighbours_doors_and_rank_0s_store() -> None:
+    hosted = replace(offer("a"), hosted=True)
+    known = [replace(info("b"), address="10.0.0.2", port=7), replace(info("d"), address="10.0.0.4", port=9), info("x")]
+    assert targets(a_round("abcd", offer=hosted), "c", known) == [
+        Target("b", "10.0.0.2", 7),
+        Target("d", "10.0.0.4", 9),
+        Target("a", hosted.address, hosted.port),
+    ]
+    assert targets(a_round("abcd"), "a", known[:1]) == [Target("b", "10.0.0.2", 7)]
+
+
+def test_a_door_is_reached_however_often(door: Door) -> None:
+    for _ in range(3):
+        assert unreachable([Target("b", "127.0.0.1", door.port)] * 5) == ()
+        assert door.greet() == []
+
+
+def test_a_refusal_is_an_answer(free_port: int) -> None:
+    """Rank 0's worker listened there, or an agent, and is gone; its host is not."""
+    assert unreachable([Target("b", "127.0.0.1", free_port)]) == ()
+
+
+def test_silence_is_not_waited_for_longer_than_said(door: Door, full: int) -> None:
+    aims = [Target("b", "127.0.0.1", full), Target("c", "127.0.0.1", door.port), Target("b", "127.0.0.1", full)]
+    assert unreachable(aims, patience=0.2) == ("b",)
+
+
+def test_an_address_that_none_can_reach_is_unreachable_at_once() -> None:
+    assert unreachable([Target("b", "255.255.255.255", 7)]) == ("b",)
+
+
+def test_what_came_of_it_is_posted(door: Door) -> None:
+    posted: Queue[Probed] = Queue()
+
+    def look_up(ids: Sequence[str], answer: Callable[[list[NodeInfo]], None]) -> None:
+        assert ids == ("a", "c")
+        where = {"a": "127.0.0.1", "c": "255.255.255.255"}
+        answer([replace(info(name), address=where[name], port=door.port) for name in ids])
+
+    current = a_round("abc", offer=Offer("127.0.0.1", door.port, "x", hosted=True))
+    probe(current, "b", look_up, posted.put)
+    assert posted.get(timeout=PATIENCE) == Probed(3, ("c",))
+
+
+def test_what_cannot_be_tried_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    posted: Queue[Probed] = Queue()
+
+    def exhausted(_aims: object) -> tuple[str, ...]:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(probing, "unreachable", exhausted)
+    probe(a_round("ab"), "a", lambda ids, answer: answer([]), posted.put)
+    assert posted.get(timeout=PATIENCE) == Probed(3, ())

@@ -1,0 +1,165 @@
+"""One look at a store that has lost history, over the store in memory: what is written, and what is read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from scenes import live, start, then
+from test_history import MEMORY, MINE, RUN, SUCCESS, of_run, resumed, told
+
+from elastic_core.errors import RendezvousStateError
+from elastic_core.rendezvous.backend import ORIGIN, Link
+from elastic_core.rendezvous.codec import decode_entry, encode_entry
+from elastic_core.rendezvous.history import Memory, Rejoin
+from elastic_core.rendezvous.join import Clock
+from elastic_core.rendezvous.ledger import Entry, HistoryChangedError, Ledger, Resume, advance
+from elastic_core.rendezvous.local import LocalBackend, MemoryStore
+from elastic_core.rendezvous.reading import news
+from elastic_core.rendezvous.restoring import ATTEMPTS, Restored, restore
+
+_ids = count(1)
+CLOCK = Clock(now=lambda: 70.0, new_id=lambda: f"new {next(_ids)}")
+
+
+def holding(*ledgers: Ledger) -> LocalBackend:
+    """A store with the newest entry of each, one on top of the other."""
+    store, prev = LocalBackend(MemoryStore()), ORIGIN
+    for ledger in ledgers:
+        assert store.append(prev, ledger.head.link, encode_entry(ledger.head))
+        prev = ledger.head.link
+    return store
+
+
+def entries(store: LocalBackend) -> list[Entry]:
+    """What it holds."""
+    return [decode_entry(data) for _, data in store._store.entries]
+
+
+def look(store: LocalBackend, mine: Ledger = MINE, memory: Memory = MEMORY) -> Restored:
+    return restore(store, mine, memory, "b", CLOCK)
+
+
+def test_a_store_that_has_everything_is_left_alone() -> None:
+    store = holding(*RUN)
+    assert look(store) is None
+    assert entries(store) == [ledger.head for ledger in RUN]
+
+
+@pytest.mark.parametrize("left", range(1, 6))
+def test_the_last_entries_are_put_back(left: int) -> None:
+    store = holding(*RUN[:left])
+    found = look(store)
+    assert isinstance(found, tuple)
+    assert found[1] is None
+    assert entries(store) == [ledger.head for ledger in RUN]
+
+
+def test_several_put_the_same_back() -> None:
+    store = holding(*RUN[:2])
+
+    class Raced(LocalBackend):
+        """Somebody else is always a step ahead."""
+
+        def append(self, prev: Link, entry: Link, data: bytes) -> bool:
+            assert store.append(prev, entry, data)
+            return super().append(prev, entry, data)
+
+    found = restore(Raced(store._store), MINE, MEMORY, "b", CLOCK)
+    assert isinstance(found, tuple)
+    assert entries(store) == [ledger.head for ledger in RUN]
+
+
+def test_an_empty_store_gets_the_state_in_one_entry_and_the_next_node_adopts_it() -> None:
+    store = holding()
+    found = look(store)
+    assert isinstance(found, tuple)
+    (entry,) = entries(store)
+    assert isinstance(entry.body, Resume)
+    assert (found[1] is not None, entry.body.why) == (True, "the store came back empty")
+    again = look(store)
+    assert isinstance(again, tuple)
+    assert again[1] is not None
+    assert again[1].head == entry
+    assert len(entries(store)) == 1
+
+
+def test_a_newcomers_open_is_outranked_also_when_it_comes_first() -> None:
+    store = LocalBackend(MemoryStore())
+    fresh = of_run(start(), "fresh")
+
+    class Beaten(LocalBackend):
+        """The newcomer opens its run between the look and the write."""
+
+        def append(self, prev: Link, entry: Link, data: bytes) -> bool:
+            store.append(ORIGIN, fresh.head.link, encode_entry(fresh.head))
+            return super().append(prev, entry, data)
+
+    assert isinstance(restore(Beaten(store._store), MINE, MEMORY, "b", CLOCK), tuple)
+    first, second = entries(store)
+    assert first == fresh.head
+    assert isinstance(second.body, Resume)
+    with pytest.raises(HistoryChangedError) as caught:
+        then_reads(fresh, store)
+    assert restore(store, fresh, told(fresh), "c", CLOCK, unread=caught.value) == Rejoin(caught.value.message)
+
+
+def then_reads(ledger: Ledger, store: LocalBackend) -> None:
+    """Read on, as a session does."""
+    for entry in news(store, ledger):
+        ledger = advance(ledger, entry, 70.0)
+
+
+def test_another_run_is_not_written_over() -> None:
+    foreign = of_run(live("cd"), "foreign")
+    store = holding(of_run(start(), "foreign"), replace(foreign, head=replace(foreign.head, id="f2")))
+    before = entries(store)
+    assert isinstance(look(store), Rejoin)
+    assert entries(store) == before
+
+
+def test_who_was_away_for_long_leaps_over_tombstones() -> None:
+    store = holding(*RUN)
+    for index in (3, 4, 5):
+        store.shrink(index)
+    mine = RUN[1]
+    with pytest.raises(HistoryChangedError, match="entry 3 was shrunk before it was read") as caught:
+        news(store, mine)
+    found = restore(store, mine, told(mine), "b", CLOCK, unread=caught.value)
+    assert isinstance(found, tuple)
+    assert found[1] is not None
+    assert (found[1].head, found[1].round) == (MINE.head, MINE.round)
+
+
+def test_a_chain_that_was_broken_by_hand_is_refused() -> None:
+    store = holding(*RUN)
+    store._store.entries.append(("planted", encode_entry(replace(MINE.head, index=7, id="planted", prev="nothing"))))
+    with pytest.raises(HistoryChangedError, match="Ledger entry 7 follows 'nothing'") as caught:
+        then_reads(MINE, store)
+    with pytest.raises(RendezvousStateError, match="Ledger entry 7 follows"):
+        restore(store, MINE, MEMORY, "b", CLOCK, unread=caught.value)
+
+
+def test_entries_that_go_one_by_one_are_looked_at_again() -> None:
+    """A directory is deleted file by file: the newest is still there, and what it stands on is not."""
+    store = holding(*RUN)
+    for index in range(1, 6):
+        store.shrink(index)
+    looks = 0
+
+    class Counted(LocalBackend):
+        def read(self, index: int) -> bytes | None:
+            nonlocal looks
+            looks += index == 6
+            return super().read(index)
+
+    other = replace(MINE, head=replace(MINE.head, id="mine"))
+    assert restore(Counted(store._store), other, Memory((other.head,)), "b", CLOCK) is None
+    assert looks == 2 * ATTEMPTS
+
+
+def test_a_run_that_is_over_is_not_brought_back() -> None:
+    closed = then(resumed(MINE), SUCCESS, at=60.0)
+    assert look(holding(), closed, told(closed)) is None
+    assert look(holding(start()), closed, told(closed)) is None
