@@ -1,0 +1,66 @@
+"""Where a job must get, once everything is well again (P1 to P5), and by when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic_core.rendezvous.ledger import Ledger
+from elastic_core.rendezvous.scene import MAX_LOSSES
+
+if TYPE_CHECKING:
+    from simulation.agent import SimAgent
+    from simulation.workers import Training
+    from simulation.world import World
+
+STEADY = 3.0
+"""Seconds that a round must have been whole to count."""
+MARGIN = 60.0
+"""Seconds beyond the fence and the join timeout that a job may take to get there."""
+MANY = 14
+"""Rounds after everything is well that are too many (P5)."""
+
+
+def bound(world: World) -> float:
+    """Seconds after which the job must have got there."""
+    return world.plan.fence_after + world.plan.join_timeout + MARGIN
+
+
+def reached(world: World) -> bool:
+    """Whether the job is where it must get: everybody trains who can, or a verdict has ended all."""
+    living = world.living()
+    if not living:
+        return True
+    trainings = list(world.truth.whole_now.values())
+    return len(trainings) == 1 and _trains(world, trainings[0], living)
+
+
+def _trains(world: World, training: Training, living: list[SimAgent]) -> bool:
+    if training.whole_at is None or world.hub.now - training.whole_at < STEADY:
+        return False
+    members = {member.node_id for member in training.round.members}
+    here = {agent.node_id for agent in living}
+    if not members <= here or len(world.truth.whole_now) > 1:
+        return False
+    for agent in living:
+        if agent.state is None or agent.leaving:
+            return False
+        ledger: Ledger = agent.state.ledger
+        if not ledger.live or ledger.chair not in here or agent.node_id not in members:
+            spare = len(members) >= world.plan.max_nodes or ledger.counters.losses.get(agent.host.boot_id, 0) >= MAX_LOSSES
+            if not ledger.live or ledger.chair not in here or not spare:
+                return False
+    return True
+
+
+def missing(world: World) -> str:
+    """What is not as it must be, for people."""
+    whole = [training.round.number for training in world.truth.whole_now.values()]
+    who = [f"{agent.node_id} ({_doing(agent)})" for agent in world.living()]
+    return f"rounds that train: {whole or 'none'}; agents: {', '.join(who) or 'none'}"
+
+
+def _doing(agent: SimAgent) -> str:
+    state = agent.state
+    if state is None:
+        return "joining"
+    return f"{state.work.value}, {state.phase.value} {state.round}, head {state.ledger.head.index}"
