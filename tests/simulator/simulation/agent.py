@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from simulation.engine import Process, Task, late
+from simulation.engine import TICK, Process, Task, late
 from simulation.store import Connection
 from simulation.workers import Gang, State
 
@@ -82,7 +82,7 @@ class Inbox:
     def at(self, instant: float, event: object) -> None:
         """Deliver an event at an instant of this host's clock."""
         clock = self._agent.process.clock
-        wait = max(0.0, instant - clock.now()) / clock.rate
+        wait = max(0.0, instant - clock.now()) / clock.rate + TICK
         self._hub.at(self._hub.now + wait, self._due, instant, event)
 
     def _due(self, instant: float, event: object) -> None:
@@ -91,7 +91,7 @@ class Inbox:
             return
         if process.frozen:
             process.held.append((self._due, (instant, event)))
-        elif process.clock.now() < instant - 1e-9:
+        elif process.clock.now() < instant:
             self.at(instant, event)
         else:
             self.post(event)

@@ -16,7 +16,16 @@ from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-EPSILON = 1e-9
+TICK = 1e-6
+"""Seconds: timers are this late, so that rounding never makes one early and whoever waits for it spin."""
+
+
+MOST_EVENTS = 150_000
+"""In one plan."""
+
+
+class Spinning(Exception):
+    """Some thread does the same again and again."""
 
 
 class Clock:
@@ -102,8 +111,8 @@ class Task:
             self.process.held.append((self.expire, (ticket, deadline, value)))
             return
         left = deadline - self.process.clock.now()
-        if left > EPSILON:
-            self.hub.at(self.hub.now + left / self.process.clock.rate, self.expire, ticket, deadline, value)
+        if left > 0:
+            self.hub.at(self.hub.now + left / self.process.clock.rate + TICK, self.expire, ticket, deadline, value)
         else:
             self.wake(ticket, value)
 
@@ -140,11 +149,17 @@ class Hub:
         return task
 
     def run(self, until: float, finished: Callable[[], bool]) -> None:
-        """Let happen what is due, until an instant, or until ``finished`` after some event."""
+        """Let happen what is due, until an instant, or until ``finished`` after some event.
+
+        Raises:
+            Spinning: More happened than any job has reason for.
+        """
         due = self._due
         while due and due[0][0] <= until and not finished():
             self.now, _, function, args = heapq.heappop(due)
             self.events += 1
+            if self.events > MOST_EVENTS:
+                raise Spinning(f"{MOST_EVENTS} events")
             function(*args)
         if not finished():
             self.now = until
@@ -268,7 +283,7 @@ def expire_after(hub: Hub, task: Task, seconds: float, value: object) -> None:
     """Wake a task that is about to block after so many seconds of its host's clock."""
     clock = task.process.clock
     deadline = clock.now() + seconds
-    hub.at(hub.now + max(0.0, seconds) / clock.rate, task.expire, task.ticket, deadline, value)
+    hub.at(hub.now + max(0.0, seconds) / clock.rate + TICK, task.expire, task.ticket, deadline, value)
 
 
 def late(hub: Hub, process: Process) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from simulation import faults, goals, patching
+from simulation.engine import Spinning
 from simulation.plan import Plan
 from simulation.truth import Violation
 from simulation.world import World
@@ -46,6 +47,8 @@ def play(plan: Plan, *, traced: bool = False) -> Outcome:
         hub.run(plan.quiet_at, lambda: bool(violations))
         if plan.liveness and not violations:
             _watch(world, lambda: bool(violations))
+    except Spinning as exc:
+        world.truth.violated("livelock", f"{exc}: {goals.missing(world)}")
     finally:
         hub.close()
     lines = tuple(f"{at:10.3f}  {who:<9} {what}" for at, who, what in world.trace or ())

@@ -1,6 +1,6 @@
 """What agents start: the workers of one node in one round, and the training that they are only together.
 
-A training is *whole* while every member's workers run, or have done their part. This is what must never be true of two
+A training is *whole* while every member's workers run. This is what must never be true of two
 rounds at once, and what must be true again soon after everything that happened.
 """
 
@@ -22,6 +22,8 @@ STARTUP = 0.6
 """Seconds until a worker is ready for its peers, at most."""
 CONNECTING = 12.0
 """Seconds that a worker tries to reach its peers before it fails."""
+BLOCKED = 60.0
+"""Seconds after which a collective that a peer does not answer fails by itself, where workers notice nothing sooner."""
 FIRST_STEP = 0.8
 """Seconds from then to the first report of progress."""
 
@@ -85,18 +87,22 @@ class Training:
         self.broken = True
         hub, world = self.world.hub, self.world
         if self.whole:
-            self.ended_at = hub.now
-            world.saved(hub.now - (self.whole_at or 0.0))
-            world.truth.no_longer_whole(self)
+            self._ended()
         for gang in self.gangs.values():
-            if gang.state in (State.STARTING, State.RUNNING) and world.plan.peers_notice:
-                hub.at(hub.now + 0.01 + 0.5 * hub.random.random(), gang.fail, f"a peer is gone: {why}")
+            if gang.state in (State.STARTING, State.RUNNING):
+                wait = 0.01 + 0.5 * hub.random.random() if world.plan.peers_notice else BLOCKED
+                hub.at(hub.now + wait, gang.fail, f"a peer is gone: {why}")
 
     def settle(self) -> None:
-        """Over, if all have done their part."""
-        if self.whole and all(gang.state is State.DONE for gang in self.gangs.values()):
-            self.ended_at = self.world.hub.now
-            self.world.truth.no_longer_whole(self)
+        """The first member has done its part: what the others still do, they do without it."""
+        if self.whole:
+            self._ended()
+
+    def _ended(self) -> None:
+        world = self.world
+        self.ended_at = world.hub.now
+        world.saved(world.hub.now - (self.whole_at or 0.0))
+        world.truth.no_longer_whole(self)
 
 
 class Gang:
