@@ -68,12 +68,11 @@ class Inbox:
     def __init__(self, agent: SimAgent) -> None:
         self._agent, self._hub = agent, agent.process_hub
         self._events: deque[object] = deque()
+        self._taken: list[object] = []
         self._taker: tuple[Task, int] | None = None
 
     def post(self, event: object) -> None:
         """Add an event."""
-        if isinstance(event, EntriesRead):
-            self._agent.host.world.truth.read(self._agent, event.entries)
         self._events.append(event)
         if self._taker is not None:
             (task, ticket), self._taker = self._taker, None
@@ -97,14 +96,17 @@ class Inbox:
             self.post(event)
 
     def take(self) -> list[object]:
-        """Block until something happened, and return it."""
+        """Block until something happened, and return it; what was returned before has been dealt with now."""
+        for event in self._taken:
+            if isinstance(event, EntriesRead):
+                self._agent.host.world.truth.read(self._agent, event.entries)
         if not self._events:
             task = self._hub.task()
             self._taker = (task, task.ticket)
             task.park()
-        events = list(self._events)
+        self._taken = list(self._events)
         self._events.clear()
-        return events
+        return self._taken
 
     def unwatch(self, _source: object) -> None:
         """No source can be watched here."""
@@ -259,6 +261,8 @@ class SimAgent:
         self.exit_code: int | None = None
         self.why = ""
         self.leaving = False
+        self.started_at = self.process_hub.now
+        self.boot_id = host.boot_id
         self.task = self.process_hub.start(self.process, self._main)
 
     @property

@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 
 from simulation.world import UID
 
+from elastic_core.incidents import IncidentKind
+
 if TYPE_CHECKING:
     from simulation.agent import SimAgent
     from simulation.plan import Fault
     from simulation.workers import Gang
     from simulation.world import Host, World
 
+STORE_WIDE = frozenset({"restart", "read-only"})
+"""Kinds that everybody feels."""
 KEEPALIVE = 5.0
 """Seconds after which a connection that hears nothing is found to be broken."""
 
@@ -22,7 +26,17 @@ def carry_out(world: World, fault: Fault) -> None:
     host = world.hosts[fault.host % len(world.hosts)]
     if KINDS[fault.kind](world, host, fault) is not False:
         world.count(f"fault {fault.kind}")
+        _trouble(world, host, fault)
         world.note(host.name, f"FAULT: {fault}")
+
+
+def _trouble(world: World, host: Host, fault: Fault) -> None:
+    """Remember who cannot be expected to be healthy, and until when."""
+    until = world.hub.now + fault.span
+    if fault.kind in STORE_WIDE:
+        world.troubled_until = max(world.troubled_until, until)
+    else:
+        host.troubled_until = max(host.troubled_until, until)
 
 
 def heal(world: World) -> None:
@@ -31,7 +45,8 @@ def heal(world: World) -> None:
     store_up(world)
     for host in world.hosts:
         host.lag = host.line.slow = host.line.lossy = 0.0
-        host.line.read_only = host.isolated = False
+        host.line.read_only = host.isolated = host.ports_taken = False
+        host.troubled_until = max(host.troubled_until, world.hub.now)
         for agent in host.agents:
             agent.process.lag = 0.0
             if (gang := agent.hands.gang) is not None:
@@ -208,6 +223,19 @@ def _isolate(world: World, host: Host, fault: Fault) -> bool:
     return True
 
 
+def _ports(world: World, host: Host, fault: Fault) -> bool:
+    """For ``span``, no worker of this host can listen: the port is always taken."""
+    host.ports_taken = True
+    world.hub.at(world.hub.now + fault.span, _end_ports, host)
+    if (gang := _gang(host)) is not None:
+        gang.fail("the port is taken", IncidentKind.PORT_TAKEN)
+    return True
+
+
+def _end_ports(host: Host) -> None:
+    host.ports_taken = False
+
+
 def _end_isolation(world: World, host: Host) -> None:
     host.isolated = False
     for training in world.trainings():
@@ -312,6 +340,7 @@ KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
     "hang": _hang,
     "stuck": _stuck,
     "isolate": _isolate,
+    "ports": _ports,
     "cut": _cut,
     "slow": _slow,
     "lossy": _lossy,

@@ -31,7 +31,15 @@ def reached(world: World) -> bool:
     if not living:
         return True
     trainings = list(world.truth.whole_now.values())
-    return len(trainings) == 1 and _trains(world, trainings[0], living)
+    return not ghosts(world) and len(trainings) == 1 and _trains(world, trainings[0], living)
+
+
+def ghosts(world: World) -> list[str]:
+    """Rows of agents that are no more and have no place in a newest round either (P2)."""
+    newest = [world.truth.newest_round(agent.run) for agent in world.living()]
+    members = {member.node_id for current in newest if current is not None for member in current.members}
+    here = {agent.node_id for agent in world.living()}
+    return [node_id for node_id in world.store.master.rows if node_id not in members and node_id not in here]
 
 
 def _trains(world: World, training: Training, living: list[SimAgent]) -> bool:
@@ -52,11 +60,19 @@ def _trains(world: World, training: Training, living: list[SimAgent]) -> bool:
     return True
 
 
+def unrest(world: World, rounds: int, chairs: int) -> str:
+    """What happens again and again, if anything does (P5), since there were so many rounds and chairs; else ''."""
+    if len(world.truth.rounds) - rounds > MANY:
+        return f"{MANY} rounds"
+    return f"{MANY} chairs" if world.truth.chairs - chairs > MANY else ""
+
+
 def missing(world: World) -> str:
     """What is not as it must be, for people."""
     whole = [training.round.number for training in world.truth.whole_now.values()]
     who = [f"{agent.node_id} ({_doing(agent)})" for agent in world.living()]
-    return f"rounds that train: {whole or 'none'}; agents: {', '.join(who) or 'none'}"
+    dead = f"; rows of the dead: {', '.join(ghosts(world))}" if ghosts(world) else ""
+    return f"rounds that train: {whole or 'none'}; agents: {', '.join(who) or 'none'}{dead}"
 
 
 def _doing(agent: SimAgent) -> str:

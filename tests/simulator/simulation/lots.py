@@ -35,7 +35,7 @@ class Profile:
 
 
 AGENTS = {"crash": 6, "power": 3, "freeze": 4, "suspend": 3, "leave": 3, "start": 8, "busy": 2, "wall": 1, "fail": 3}
-WORKERS = {"fail": 8, "hang": 2, "stuck": 2, "isolate": 2, "crash": 2, "leave": 1, "start": 3}
+WORKERS = {"fail": 8, "hang": 2, "stuck": 2, "isolate": 2, "ports": 2, "crash": 2, "leave": 1, "start": 3}
 NETWORK = {"cut": 8, "slow": 3, "lossy": 5, "fail": 5, "crash": 2, "start": 3, "leave": 1, "freeze": 1}
 STORE = {"restart": 6, "read-only": 2, "fail": 4, "crash": 2, "start": 3, "lossy": 2, "leave": 1}
 ALL = {
@@ -67,11 +67,19 @@ PROFILES: dict[str, Profile] = {
     "few": Profile({"crash": 5, "power": 3, "leave": 4, "start": 1, "fail": 2, "cut": 1}, job=_few),
     "fleet": Profile(ALL, length=16.0, most=10, hosts=(8, 10, 12)),
 }
-"""Those whose every rule is in force."""
+"""All of them."""
+ORDER = (
+    "everything", "network", "agents", "everything", "store", "workers", "reused", "everything", "embedded", "few",
+    "network", "fleet",
+)
+"""In which order a campaign takes them, again and again."""
 
 
-def draw(seed: int, profile: str) -> Plan:
-    """The plan of a seed; the same on every machine and Python."""
+def draw(seed: int, profile: str, liveness: bool = True) -> Plan:
+    """The plan of a seed; the same on every machine and Python.
+
+    Without ``liveness`` it ends with its faults, and has more of them: all that must hold then is what must always.
+    """
     kind = PROFILES[profile]
     lots = random.Random(f"{profile} {seed}")
     hosts = lots.choice(kind.hosts)
@@ -96,7 +104,7 @@ def draw(seed: int, profile: str) -> Plan:
         thinking=lots.choice([0.0, 0.0, 0.0, 0.2, 2.0]),
         uid=lots.random() < 0.8,
         quiet_at=kind.length,
-        liveness=lots.random() < 0.6,
+        liveness=liveness,
         enough=True,
         faults=(),
     )
@@ -115,7 +123,7 @@ def _starts(lots: random.Random, plan: Plan) -> list[Fault]:
 
 def _trouble(lots: random.Random, plan: Plan, kind: Profile) -> list[Fault]:
     kinds, weights = list(kind.weights), list(kind.weights.values())
-    count = lots.randint(1, kind.most)
+    count = lots.randint(1, kind.most if plan.liveness else 2 * kind.most)
     bursts = [lots.uniform(0.2 if lots.random() < 0.2 else PREPARED, kind.length - 3.0) for _ in range(1 + count // 3)]
     found = []
     for _ in range(count):

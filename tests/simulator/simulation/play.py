@@ -57,15 +57,15 @@ def play(plan: Plan, *, traced: bool = False) -> Outcome:
 
 def _watch(world: World, stopped: Callable[[], bool]) -> None:
     """Make everything well, and wait until the job has got where it must."""
-    hub, before = world.hub, len(world.truth.rounds)
+    hub, before = world.hub, (len(world.truth.rounds), world.truth.chairs)
     faults.heal(world)
     deadline, arrived = hub.now + goals.bound(world), False
     while not stopped() and hub.now < deadline:
         if world.plan.enough and not world.truth.verdicts:
             faults.replenish(world)
         hub.run(hub.now + LOOKS, stopped)
-        if len(world.truth.rounds) - before > goals.MANY:
-            world.truth.violated("P5", f"{goals.MANY} rounds since everything is well: {goals.missing(world)}")
+        if unrest := goals.unrest(world, *before):
+            world.truth.violated("P5", f"{unrest} since everything is well: {goals.missing(world)}")
         if arrived := goals.reached(world):
             return
     if not arrived and not stopped():

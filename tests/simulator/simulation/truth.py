@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from simulation import rules
+
 from elastic_core.incidents import Incident, IncidentKind
-from elastic_core.rendezvous.ledger import Chair, Closed, Entry, Halt, Ledger, Open, Round
+from elastic_core.rendezvous.ledger import Chair, Closed, Entry, Halt, HaltReason, Ledger, Open, Round
 
 if TYPE_CHECKING:
     from simulation.agent import SimAgent
@@ -53,11 +55,18 @@ class Truth:
     rounds: list[Entry] = field(default_factory=list)
     """Every ROUND that was ever written, in order."""
     verdicts: list[Entry] = field(default_factory=list)
+    chairs: int = 0
+    """How many CHAIR entries there were."""
     _nodes: dict[str, _Node] = field(default_factory=dict)
     _last_whole: dict[str, int] = field(default_factory=dict)
     _ranks: dict[tuple[str, str, int], str] = field(default_factory=dict)
     _agreed: dict[tuple[str, str], object] = field(default_factory=dict)
     _sealed: dict[str, Round] = field(default_factory=dict)
+    resized_at: dict[str, float] = field(default_factory=dict)
+    """When the last planned resize of a run was over."""
+    _newest: dict[str, Round] = field(default_factory=dict)
+    uncharged: set[int] = field(default_factory=set)
+    """Rounds in which something failed that spends no restart."""
     _failures: Counter[str] = field(default_factory=Counter)
     _failed_rounds: set[tuple[str, int]] = field(default_factory=set)
 
@@ -77,14 +86,19 @@ class Truth:
             self._check_order(before, entry)
         match entry.body:
             case Round() as body:
-                self._check_round(replica, entry, body)
+                self._check_round(replica, entry, body, before)
             case Halt() as body:
                 self.world.count(f"HALT {body.reason.value}")
+                rules.check_halt(self.world, replica, entry, body)
             case Chair() as body:
-                self.world.count("CHAIR " + _kind_of(body.why))
+                kind = _kind_of(body.why)
+                self.world.count("CHAIR " + kind)
+                self.chairs += 1
+                rules.check_chair(self.world, before, entry, kind)
             case Closed() as body:
                 self.verdicts.append(entry)
                 self.world.count(f"CLOSED {body.exit_code}")
+                rules.check_closed(self.world, replica, entry, body)
             case Open():
                 self.world.count("OPEN" if before is None else "OPEN of the next run")
 
@@ -100,9 +114,10 @@ class Truth:
         if isinstance(entry.body, Chair) and entry.term != before.term + 1:
             self.violated("S1", f"a CHAIR of term {entry.term} follows term {before.term}")
 
-    def _check_round(self, replica: Replica, entry: Entry, body: Round) -> None:
+    def _check_round(self, replica: Replica, entry: Entry, body: Round, before: Entry | None) -> None:
         plan, earlier = self.world.plan, self._last_round(replica, entry.run)
         members = body.members or (earlier.members if earlier is not None else ())
+        rules.check_seats(self.world, entry, body)
         ids = [member.node_id for member in members]
         if len(set(ids)) != len(ids) or not plan.min_nodes <= len(ids) <= plan.max_nodes:
             self.violated("I3", f"round {body.number} of {ids}, with {plan.min_nodes} to {plan.max_nodes} nodes")
@@ -114,11 +129,14 @@ class Truth:
         if body.offer.id in self._sealed:
             self.violated("I2", f"round {body.number} is given a store that served before")
         self._sealed[body.offer.id] = Round(number=body.number, offer=body.offer, members=members)
+        self._newest[entry.run] = self._sealed[body.offer.id]
+        if before is not None and isinstance(before.body, Halt) and before.body.reason is HaltReason.RESIZE:
+            self.resized_at[entry.run] = self.world.hub.now
         self.rounds.append(entry)
         self.world.count("ROUND same members" if body.same_as else "ROUND")
-        self._check_books(entry, earlier, body)
+        self._check_books(entry, earlier, replace(body, members=members), before)
 
-    def _check_books(self, entry: Entry, earlier: Round | None, body: Round) -> None:
+    def _check_books(self, entry: Entry, earlier: Round | None, body: Round, before: Entry | None) -> None:
         spent, most = entry.counters.restarts, self.world.plan.max_restarts
         if not 0 <= spent <= most:
             self.violated("I13", f"{spent} restarts are spent, of {most}")
@@ -127,6 +145,15 @@ class Truth:
             self.violated("I13", f"{spent} restarts are spent, but only {failed} round(s) failed by a worker")
         if body.charged:
             self.world.count("a restart is spent")
+        if earlier is None or before is None:
+            return
+        blamed = before.body.incident if isinstance(before.body, Halt) else None
+        failure = body.same_as or (blamed is not None and blamed.kind is IncidentKind.WORKER_FAILED)
+        known = (entry.run, earlier.number) in self._failed_rounds and earlier.number not in self.uncharged
+        if failure and known and body.members == earlier.members and spent != before.counters.restarts + 1:
+            self.violated("I13", f"a failure of round {earlier.number} spends no restart")
+        if spent < before.counters.restarts:
+            self.world.count("a restart is given back")
 
     def _last_round(self, replica: Replica, run: str) -> Round | None:
         for _, data in reversed(replica.entries[:-1]):
@@ -139,10 +166,15 @@ class Truth:
 
     # Nodes -----------------------------------------------------------------------------------------------------------
 
+    def newest_round(self, run: str) -> Round | None:
+        """The round of a run that was written last, with its members."""
+        return self._newest.get(run)
+
     def joined(self, agent: SimAgent, ledger: Ledger) -> None:
         """An agent has come in."""
         node = self._node(agent)
         node.newest_round = ledger.round.number if ledger.round is not None else 0
+        rules.check_joined(self.world, agent, ledger)
         self.world.note(agent.node_id, f"has joined run {ledger.head.run} at entry {ledger.head.index}")
 
     def read(self, agent: SimAgent, entries: Iterable[Entry]) -> None:
@@ -187,7 +219,9 @@ class Truth:
 
     def reported(self, agent: SimAgent, incident: Incident) -> None:
         """An agent reports a failure."""
-        if incident.kind is IncidentKind.WORKER_FAILED and (agent.run, incident.round) not in self._failed_rounds:
+        if incident.kind is not IncidentKind.WORKER_FAILED:
+            self.uncharged.add(incident.round)
+        elif (agent.run, incident.round) not in self._failed_rounds:
             self._failed_rounds.add((agent.run, incident.round))
             self._failures[agent.run] += 1
 
@@ -195,6 +229,7 @@ class Truth:
         """An agent has ended by itself."""
         self.world.note(agent.node_id, f"exits with {code}: {why}")
         self.world.reached[f"exit {code}"] += 1
+        rules.check_exit(self.world, agent, why)
         closed = self._node(agent).closed
         if closed is not None and agent.supervisor is not None and code != closed.exit_code and not agent.leaving:
             if not why.startswith("process ") and agent.state.ledger.closed is not None:

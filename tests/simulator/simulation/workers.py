@@ -24,6 +24,8 @@ CONNECTING = 12.0
 """Seconds that a worker tries to reach its peers before it fails."""
 BLOCKED = 60.0
 """Seconds after which a collective that a peer does not answer fails by itself, where workers notice nothing sooner."""
+FOR_EVER = 600.0
+"""The same where there is a store: nobody waits for that long."""
 FIRST_STEP = 0.8
 """Seconds from then to the first report of progress."""
 
@@ -90,7 +92,8 @@ class Training:
             self._ended()
         for gang in self.gangs.values():
             if gang.state in (State.STARTING, State.RUNNING):
-                wait = 0.01 + 0.5 * hub.random.random() if world.plan.peers_notice else BLOCKED
+                blocked = BLOCKED if world.plan.embedded else FOR_EVER
+                wait = 0.01 + 0.5 * hub.random.random() if world.plan.peers_notice else blocked
                 hub.at(hub.now + wait, gang.fail, f"a peer is gone: {why}")
 
     def settle(self) -> None:
@@ -114,7 +117,7 @@ class Gang:
         self.stuck = False
         """In the kernel: no signal ends it."""
         self.started_at = host.clock.now()
-        self.incident: Incident | None = None
+        self.done_at: float | None = None
         world = host.world
         training.gangs[node_id] = self
         if training.broken and world.plan.peers_notice:
@@ -137,9 +140,9 @@ class Gang:
         if self.state is State.RUNNING:
             self._report(event)
 
-    def fail(self, message: str) -> None:
+    def fail(self, message: str, kind: IncidentKind = IncidentKind.WORKER_FAILED) -> None:
         """A worker exits with 1."""
-        self._end(WorkerFailed(self.blame(message)), State.FAILED, message, (State.STARTING, State.RUNNING))
+        self._end(WorkerFailed(self.blame(message, kind)), State.FAILED, message, (State.STARTING, State.RUNNING))
 
     def finish(self) -> None:
         """Every worker exits with 0."""
@@ -154,11 +157,11 @@ class Gang:
             if unfinished:
                 self.training.lose(f"{self.node_id} was stopped")
 
-    def blame(self, message: str) -> Incident:
+    def blame(self, message: str, kind: IncidentKind) -> Incident:
         """The incident that its failure is."""
         after = max(0.0, self.host.clock.now() - self.started_at)
         return Incident(
-            kind=IncidentKind.WORKER_FAILED,
+            kind=kind,
             round=self.number,
             node_id=self.node_id,
             host=self.host.name,
@@ -171,6 +174,8 @@ class Gang:
     def _ready(self) -> None:
         if self.host.suspended:
             self.host.held.append(self._ready)
+        elif self.host.ports_taken:
+            self.fail("the port is taken", IncidentKind.PORT_TAKEN)
         else:
             self.training.ready(self)
 
@@ -185,6 +190,8 @@ class Gang:
             self.host.held.append(lambda: self._end(event, state, why, before))
             return
         self.state = state
+        if state is State.DONE:
+            self.done_at = self.host.world.hub.now
         self._report(event)
         if state is State.FAILED:
             self.host.world.truth.failed(self, why)

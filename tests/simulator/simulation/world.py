@@ -11,7 +11,7 @@ from simulation.engine import Clock, Hub, use
 from simulation.plan import Plan
 from simulation.store import Line, SimStore
 from simulation.truth import Truth
-from simulation.workers import Training
+from simulation.workers import Gang, Training
 
 if TYPE_CHECKING:
     from elastic_core.events import Event
@@ -35,6 +35,8 @@ class Host:
         self.lag = 0.0
         self.isolated = False
         """Its workers cannot reach those of other hosts."""
+        self.ports_taken = False
+        """No worker can listen anywhere."""
         self.suspended = False
         """The whole machine stands still."""
         self.held: list[Callable[[], None]] = []
@@ -42,6 +44,8 @@ class Host:
         self.agents: list[SimAgent] = []
         self.seats: dict[int, SimAgent] = {}
         self.hosting = False
+        self.troubled_until = 0.0
+        """When the last fault of this host ends, as far as is known."""
 
     @property
     def boot_id(self) -> str:
@@ -62,6 +66,7 @@ class Host:
         seat = next(number for number in range(len(self.seats) + 1) if number not in self.seats)
         agent = SimAgent(self, f"{self.name}{len(self.agents) + 1}", seat, uid)
         self.agents.append(agent)
+        self.world.enlist(agent)
         self.seats[seat] = agent
         self.world.note(agent.node_id, f"starts on host {self.name}, seat {seat}")
         return agent
@@ -99,7 +104,10 @@ class World:
         self.hosts = [Host(self, number) for number in range(plan.hosts)]
         self.hosts[0].hosting = plan.embedded
         self.work_left = plan.work
+        self.troubled_until = 0.0
+        """When the last fault of the store ends."""
         self._trainings: dict[tuple[str, int, str], Training] = {}
+        self._agents: dict[str, SimAgent] = {}
         self._ids = 0
 
     def count(self, what: str) -> None:
@@ -129,6 +137,17 @@ class World:
             self._trainings[key] = Training(self, run, current)
         return self._trainings[key]
 
+    def gang(self, run: str, current: Round | None, node_id: str) -> Gang | None:
+        """A node's workers of a round, if they were ever started."""
+        if current is None:
+            return None
+        training = self._trainings.get((run, current.number, current.offer.id))
+        return training.gangs.get(node_id) if training is not None else None
+
+    def agent(self, node_id: str) -> SimAgent | None:
+        """The agent of this id."""
+        return self._agents.get(node_id)
+
     def trainings(self) -> list[Training]:
         """All that anybody ever started."""
         return list(self._trainings.values())
@@ -136,6 +155,10 @@ class World:
     def saved(self, seconds: float) -> None:
         """A training that was whole for so long has left a checkpoint."""
         self.work_left = max(0.5, self.work_left - seconds)
+
+    def enlist(self, agent: SimAgent) -> None:
+        """Somebody new."""
+        self._agents[agent.node_id] = agent
 
     def agents(self) -> list[SimAgent]:
         """Everybody who ever ran, in order of hosts."""

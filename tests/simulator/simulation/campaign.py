@@ -1,0 +1,89 @@
+"""Thousands of plans, on all cores: what was reached, and what was violated."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+
+from simulation.lots import ORDER, draw
+from simulation.play import play
+from simulation.truth import Violation
+
+CHUNK = 50
+"""Plans that a process takes at a time."""
+
+
+@dataclass
+class Result:
+    """What came of a campaign."""
+
+    plans: int = 0
+    events: int = 0
+    seconds: float = 0.0
+    """Of virtual time."""
+    reached: Counter[str] = field(default_factory=Counter)
+    violations: list[tuple[int, Violation]] = field(default_factory=list)
+    """Each with the number of its plan."""
+
+    def add(self, other: Result) -> None:
+        """Take in another one's."""
+        self.plans += other.plans
+        self.events += other.events
+        self.seconds += other.seconds
+        self.reached.update(other.reached)
+        self.violations += other.violations
+
+
+def numbered(number: int, profile: str | None = None, liveness: bool | None = None) -> tuple[int, str, bool]:
+    """The seed, the profile and the mode of a campaign's plan: all profiles take turns, and so do the two modes."""
+    seed, turn = divmod(number, 2 * len(ORDER))
+    return seed, profile or ORDER[turn // 2], turn % 2 == 1 if liveness is None else liveness
+
+
+def run(first: int, count: int, *, jobs: int | None = None, stop: bool = True) -> Result:
+    """Play the plans from number ``first`` on; stops at the first chunk with a violation, if ``stop`` says so."""
+    total = Result()
+    jobs = jobs or os.cpu_count() or 1
+    chunks = [range(at, min(at + CHUNK, first + count)) for at in range(first, first + count, CHUNK)]
+    for result in _results(chunks, jobs):
+        total.add(result)
+        if total.violations and stop:
+            break
+    total.violations.sort(key=lambda found: found[0])
+    return total
+
+
+def _results(chunks: list[range], jobs: int) -> Iterator[Result]:
+    if jobs == 1:
+        yield from map(play_all, chunks)
+        return
+    # Forking a process that has threads is asking for trouble, and a test runner may have some.
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            yield from pool.map(play_all, chunks)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def play_all(numbers: range) -> Result:
+    """Play these, in this process."""
+    result = Result()
+    gc.disable()  # a plan's garbage is cyclic; one collection for all is cheaper than many on the way
+    try:
+        for number in numbers:
+            outcome = play(draw(*numbered(number)))
+            result.plans += 1
+            result.events += outcome.events
+            result.seconds += outcome.ended_at
+            result.reached.update(outcome.reached)
+            if outcome.violation is not None:
+                result.violations.append((number, outcome.violation))
+    finally:
+        gc.enable()
+        gc.collect()
+    return result
