@@ -21,6 +21,7 @@ READY := $(VENV)/.ready
 DISTRIBUTIONS := core plugins/c10d plugins/metrics examples/plugin
 ARGS ?=
 SEEDS ?= 100
+PLANS ?= 1000000
 
 # An unpinned torch brings gigabytes.
 export PIP_CONSTRAINT := $(CURDIR)/requirements/constraints.txt
@@ -54,7 +55,7 @@ test: setup
 	$(BIN)/python -m pytest $(ARGS)
 
 soak: setup
-	$(BIN)/python -m pytest --seeds=$(SEEDS) -m soak --timeout=3600 $(ARGS)
+	$(BIN)/python -m pytest --seeds=$(SEEDS) --plans=$(PLANS) -m soak --timeout=3600 $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check

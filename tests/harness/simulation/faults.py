@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from simulation.world import UID
-
 from elastic_core.incidents import IncidentKind
+from simulation.world import UID
 
 if TYPE_CHECKING:
     from simulation.agent import SimAgent
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
 
 STORE_WIDE = frozenset({"restart", "read-only"})
 """Kinds that everybody feels."""
+FOR_EVER = 1e9
+"""Seconds."""
 KEEPALIVE = 5.0
 """Seconds after which a connection that hears nothing is found to be broken."""
 
@@ -53,15 +54,26 @@ def heal(world: World) -> None:
                 gang.stuck = False
         _uncut(world, host)
         host.resume()
+    if (broken := world.broken_host) is not None:
+        broken.line.to_cut = FOR_EVER if world.plan.broken in (1, 3) else 0.0
+        broken.line.from_cut = FOR_EVER if world.plan.broken in (2, 3) else 0.0
+        broken.troubled_until = FOR_EVER
+        world.hub.at(world.hub.now + KEEPALIVE, _find_broken, world, broken)
+        world.count("a host stays cut off")
     for training in world.trainings():
         training.meet()
 
 
 def replenish(world: World) -> None:
     """Start agents where none run, until there are enough for a round."""
-    staying = [agent for agent in world.living() if not agent.leaving]
+    staying = [agent for agent in world.living() if not agent.leaving and agent.host is not world.broken_host]
     for host in world.hosts:
-        if len(staying) < world.plan.min_nodes and not host.living and not world.store.embedded:
+        if (
+            host is not world.broken_host
+            and len(staying) < world.plan.min_nodes
+            and not host.living
+            and not world.store.embedded
+        ):
             staying.append(host.start(UID if world.plan.uid else None))
 
 
@@ -91,9 +103,7 @@ def kill(world: World, agent: SimAgent) -> None:
     """The process is gone; what it wrote last may still be on its way."""
     agent.process.dead = True
     world.note(agent.node_id, "is killed")
-    if world.store.embedded and agent.host.hosting:
-        store_down(world)
-        world.count("the host of an embedded store is lost")
+    agent.gone()
 
 
 def _power(world: World, host: Host, fault: Fault) -> bool:
@@ -298,15 +308,9 @@ def _restart(world: World, host: Host, fault: Fault) -> bool:
     """The store is down for ``span``, and comes back with its data."""
     if world.store.down or world.store.embedded:
         return False
-    store_down(world)
+    world.store.stop()
     world.hub.at(world.hub.now + fault.span, store_up, world)
     return True
-
-
-def store_down(world: World) -> None:
-    """Nobody answers any more."""
-    world.store.down = True
-    world.store.reset(lambda _: True)
 
 
 def store_up(world: World) -> None:

@@ -43,7 +43,6 @@ class Host:
         """What its own processes would have done meanwhile."""
         self.agents: list[SimAgent] = []
         self.seats: dict[int, SimAgent] = {}
-        self.hosting = False
         self.troubled_until = 0.0
         """When the last fault of this host ends, as far as is known."""
 
@@ -102,13 +101,17 @@ class World:
         )
         self.store.embedded, self.store.may_forget = plan.embedded, plan.may_forget
         self.hosts = [Host(self, number) for number in range(plan.hosts)]
-        self.hosts[0].hosting = plan.embedded
         self.work_left = plan.work
         self.troubled_until = 0.0
         """When the last fault of the store ends."""
         self._trainings: dict[tuple[str, int, str], Training] = {}
         self._agents: dict[str, SimAgent] = {}
         self._ids = 0
+
+    @property
+    def broken_host(self) -> Host | None:
+        """The one that is never well again, if there is one."""
+        return self.hosts[-1] if self.plan.broken else None
 
     def count(self, what: str) -> None:
         """A rule or a fault was reached."""

@@ -63,6 +63,8 @@ class Plan:
     """Whether it is then watched until the job has got where it must; else it only ends."""
     enough: bool = True
     """Whether enough agents are started then, if too few are left."""
+    broken: int = 0
+    """What stays cut between the last host and the store when all else is well: 1 to the store, 2 back, 3 both."""
     faults: tuple[Fault, ...] = ()
 
     def dump(self) -> str:

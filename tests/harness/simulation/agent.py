@@ -9,10 +9,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from simulation.engine import TICK, Process, Task, late
-from simulation.store import Connection
-from simulation.workers import Gang, State
-
 from elastic_core.agent.inbox import SignalReceived
 from elastic_core.agent.supervisor import Supervisor
 from elastic_core.agent.warden import Fenced, Gone, Stuck
@@ -27,6 +23,9 @@ from elastic_core.rendezvous.ledger import Closed, Round
 from elastic_core.rendezvous.node import EntriesRead, NodeEvent, WorkerFailed
 from elastic_core.rendezvous.rows import NodeInfo
 from elastic_core.rendezvous.settings import Agreement, Settings, Versions
+from simulation.engine import TICK, Process, Task, late
+from simulation.store import Connection
+from simulation.workers import Gang, State
 
 if TYPE_CHECKING:
     from simulation.plan import Plan
@@ -263,6 +262,8 @@ class SimAgent:
         self.leaving = False
         self.started_at = self.process_hub.now
         self.boot_id = host.boot_id
+        self.hosting = host.world.store.embedded and host.number == 0 and seat == 0
+        """Whether an embedded store lives in it."""
         self.task = self.process_hub.start(self.process, self._main)
 
     @property
@@ -274,6 +275,12 @@ class SimAgent:
     def state(self) -> Any:
         """The node's mind; None before it has one."""
         return None if self.supervisor is None else self.supervisor._state
+
+    def gone(self) -> None:
+        """Its process is no more."""
+        if self.hosting:
+            self.host.world.store.stop()
+            self.host.world.count("the host of an embedded store is gone")
 
     def signal(self) -> None:
         """SIGTERM."""
@@ -292,6 +299,7 @@ class SimAgent:
         self.exit_code, self.why = code, why
         world.truth.exited(self, code, why)
         self.process.dead = True
+        self.gone()
         world.hub.at(world.hub.now, self.hands.orphaned)
 
     def _run(self) -> tuple[int, str]:
@@ -307,7 +315,7 @@ class SimAgent:
         applicant = Applicant(info=self.info, settings=settings, scheduler_uid=self.uid)
         now: Callable[[], float] = self.host.now
         clock = Clock(now=now, sleep=self._sleep, new_id=world.new_id)
-        store = Connection(world.store, self.host.line, self.process, hosting=self.host.hosting)
+        store = Connection(world.store, self.host.line, self.process, hosting=self.hosting)
         found = join(store, applicant, clock)
         if isinstance(found, Closed):
             world.count("S6 a latecomer hears the verdict")

@@ -1,7 +1,7 @@
 """Makes core's drivers run in virtual time: what they know of threads and bytes is exchanged, in this process only.
 
-Only names of the standard library and of the codec are exchanged, wherever a module of the rendezvous or the agent's loop
-has imported them. No line of the protocol is.
+Only names of the standard library and of the codec are exchanged, wherever a module of the rendezvous has
+imported them. No line of the protocol is.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from simulation import engine
-from simulation.store import Wire
-
 import elastic_core.rendezvous
 from elastic_core.agent import supervisor
+from simulation import engine
+from simulation.store import Wire
 
 THREADS = SimpleNamespace(Condition=engine.Condition, Event=engine.Event, Thread=engine.Thread)
 
@@ -25,7 +25,7 @@ class Pool:
     """In place of a pool of one thread: what is submitted runs in a simulated one."""
 
     def __init__(self, _most: int = 1, **_named: object) -> None:
-        self._timeout: type[Exception] = TimeoutError
+        """Nothing is made yet."""
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future:
         """Begin."""
@@ -53,10 +53,8 @@ class Future:
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for it."""
-        from elastic_core.rendezvous import chair
-
         if not self._changed.wait(timeout):
-            raise chair.FutureTimeoutError
+            raise FutureTimeoutError
         return self._value
 
     def exception(self) -> None:
@@ -88,7 +86,7 @@ def install() -> None:
         for name, substitute in EXCHANGED.items():
             if hasattr(module, name):
                 setattr(module, name, substitute)
-    supervisor.Stores = Stores  # type: ignore[misc, assignment]  # no real port is held
+    setattr(supervisor, "Stores", Stores)  # noqa: B010  # no real port is held; mypy forbids the plain assignment
 
 
 def _modules() -> list[ModuleType]:

@@ -50,7 +50,8 @@ def _chosen(options: argparse.Namespace) -> Plan | None:
 
 def _campaign(options: argparse.Namespace) -> int:
     began = time.monotonic()
-    result = campaign.run(options.first, options.plans, jobs=options.jobs)
+    with campaign.pool(options.jobs) as players:
+        result = campaign.run(options.first, options.plans, players)
     took = time.monotonic() - began
     width = max(map(len, result.reached), default=0)
     for what, count in sorted(result.reached.items()):

@@ -12,10 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from simulation import rules
-
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.rendezvous.ledger import Chair, Closed, Entry, Halt, HaltReason, Ledger, Open, Round
+from simulation import rules
 
 if TYPE_CHECKING:
     from simulation.agent import SimAgent
@@ -117,7 +116,7 @@ class Truth:
     def _check_round(self, replica: Replica, entry: Entry, body: Round, before: Entry | None) -> None:
         plan, earlier = self.world.plan, self._last_round(replica, entry.run)
         members = body.members or (earlier.members if earlier is not None else ())
-        rules.check_seats(self.world, entry, body)
+        rules.check_seats(self.world, before, entry, body)
         ids = [member.node_id for member in members]
         if len(set(ids)) != len(ids) or not plan.min_nodes <= len(ids) <= plan.max_nodes:
             self.violated("I3", f"round {body.number} of {ids}, with {plan.min_nodes} to {plan.max_nodes} nodes")
@@ -231,9 +230,10 @@ class Truth:
         self.world.reached[f"exit {code}"] += 1
         rules.check_exit(self.world, agent, why)
         closed = self._node(agent).closed
-        if closed is not None and agent.supervisor is not None and code != closed.exit_code and not agent.leaving:
-            if not why.startswith("process ") and agent.state.ledger.closed is not None:
-                self.violated("I12", f"{agent.node_id} exits with {code}, the verdict was {closed.exit_code}")
+        if closed is None or agent.state is None or agent.leaving or why.startswith("process "):
+            return
+        if code != closed.exit_code and agent.state.ledger.closed is not None:
+            self.violated("I12", f"{agent.node_id} exits with {code}, the verdict was {closed.exit_code}")
 
     # Trainings -------------------------------------------------------------------------------------------------------
 

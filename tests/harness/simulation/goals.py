@@ -27,7 +27,7 @@ def bound(world: World) -> float:
 
 def reached(world: World) -> bool:
     """Whether the job is where it must get: everybody trains who can, or a verdict has ended all."""
-    living = world.living()
+    living = [agent for agent in world.living() if agent.host is not world.broken_host]
     if not living:
         return True
     trainings = list(world.truth.whole_now.values())
@@ -37,8 +37,10 @@ def reached(world: World) -> bool:
 def ghosts(world: World) -> list[str]:
     """Rows of agents that are no more and have no place in a newest round either (P2)."""
     newest = [world.truth.newest_round(agent.run) for agent in world.living()]
+    if world.store.down:
+        return []
     members = {member.node_id for current in newest if current is not None for member in current.members}
-    here = {agent.node_id for agent in world.living()}
+    here = {agent.node_id for agent in world.living()}  # one that is cut off is not dead
     return [node_id for node_id in world.store.master.rows if node_id not in members and node_id not in here]
 
 
@@ -49,15 +51,20 @@ def _trains(world: World, training: Training, living: list[SimAgent]) -> bool:
     here = {agent.node_id for agent in living}
     if not members <= here or len(world.truth.whole_now) > 1:
         return False
-    for agent in living:
-        if agent.state is None or agent.leaving:
-            return False
-        ledger: Ledger = agent.state.ledger
-        if not ledger.live or ledger.chair not in here or agent.node_id not in members:
-            spare = len(members) >= world.plan.max_nodes or ledger.counters.losses.get(agent.host.boot_id, 0) >= MAX_LOSSES
-            if not ledger.live or ledger.chair not in here or not spare:
-                return False
-    return True
+    return all(_content(world, agent, training, members, here) for agent in living)
+
+
+def _content(world: World, agent: SimAgent, training: Training, members: set[str], here: set[str]) -> bool:
+    """Whether an agent has its place in the training, or good reason to have none."""
+    if agent.state is None or agent.leaving:
+        return False
+    if world.store.down:  # an embedded store went with its host: whoever can train trains on to the end
+        return agent.node_id in members
+    ledger: Ledger = agent.state.ledger
+    if not ledger.live or ledger.chair not in here:
+        return False
+    full = len(members) >= world.plan.max_nodes
+    return agent.node_id in members or full or ledger.counters.losses.get(agent.boot_id, 0) >= MAX_LOSSES
 
 
 def unrest(world: World, rounds: int, chairs: int) -> str:

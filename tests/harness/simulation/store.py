@@ -10,10 +10,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from simulation.engine import Hub, Process, Task
-
 from elastic_core.errors import ElasticError, RendezvousConnectionError
 from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RendezvousBackend, RosterRow
+from simulation.engine import Hub, Process, Task
 
 WRITES = frozenset({"enter", "amend", "beat", "remove", "append"})
 GHOST_LATEST = 8.0
@@ -86,7 +85,7 @@ class Replica:
         if row is not None:
             self.rows[node_id] = RosterRow(node_id, row.serial, row.revision, row.value, count)
         watched = self.rows.get(watch) if watch is not None else None
-        return BeatReply(len(self.entries), row and row.revision, watched and watched.beat)
+        return BeatReply(len(self.entries), row.revision if row else None, watched.beat if watched else None)
 
     def remove(self, node_id: str) -> None:
         if self.rows.pop(node_id, None) is not None:
@@ -154,7 +153,13 @@ class SimStore:
     """The servers, and the lines to them."""
 
     def __init__(
-        self, hub: Hub, appended: Callable[[Replica, Any], None], *, latency: float, timeout: float, count: Callable[[str], None]
+        self,
+        hub: Hub,
+        appended: Callable[[Replica, Any], None],
+        *,
+        latency: float,
+        timeout: float,
+        count: Callable[[str], None],
     ) -> None:
         self.hub, self.latency, self.timeout, self.count = hub, latency, timeout, count
         self.master = Replica(appended)
@@ -171,6 +176,11 @@ class SimStore:
         """Break the connections of which this is true."""
         for connection in [one for one in self.connections if concerned(one)]:
             connection.snap("the connection was reset")
+
+    def stop(self) -> None:
+        """Nobody answers any more."""
+        self.down = True
+        self.reset(lambda _: True)
 
     def send(self, call: Call) -> None:
         """Put a call on its way."""
@@ -250,14 +260,28 @@ class SimStore:
 class Call:
     """One operation under way."""
 
-    __slots__ = ("args", "connection", "cursor", "deadline", "line", "muted", "name", "over", "store", "task", "ticket", "watches_roster")
+    __slots__ = (
+        "args",
+        "connection",
+        "cursor",
+        "deadline",
+        "line",
+        "muted",
+        "name",
+        "over",
+        "store",
+        "task",
+        "ticket",
+        "watches_roster",
+    )
 
     def __init__(self, connection: Connection, task: Task, name: str, args: tuple[Any, ...]) -> None:
         self.connection, self.task, self.ticket, self.name, self.args = connection, task, task.ticket, name, args
         self.store, self.line = connection.store, connection.line
         self.deadline = self.store.hub.now + self.store.timeout
         self.over = self.muted = False
-        self.cursor, self.watches_roster = (args[0], args[1]) if name == "wait" else (Cursor(), False)
+        self.cursor: Cursor = args[0] if name == "wait" else Cursor()
+        self.watches_roster: bool = name == "wait" and args[1]
 
     def reply(self, value: object) -> None:
         """The store answers."""
@@ -348,5 +372,3 @@ class Connection(RendezvousBackend):
         if isinstance(outcome, ElasticError):
             raise outcome
         return outcome
-
-

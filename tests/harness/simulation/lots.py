@@ -52,6 +52,18 @@ def _embedded(_lots: random.Random) -> dict[str, Any]:
     return {"embedded": True}
 
 
+def _barren(_lots: random.Random) -> dict[str, Any]:
+    return {"work": 10_000.0, "latency": 0.0005, "min_nodes": 2, "max_nodes": 2}
+
+
+def _flapping(_lots: random.Random) -> dict[str, Any]:
+    return {"min_nodes": 1, "max_nodes": 4, "latency": 0.0005}
+
+
+def _fenced(lots: random.Random) -> dict[str, Any]:
+    return {"min_nodes": 1, "max_nodes": lots.choice([1, 1, 2]), "fence_after": 15.0, "peers_notice": False}
+
+
 def _few(lots: random.Random) -> dict[str, Any]:
     return {"enough": False, "join_timeout": lots.choice([10.0, 20.0])}
 
@@ -65,12 +77,29 @@ PROFILES: dict[str, Profile] = {
     "reused": Profile({"start": 12, "crash": 6, "power": 2, "leave": 3, "fail": 3}, finishing=0.6, job=_reused),
     "embedded": Profile({**AGENTS, "power": 1, "crash": 2, "slow": 2, "cut": 2}, job=_embedded),
     "few": Profile({"crash": 5, "power": 3, "leave": 4, "start": 1, "fail": 2, "cut": 1}, job=_few),
+    "barren": Profile({"ports": 4, "crash": 1, "start": 1}, length=40.0, hosts=(3, 4), job=_barren),
+    "flapping": Profile({"crash": 5, "start": 6}, length=60.0, most=18, hosts=(3, 4), job=_flapping),
+    "fenced": Profile({"cut": 6, "suspend": 2, "freeze": 3, "start": 2}, length=50.0, most=4, job=_fenced),
     "fleet": Profile(ALL, length=16.0, most=10, hosts=(8, 10, 12)),
 }
 """All of them."""
 ORDER = (
-    "everything", "network", "agents", "everything", "store", "workers", "reused", "everything", "embedded", "few",
-    "network", "fleet",
+    "everything",
+    "network",
+    "agents",
+    "everything",
+    "store",
+    "workers",
+    "reused",
+    "everything",
+    "embedded",
+    "few",
+    "network",
+    "fleet",
+    "fenced",
+    "everything",
+    "barren",
+    "flapping",
 )
 """In which order a campaign takes them, again and again."""
 
@@ -109,6 +138,8 @@ def draw(seed: int, profile: str, liveness: bool = True) -> Plan:
         faults=(),
     )
     plan = replace(plan, **kind.job(lots))
+    if plan.liveness and plan.hosts > max(2, plan.min_nodes) and not plan.embedded and lots.random() < 0.25:
+        plan = replace(plan, broken=lots.randint(1, 3))
     return replace(plan, faults=tuple(sorted([*_starts(lots, plan), *_trouble(lots, plan, kind)])))
 
 
@@ -131,7 +162,8 @@ def _trouble(lots: random.Random, plan: Plan, kind: Profile) -> list[Fault]:
         name = lots.choices(kinds, weights)[0]
         span, value = _numbers(lots, name, plan)
         at = min(at, kind.length - 0.5)
-        found.append(Fault(round(at, 3), name, lots.randrange(plan.hosts), round(span, 3), round(value, 3)))
+        first = 1 if plan.embedded and name in ("cut", "slow", "lossy") else 0  # nothing is between it and its store
+        found.append(Fault(round(at, 3), name, lots.randrange(first, plan.hosts), round(span, 3), round(value, 3)))
     return found
 
 
@@ -151,6 +183,8 @@ def _numbers(lots: random.Random, kind: str, plan: Plan) -> tuple[float, float]:
             return span, float(lots.randrange(2))
         case "cut":
             return lots.choice([short, long, plan.fence_after]), float(lots.randrange(3))
+        case "ports":
+            return lots.choice([short, 30.0]), 0.0
         case "slow":
             return long, lots.choice([0.3, 1.0, 3.0])
         case "busy":

@@ -1,14 +1,12 @@
 """What the rules of the design ask for beyond the invariants, and what can be checked of it from outside.
 
-Each of these is a promise about somebody healthy: a host that no fault has touched for a while is *calm*, and whoever is
-calm must not be taken for dead, be deposed, or be thrown out.
+Most of these are promises about somebody healthy: a host that no fault has touched for a while is *calm*, and whoever
+is calm must not be taken for dead, be deposed, or be thrown out.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-
-from simulation.workers import State
 
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import IncidentKind
@@ -16,6 +14,7 @@ from elastic_core.rendezvous.ledger import Closed, Entry, Halt, HaltReason, Ledg
 from elastic_core.rendezvous.node import Work
 from elastic_core.rendezvous.rows import NodeRow, Phase
 from elastic_core.rendezvous.scene import MAX_LOSSES
+from simulation.workers import State
 
 if TYPE_CHECKING:
     from simulation.agent import SimAgent
@@ -41,9 +40,9 @@ def calm(world: World, node_id: str) -> SimAgent | None:
 
 def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None:
     """L1: who is healthy is not lost. L4: resizes are batched. L7: nobody joins a job that is about to end."""
-    if body.incident is not None and body.incident.kind is IncidentKind.NODE_LOST:
-        if calm(world, body.incident.node_id) is not None:
-            world.truth.violated("L1", f"{body.incident.node_id} is healthy, and taken for lost")
+    lost = body.incident if body.incident is not None and body.incident.kind is IncidentKind.NODE_LOST else None
+    if lost is not None and calm(world, lost.node_id) is not None:
+        world.truth.violated("L1", f"{lost.node_id} is healthy, and taken for lost")
     if body.reason is not HaltReason.RESIZE:
         return
     now = world.hub.now
@@ -56,9 +55,9 @@ def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None
         gang = world.gang(entry.run, current, member.node_id) if current is not None else None
         if row is None or gang is None or gang.done_at is None or current is None:
             continue
-        if row.phase is Phase.FINISHED and row.round == current.number and now - gang.done_at > KNOWN_FOR:
-            if calm(world, entry.author) is not None:
-                world.truth.violated("L7", f"somebody joins, although {member.node_id} has finished")
+        known = row.phase is Phase.FINISHED and row.round == current.number and now - gang.done_at > KNOWN_FOR
+        if known and calm(world, entry.author) is not None:
+            world.truth.violated("L7", f"somebody joins, although {member.node_id} has finished")
 
 
 def check_chair(world: World, before: Entry | None, entry: Entry, kind: str) -> None:
@@ -90,13 +89,14 @@ def check_closed(world: World, replica: Replica, entry: Entry, body: Closed) -> 
             world.truth.violated("S6", f"the run is abandoned, but {', '.join(others)} is healthy")
 
 
-def check_seats(world: World, entry: Entry, body: Round) -> None:
+def check_seats(world: World, before: Entry | None, entry: Entry, body: Round) -> None:
     """S7: who is seated has joined this run. L4: hosts that were lost too often are left out while others suffice."""
     agents = [agent for member in body.members if (agent := world.agent(member.node_id)) is not None]
     for agent in agents:
         if agent.run != entry.run:
             world.truth.violated("S7", f"{agent.node_id} is seated and has not joined run {entry.run}")
-    bad = [agent for agent in agents if entry.counters.losses.get(agent.boot_id, 0) >= MAX_LOSSES]
+    losses = before.counters.losses if before is not None else {}  # those that this round counts come with it
+    bad = [agent for agent in agents if losses.get(agent.boot_id, 0) >= MAX_LOSSES]
     if bad and len(agents) - len(bad) >= world.plan.min_nodes:
         world.truth.violated("L4", f"{bad[0].node_id} was lost too often, and others suffice")
 

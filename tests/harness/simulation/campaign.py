@@ -6,7 +6,6 @@ import gc
 import multiprocessing
 import os
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
@@ -45,29 +44,20 @@ def numbered(number: int, profile: str | None = None, liveness: bool | None = No
     return seed, profile or ORDER[turn // 2], turn % 2 == 1 if liveness is None else liveness
 
 
-def run(first: int, count: int, *, jobs: int | None = None, stop: bool = True) -> Result:
-    """Play the plans from number ``first`` on; stops at the first chunk with a violation, if ``stop`` says so."""
+def pool(jobs: int | None = None) -> ProcessPoolExecutor:
+    """The processes that play: one for each CPU, unless another number is given."""
+    # Forking a process that has threads is asking for trouble, and a test runner may have some.
+    return ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=multiprocessing.get_context("spawn"))
+
+
+def run(first: int, count: int, players: ProcessPoolExecutor) -> Result:
+    """Play ``count`` plans from number ``first`` on."""
     total = Result()
-    jobs = jobs or os.cpu_count() or 1
     chunks = [range(at, min(at + CHUNK, first + count)) for at in range(first, first + count, CHUNK)]
-    for result in _results(chunks, jobs):
+    for result in players.map(play_all, chunks):
         total.add(result)
-        if total.violations and stop:
-            break
     total.violations.sort(key=lambda found: found[0])
     return total
-
-
-def _results(chunks: list[range], jobs: int) -> Iterator[Result]:
-    if jobs == 1:
-        yield from map(play_all, chunks)
-        return
-    # Forking a process that has threads is asking for trouble, and a test runner may have some.
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        try:
-            yield from pool.map(play_all, chunks)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def play_all(numbers: range) -> Result:

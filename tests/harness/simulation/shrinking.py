@@ -56,14 +56,18 @@ def _candidates(plan: Plan) -> Iterator[Plan]:
             yield replace(plan, faults=faults[:first] + faults[first + size :])
         size //= 2
     last = max((fault.host for fault in faults), default=0)
-    if last + 1 < plan.hosts:
-        yield replace(plan, hosts=last + 1, max_nodes=min(plan.max_nodes, last + 1), min_nodes=min(plan.min_nodes, last + 1))
+    if plan.broken:
+        yield replace(plan, broken=0)
+    elif last + 1 < plan.hosts:
+        yield replace(
+            plan, hosts=last + 1, max_nodes=min(plan.max_nodes, last + 1), min_nodes=min(plan.min_nodes, last + 1)
+        )
     for name, value in PLAIN.items():
         if getattr(plan, name) != value:
             yield replace(plan, **{name: value})  # type: ignore[arg-type]  # each of its own type
     for number, fault in enumerate(faults):
         for rounder in _rounder(fault):
-            yield replace(plan, faults=tuple(sorted(faults[:number] + (rounder,) + faults[number + 1 :])))
+            yield replace(plan, faults=tuple(sorted((*faults[:number], rounder, *faults[number + 1 :]))))
 
 
 def _rounder(fault: Fault) -> Iterator[Fault]:
