@@ -14,6 +14,8 @@ from elastic_core.errors import ElasticError, RendezvousConnectionError
 from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RendezvousBackend, RosterRow
 from simulation.engine import Hub, Process, Task
 
+MOST_CALLS = 400
+"""Calls of one host in one second; more is hammering (fault 31)."""
 WRITES = frozenset({"enter", "amend", "beat", "remove", "append"})
 GHOST_LATEST = 8.0
 """Seconds after which what a caller has given up is carried out at the latest."""
@@ -147,6 +149,9 @@ class Line:
     lossy: float = 0.0
     """The share of calls that are broken off: before the store has them, after, or neither is known."""
     read_only: bool = False
+    second: int = 0
+    calls: int = 0
+    """In that second of the hub's."""
 
 
 class SimStore:
@@ -166,6 +171,7 @@ class SimStore:
         self.down = False
         self.embedded = self.may_forget = False
         self.connections: dict[Connection, None] = {}
+        self.hammered: Callable[[str], None] = lambda what: None
 
     def way(self, line: Line) -> float:
         """Seconds that one message takes."""
@@ -185,6 +191,7 @@ class SimStore:
     def send(self, call: Call) -> None:
         """Put a call on its way."""
         hub, line, way = self.hub, call.line, self.way(call.line)
+        self._meter(line)
         if self.down:
             hub.at(hub.now + way, call.fail, "connection refused")
             return
@@ -205,6 +212,13 @@ class SimStore:
                     hub.at(arrival, self.execute, call)
                 return
         hub.at(arrival, self.execute, call)
+
+    def _meter(self, line: Line) -> None:
+        if line.second != int(self.hub.now):
+            line.second, line.calls = int(self.hub.now), 0
+        line.calls += 1
+        if line.calls == MOST_CALLS:
+            self.hammered(f"{MOST_CALLS} calls of one host within a second")
 
     def _lose(self, call: Call, way: float) -> None:
         hub, lot = self.hub, self.hub.random.random()

@@ -99,6 +99,7 @@ class World:
         self.store = SimStore(
             self.hub, self.truth.appended, latency=plan.latency, timeout=plan.timeout, count=self.count
         )
+        self.store.hammered = lambda what: self.truth.violated("fault 31", what)
         self.store.embedded, self.store.may_forget = plan.embedded, plan.may_forget
         self.hosts = [Host(self, number) for number in range(plan.hosts)]
         self.work_left = plan.work

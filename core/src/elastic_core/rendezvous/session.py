@@ -27,13 +27,12 @@ from elastic_core.rendezvous.ledger import Chair, Ledger, advance, compose
 from elastic_core.rendezvous.node import EntriesRead, NodeEvent, StoreLost
 from elastic_core.rendezvous.pulse import Pulse, PulseCalls
 from elastic_core.rendezvous.reading import check_head, news
+from elastic_core.rendezvous.retry import Backoff
 from elastic_core.rendezvous.rows import NodeRow, Phase
 from elastic_core.rendezvous.watch import Heard, Observation, Watch, dead, observe
 
 IDLE_WAIT = 60.0
 """Seconds that a follower waits for the ledger at a time; the store wakes it earlier."""
-RETRY_FIRST, RETRY_MOST = 0.1, 2.0
-"""Seconds between two attempts to reconnect, at first and at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +147,7 @@ class Session:
     # The reader ------------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        version = 0
+        version, backoff = 0, Backoff()
         while not self._stopping.is_set():
             store = self._connected()
             if store is None:
@@ -158,8 +157,10 @@ class Session:
             try:
                 while not self._stopping.is_set():
                     version = self._look(store, version)
+                    backoff.worked()
             except RendezvousConnectionError as exc:
                 self._store_failed(exc)
+                self._stopping.wait(backoff.failed())
             except RendezvousStateError as exc:
                 self._give_up(exc)
                 return
@@ -202,6 +203,7 @@ class Session:
 
     def _write(self) -> None:
         store: RendezvousBackend | None = None
+        backoff = Backoff()
         while True:
             with self._wake:
                 while not (self._stopping.is_set() or self._jobs or self._sent < self._revision):
@@ -224,11 +226,13 @@ class Session:
                     jobs[0](store)
                     jobs.pop(0)
                 self._contact()
+                backoff.worked()
             except RendezvousConnectionError as exc:
                 self._store_failed(exc)
                 store = self._dropped(store)
                 with self._wake:
                     self._jobs = [*jobs, *self._jobs]
+                self._stopping.wait(backoff.failed())
             except RendezvousStateError as exc:
                 self._give_up(exc)
                 break
@@ -318,7 +322,7 @@ class Session:
 
     def _connected(self) -> RendezvousBackend | None:
         """A new connection, however long it takes; None when there is none to be had any more."""
-        pause = RETRY_FIRST
+        backoff = Backoff()
         while not (self._stopping.is_set() or self._lost):
             try:
                 store = self._root.connect()
@@ -327,8 +331,7 @@ class Session:
                     self._give_up(exc)
                     return None
                 self._store_failed(exc)
-                self._stopping.wait(pause)
-                pause = min(2 * pause, RETRY_MOST)
+                self._stopping.wait(backoff.failed())
             except RendezvousStateError as exc:
                 self._give_up(exc)
                 return None
