@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from simulation.campaign import Result
 from simulation.defects import MUTANTS, Mutant
-from simulation.faults import KINDS
+from simulation.faults import FORGETTING, KINDS
 from simulation.plan import Plan
 from simulation.play import play
 
@@ -74,14 +74,14 @@ def test_every_rule_and_every_fault_is_reached(played: Played) -> None:
     reached: Counter[str] = Counter()
     for first in range(0, 3000, 1000):
         reached += played(first, 1000).reached
-    wanted = [*REACHED, *(f"fault {kind}" for kind in KINDS)]
+    wanted = [*REACHED, *(f"fault {kind}" for kind in KINDS if kind not in FORGETTING)]
     assert [what for what in wanted if not reached[what]] == []
 
 
 def test_one_plan_leads_to_one_course_of_events_whatever_the_hash_seed() -> None:
     digests = [_digests(hash_seed) for hash_seed in ("1", "2")]
     assert digests[0] == digests[1]
-    assert len(digests[0].split()) == 2 * len(set(digests[0].split())) // 2, "every plan has a course of its own"
+    assert len(set(digests[0].split())) == 64, "every plan has a course of its own"
 
 
 def _digests(hash_seed: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from elastic_core.incidents import IncidentKind
+from simulation.store import Replica
 from simulation.world import UID
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from simulation.workers import Gang
     from simulation.world import Host, World
 
-STORE_WIDE = frozenset({"restart", "read-only"})
+STORE_WIDE = frozenset({"restart", "read-only", "wipe", "rollback", "masters"})
 """Kinds that everybody feels."""
 FOR_EVER = 1e9
 """Seconds."""
@@ -44,6 +45,7 @@ def heal(world: World) -> None:
     """End whatever lasts."""
     world.note("world", "everything is well again")
     store_up(world)
+    _one_master(world)
     for host in world.hosts:
         host.lag = host.line.slow = host.line.lossy = 0.0
         host.line.read_only = host.isolated = host.ports_taken = False
@@ -319,6 +321,58 @@ def store_up(world: World) -> None:
         world.store.down = False
 
 
+def remember(world: World, fault: Fault) -> None:
+    """Keep what the store holds now: this is all that will be left of it when the fault comes."""
+    world.remembered[fault] = world.store.master.copy()
+
+
+def _wipe(world: World, host: Host, fault: Fault) -> bool:
+    """The store is down for ``span``, and comes back empty."""
+    return _come_back(world, fault, Replica(world.truth.appended))
+
+
+def _rollback(world: World, host: Host, fault: Fault) -> bool:
+    """The store is down for ``span``, and comes back as it was ``LAG`` before."""
+    return _come_back(world, fault, world.remembered[fault])
+
+
+def _come_back(world: World, fault: Fault, replica: Replica) -> bool:
+    if world.store.down or world.store.embedded:
+        return False
+    world.store.stop()
+    world.store.master.take_over(replica)
+    world.hub.at(world.hub.now + fault.span, store_up, world)
+    return True
+
+
+def _masters(world: World, host: Host, fault: Fault) -> bool:
+    """For ``span`` there are two masters: the old one, which the hosts of the bits of ``value`` still ask, and a new one.
+
+    The new one lacks the last ``LAG`` of what the old one had taken; what that takes from now on is lost at the end.
+    """
+    old, promoted = world.store.master, world.remembered[fault]
+    if world.store.down or world.store.embedded:
+        return False
+    world.store.master = promoted
+    for one in world.hosts:
+        if one.line.replica is old and not int(fault.value) >> one.number & 1:
+            _ask(world, one, promoted)
+    world.hub.at(world.hub.now + fault.span, _one_master, world)
+    return True
+
+
+def _one_master(world: World) -> None:
+    for host in world.hosts:
+        _ask(world, host, world.store.master)
+
+
+def _ask(world: World, host: Host, replica: Replica) -> None:
+    """The host's clients find out that another server is the one to ask."""
+    if host.line.replica is not replica:
+        world.store.reset(lambda one: one.line is host.line)
+        host.line.replica = replica
+
+
 def _newest(host: Host) -> SimAgent | None:
     living = host.living
     return living[-1] if living and not host.suspended else None
@@ -350,4 +404,11 @@ KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
     "lossy": _lossy,
     "read-only": _read_only,
     "restart": _restart,
+    "wipe": _wipe,
+    "rollback": _rollback,
+    "masters": _masters,
 }
+FORGETTING = frozenset({"wipe", "rollback", "masters"})
+"""Kinds after which the store does not hold all that it has taken."""
+LAG = 0.3
+"""Seconds that a replica or a file is behind."""

@@ -41,6 +41,8 @@ def play(plan: Plan, *, traced: bool = False) -> Outcome:
     world = World(plan, traced=traced)
     hub = world.hub
     for fault in plan.faults:
+        if fault.kind in faults.FORGETTING:
+            hub.at(max(0.0, fault.at - faults.LAG), faults.remember, world, fault)
         hub.at(fault.at, faults.carry_out, world, fault)
     violations = world.truth.violations
     try:

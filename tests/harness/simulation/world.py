@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from simulation.agent import SimAgent
 from simulation.engine import Clock, Hub, use
-from simulation.plan import Plan
-from simulation.store import Line, SimStore
+from simulation.plan import Fault, Plan
+from simulation.store import Line, Replica, SimStore
 from simulation.truth import Truth
 from simulation.workers import Gang, Training
 
@@ -103,6 +103,8 @@ class World:
         self.store.embedded, self.store.may_forget = plan.embedded, plan.may_forget
         self.hosts = [Host(self, number) for number in range(plan.hosts)]
         self.work_left = plan.work
+        self.remembered: dict[Fault, Replica] = {}
+        """What the store will have gone back to after each fault that makes it forget."""
         self.troubled_until = 0.0
         """When the last fault of the store ends."""
         self._trainings: dict[tuple[str, int, str], Training] = {}
