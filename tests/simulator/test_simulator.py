@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from simulation.campaign import Result
 from simulation.defects import MUTANTS, Mutant
-from simulation.faults import FORGETTING, KINDS
+from simulation.faults import KINDS
+from simulation.outages import FORGETTING
 from simulation.plan import Plan
 from simulation.play import play
 

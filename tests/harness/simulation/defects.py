@@ -37,22 +37,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "self._ledger = ledger",
         "workers",
     ),
-    _m(
-        "a chair is deposed after a gap of one's own",
-        "pulse",
-        "gap = now - self._contact_at > max(CONTACT_GAP, 2 * ledger.settings.timing.beat_interval)",
-        "gap = False",
-        "network",
-        3000,
-    ),
-    _m(
-        "the successor decides with what it saw as chair before",
-        "session",
-        "self._chair.watch = Watch()  # deposed",
-        "pass  # deposed",
-        "network",
-        3000,
-    ),
     # Writing
     _m(
         "a blind write",
@@ -67,22 +51,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if self.head != prev.index or",
         "        del self.entries[prev.index:]\n        if self.head != prev.index or",
         "network",
-    ),
-    _m(
-        "what was written counts as read",
-        "chair",
-        "                if not store.append(ledger.head.link, entry.link, encode_entry(entry)):",
-        "                import elastic_core.rendezvous.session as s\n"
-        "                if not store.append(ledger.head.link, entry.link, encode_entry(entry)) and False:",
-        "network",
-    ),
-    _m(
-        "a run goes on after CLOSED",
-        "session",
-        "                if ledger.closed is not None:\n                    break",
-        "                pass",
-        "reused",
-        3000,
     ),
     _m("an unclosed run is opened anew", "join", "if abandoned and ledger is not None:", "if False:", "reused"),
     # Sealing
@@ -99,26 +67,11 @@ MUTANTS: tuple[Mutant, ...] = (
     _m("no fence", "decide", "if scene.now < fence and not _is_over(scene, old):", "if False:", "network"),
     _m("a short fence", "decide", "+ scene.timing.fence_after", "+ 2.0", "network"),
     _m(
-        "SEEN is taken for STOPPED",
-        "decide",
-        "idle = row.phase is not Phase.RUNNING and row.head",
-        "idle = row.head",
-        "network",
-        3000,
-    ),
-    _m(
         "a round is over because its members are lost",
         "decide",
         "if stopped or failed or idle or superseded(scene.watch, seen):",
         "if stopped or failed or idle or scene.dead(seen.node_id):",
         "network",
-    ),
-    _m(
-        "a used store again",
-        "decide",
-        "if offer is None or (old is not None and offer == old.offer):",
-        "if offer is None:",
-        "agents",
     ),
     _m(
         "a used store again for the same members",
@@ -167,14 +120,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "    deadline = ledger.halt_at + 10_000.0",
         "few",
     ),
-    _m(
-        "a newcomer of another run is seated",
-        "scene",
-        "            and seen.row.run == ledger.head.run\n",
-        "",
-        "reused",
-        3000,
-    ),
     # Books
     _m(
         "failures are for free",
@@ -209,13 +154,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "simulation.agent",
         "if history.restarts < history.max_restarts:",
         "if True:",
-        "workers",
-    ),
-    _m(
-        "a verdict to give up is not heard",
-        "decide",
-        "    if verdict.action is Action.GIVE_UP:\n        return _halt_for",
-        "    if False:\n        return _halt_for",
         "workers",
     ),
     # Who is lost

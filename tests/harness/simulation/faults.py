@@ -1,4 +1,7 @@
-"""What each kind of fault does. A kind is a function of the world and the fault's numbers; the docstring says which."""
+"""What each kind of fault does to agents, hosts and workers; ``outages`` has those of the store and the network.
+
+A kind is a function of the world and the fault's numbers. Its docstring says what these mean.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from elastic_core.incidents import IncidentKind
-from simulation.store import Replica
+from simulation import outages
 from simulation.world import UID
 
 if TYPE_CHECKING:
@@ -17,10 +20,6 @@ if TYPE_CHECKING:
 
 STORE_WIDE = frozenset({"restart", "read-only", "wipe", "rollback", "masters"})
 """Kinds that everybody feels."""
-FOR_EVER = 1e9
-"""Seconds."""
-KEEPALIVE = 5.0
-"""Seconds after which a connection that hears nothing is found to be broken."""
 
 
 def carry_out(world: World, fault: Fault) -> None:
@@ -44,8 +43,8 @@ def _trouble(world: World, host: Host, fault: Fault) -> None:
 def heal(world: World) -> None:
     """End whatever lasts."""
     world.note("world", "everything is well again")
-    store_up(world)
-    _one_master(world)
+    outages.store_up(world)
+    outages.one_master(world)
     for host in world.hosts:
         host.lag = host.line.slow = host.line.lossy = 0.0
         host.line.read_only = host.isolated = host.ports_taken = False
@@ -54,13 +53,13 @@ def heal(world: World) -> None:
             agent.process.lag = 0.0
             if (gang := agent.hands.gang) is not None:
                 gang.stuck = False
-        _uncut(world, host)
+        outages.uncut(world, host)
         host.resume()
     if (broken := world.broken_host) is not None:
-        broken.line.to_cut = FOR_EVER if world.plan.broken in (1, 3) else 0.0
-        broken.line.from_cut = FOR_EVER if world.plan.broken in (2, 3) else 0.0
-        broken.troubled_until = FOR_EVER
-        world.hub.at(world.hub.now + KEEPALIVE, _find_broken, world, broken)
+        broken.line.to_cut = outages.FOR_EVER if world.plan.broken in (1, 3) else 0.0
+        broken.line.from_cut = outages.FOR_EVER if world.plan.broken in (2, 3) else 0.0
+        broken.troubled_until = outages.FOR_EVER
+        world.hub.at(world.hub.now + outages.KEEPALIVE, outages.find_broken, world, broken)
         world.count("a host stays cut off")
     for training in world.trainings():
         training.meet()
@@ -254,123 +253,7 @@ def _end_isolation(world: World, host: Host) -> None:
         training.meet()
 
 
-# The network and the store -------------------------------------------------------------------------------------------
-
-
-def _cut(world: World, host: Host, fault: Fault) -> bool:
-    """Nothing gets to the store from this host (``value`` 1), back from it (2), or either (0), for ``span``."""
-    until = world.hub.now + fault.span
-    if fault.value in (0.0, 1.0):
-        host.line.to_cut = max(host.line.to_cut, until)
-    if fault.value in (0.0, 2.0):
-        host.line.from_cut = max(host.line.from_cut, until)
-    world.hub.at(world.hub.now + KEEPALIVE, _find_broken, world, host)
-    return True
-
-
-def _find_broken(world: World, host: Host) -> None:
-    line = host.line
-    if max(line.to_cut, line.from_cut) > world.hub.now:
-        world.store.reset(lambda one: one.line is line and one.call is not None and one.call.name == "wait")
-
-
-def _uncut(world: World, host: Host) -> None:
-    """The line is whole again; what was held up by it comes when it would have come anyway."""
-    host.line.to_cut = min(host.line.to_cut, world.hub.now)
-    host.line.from_cut = min(host.line.from_cut, world.hub.now)
-
-
-def _slow(world: World, host: Host, fault: Fault) -> bool:
-    """Messages between this host and the store take up to ``value`` seconds longer, for ``span``."""
-    host.line.slow = fault.value
-    world.hub.at(world.hub.now + fault.span, _end, host.line, "slow")
-    return True
-
-
-def _lossy(world: World, host: Host, fault: Fault) -> bool:
-    """A share of ``value`` of this host's calls to the store is broken off, for ``span``."""
-    host.line.lossy = fault.value
-    world.hub.at(world.hub.now + fault.span, _end, host.line, "lossy")
-    return True
-
-
-def _end(line: object, what: str) -> None:
-    setattr(line, what, 0.0)
-
-
-def _read_only(world: World, host: Host, fault: Fault) -> bool:
-    """The store takes no writes from anybody, for ``span``: its disk is full."""
-    for one in world.hosts:
-        one.line.read_only = True
-        world.hub.at(world.hub.now + fault.span, _end, one.line, "read_only")
-    return True
-
-
-def _restart(world: World, host: Host, fault: Fault) -> bool:
-    """The store is down for ``span``, and comes back with its data."""
-    if world.store.down or world.store.embedded:
-        return False
-    world.store.stop()
-    world.hub.at(world.hub.now + fault.span, store_up, world)
-    return True
-
-
-def store_up(world: World) -> None:
-    """The store answers again, unless it went with its host."""
-    if not world.store.embedded:
-        world.store.down = False
-
-
-def remember(world: World, fault: Fault) -> None:
-    """Keep what the store holds now: this is all that will be left of it when the fault comes."""
-    world.remembered[fault] = world.store.master.copy()
-
-
-def _wipe(world: World, host: Host, fault: Fault) -> bool:
-    """The store is down for ``span``, and comes back empty."""
-    return _come_back(world, fault, Replica(world.truth.appended))
-
-
-def _rollback(world: World, host: Host, fault: Fault) -> bool:
-    """The store is down for ``span``, and comes back as it was ``LAG`` before."""
-    return _come_back(world, fault, world.remembered[fault])
-
-
-def _come_back(world: World, fault: Fault, replica: Replica) -> bool:
-    if world.store.down or world.store.embedded:
-        return False
-    world.store.stop()
-    world.store.master.take_over(replica)
-    world.hub.at(world.hub.now + fault.span, store_up, world)
-    return True
-
-
-def _masters(world: World, host: Host, fault: Fault) -> bool:
-    """For ``span`` there are two masters: the old one, which the hosts of the bits of ``value`` still ask, and a new one.
-
-    The new one lacks the last ``LAG`` of what the old one had taken; what that takes from now on is lost at the end.
-    """
-    old, promoted = world.store.master, world.remembered[fault]
-    if world.store.down or world.store.embedded:
-        return False
-    world.store.master = promoted
-    for one in world.hosts:
-        if one.line.replica is old and not int(fault.value) >> one.number & 1:
-            _ask(world, one, promoted)
-    world.hub.at(world.hub.now + fault.span, _one_master, world)
-    return True
-
-
-def _one_master(world: World) -> None:
-    for host in world.hosts:
-        _ask(world, host, world.store.master)
-
-
-def _ask(world: World, host: Host, replica: Replica) -> None:
-    """The host's clients find out that another server is the one to ask."""
-    if host.line.replica is not replica:
-        world.store.reset(lambda one: one.line is host.line)
-        host.line.replica = replica
+# Who is hit -----------------------------------------------------------------------------------------------------------
 
 
 def _newest(host: Host) -> SimAgent | None:
@@ -399,16 +282,5 @@ KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
     "stuck": _stuck,
     "isolate": _isolate,
     "ports": _ports,
-    "cut": _cut,
-    "slow": _slow,
-    "lossy": _lossy,
-    "read-only": _read_only,
-    "restart": _restart,
-    "wipe": _wipe,
-    "rollback": _rollback,
-    "masters": _masters,
+    **outages.KINDS,
 }
-FORGETTING = frozenset({"wipe", "rollback", "masters"})
-"""Kinds after which the store does not hold all that it has taken."""
-LAG = 0.3
-"""Seconds that a replica or a file is behind."""

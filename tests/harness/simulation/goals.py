@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_core.rendezvous.ledger import Ledger
-from elastic_core.rendezvous.scene import MAX_LOSSES
+from simulation.rules import LOSSES
 
 if TYPE_CHECKING:
     from simulation.agent import SimAgent
@@ -64,7 +64,7 @@ def _content(world: World, agent: SimAgent, training: Training, members: set[str
     if not ledger.live or ledger.chair not in here:
         return False
     full = len(members) >= world.plan.max_nodes
-    return agent.node_id in members or full or ledger.counters.losses.get(agent.boot_id, 0) >= MAX_LOSSES
+    return agent.node_id in members or full or ledger.counters.losses.get(agent.boot_id, 0) >= LOSSES
 
 
 def unrest(world: World, rounds: int, chairs: int) -> str:

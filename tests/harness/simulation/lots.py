@@ -92,7 +92,7 @@ PROFILES: dict[str, Profile] = {
 }
 """All of them."""
 HELD_BACK = ("forgetful",)
-"""Those that no campaign takes: they ask for the part of rule S3 that puts lost entries back, which is still to come."""
+"""Those that no campaign takes: they need the part of rule S3 that puts lost entries back, which is to come."""
 ORDER = (
     "everything",
     "network",

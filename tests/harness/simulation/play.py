@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from simulation import faults, goals, patching
+from simulation import faults, goals, outages, patching
 from simulation.engine import Spinning
 from simulation.plan import Plan
 from simulation.truth import Violation
@@ -41,8 +41,8 @@ def play(plan: Plan, *, traced: bool = False) -> Outcome:
     world = World(plan, traced=traced)
     hub = world.hub
     for fault in plan.faults:
-        if fault.kind in faults.FORGETTING:
-            hub.at(max(0.0, fault.at - faults.LAG), faults.remember, world, fault)
+        if fault.kind in outages.FORGETTING:
+            hub.at(max(0.0, fault.at - outages.LAG), outages.remember, world, fault)
         hub.at(fault.at, faults.carry_out, world, fault)
     violations = world.truth.violations
     try:

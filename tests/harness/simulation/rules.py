@@ -13,7 +13,6 @@ from elastic_core.incidents import IncidentKind
 from elastic_core.rendezvous.ledger import Closed, Entry, Halt, HaltReason, Ledger, Round
 from elastic_core.rendezvous.node import Work
 from elastic_core.rendezvous.rows import NodeRow, Phase
-from elastic_core.rendezvous.scene import MAX_LOSSES
 from simulation.workers import State
 
 if TYPE_CHECKING:
@@ -25,6 +24,8 @@ CALM = 20.0
 """Seconds without any fault after which a node must be known to be healthy: more than any limit and retry."""
 RESIZES_APART = 9.0
 """Seconds between the end of one resize and the next (rule L4), less what clocks drift."""
+LOSSES, BARREN = 3, 10
+"""Losses after which a host, and rounds without progress in a row after which a job has had its chances (rule L4)."""
 KNOWN_FOR = 3.0
 """Seconds after which the chair must know what a row says: it looks at them once a beat."""
 
@@ -56,7 +57,8 @@ def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None
         if row is None or gang is None or gang.done_at is None or current is None:
             continue
         known = row.phase is Phase.FINISHED and row.round == current.number and now - gang.done_at > KNOWN_FOR
-        if known and calm(world, entry.author) is not None:
+        author = world.agent(entry.author)
+        if known and author is not None and now - author.host.troubled_until > KNOWN_FOR:
             world.truth.violated("L7", f"somebody joins, although {member.node_id} has finished")
 
 
@@ -96,7 +98,9 @@ def check_seats(world: World, before: Entry | None, entry: Entry, body: Round) -
         if agent.run != entry.run:
             world.truth.violated("S7", f"{agent.node_id} is seated and has not joined run {entry.run}")
     losses = before.counters.losses if before is not None else {}  # those that this round counts come with it
-    bad = [agent for agent in agents if losses.get(agent.boot_id, 0) >= MAX_LOSSES]
+    if entry.counters.barren >= BARREN:
+        world.truth.violated("L4", f"a round follows {entry.counters.barren} that got nowhere")
+    bad = [agent for agent in agents if losses.get(agent.boot_id, 0) >= LOSSES]
     if bad and len(agents) - len(bad) >= world.plan.min_nodes:
         world.truth.violated("L4", f"{bad[0].node_id} was lost too often, and others suffice")
 
