@@ -4,7 +4,7 @@
 #   make setup   .venv, with every distribution editable and the tools for development
 #   make demo    two nodes train for real, are hurt, recover and finish
 #   make test    every test; `make test ARGS="-k chair -x"` passes arguments to pytest
-#   make soak    the tests that draw lots, with many more seeds
+#   make soak    the tests that draw lots, with many more seeds, and the simulator with a million plans
 #   make lint    ruff and mypy, both strict
 #   make tox     every distribution alone with core, and core on every Python that is here
 #   make bench   measures what docs/performance.md says, and rewrites its tables

@@ -63,6 +63,12 @@ def test_the_cost_of_a_resize_is_remembered() -> None:
     assert other.resized_at is None
 
 
+def test_a_resize_on_which_a_member_was_lost_cost_what_the_loss_did() -> None:
+    ledger = halted("ab", HaltReason.RESIZE, at=20.0)
+    ledger = then(ledger, Round(number=2, offer=offer("a", 2), members=members("ac")), at=620.0)
+    assert (ledger.resized_at, ledger.resize_cost) == (620.0, 0.0)
+
+
 def broken(ledger: Ledger, **change: object) -> Entry:
     return replace(entry(ledger, Chair(why="?"), at=20.0), **change)  # type: ignore[arg-type]  # deliberately wrong values too
 

@@ -38,10 +38,9 @@ class Result:
         self.violations += other.violations
 
 
-def numbered(number: int, profile: str | None = None, liveness: bool | None = None) -> tuple[int, str, bool]:
+def numbered(number: int) -> tuple[int, str, bool]:
     """The seed, the profile and the mode of a campaign's plan: all profiles take turns, and so do the two modes."""
-    seed, turn = divmod(number, 2 * len(ORDER))
-    return seed, profile or ORDER[turn // 2], turn % 2 == 1 if liveness is None else liveness
+    return number, ORDER[number // 2 % len(ORDER)], number % 2 == 1
 
 
 def pool(jobs: int | None = None) -> ProcessPoolExecutor:

@@ -248,18 +248,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "agents",
     ),
     _m(
-        "a row says nothing of failures",
-        "node",
-        "        incident=state.incident,\n        leaving",
-        "        incident=None,\n        leaving",
-        "workers",
-    ),
-    _m(
         "a row never shows what was seen",
         "node",
         "        head=state.ledger.head.index,\n",
         "        head=0,\n",
         "agents",
+        1000,
     ),
     _m(
         "FINISHED does not last",

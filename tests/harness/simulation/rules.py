@@ -80,6 +80,9 @@ def check_closed(world: World, replica: Replica, entry: Entry, body: Closed) -> 
         world.count("L6 too few nodes for too long")
         if not any(sign in body.why for sign in ("missing: ", "never came")):
             world.truth.violated("P3", f"the verdict does not say who is missing: {body.why}")
+        here = [agent.node_id for agent in world.living() if agent.run == entry.run and calm(world, agent.node_id)]
+        if len(here) >= world.plan.min_nodes:
+            world.truth.violated("P1", f"too few nodes, it is said, but {', '.join(here)} are healthy")
     if "without progress" in body.why:
         world.count("L4 ten rounds without progress")
     if "--on_node_loss=fail" in body.why:
@@ -109,6 +112,18 @@ def check_joined(world: World, agent: SimAgent, ledger: Ledger) -> None:
     """S6: nobody joins another job's run."""
     if agent.uid is not None and ledger.scheduler_uid != agent.uid:
         world.truth.violated("S6", f"{agent.node_id} of {agent.uid} joins the run of {ledger.scheduler_uid}")
+
+
+def check_obedience(world: World, agent: SimAgent) -> None:
+    """What the ledger says, all do: once an agent has dealt with an entry, no workers run that it does not want."""
+    state = agent.state
+    if state is None or state.work is not Work.RUNNING:
+        return
+    ledger: Ledger = state.ledger
+    if not ledger.live or ledger.round is None or ledger.round.number != state.round:
+        world.truth.violated(
+            "S1", f"{agent.node_id} has read entry {ledger.head.index}, and goes on with {state.round}"
+        )
 
 
 def check_exit(world: World, agent: SimAgent, why: str) -> None:

@@ -184,6 +184,7 @@ class Truth:
                 node.newest_round = max(node.newest_round, entry.body.number)
             elif node.closed is None and isinstance(entry.body, Closed):
                 node.closed = entry.body
+        rules.check_obedience(self.world, agent)
         if self.world.trace is not None:
             self.world.note(agent.node_id, f"reads entry {', '.join(str(entry.index) for entry in entries)}")
 

@@ -186,7 +186,7 @@ class Ledger:
     resized_at: float | None = None
     """When the last planned resize was over; None before the first."""
     resize_cost: float = 0.0
-    """Seconds from that resize's HALT to its ROUND."""
+    """Seconds from that resize's HALT to its ROUND; 0 if a member was lost on the way."""
 
     @property
     def live(self) -> bool:
@@ -233,15 +233,9 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
     ledger = replace(ledger, head=entry, head_at=now)
     match entry.body:
         case Round() as body:
-            resized = ledger.halt is not None and ledger.halt.reason is HaltReason.RESIZE
-            return replace(
-                ledger,
-                round=_spelled_out(body, ledger.round),
-                round_at=now,
-                halt=None,
-                resized_at=now if resized else ledger.resized_at,
-                resize_cost=now - ledger.halt_at if resized else ledger.resize_cost,
-            )
+            sealed = _spelled_out(body, ledger.round)
+            resized_at, cost = _resize(ledger, sealed, now)
+            return replace(ledger, round=sealed, round_at=now, halt=None, resized_at=resized_at, resize_cost=cost)
         case Halt() as body:
             return replace(ledger, halt=body, halt_at=now)
         case Closed() as body:
@@ -292,6 +286,18 @@ def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
             return replace(ledger, closed=ended.body)
         return replace(ledger, halt=anchor(at.halt, Halt), halt_at=now)
     return ledger
+
+
+def _resize(ledger: Ledger, sealed: Round, now: float) -> tuple[float | None, float]:
+    """When the last planned resize was over, and what it cost, now that ``sealed`` follows.
+
+    One on which a member was lost cost what the loss did: the wait for a fence or a replacement says nothing of the
+    next resize.
+    """
+    if ledger.halt is None or ledger.halt.reason is not HaltReason.RESIZE or ledger.round is None:
+        return ledger.resized_at, ledger.resize_cost
+    kept = {member.node_id for member in ledger.round.members} <= {member.node_id for member in sealed.members}
+    return now, now - ledger.halt_at if kept else 0.0
 
 
 def _spelled_out(body: Round, previous: Round | None) -> Round:
