@@ -7,7 +7,7 @@ can be late or lost; and what was given up by the caller can still arrive and be
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError
@@ -79,7 +79,7 @@ class Replica:
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
         row = self.rows.get(node_id)
         if row is not None and row.revision < revision:
-            self.rows[node_id] = replace(row, revision=revision, value=value)
+            self.rows[node_id] = RosterRow(node_id, row.serial, revision, value, row.beat)
             self._changed()
 
     def beat(self, node_id: str, count: int, watch: str | None) -> BeatReply:

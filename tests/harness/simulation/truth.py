@@ -245,6 +245,8 @@ class Truth:
         for other in self.whole_now.values():
             if other.run == training.run:
                 self.violated("S4", f"round {number} trains while round {other.round.number} does")
+            else:
+                self.world.count("two runs train at once")
         if number < self._last_whole.get(training.run, 0):
             self.violated("I6", f"round {number} trains after round {self._last_whole[training.run]} did")
         self._last_whole[training.run] = number
