@@ -267,8 +267,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "no dead-man's switch",
         "elastic_core.agent.supervisor",
-        "            self._arm_fence()\n        self._inbox.at",
-        "            self._warden.fence(None)\n        self._inbox.at",
+        "        self._arm_fence()\n        self._inbox.at",
+        "        self._warden.fence(None)\n        self._inbox.at",
         "fenced",
         3000,
     ),
