@@ -159,14 +159,6 @@ MUTANTS: tuple[Mutant, ...] = (
     # Who is lost
     _m("nobody is ever lost", "watch", "or now >= silent_at(watch, seen, timing)", "", "agents"),
     _m(
-        "lost at once after a gap",
-        "watch",
-        "gap = watch.read_at is not None and now - watch.read_at > CONTACT_GAP",
-        "gap = False",
-        "network",
-        3000,
-    ),
-    _m(
         "a wall clock",
         "simulation.world",
         "return self.clock.now()",
@@ -176,14 +168,6 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _m("a host has one seat", "watch", " and other.row.info.seat == info.seat and", " and", "agents"),
     _m("the older one of a seat lives", "watch", "other.serial > seen.serial", "other.serial < seen.serial", "agents"),
-    _m(
-        "beats count what is sent",
-        "pulse",
-        "        try:\n            reply = store.beat(",
-        "        self._count += 1\n        try:\n            reply = store.beat(",
-        "network",
-        3000,
-    ),
     _m(
         "the dead keep their rows",
         "chair",
