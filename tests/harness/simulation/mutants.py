@@ -64,7 +64,7 @@ def hunt(mutant: Mutant, most: int) -> str:
     from simulation.lots import draw
     from simulation.play import play
 
-    for number in range(most):
+    for number in range(mutant.first, mutant.first + most):
         violation = play(draw(number // 2, mutant.profile, number % 2 == 1)).violation
         if violation is not None:
             return f"caught by plan {number} of {mutant.profile}: {str(violation).splitlines()[0]}"
