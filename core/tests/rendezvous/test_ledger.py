@@ -132,6 +132,13 @@ def test_a_newcomer_knows_the_same_from_the_newest_entry_and_its_anchors(bodies:
     assert new.head.run == RUN
 
 
+def test_a_newcomer_takes_the_last_resize_for_just_now() -> None:
+    """L4: should it become chair at once, resizes stay batched all the same."""
+    ledger = live("ab")
+    assert restored(ledger.head, {1: start().head, 2: ledger.head}, 5.0).resized_at == 5.0
+    assert restored(start().head, {1: start().head}, 5.0).resized_at is None
+
+
 def test_a_newcomer_refuses_a_history_with_holes() -> None:
     ledger = halted("ab", HaltReason.RESIZE)
     with pytest.raises(RendezvousStateError, match="which is not a"):

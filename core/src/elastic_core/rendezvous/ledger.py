@@ -279,7 +279,9 @@ def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
     ledger = replace(opened(anchors[at.open], now) if at.open in anchors else opened(head, now), head=head)
     if at.round:
         latest = anchor(at.latest, Round)
-        ledger = replace(ledger, round=replace(latest, members=anchor(at.round, Round).members), round_at=now)
+        members = anchor(at.round, Round).members
+        # When it was resized last is not told: a newcomer that becomes chair takes it for just now (rule L4).
+        ledger = replace(ledger, round=replace(latest, members=members), round_at=now, resized_at=now)
     if at.halt:
         ended = anchors.get(at.halt)
         if ended is not None and isinstance(ended.body, Closed):
