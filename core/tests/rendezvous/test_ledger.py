@@ -63,6 +63,12 @@ def test_the_cost_of_a_resize_is_remembered() -> None:
     assert other.resized_at is None
 
 
+def test_a_resize_on_which_a_member_was_lost_cost_what_the_loss_did() -> None:
+    ledger = halted("ab", HaltReason.RESIZE, at=20.0)
+    ledger = then(ledger, Round(number=2, offer=offer("a", 2), members=members("ac")), at=620.0)
+    assert (ledger.resized_at, ledger.resize_cost) == (620.0, 0.0)
+
+
 def broken(ledger: Ledger, **change: object) -> Entry:
     return replace(entry(ledger, Chair(why="?"), at=20.0), **change)  # type: ignore[arg-type]  # deliberately wrong values too
 
@@ -124,6 +130,13 @@ def test_a_newcomer_knows_the_same_from_the_newest_entry_and_its_anchors(bodies:
     assert (new.head, new.round, new.halt, new.closed) == (ledger.head, ledger.round, ledger.halt, ledger.closed)
     assert (new.settings, new.scheduler_uid, new.chair, new.live) == (ledger.settings, "s1", ledger.chair, ledger.live)
     assert new.head.run == RUN
+
+
+def test_a_newcomer_takes_the_last_resize_for_just_now() -> None:
+    """L4: should it become chair at once, resizes stay batched all the same."""
+    ledger = live("ab")
+    assert restored(ledger.head, {1: start().head, 2: ledger.head}, 5.0).resized_at == 5.0
+    assert restored(start().head, {1: start().head}, 5.0).resized_at is None
 
 
 def test_a_newcomer_refuses_a_history_with_holes() -> None:

@@ -115,6 +115,21 @@ def test_an_offer_that_a_round_used_is_renewed_even_by_who_never_started_that_ro
     assert Node("b").reads(sealed(1), halt(1)) == (), "the offer was not b's"
 
 
+def test_an_offer_that_any_of_many_rounds_read_at_once_used_is_renewed() -> None:
+    """I2: no round is given a store that served before, with what its workers left there."""
+    node = Node("a")
+    effects = node.reads(sealed(1), halt(1), sealed(2, names="bc"))
+    assert (effects, row_of(node.state).offer) == ((MakeOffer(),), None)
+
+
+def test_a_used_offer_is_not_shown_until_there_is_a_new_one() -> None:
+    node = Node("a")
+    node.reads(sealed(1))
+    assert row_of(node.state).offer is None
+    node.hears(Offered(offer("a", 2)))
+    assert row_of(node.state).offer == offer("a", 2)
+
+
 @pytest.mark.parametrize(
     ("reason", "grace"), [(HaltReason.RESIZE, Grace.PLANNED), (HaltReason.NODE_LOST, Grace.BROKEN)]
 )

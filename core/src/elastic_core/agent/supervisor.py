@@ -291,17 +291,19 @@ class Supervisor:
     def _tick(self) -> None:
         """Once a beat: tell the pulse that the loop lives, and renew the warden's dead-man's switch (rules L1, S8)."""
         self._session.tick()
-        if self._state.work is not Work.RUNNING or self._embedded:
-            self._warden.fence(None)
-        else:
-            self._arm_fence()
+        self._arm_fence()
         self._inbox.at(self._clock.now() + self._state.ledger.settings.timing.beat_interval, Tick())
 
     def _arm_fence(self) -> None:
-        """Let the warden stop the workers, if nothing is heard of this agent or the store for too long (rule S4)."""
-        fence_after = self._state.ledger.settings.timing.fence_after
+        """Let the warden stop the workers, if nothing is heard of this agent or the store for too long (rule S4).
+
+        Once an embedded store is gone nobody can go on without them, and they may finish.
+        """
+        if self._state.work is not Work.RUNNING or (self._embedded and self._state.store_lost):
+            self._warden.fence(None)
+            return
         silence = self._clock.now() - self._session.contact_at
-        self._warden.fence(max(0.0, FENCE_SHARE * fence_after - silence))
+        self._warden.fence(max(0.0, FENCE_SHARE * self._state.ledger.settings.timing.fence_after - silence))
 
     # What follows ----------------------------------------------------------------------------------------------------
 
@@ -338,8 +340,7 @@ class Supervisor:
     def _start(self, current: Round, restart_count: int) -> None:
         members = [member.node_id for member in current.members]
         self._plugins.round_starts(current.number, self._group.run_uid, members)
-        if not self._embedded:
-            self._arm_fence()
+        self._arm_fence()
         try:
             self._group.start(current, restart_count)
             if self._stores.dead(current.offer):

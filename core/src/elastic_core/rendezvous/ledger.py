@@ -209,7 +209,7 @@ class Ledger:
     resized_at: float | None = None
     """When the last planned resize was over; None before the first."""
     resize_cost: float = 0.0
-    """Seconds from that resize's HALT to its ROUND."""
+    """Seconds from that resize's HALT to its ROUND; 0 if a member was lost on the way."""
     resumed_from: tuple[int, int] = (0, 0)
     """The :attr:`position` of what the newest RESUME put back."""
 
@@ -264,15 +264,9 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
     ledger = replace(ledger, head=entry, head_at=now)
     match entry.body:
         case Round() as body:
-            resized = ledger.halt is not None and ledger.halt.reason is HaltReason.RESIZE
-            return replace(
-                ledger,
-                round=_spelled_out(body, ledger.round),
-                round_at=now,
-                halt=None,
-                resized_at=now if resized else ledger.resized_at,
-                resize_cost=now - ledger.halt_at if resized else ledger.resize_cost,
-            )
+            sealed = _spelled_out(body, ledger.round)
+            resized_at, cost = _resize(ledger, sealed, now)
+            return replace(ledger, round=sealed, round_at=now, halt=None, resized_at=resized_at, resize_cost=cost)
         case Halt() as body:
             return replace(ledger, halt=body, halt_at=now)
         case Closed() as body:
@@ -313,7 +307,9 @@ def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
 
     ledger = replace(opened(anchors[at.open], now) if at.open in anchors else opened(head, now), head=head, halt=None)
     if at.round:
-        ledger = replace(ledger, round=replace(a_round(at.latest), members=a_round(at.round).members), round_at=now)
+        members = a_round(at.round).members
+        # When it was resized last is not told: a newcomer that becomes chair takes it for just now (rule L4).
+        ledger = replace(ledger, round=replace(a_round(at.latest), members=members), round_at=now, resized_at=now)
     if not at.halt:
         return ledger
     ended = bodies.get(at.halt)
@@ -324,6 +320,18 @@ def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
     if not isinstance(ended, Halt):
         raise RendezvousStateError(f"Ledger entry {head.index} stands on {at.halt}, which is not a HALT.")
     return replace(ledger, halt=ended, halt_at=now)
+
+
+def _resize(ledger: Ledger, sealed: Round, now: float) -> tuple[float | None, float]:
+    """When the last planned resize was over, and what it cost, now that ``sealed`` follows.
+
+    One on which a member was lost cost what the loss did: the wait for a fence or a replacement says nothing of the
+    next resize.
+    """
+    if ledger.halt is None or ledger.halt.reason is not HaltReason.RESIZE or ledger.round is None:
+        return ledger.resized_at, ledger.resize_cost
+    kept = {member.node_id for member in ledger.round.members} <= {member.node_id for member in sealed.members}
+    return now, now - ledger.halt_at if kept else 0.0
 
 
 def _spelled_out(body: Round, previous: Round | None) -> Round:

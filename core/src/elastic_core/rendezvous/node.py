@@ -46,6 +46,9 @@ class NodeState:
     info: NodeInfo
     ledger: Ledger
     offer: Offer | None = None
+    """None as soon as a round was given the last one, be it one of many that were read at once."""
+    spent: bool = False
+    """Whether a new one has yet to be asked for."""
     work: Work = Work.NONE
     phase: Phase = Phase.WAITING
     round: int = 0
@@ -240,17 +243,20 @@ def failed_round(before: NodeState, after: NodeState) -> Round | None:
 def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
     match event:
         case EntriesRead(entries, now):
-            ledger = state.ledger
+            ledger, offer = state.ledger, state.offer
             for entry in entries:
                 if ledger.closed is not None:
                     break  # what follows CLOSED is another run's (I12)
                 ledger = advance(ledger, entry, now)
+                if isinstance(entry.body, Round) and entry.body.offer == offer:
+                    offer = None
+            state = replace(state, offer=offer, spent=state.spent or offer != state.offer)
             resumed = any(isinstance(entry.body, Resume) for entry in entries)
             return _replaced(state, ledger) if resumed else replace(state, ledger=ledger)
         case HistoryReplaced(ledger):
             return _replaced(state, ledger)
         case Offered(offer):
-            return replace(state, offer=offer)
+            return replace(state, offer=offer, spent=False)
         case WorkerFailed(incident) if state.work is Work.RUNNING and state.incident is None:
             return replace(state, incident=incident)
         case WorkersDone() if state.work is Work.RUNNING and state.incident is None:
@@ -295,14 +301,9 @@ def _reconcile(state: NodeState) -> tuple[NodeState, tuple[Effect, ...]]:
             return _start(state, wanted)
         if dropped and state.phase in (Phase.STOPPED, Phase.FINISHED):
             state = replace(state, phase=Phase.WAITING)  # alive, and a newcomer from now on
-    return state, _renewal(state, wanted)
-
-
-def _renewal(state: NodeState, wanted: Round | None) -> tuple[Effect, ...]:
-    """A new offer, where the present one went into a round that ended before its workers were started here."""
-    current = state.ledger.round
-    used = current is not None and current.offer == state.offer and current.number > state.round
-    return (MakeOffer(),) if used and wanted is None else ()
+    if state.spent and wanted is None:
+        return replace(state, spent=False), (MakeOffer(),)
+    return state, ()
 
 
 def _unwanted(state: NodeState) -> Stop | None:
@@ -351,7 +352,7 @@ def _wanted(state: NodeState) -> Round | None:
 
 def _start(state: NodeState, wanted: Round) -> tuple[NodeState, tuple[Effect, ...]]:
     effects: tuple[Effect, ...] = (Start(wanted, state.ledger.counters.restarts),)
-    if wanted.offer == state.offer:
+    if state.spent:
         effects = (*effects, MakeOffer())
     state = replace(state, work=Work.RUNNING, phase=Phase.RUNNING, round=wanted.number, incident=None, progressed=False)
-    return state, effects
+    return replace(state, spent=False), effects

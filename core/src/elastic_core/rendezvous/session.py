@@ -29,6 +29,7 @@ from elastic_core.rendezvous.parting import append_chair, hand_over, linger, oth
 from elastic_core.rendezvous.pulse import Pulse, PulseCalls
 from elastic_core.rendezvous.reading import news
 from elastic_core.rendezvous.restoring import restore
+from elastic_core.rendezvous.retry import Backoff
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
 from elastic_core.rendezvous.session_calls import SessionCalls
 from elastic_core.rendezvous.watch import Heard, Watch
@@ -37,8 +38,6 @@ __all__ = ["Session", "SessionCalls"]
 
 IDLE_WAIT = 60.0
 """Seconds that a follower waits for the ledger at a time; the store wakes it earlier."""
-RETRY_FIRST, RETRY_MOST = 0.1, 2.0
-"""Seconds between two attempts to reconnect, at first and at most."""
 
 
 class Session:
@@ -148,7 +147,7 @@ class Session:
     # The reader ------------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        version = 0
+        version, backoff = 0, Backoff()
         while not self._stopping.is_set():
             store = self._connected()
             if store is None:
@@ -159,12 +158,14 @@ class Session:
                 self._restore(store)
                 while not self._stopping.is_set() and not self._lost:
                     version = self._look(store, version)
+                    backoff.worked()
             except HistoryChangedError as exc:
                 self._unread = exc  # a new connection begins with a comparison
-                self._stopping.wait(RETRY_FIRST)
+                self._stopping.wait(backoff.failed())
             except RendezvousConnectionError as exc:
                 if not self._doubt:
                     self._store_failed(exc)
+                    self._stopping.wait(backoff.failed())
             except RendezvousStateError as exc:
                 self._give_up(exc)
                 return
@@ -239,6 +240,7 @@ class Session:
 
     def _write(self) -> None:
         store: RendezvousBackend | None = None
+        backoff = Backoff()
         while True:
             with self._wake:
                 while not (self._stopping.is_set() or self._jobs or self._sent < self._revision):
@@ -261,6 +263,7 @@ class Session:
                     jobs[0](store)
                     jobs.pop(0)
                 self._contact()
+                backoff.worked()
             except HistoryChangedError:
                 self._compare()
                 with self._wake:
@@ -270,6 +273,7 @@ class Session:
                 store = self._dropped(store)
                 with self._wake:
                     self._jobs = [*jobs, *self._jobs]
+                self._stopping.wait(backoff.failed())
             except RendezvousStateError as exc:
                 self._give_up(exc)
                 break
@@ -327,7 +331,7 @@ class Session:
 
     def _connected(self) -> RendezvousBackend | None:
         """A new connection, however long it takes; None when there is none to be had any more."""
-        pause = RETRY_FIRST
+        backoff = Backoff()
         while not (self._stopping.is_set() or self._lost):
             try:
                 store = self._root.connect()
@@ -336,8 +340,7 @@ class Session:
                     self._give_up(exc)
                     return None
                 self._store_failed(exc)
-                self._stopping.wait(pause)
-                pause = min(2 * pause, RETRY_MOST)
+                self._stopping.wait(backoff.failed())
             except RendezvousStateError as exc:
                 self._give_up(exc)
                 return None

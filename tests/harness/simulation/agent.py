@@ -1,0 +1,358 @@
+"""One agent: core's own supervisor and session, with hands that reach into the simulated world."""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from elastic_core.agent.inbox import SignalReceived
+from elastic_core.agent.supervisor import Supervisor
+from elastic_core.agent.warden import Fenced, Gone, Stuck
+from elastic_core.config import OnNodeLoss, RunConfig, Timing
+from elastic_core.errors import ElasticError
+from elastic_core.events import Event
+from elastic_core.hookspecs import RendezvousOptions
+from elastic_core.incidents import Action, History, Incident, Verdict
+from elastic_core.program import Program, ProgramKind
+from elastic_core.rendezvous.join import Applicant, Clock, join
+from elastic_core.rendezvous.ledger import Closed, Round
+from elastic_core.rendezvous.node import EntriesRead, NodeEvent, WorkerFailed
+from elastic_core.rendezvous.rows import NodeInfo
+from elastic_core.rendezvous.settings import Agreement, Settings, Versions
+from simulation.engine import TICK, Process, Task, late
+from simulation.store import Connection
+from simulation.workers import Gang, State
+
+if TYPE_CHECKING:
+    from simulation.plan import Plan
+    from simulation.world import Host
+
+VERSIONS = Versions(python="3.11.7")
+STUCK_AFTER = 15.0
+"""Seconds after SIGKILL after which the warden reports a process that does not die."""
+TERM = 15
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    """Something happened to the workers."""
+
+    gang: Gang
+    event: object
+
+
+def config_of(plan: Plan) -> RunConfig:
+    """The command line that all agents of a plan have."""
+    timing = Timing(join_timeout=plan.join_timeout, fence_after=plan.fence_after, last_call_timeout=plan.last_call)
+    return RunConfig(
+        program=Program(ProgramKind.EXECUTABLE, "train"),
+        min_nodes=plan.min_nodes,
+        max_nodes=plan.max_nodes,
+        max_restarts=plan.max_restarts,
+        on_node_loss=OnNodeLoss.REPLACE if plan.replace_lost else OnNodeLoss.FAIL,
+        timing=timing,
+        local_addr="10.0.0.1",
+        shutdown_timeout=3.0,
+        failure_grace=1.0,
+    )
+
+
+class Inbox:
+    """In place of the agent's own queue."""
+
+    def __init__(self, agent: SimAgent) -> None:
+        self._agent, self._hub = agent, agent.process_hub
+        self._events: deque[object] = deque()
+        self._taken: list[object] = []
+        self._taker: tuple[Task, int] | None = None
+
+    def post(self, event: object) -> None:
+        """Add an event."""
+        self._events.append(event)
+        if self._taker is not None:
+            (task, ticket), self._taker = self._taker, None
+            self._hub.at(self._hub.now + late(self._hub, task.process), task.wake, ticket)
+
+    def at(self, instant: float, event: object) -> None:
+        """Deliver an event at an instant of this host's clock."""
+        clock = self._agent.process.clock
+        wait = max(0.0, instant - clock.now()) / clock.rate + TICK
+        self._hub.at(self._hub.now + wait, self._due, instant, event)
+
+    def _due(self, instant: float, event: object) -> None:
+        process = self._agent.process
+        if process.dead:
+            return
+        if process.frozen:
+            process.held.append((self._due, (instant, event)))
+        elif process.clock.now() < instant:
+            self.at(instant, event)
+        else:
+            self.post(event)
+
+    def take(self) -> list[object]:
+        """Block until something happened, and return it; what was returned before has been dealt with now."""
+        for event in self._taken:
+            if isinstance(event, EntriesRead):
+                self._agent.host.world.truth.read(self._agent, event.entries)
+        if not self._events:
+            task = self._hub.task()
+            self._taker = (task, task.ticket)
+            task.park()
+        self._taken = list(self._events)
+        self._events.clear()
+        return self._taken
+
+    def unwatch(self, _source: object) -> None:
+        """No source can be watched here."""
+
+
+class Hands:
+    """The agent's worker group and its warden. The warden outlives the agent, until the last worker is gone."""
+
+    run_uid = ""
+
+    def __init__(self, agent: SimAgent) -> None:
+        self.agent, self.host = agent, agent.host
+        self.gang: Gang | None = None
+        self._over = False
+        self._fences = 0
+        self._fenced_at = 0.0
+        self._stops = 0
+
+    # The worker group, as the supervisor uses it
+
+    def start(self, current: Round, restart_count: int) -> None:
+        world = self.host.world
+        world.truth.started(self.agent, current, restart_count)
+        self._over = False
+        self.gang = Gang(self.host, self.agent.node_id, world.training(self.agent.run, current), self._report)
+
+    def alive(self) -> bool:
+        return self.gang is not None and self.gang.state in (State.STARTING, State.RUNNING)
+
+    def handle(self, event: object) -> NodeEvent | None:
+        if not isinstance(event, _News) or event.gang is not self.gang:
+            return None
+        if isinstance(event.event, WorkerFailed):
+            if self._over:
+                return None
+            self._over = True
+            self.host.world.truth.reported(self.agent, event.event.incident)
+        return cast("NodeEvent", event.event)
+
+    def stop(self, grace: float) -> None:
+        self._over = True
+        self._stop(grace, Gone())
+
+    def gone(self) -> None:
+        if self.gang is not None and self.gang.stuck:
+            self.host.world.truth.violated("I9", f"{self.agent.node_id} takes a stuck worker for gone")
+        self.gang = None
+
+    def decided(self) -> None:
+        """Nothing is measured here."""
+
+    # The warden
+
+    def fence(self, seconds: float | None) -> None:
+        """The dead-man's switch (rule S4), by the host's clock."""
+        self._fences += 1
+        if seconds is not None:
+            clock = self.host.clock
+            self._fenced_at = clock.now() + seconds
+            self.host.world.hub.at(self.host.world.hub.now + seconds / clock.rate, self._fence_due, self._fences)
+
+    def _fence_due(self, number: int) -> None:
+        if number != self._fences or self.gang is None:
+            return
+        if self.host.suspended:
+            self.host.held.append(lambda: self._fence_due(number))
+        elif (left := self._fenced_at - self.host.clock.now()) > 1e-9:
+            self.host.world.hub.at(self.host.world.hub.now + left / self.host.clock.rate, self._fence_due, number)
+        else:
+            self.host.world.count("S4 a node without contact is fenced")
+            self._over = True
+            self._stop(0.2, Fenced())
+
+    def wake(self) -> None:
+        """It never sleeps here."""
+
+    def kill(self) -> None:
+        """Everything, now."""
+        self._stop(0.0, Gone())
+
+    def close(self, timeout: float) -> None:
+        """Kill everything, and wait for the last process."""
+        if self.gang is not None:
+            self.gang.kill()
+            if not self.gang.alive:
+                self.gang = None
+                self.host.left(self.agent)
+
+    def orphaned(self) -> None:
+        """The agent is gone."""
+        if self.gang is not None and self.gang.stuck:
+            self.host.world.hub.at(self.host.world.hub.now + 1.0, self.orphaned)
+        elif self.host.suspended:
+            self.host.held.append(self.orphaned)
+        else:
+            if self.gang is not None:
+                self.gang.kill()
+            self.gang = None
+            self.host.left(self.agent)
+
+    def _stop(self, grace: float, answer: object) -> None:
+        world = self.host.world
+        self._stops += 1
+        took = min(grace, world.plan.latency + 2.0 * world.hub.random.random() ** 3)
+        world.hub.at(world.hub.now + took, self._stopped, self._stops, answer)
+
+    def _stopped(self, number: int, answer: object) -> None:
+        gang = self.gang
+        if number != self._stops or self.agent.process.dead:
+            return
+        if self.host.suspended:
+            self.host.held.append(lambda: self._stopped(number, answer))
+        elif gang is not None and gang.stuck:
+            self.host.world.hub.at(self.host.world.hub.now + STUCK_AFTER, self._still_there, number, answer)
+        else:
+            if gang is not None:
+                gang.kill()
+            self.agent.inbox.post(answer)
+
+    def _still_there(self, number: int, answer: object) -> None:
+        if self.gang is not None and self.gang.stuck:
+            self.host.world.count("L3 a worker in D state")
+            self.agent.inbox.post(Stuck(7, "train", "nfs_wait"))
+        else:
+            self._stopped(number, answer)
+
+    def _report(self, gang: Gang, event: object) -> None:
+        if not self.agent.process.dead:
+            self.agent.inbox.post(_News(gang, event))
+
+
+class SimAgent:
+    """One incarnation, from its start to its end."""
+
+    def __init__(self, host: Host, node_id: str, seat: int, uid: str | None) -> None:
+        self.host, self.node_id, self.seat, self.uid = host, node_id, seat, uid
+        self.process_hub = host.world.hub
+        self.process = Process(node_id, host.clock)
+        self.process.lag = host.lag
+        self.info = NodeInfo(
+            node_id=node_id,
+            host=host.name,
+            host_id=host.boot_id,
+            seat=seat,
+            local_world_size=1,
+            role="default",
+            versions=VERSIONS,
+        )
+        self.inbox, self.hands = Inbox(self), Hands(self)
+        self.supervisor: Supervisor | None = None
+        self.run = ""
+        self.exit_code: int | None = None
+        self.why = ""
+        self.leaving = False
+        self.started_at = self.process_hub.now
+        self.boot_id = host.boot_id
+        self.hosting = host.world.store.embedded and host.number == 0 and seat == 0
+        """Whether an embedded store lives in it."""
+        self.task = self.process_hub.start(self.process, self._main)
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self.process.dead
+
+    @property
+    def state(self) -> Any:
+        """The node's mind; None before it has one."""
+        return None if self.supervisor is None else self.supervisor._state
+
+    def gone(self) -> None:
+        """Its process is no more."""
+        if self.hosting:
+            self.host.world.store.stop()
+            self.host.world.count("the host of an embedded store is gone")
+
+    def signal(self) -> None:
+        """SIGTERM."""
+        self.leaving = True
+        self.inbox.post(SignalReceived(TERM))
+
+    def _main(self) -> None:
+        world = self.host.world
+        try:
+            code, why = self._run()
+        except ElasticError as exc:
+            code, why = int(getattr(exc, "exit_code", 1)), str(exc)
+        except Exception as exc:
+            code, why = 70, "".join(traceback.format_exception(exc))
+            world.truth.violated("defect", f"{self.node_id} ended with a traceback:\n{why}")
+        self.exit_code, self.why = code, why
+        world.truth.exited(self, code, why)
+        self.process.dead = True
+        self.gone()
+        world.hub.at(world.hub.now, self.hands.orphaned)
+
+    def _run(self) -> tuple[int, str]:
+        world, plan = self.host.world, self.host.world.plan
+        config = config_of(plan)
+        agreement = Agreement(
+            min_nodes=plan.min_nodes,
+            max_nodes=plan.max_nodes,
+            max_restarts=plan.max_restarts,
+            on_node_loss=config.on_node_loss,
+        )
+        settings = Settings(agreement=agreement, timing=config.timing, versions=VERSIONS, host=self.host.name)
+        applicant = Applicant(info=self.info, settings=settings, scheduler_uid=self.uid)
+        now: Callable[[], float] = self.host.now
+        clock = Clock(now=now, sleep=self._sleep, new_id=world.new_id)
+        store = Connection(world.store, self.host.line, self.process, hosting=self.hosting)
+        found = join(store, applicant, clock)
+        if isinstance(found, Closed):
+            world.count("S6 a latecomer hears the verdict")
+            return found.exit_code, found.why
+        self.run = found.head.run
+        world.truth.joined(self, found)
+        hands = SimpleNamespace(inbox=self.inbox, signals=frozenset({TERM}), warden=self.hands, group=self.hands)
+        plugins = SimpleNamespace(
+            rendezvous_options=RendezvousOptions,
+            judge=self._judge,
+            round_starts=lambda *_: None,
+            stop_planned=lambda *_: None,
+        )
+        self.supervisor = Supervisor(
+            config, cast("Any", plugins), self._hear, store, self.info, found, clock, cast("Any", hands)
+        )
+        try:
+            ending = self.supervisor.run()
+        finally:
+            if not world.hub.over:
+                self.supervisor.close()
+        return ending.exit_code, ending.why
+
+    def _sleep(self, seconds: float) -> None:
+        from simulation.engine import expire_after
+
+        task = self.process_hub.task()
+        expire_after(self.process_hub, task, seconds, None)
+        task.park()
+
+    def _judge(self, incident: Incident, history: History) -> Verdict:
+        world = self.host.world
+        if world.plan.thinking:
+            self._sleep(world.plan.thinking * world.hub.random.random())
+        if history.restarts < history.max_restarts:
+            return Verdict(Action.RESTART, "restarts are left")
+        return Verdict(Action.GIVE_UP, "no restart is left")
+
+    def _hear(self, event: Event) -> None:
+        self.host.world.said(self, event)

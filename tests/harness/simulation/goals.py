@@ -1,0 +1,89 @@
+"""Where a job must get, once everything is well again (P1 to P5), and by when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic_core.rendezvous.ledger import Ledger
+from simulation.rules import LOSSES
+
+if TYPE_CHECKING:
+    from simulation.agent import SimAgent
+    from simulation.workers import Training
+    from simulation.world import World
+
+STEADY = 3.0
+"""Seconds that a round must have been whole to count."""
+MARGIN = 60.0
+"""Seconds beyond the fence and the join timeout that a job may take to get there."""
+MANY = 14
+"""Rounds after everything is well that are too many (P5)."""
+
+
+def bound(world: World) -> float:
+    """Seconds after which the job must have got there."""
+    return world.plan.fence_after + world.plan.join_timeout + MARGIN
+
+
+def reached(world: World) -> bool:
+    """Whether the job is where it must get: everybody trains who can, or a verdict has ended all."""
+    living = [agent for agent in world.living() if agent.host is not world.broken_host]
+    if not living:
+        return True
+    trainings = list(world.truth.whole_now.values())
+    return not ghosts(world) and len(trainings) == 1 and _trains(world, trainings[0], living)
+
+
+def ghosts(world: World) -> list[str]:
+    """Rows of agents that are no more and have no place in a newest round either (P2)."""
+    newest = [world.truth.newest_round(agent.run) for agent in world.living()]
+    if world.store.down:
+        return []
+    members = {member.node_id for current in newest if current is not None for member in current.members}
+    here = {agent.node_id for agent in world.living()}  # one that is cut off is not dead
+    return [node_id for node_id in world.store.master.rows if node_id not in members and node_id not in here]
+
+
+def _trains(world: World, training: Training, living: list[SimAgent]) -> bool:
+    if training.whole_at is None or world.hub.now - training.whole_at < STEADY:
+        return False
+    members = {member.node_id for member in training.round.members}
+    here = {agent.node_id for agent in living}
+    if not members <= here or len(world.truth.whole_now) > 1:
+        return False
+    return all(_content(world, agent, training, members, here) for agent in living)
+
+
+def _content(world: World, agent: SimAgent, training: Training, members: set[str], here: set[str]) -> bool:
+    """Whether an agent has its place in the training, or good reason to have none."""
+    if agent.state is None or agent.leaving:
+        return False
+    if world.store.down:  # an embedded store went with its host: whoever can train trains on to the end
+        return agent.node_id in members
+    ledger: Ledger = agent.state.ledger
+    if not ledger.live or ledger.chair not in here:
+        return False
+    full = len(members) >= world.plan.max_nodes
+    return agent.node_id in members or full or ledger.counters.losses.get(agent.boot_id, 0) >= LOSSES
+
+
+def unrest(world: World, rounds: int, chairs: int) -> str:
+    """What happens again and again, if anything does (P5), since there were so many rounds and chairs; else ''."""
+    if len(world.truth.rounds) - rounds > MANY:
+        return f"{MANY} rounds"
+    return f"{MANY} chairs" if world.truth.chairs - chairs > MANY else ""
+
+
+def missing(world: World) -> str:
+    """What is not as it must be, for people."""
+    whole = [training.round.number for training in world.truth.whole_now.values()]
+    who = [f"{agent.node_id} ({_doing(agent)})" for agent in world.living()]
+    dead = f"; rows of the dead: {', '.join(ghosts(world))}" if ghosts(world) else ""
+    return f"rounds that train: {whole or 'none'}; agents: {', '.join(who) or 'none'}{dead}"
+
+
+def _doing(agent: SimAgent) -> str:
+    state = agent.state
+    if state is None:
+        return "joining"
+    return f"{state.work.value}, {state.phase.value} {state.round}, head {state.ledger.head.index}"

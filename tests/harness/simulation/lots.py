@@ -1,0 +1,208 @@
+"""Draws a plan from a seed, for each profile: which job, which faults, how many, how close together.
+
+Most faults come in bursts: what breaks a protocol is the second thing that happens while the first one is being dealt
+with. And most jobs are small, since so are the plans that violations shrink to.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from simulation.plan import Fault, Plan
+
+PREPARED = 4.0
+"""Seconds after which most jobs have their first round."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A kind of trouble."""
+
+    weights: Mapping[str, int]
+    """How often each kind of fault is drawn, against the others."""
+    length: float = 22.0
+    """Seconds until everything is made well again."""
+    most: int = 7
+    """Faults, besides the starts of the agents."""
+    hosts: tuple[int, ...] = (2, 2, 3, 3, 3, 4, 5)
+    finishing: float = 0.2
+    """The share of jobs whose script comes to its end meanwhile."""
+    job: Callable[[random.Random], dict[str, Any]] = field(default=lambda _lots: {})
+    """What is special about its jobs."""
+
+
+AGENTS = {"crash": 6, "power": 3, "freeze": 4, "suspend": 3, "leave": 3, "start": 8, "busy": 2, "wall": 1, "fail": 3}
+WORKERS = {"fail": 8, "hang": 2, "stuck": 2, "isolate": 2, "ports": 2, "crash": 2, "leave": 1, "start": 3}
+NETWORK = {"cut": 8, "slow": 3, "lossy": 5, "fail": 5, "crash": 2, "start": 3, "leave": 1, "freeze": 1}
+STORE = {"restart": 6, "read-only": 2, "fail": 4, "crash": 2, "start": 3, "lossy": 2, "leave": 1}
+ALL = {
+    kind: sum(weights.get(kind, 0) for weights in (AGENTS, WORKERS, NETWORK, STORE))
+    for kind in sorted({*AGENTS, *WORKERS, *NETWORK, *STORE})
+}
+
+
+def _reused(lots: random.Random) -> dict[str, Any]:
+    return {"uid": lots.random() < 0.5, "min_nodes": 1}
+
+
+def _embedded(_lots: random.Random) -> dict[str, Any]:
+    return {"embedded": True}
+
+
+def _barren(_lots: random.Random) -> dict[str, Any]:
+    return {"work": 10_000.0, "latency": 0.0005, "min_nodes": 2, "max_nodes": 2}
+
+
+def _flapping(_lots: random.Random) -> dict[str, Any]:
+    return {"min_nodes": 1, "max_nodes": 4, "latency": 0.0005}
+
+
+def _fenced(lots: random.Random) -> dict[str, Any]:
+    return {"min_nodes": 1, "max_nodes": lots.choice([1, 1, 2]), "fence_after": 15.0, "peers_notice": False}
+
+
+def _forgetful(_lots: random.Random) -> dict[str, Any]:
+    return {"may_forget": True, "uid": True}
+
+
+def _few(lots: random.Random) -> dict[str, Any]:
+    return {"enough": False, "join_timeout": lots.choice([10.0, 20.0])}
+
+
+PROFILES: dict[str, Profile] = {
+    "agents": Profile(AGENTS),
+    "workers": Profile(WORKERS, finishing=0.5),
+    "network": Profile(NETWORK),
+    "store": Profile(STORE),
+    "everything": Profile(ALL, length=30.0, most=12),
+    "reused": Profile({"start": 12, "crash": 6, "power": 2, "leave": 3, "fail": 3}, finishing=0.6, job=_reused),
+    "embedded": Profile({**AGENTS, "power": 1, "crash": 2, "slow": 2, "cut": 2}, job=_embedded),
+    "few": Profile({"crash": 5, "power": 3, "leave": 4, "start": 1, "fail": 2, "cut": 1}, job=_few),
+    "forgetful": Profile(
+        {"wipe": 3, "rollback": 4, "masters": 4, "fail": 5, "crash": 3, "start": 3, "cut": 2, "lossy": 1},
+        job=_forgetful,
+    ),
+    "barren": Profile({"ports": 4, "crash": 1, "start": 1}, length=40.0, hosts=(3, 4), job=_barren),
+    "flapping": Profile({"crash": 5, "start": 6}, length=45.0, most=16, hosts=(3, 4), job=_flapping),
+    "fenced": Profile({"cut": 6, "suspend": 2, "freeze": 3, "start": 2}, length=50.0, most=4, job=_fenced),
+    "fleet": Profile(ALL, length=14.0, most=10, hosts=(8, 10, 12)),
+}
+"""All of them."""
+HELD_BACK = ("forgetful",)
+"""Those that no campaign takes: they need the part of rule S3 that puts lost entries back, which is to come."""
+ORDER = (
+    "everything",
+    "network",
+    "agents",
+    "everything",
+    "store",
+    "workers",
+    "reused",
+    "everything",
+    "embedded",
+    "few",
+    "network",
+    "fleet",
+    "fenced",
+    "everything",
+    "barren",
+    "flapping",
+)
+"""In which order a campaign takes them, again and again."""
+
+
+def draw(seed: int, profile: str, liveness: bool = True) -> Plan:
+    """The plan of a seed; the same on every machine and Python.
+
+    Without ``liveness`` it ends with its faults, and has more of them: all that must hold then is what must always.
+    """
+    kind = PROFILES[profile]
+    lots = random.Random(f"{profile} {seed}")
+    hosts = lots.choice(kind.hosts)
+    most = lots.choice([hosts, hosts, max(1, hosts - 1)])
+    plan = Plan(
+        profile=profile,
+        noise=seed,
+        hosts=hosts,
+        min_nodes=lots.choice([1, 1, max(1, most // 2), max(1, most - 1), most]),
+        max_nodes=most,
+        max_restarts=lots.choice([0, 1, 3, 3]),
+        replace_lost=lots.random() < 0.85,
+        join_timeout=lots.choice([20.0, 40.0]),
+        fence_after=lots.choice([15.0, 30.0]),
+        last_call=lots.choice([0.0, 1.0, 1.0]),
+        rates=tuple(round(lots.uniform(0.97, 1.03), 4) for _ in range(hosts)),
+        latency=lots.choice([0.0005, 0.002, 0.02, 0.1]),
+        timeout=lots.choice([2.0, 4.0]),
+        peers_notice=lots.random() < 0.6,
+        work=round(lots.uniform(3, kind.length), 1) if lots.random() < kind.finishing else 10_000.0,
+        spread=lots.choice([0.0, 0.5, 5.0]),
+        thinking=lots.choice([0.0, 0.0, 0.0, 0.2, 2.0]),
+        uid=lots.random() < 0.8,
+        quiet_at=kind.length,
+        liveness=liveness,
+        enough=True,
+        faults=(),
+    )
+    plan = replace(plan, **kind.job(lots))
+    if plan.liveness and plan.hosts > max(2, plan.min_nodes) and not plan.embedded and lots.random() < 0.25:
+        plan = replace(plan, broken=lots.randint(1, 3))
+    return replace(plan, faults=tuple(sorted([*_starts(lots, plan), *_trouble(lots, plan, kind)])))
+
+
+def _starts(lots: random.Random, plan: Plan) -> list[Fault]:
+    together = lots.choice([0.1, 1.0, 3.0])
+    first = 1 if plan.embedded else 0  # where the store lives, the first agent is
+    return [
+        Fault(round(lots.uniform(0.05, together) if host >= first else 0.0, 3), "start", host)
+        for host in range(plan.hosts)
+    ]
+
+
+def _trouble(lots: random.Random, plan: Plan, kind: Profile) -> list[Fault]:
+    kinds, weights = list(kind.weights), list(kind.weights.values())
+    count = lots.randint(1, kind.most if plan.liveness else 2 * kind.most)
+    bursts = [lots.uniform(0.2 if lots.random() < 0.2 else PREPARED, kind.length - 3.0) for _ in range(1 + count // 3)]
+    found = []
+    for _ in range(count):
+        at = lots.choice(bursts) + lots.choice([0.0, lots.uniform(0, 0.1), lots.uniform(0, 2), lots.uniform(0, 7)])
+        name = lots.choices(kinds, weights)[0]
+        span, value = _numbers(lots, name, plan)
+        at = min(at, kind.length - 0.5)
+        first = 1 if plan.embedded and name in ("cut", "slow", "lossy") else 0  # nothing is between it and its store
+        found.append(Fault(round(at, 3), name, lots.randrange(first, plan.hosts), round(span, 3), round(value, 3)))
+    return found
+
+
+def _numbers(lots: random.Random, kind: str, plan: Plan) -> tuple[float, float]:
+    """A span and a value that are worth trying."""
+    short, long = lots.uniform(0.05, 1.5), lots.uniform(2.0, 14.0)
+    span = lots.choice([short, long])
+    match kind:
+        case "crash":
+            return lots.choice([0.01, 0.3, 3.0]), 0.0
+        case "power" | "leave" | "fail" | "wall":
+            return 0.0, lots.uniform(-4000, 4000) if kind == "wall" else 0.0
+        case "start":
+            lot = lots.random()
+            return 0.0, 2.0 if plan.profile == "reused" and lot < 0.3 else 1.0 if lot < 0.2 else 0.0
+        case "suspend":
+            return span, float(lots.randrange(2))
+        case "cut":
+            return lots.choice([short, long, plan.fence_after]), float(lots.randrange(3))
+        case "masters":
+            return long, float(lots.randrange(1 << plan.hosts))
+        case "ports":
+            return lots.choice([short, 30.0]), 0.0
+        case "slow":
+            return long, lots.choice([0.3, 1.0, 3.0])
+        case "busy":
+            return long, lots.choice([0.1, 0.5, 2.0])
+        case "lossy":
+            return span, lots.choice([0.1, 0.3, 0.7])
+        case "stuck":
+            return lots.choice([short, 25.0]), 0.0
+    return span, 0.0

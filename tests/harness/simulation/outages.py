@@ -1,0 +1,149 @@
+"""What becomes of the store, and of the network between it and the hosts; each docstring says what the numbers mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from simulation.store import Replica
+
+if TYPE_CHECKING:
+    from simulation.plan import Fault
+    from simulation.world import Host, World
+
+FOR_EVER = 1e9
+"""Seconds."""
+KEEPALIVE = 5.0
+"""Seconds after which a connection that hears nothing is found to be broken."""
+
+
+def _cut(world: World, host: Host, fault: Fault) -> bool:
+    """Nothing gets to the store from this host (``value`` 1), back from it (2), or either (0), for ``span``."""
+    until = world.hub.now + fault.span
+    if fault.value in (0.0, 1.0):
+        host.line.to_cut = max(host.line.to_cut, until)
+    if fault.value in (0.0, 2.0):
+        host.line.from_cut = max(host.line.from_cut, until)
+    world.hub.at(world.hub.now + KEEPALIVE, find_broken, world, host)
+    return True
+
+
+def find_broken(world: World, host: Host) -> None:
+    line = host.line
+    if max(line.to_cut, line.from_cut) > world.hub.now:
+        world.store.reset(lambda one: one.line is line and one.call is not None and one.call.name == "wait")
+
+
+def uncut(world: World, host: Host) -> None:
+    """The line is whole again; what was held up by it comes when it would have come anyway."""
+    host.line.to_cut = min(host.line.to_cut, world.hub.now)
+    host.line.from_cut = min(host.line.from_cut, world.hub.now)
+
+
+def _slow(world: World, host: Host, fault: Fault) -> bool:
+    """Messages between this host and the store take up to ``value`` seconds longer, for ``span``."""
+    host.line.slow = fault.value
+    world.hub.at(world.hub.now + fault.span, _end, host.line, "slow")
+    return True
+
+
+def _lossy(world: World, host: Host, fault: Fault) -> bool:
+    """A share of ``value`` of this host's calls to the store is broken off, for ``span``."""
+    host.line.lossy = fault.value
+    world.hub.at(world.hub.now + fault.span, _end, host.line, "lossy")
+    return True
+
+
+def _end(line: object, what: str) -> None:
+    setattr(line, what, 0.0)
+
+
+def _read_only(world: World, host: Host, fault: Fault) -> bool:
+    """The store takes no writes from anybody, for ``span``: its disk is full."""
+    for one in world.hosts:
+        one.line.read_only = True
+        world.hub.at(world.hub.now + fault.span, _end, one.line, "read_only")
+    return True
+
+
+def _restart(world: World, host: Host, fault: Fault) -> bool:
+    """The store is down for ``span``, and comes back with its data."""
+    if world.store.down or world.store.embedded:
+        return False
+    world.store.stop()
+    world.hub.at(world.hub.now + fault.span, store_up, world)
+    return True
+
+
+def store_up(world: World) -> None:
+    """The store answers again, unless it went with its host."""
+    if not world.store.embedded:
+        world.store.down = False
+
+
+def remember(world: World, fault: Fault) -> None:
+    """Keep what the store holds now: this is all that will be left of it when the fault comes."""
+    world.remembered[fault] = world.store.master.copy()
+
+
+def _wipe(world: World, host: Host, fault: Fault) -> bool:
+    """The store is down for ``span``, and comes back empty."""
+    return _come_back(world, fault, Replica(world.truth.appended))
+
+
+def _rollback(world: World, host: Host, fault: Fault) -> bool:
+    """The store is down for ``span``, and comes back as it was ``LAG`` before."""
+    return _come_back(world, fault, world.remembered[fault])
+
+
+def _come_back(world: World, fault: Fault, replica: Replica) -> bool:
+    if world.store.down or world.store.embedded:
+        return False
+    world.store.stop()
+    world.store.master.take_over(replica)
+    world.hub.at(world.hub.now + fault.span, store_up, world)
+    return True
+
+
+def _masters(world: World, host: Host, fault: Fault) -> bool:
+    """For ``span`` there are two masters: the old one, which hosts by the bits of ``value`` still ask, and a new one.
+
+    The new one lacks the last ``LAG`` of what the old one had taken; what that takes from now on is lost at the end.
+    """
+    old, promoted = world.store.master, world.remembered[fault]
+    if world.store.down or world.store.embedded:
+        return False
+    world.store.master = promoted
+    for one in world.hosts:
+        if one.line.replica is old and not int(fault.value) >> one.number & 1:
+            _ask(world, one, promoted)
+    world.hub.at(world.hub.now + fault.span, one_master, world)
+    return True
+
+
+def one_master(world: World) -> None:
+    for host in world.hosts:
+        _ask(world, host, world.store.master)
+
+
+def _ask(world: World, host: Host, replica: Replica) -> None:
+    """The host's clients find out that another server is the one to ask."""
+    if host.line.replica is not replica:
+        world.store.reset(lambda one: one.line is host.line)
+        host.line.replica = replica
+
+
+KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
+    "cut": _cut,
+    "slow": _slow,
+    "lossy": _lossy,
+    "read-only": _read_only,
+    "restart": _restart,
+    "wipe": _wipe,
+    "rollback": _rollback,
+    "masters": _masters,
+}
+FORGETTING = frozenset({"wipe", "rollback", "masters"})
+"""Kinds after which the store does not hold all that it has taken."""
+LAG = 0.3
+"""Seconds that a replica or a file is behind."""

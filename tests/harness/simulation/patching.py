@@ -1,0 +1,123 @@
+"""Makes core's drivers run in virtual time: what they know of threads and bytes is exchanged, in this process only.
+
+Only names of the standard library and of the codec are exchanged, wherever a module of the rendezvous has
+imported them. No line of the protocol is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import elastic_core.rendezvous
+from elastic_core.agent import supervisor
+from simulation import engine
+from simulation.store import Wire
+
+THREADS = SimpleNamespace(Condition=engine.Condition, Event=engine.Event, Thread=engine.Thread)
+
+
+class Pool:
+    """In place of a pool of one thread: what is submitted runs in a simulated one."""
+
+    def __init__(self, _most: int = 1, **_named: object) -> None:
+        """Nothing is made yet."""
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future:
+        """Begin."""
+        return Future(function, args)
+
+    def shutdown(self, wait: bool = True) -> None:
+        """Nothing is left to do."""
+
+
+class Future:
+    """What such a thread will return; ``function`` may take its time by blocking."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._changed = engine.Event()
+        self._value: Any = None
+        engine.Thread(self._run, (function, args)).start()
+
+    def _run(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._value = function(*args)
+        self._changed.set()
+
+    def done(self) -> bool:
+        """Whether it has."""
+        return self._changed.is_set()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for it."""
+        if not self._changed.wait(timeout):
+            raise FutureTimeoutError
+        return self._value
+
+    def exception(self) -> None:
+        """Wait for it; a simulated judge never raises."""
+        self._changed.wait()
+
+
+def _unwrap(data: bytes) -> Any:
+    assert isinstance(data, Wire), data
+    return data.value
+
+
+EXCHANGED: dict[str, object] = {
+    "threading": THREADS,
+    "ThreadPoolExecutor": Pool,
+    "encode_entry": Wire.of,
+    "encode_row": Wire.of,
+    "decode_entry": _unwrap,
+    "decode_row": _unwrap,
+}
+"""What replaces what, by the name under which modules have it."""
+KEPT = {"codec", "local", "file", "disk", "inotify", "polling", "asker", "registry"}
+"""Modules that no simulated agent comes to: stores of core's own, the codec, and handlers of others."""
+
+
+def install() -> None:
+    """Exchange the names, for good: the process serves the simulator from now on."""
+    for module in _modules():
+        for name, substitute in EXCHANGED.items():
+            if hasattr(module, name):
+                setattr(module, name, substitute)
+    setattr(supervisor, "Stores", Stores)  # noqa: B010  # no real port is held; mypy forbids the plain assignment
+
+
+def _modules() -> list[ModuleType]:
+    package = elastic_core.rendezvous
+    names = [found.name for found in pkgutil.iter_modules(package.__path__) if found.name not in KEPT]
+    return [importlib.import_module(f"{package.__name__}.{name}") for name in sorted(names)]
+
+
+class Stores:
+    """In place of the agent's: offers without ports."""
+
+    def __init__(self, _warden: object, address: str, new_id: Callable[[], str], *, hosted: bool) -> None:
+        self._address, self._new_id, self._port = address, new_id, 29500
+        self._dead: set[str] = set()
+
+    def offer(self) -> Any:
+        """A new place."""
+        from elastic_core.rendezvous.ledger import Offer
+
+        self._port += 1
+        return Offer(self._address, self._port, self._new_id())
+
+    def dead(self, offer: Any) -> bool:
+        """Whether its store is gone."""
+        return offer.id in self._dead
+
+    def handle(self, _event: object) -> None:
+        """There are no services here."""
+
+    def stop_hosting(self) -> None:
+        """Nor a template."""
+
+    def close(self) -> None:
+        """Nothing to let go."""

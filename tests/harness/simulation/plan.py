@@ -1,0 +1,86 @@
+"""One schedule, with every choice that was made in it: what a failure is reported, shrunk, kept and replayed as."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+
+
+@dataclass(frozen=True, order=True)
+class Fault:
+    """One thing that happens to a job. What the numbers mean is said where the kind is carried out (``faults.py``)."""
+
+    at: float
+    """Seconds from the beginning."""
+    kind: str
+    host: int = 0
+    span: float = 0.0
+    """Seconds that it lasts, where it does."""
+    value: float = 0.0
+
+    def __str__(self) -> str:
+        lasts = f" for {self.span:g} s" if self.span else ""
+        return f"{self.kind} host {self.host}{lasts}" + (f" ({self.value:g})" if self.value else "")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The job, the world that it lives in, and what happens to it."""
+
+    profile: str
+    noise: int
+    """Seeds what is too small to be listed: latencies, and what a lossy line loses."""
+    hosts: int = 3
+    min_nodes: int = 1
+    max_nodes: int = 3
+    max_restarts: int = 3
+    replace_lost: bool = True
+    join_timeout: float = 40.0
+    fence_after: float = 60.0
+    last_call: float = 1.0
+    rates: tuple[float, ...] = ()
+    """How fast each host's clock runs; 1.0 for those beyond the end."""
+    latency: float = 0.002
+    """Seconds that a message takes, on average."""
+    timeout: float = 4.0
+    """Seconds after which a client of the store gives up."""
+    peers_notice: bool = True
+    """Whether workers fail when a peer does; else they only block."""
+    work: float = 1000.0
+    """Seconds of whole training until the script is done."""
+    spread: float = 0.0
+    """Seconds between the first node that is done and the last, at most."""
+    thinking: float = 0.0
+    """Seconds that the failure policies take."""
+    uid: bool = True
+    """Whether the scheduler gives the run a uid."""
+    may_forget: bool = False
+    embedded: bool = False
+    """Whether the store lives in host 0's first agent."""
+    quiet_at: float = 60.0
+    """When everything is made well again."""
+    liveness: bool = True
+    """Whether it is then watched until the job has got where it must; else it only ends."""
+    enough: bool = True
+    """Whether enough agents are started then, if too few are left."""
+    broken: int = 0
+    """What stays cut between the last host and the store when all else is well: 1 to the store, 2 back, 3 both."""
+    faults: tuple[Fault, ...] = ()
+
+    def dump(self) -> str:
+        """As JSON, a fault a line."""
+        plain = {name: value for name, value in asdict(self).items() if name != "faults"}
+        head = json.dumps(plain, indent=1)[:-2]
+        lines = [json.dumps([fault.at, fault.kind, fault.host, fault.span, fault.value]) for fault in self.faults]
+        return f'{head},\n "faults": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n"
+
+    @classmethod
+    def load(cls, text: str) -> Plan:
+        """The plan that :meth:`dump` wrote."""
+        plain = json.loads(text)
+        plain["faults"] = tuple(Fault(*fault) for fault in plain["faults"])
+        plain["rates"] = tuple(plain["rates"])
+        unknown = set(plain) - {item.name for item in fields(cls)}
+        if unknown:
+            raise ValueError(f"a plan has no {', '.join(sorted(unknown))}")
+        return cls(**plain)

@@ -1,0 +1,142 @@
+"""What the rules of the design ask for beyond the invariants, and what can be checked of it from outside.
+
+Most of these are promises about somebody healthy: a host that no fault has touched for a while is *calm*, and whoever
+is calm must not be taken for dead, be deposed, or be thrown out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic_core.exit_codes import ExitCode
+from elastic_core.incidents import IncidentKind
+from elastic_core.rendezvous.ledger import Closed, Entry, Halt, HaltReason, Ledger, Round
+from elastic_core.rendezvous.node import Work
+from elastic_core.rendezvous.rows import NodeRow, Phase
+from simulation.workers import State
+
+if TYPE_CHECKING:
+    from simulation.agent import SimAgent
+    from simulation.store import Replica
+    from simulation.world import World
+
+CALM = 20.0
+"""Seconds without any fault after which a node must be known to be healthy: more than any limit and retry."""
+RESIZES_APART = 9.0
+"""Seconds between the end of one resize and the next (rule L4), less what clocks drift."""
+LOSSES, BARREN = 3, 10
+"""Losses after which a host, and rounds without progress in a row after which a job has had its chances (rule L4)."""
+KNOWN_FOR = 3.0
+"""Seconds after which the chair must know what a row says: it looks at them once a beat."""
+
+
+def calm(world: World, node_id: str) -> SimAgent | None:
+    """The agent of this id, if it runs and nothing has happened to it for long; else None."""
+    agent = world.agent(node_id)
+    if agent is None or agent.over or agent.leaving or agent.process.frozen or agent.state is None:
+        return None
+    since = max(agent.started_at, agent.host.troubled_until, world.troubled_until)
+    return agent if world.hub.now - since >= CALM else None
+
+
+def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None:
+    """L1: who is healthy is not lost. L4: resizes are batched. L7: nobody joins a job that is about to end."""
+    lost = body.incident if body.incident is not None and body.incident.kind is IncidentKind.NODE_LOST else None
+    if lost is not None and calm(world, lost.node_id) is not None:
+        world.truth.violated("L1", f"{lost.node_id} is healthy, and taken for lost")
+    if body.reason is not HaltReason.RESIZE:
+        return
+    now = world.hub.now
+    resized_at = world.truth.resized_at.get(entry.run)
+    if resized_at is not None and now - resized_at < RESIZES_APART:
+        world.truth.violated("L4", f"the second resize within {now - resized_at:.1f} s")
+    current = world.truth.newest_round(entry.run)
+    for member in current.members if current is not None else ():
+        row = row_of(replica, member.node_id)
+        gang = world.gang(entry.run, current, member.node_id) if current is not None else None
+        if row is None or gang is None or gang.done_at is None or current is None:
+            continue
+        known = row.phase is Phase.FINISHED and row.round == current.number and now - gang.done_at > KNOWN_FOR
+        author = world.agent(entry.author)
+        if known and author is not None and now - author.host.troubled_until > KNOWN_FOR:
+            world.truth.violated("L7", f"somebody joins, although {member.node_id} has finished")
+
+
+def check_chair(world: World, before: Entry | None, entry: Entry, kind: str) -> None:
+    """L1: who is healthy is not deposed."""
+    if before is not None and kind in ("after silence", "unanswered") and calm(world, before.chair) is not None:
+        world.truth.violated("L1", f"{before.chair} is healthy, and deposed ({kind})")
+
+
+def check_closed(world: World, replica: Replica, entry: Entry, body: Closed) -> None:
+    """Success means that all have finished; P3: a verdict names who is missing; S6: the living are not abandoned."""
+    current = world.truth.newest_round(entry.run)
+    if body.success:
+        for member in current.members if current is not None else ():
+            gang = world.gang(entry.run, current, member.node_id)
+            if gang is None or gang.done_at is None:
+                world.truth.violated("success", f"the job is done, but {member.node_id} has not finished")
+    if body.exit_code == ExitCode.TOO_FEW_NODES:
+        world.count("L6 too few nodes for too long")
+        if not any(sign in body.why for sign in ("missing: ", "never came")):
+            world.truth.violated("P3", f"the verdict does not say who is missing: {body.why}")
+        here = [agent.node_id for agent in world.living() if agent.run == entry.run and calm(world, agent.node_id)]
+        if len(here) >= world.plan.min_nodes:
+            world.truth.violated("P1", f"too few nodes, it is said, but {', '.join(here)} are healthy")
+    if "without progress" in body.why:
+        world.count("L4 ten rounds without progress")
+    if "--on_node_loss=fail" in body.why:
+        world.count("a lost node ends the job")
+    if "abandoned" in body.why:
+        world.count("S6 an abandoned run is closed")
+        others = [agent.node_id for agent in world.living() if agent.run == entry.run and calm(world, agent.node_id)]
+        if others:
+            world.truth.violated("S6", f"the run is abandoned, but {', '.join(others)} is healthy")
+
+
+def check_seats(world: World, before: Entry | None, entry: Entry, body: Round) -> None:
+    """S7: who is seated has joined this run. L4: hosts that were lost too often are left out while others suffice."""
+    agents = [agent for member in body.members if (agent := world.agent(member.node_id)) is not None]
+    for agent in agents:
+        if agent.run != entry.run:
+            world.truth.violated("S7", f"{agent.node_id} is seated and has not joined run {entry.run}")
+    losses = before.counters.losses if before is not None else {}  # those that this round counts come with it
+    if entry.counters.barren >= BARREN:
+        world.truth.violated("L4", f"a round follows {entry.counters.barren} that got nowhere")
+    bad = [agent for agent in agents if losses.get(agent.boot_id, 0) >= LOSSES]
+    if bad and len(agents) - len(bad) >= world.plan.min_nodes:
+        world.truth.violated("L4", f"{bad[0].node_id} was lost too often, and others suffice")
+
+
+def check_joined(world: World, agent: SimAgent, ledger: Ledger) -> None:
+    """S6: nobody joins another job's run."""
+    if agent.uid is not None and ledger.scheduler_uid != agent.uid:
+        world.truth.violated("S6", f"{agent.node_id} of {agent.uid} joins the run of {ledger.scheduler_uid}")
+
+
+def check_obedience(world: World, agent: SimAgent) -> None:
+    """What the ledger says, all do: once an agent has dealt with an entry, no workers run that it does not want."""
+    state = agent.state
+    if state is None or state.work is not Work.RUNNING:
+        return
+    ledger: Ledger = state.ledger
+    if not ledger.live or ledger.round is None or ledger.round.number != state.round:
+        world.truth.violated(
+            "S1", f"{agent.node_id} has read entry {ledger.head.index}, and goes on with {state.round}"
+        )
+
+
+def check_exit(world: World, agent: SimAgent, why: str) -> None:
+    """P4: an agent that ends has no workers, unless they cannot be killed."""
+    gang = agent.hands.gang
+    if agent.state is None or (gang is not None and gang.stuck) or why.startswith("process "):
+        return
+    if agent.state.work not in (Work.NONE, Work.DONE) or (gang is not None and gang.state is not State.GONE):
+        world.truth.violated("P4", f"{agent.node_id} ends while its workers are {agent.state.work.value}")
+
+
+def row_of(replica: Replica, node_id: str) -> NodeRow | None:
+    """A node's row, as the store has it."""
+    row = replica.rows.get(node_id)
+    found: NodeRow | None = None if row is None else row.value.value  # type: ignore[attr-defined]
+    return found

@@ -1,0 +1,388 @@
+"""A store on the far side of a network that can do to every single call what networks do.
+
+A call travels to the store, is carried out there at once and as a whole, and its reply travels back. On either way it
+can be late or lost; and what was given up by the caller can still arrive and be carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from elastic_core.errors import ElasticError, RendezvousConnectionError
+from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RendezvousBackend, RosterRow
+from simulation.engine import Hub, Process, Task
+
+MOST_CALLS = 400
+"""Calls of one host in one second; more is hammering (fault 31)."""
+WRITES = frozenset({"enter", "amend", "beat", "remove", "append"})
+GHOST_LATEST = 8.0
+"""Seconds after which what a caller has given up is carried out at the latest."""
+
+
+class Wire(bytes):
+    """A value as it travels: what was encoded, as it was, since the codec has tests of its own."""
+
+    value: Any
+
+    @classmethod
+    def of(cls, value: object) -> Wire:
+        """A new one."""
+        wire = cls()
+        wire.value = value
+        return wire
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    __hash__ = object.__hash__
+
+
+class Replica:
+    """What one server holds: the plainest statement of what a store does."""
+
+    def __init__(self, appended: Callable[[Replica, Any], None]) -> None:
+        self.entries: list[tuple[str, bytes]] = []
+        self.rows: dict[str, RosterRow] = {}
+        self.arrivals = self.version = 0
+        self.waiting: list[Call] = []
+        self._appended = appended
+
+    @property
+    def head(self) -> int:
+        """Index of the newest entry."""
+        return len(self.entries)
+
+    def copy(self) -> Replica:
+        """Another server with the same data."""
+        other = Replica(self._appended)
+        other.take_over(self)
+        return other
+
+    def take_over(self, other: Replica) -> None:
+        """Forget everything, and hold what another one holds."""
+        self.entries, self.rows = list(other.entries), dict(other.rows)
+        self.arrivals, self.version = other.arrivals, max(self.version, other.version) + 1
+
+    def enter(self, node_id: str, value: bytes) -> int:
+        """As the backend's, like all that follow."""
+        if node_id not in self.rows:
+            self.arrivals += 1
+            self.rows[node_id] = RosterRow(node_id, self.arrivals, 0, value, 0)
+            self._changed()
+        return self.rows[node_id].serial
+
+    def amend(self, node_id: str, revision: int, value: bytes) -> None:
+        row = self.rows.get(node_id)
+        if row is not None and row.revision < revision:
+            self.rows[node_id] = RosterRow(node_id, row.serial, revision, value, row.beat)
+            self._changed()
+
+    def beat(self, node_id: str, count: int, watch: str | None) -> BeatReply:
+        row = self.rows.get(node_id)
+        if row is not None:
+            self.rows[node_id] = RosterRow(node_id, row.serial, row.revision, row.value, count)
+        watched = self.rows.get(watch) if watch is not None else None
+        return BeatReply(len(self.entries), row.revision if row else None, watched.beat if watched else None)
+
+    def remove(self, node_id: str) -> None:
+        if self.rows.pop(node_id, None) is not None:
+            self._changed()
+
+    def roster(self, ids: Collection[str] | None) -> list[RosterRow]:
+        return [row for row in self.rows.values() if ids is None or row.node_id in ids]
+
+    def append(self, prev: Link, entry: Link, data: bytes) -> bool:
+        if self._id(entry.index) == entry.id:
+            return True
+        if self.head != prev.index or self._id(prev.index) != prev.id:
+            return False
+        self.entries.append((entry.id, data))
+        self._appended(self, data)
+        self._tell(lambda call: call.cursor.head != self.head)
+        return True
+
+    def read(self, index: int) -> bytes | None:
+        return self.entries[index - 1][1] if 1 <= index <= self.head else None
+
+    def ping(self) -> None:
+        """A new connection is made."""
+
+    def wait(self, cursor: Cursor, roster: bool, timeout: float) -> Cursor | None:
+        """None while there is no news."""
+        if cursor.head != self.head or (roster and cursor.roster != self.version):
+            return Cursor(self.head, self.version)
+        return None
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._tell(lambda call: call.watches_roster and call.cursor.roster != self.version)
+
+    def _tell(self, concerns: Callable[[Call], bool]) -> None:
+        told = [call for call in self.waiting if concerns(call)]
+        if told:
+            self.waiting = [call for call in self.waiting if call not in told]
+            for call in told:
+                call.reply(Cursor(self.head, self.version))
+
+    def _id(self, index: int) -> str | None:
+        if index == 0:
+            return ""
+        return self.entries[index - 1][0] if index <= self.head else None
+
+
+@dataclass
+class Line:
+    """The network between one host and the store, as it is just now. Instants are the hub's."""
+
+    replica: Replica
+    to_cut: float = 0.0
+    """Until when nothing gets to the store."""
+    from_cut: float = 0.0
+    """Until when nothing comes back."""
+    slow: float = 0.0
+    """Seconds that a way takes more, at most."""
+    lossy: float = 0.0
+    """The share of calls that are broken off: before the store has them, after, or neither is known."""
+    read_only: bool = False
+    second: int = 0
+    calls: int = 0
+    """In that second of the hub's."""
+
+
+class SimStore:
+    """The servers, and the lines to them."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        appended: Callable[[Replica, Any], None],
+        *,
+        latency: float,
+        timeout: float,
+        count: Callable[[str], None],
+    ) -> None:
+        self.hub, self.latency, self.timeout, self.count = hub, latency, timeout, count
+        self.master = Replica(appended)
+        self.down = False
+        self.embedded = self.may_forget = False
+        self.connections: dict[Connection, None] = {}
+        self.hammered: Callable[[str], None] = lambda what: None
+
+    def way(self, line: Line) -> float:
+        """Seconds that one message takes."""
+        random = self.hub.random.random
+        return self.latency * (0.5 + random()) + (line.slow * random() if line.slow else 0.0)
+
+    def reset(self, concerned: Callable[[Connection], bool]) -> None:
+        """Break the connections of which this is true."""
+        for connection in [one for one in self.connections if concerned(one)]:
+            connection.snap("the connection was reset")
+
+    def stop(self) -> None:
+        """Nobody answers any more."""
+        self.down = True
+        self.reset(lambda _: True)
+
+    def send(self, call: Call) -> None:
+        """Put a call on its way."""
+        hub, line, way = self.hub, call.line, self.way(call.line)
+        self._meter(line)
+        if self.down:
+            hub.at(hub.now + way, call.fail, "connection refused")
+            return
+        if line.read_only and call.name in WRITES:
+            self.count("store full or read-only")
+            hub.at(hub.now + way, call.fail, "the store is read-only")
+            return
+        if line.lossy and hub.random.random() < line.lossy:
+            self._lose(call, way)
+            return
+        arrival = hub.now + way
+        if line.to_cut > hub.now:
+            arrival = line.to_cut + way
+            if arrival > call.deadline:
+                hub.at(call.deadline, call.fail, "no answer")
+                if call.name in WRITES and hub.random.random() < 0.5:
+                    self.count("ghost write")
+                    hub.at(arrival, self.execute, call)
+                return
+        hub.at(arrival, self.execute, call)
+
+    def _meter(self, line: Line) -> None:
+        if line.second != int(self.hub.now):
+            line.second, line.calls = int(self.hub.now), 0
+        line.calls += 1
+        if line.calls == MOST_CALLS:
+            self.hammered(f"{MOST_CALLS} calls of one host within a second")
+
+    def _lose(self, call: Call, way: float) -> None:
+        hub, lot = self.hub, self.hub.random.random()
+        if lot < 0.4:
+            self.count("request lost before the commit")
+            hub.at(hub.now + way, call.fail, "the connection was reset")
+        elif lot < 0.8:
+            self.count("reply lost after the commit")
+            call.muted = True
+            hub.at(hub.now + way, self.execute, call)
+            hub.at(hub.now + 2 * way, call.fail, "the connection was reset")
+        else:
+            self.count("ghost write")
+            call.muted = True
+            hub.at(hub.now + way, call.fail, "the connection was reset")
+            hub.at(hub.now + GHOST_LATEST * hub.random.random(), self.execute, call)
+
+    def execute(self, call: Call) -> None:
+        """The call has arrived."""
+        hub, line = self.hub, call.line
+        if self.down:
+            call.fail("the connection was reset")
+        elif hub.now < line.to_cut:  # the line was cut while it was under way
+            again = line.to_cut + self.way(line)
+            if again < call.deadline:
+                hub.at(again, self.execute, call)
+            else:
+                hub.at(call.deadline, call.fail, "no answer")
+        elif call.name == "wait":
+            self._wait(call)
+        else:
+            result = getattr(line.replica, call.name)(*call.args)
+            if not call.over and not call.muted:
+                call.reply(result)
+
+    def _wait(self, call: Call) -> None:
+        if call.over or call.muted:
+            return
+        replica, (cursor, roster, timeout) = call.line.replica, call.args
+        news = replica.wait(cursor, roster, timeout)
+        if news is not None or timeout <= 0:
+            call.reply(news or cursor)
+            return
+        replica.waiting.append(call)
+        self.hub.at(self.hub.now + timeout, self._waited, replica, call)
+
+    def _waited(self, replica: Replica, call: Call) -> None:
+        if call in replica.waiting:
+            replica.waiting.remove(call)
+            call.reply(Cursor(replica.head, replica.version))
+
+
+class Call:
+    """One operation under way."""
+
+    __slots__ = (
+        "args",
+        "connection",
+        "cursor",
+        "deadline",
+        "line",
+        "muted",
+        "name",
+        "over",
+        "store",
+        "task",
+        "ticket",
+        "watches_roster",
+    )
+
+    def __init__(self, connection: Connection, task: Task, name: str, args: tuple[Any, ...]) -> None:
+        self.connection, self.task, self.ticket, self.name, self.args = connection, task, task.ticket, name, args
+        self.store, self.line = connection.store, connection.line
+        self.deadline = self.store.hub.now + self.store.timeout
+        self.over = self.muted = False
+        self.cursor: Cursor = args[0] if name == "wait" else Cursor()
+        self.watches_roster: bool = name == "wait" and args[1]
+
+    def reply(self, value: object) -> None:
+        """The store answers."""
+        hub, line = self.store.hub, self.line
+        arrival = max(hub.now, line.from_cut) + self.store.way(line)
+        if self.name != "wait" and arrival > self.deadline:
+            self.store.count("reply lost after the commit")
+            hub.at(max(hub.now, self.deadline), self.fail, "no answer")
+        else:
+            hub.at(arrival, self.done, value)
+
+    def done(self, value: object) -> None:
+        """The answer has arrived."""
+        if not self.over:
+            self.over = True
+            self.task.wake(self.ticket, value)
+
+    def fail(self, why: str) -> None:
+        """The caller gives up, or is told that there is no connection any more."""
+        if not self.over:
+            self.over = True
+            self.task.wake(self.ticket, RendezvousConnectionError(f"The store: {why}."))
+
+
+class Connection(RendezvousBackend):
+    """One client's connection."""
+
+    def __init__(self, store: SimStore, line: Line, process: Process, *, hosting: bool = True) -> None:
+        self.store, self.line, self.process = store, line, process
+        self.embedded, self.hosting, self.may_forget = store.embedded, hosting, store.may_forget
+        self.call: Call | None = None
+        self.broken = ""
+
+    def connect(self) -> Connection:
+        other = Connection(self.store, self.line, self.process, hosting=self.hosting)
+        other._do("ping")
+        self.store.connections[other] = None
+        return other
+
+    def close(self) -> None:
+        self.snap("the connection is closed")
+
+    def snap(self, why: str) -> None:
+        """Break: what is under way fails, and everything after it."""
+        self.broken = self.broken or why
+        self.store.connections.pop(self, None)
+        if (call := self.call) is not None and not self.store.hub.over:
+            if call in self.line.replica.waiting:
+                self.line.replica.waiting.remove(call)
+            self.store.hub.at(self.store.hub.now, call.fail, why)
+
+    def enter(self, node_id: str, value: bytes) -> int:
+        return int(self._do("enter", node_id, value))
+
+    def amend(self, node_id: str, revision: int, value: bytes) -> None:
+        self._do("amend", node_id, revision, value)
+
+    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
+        reply: BeatReply = self._do("beat", node_id, count, watch)
+        return reply
+
+    def remove(self, node_id: str) -> None:
+        self._do("remove", node_id)
+
+    def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
+        rows: list[RosterRow] = self._do("roster", ids)
+        return rows
+
+    def append(self, prev: Link, entry: Link, data: bytes) -> bool:
+        return bool(self._do("append", prev, entry, data))
+
+    def read(self, index: int) -> bytes | None:
+        data: bytes | None = self._do("read", index)
+        return data
+
+    def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
+        found: Cursor = self._do("wait", cursor, roster, timeout)
+        return found
+
+    def _do(self, name: str, *args: Any) -> Any:
+        if self.broken:
+            raise RendezvousConnectionError(f"The store: {self.broken}.")
+        task = self.store.hub.task()
+        call = self.call = Call(self, task, name, args)
+        self.store.send(call)
+        outcome = task.park()
+        self.call = None
+        if isinstance(outcome, ElasticError):
+            raise outcome
+        return outcome

@@ -1,0 +1,285 @@
+"""What really happens, seen by nobody in the world, and what must never be true of it.
+
+The invariants are numbered as everywhere: I1 to I13, S1 and S4. Those about checkpoints (I6, I7), samples (I8) and
+authentication (I10) are not the rendezvous's to keep, with one exception: no step of a round is trained after one of a
+later round, which is what fencing a checkpoint by its round stands on; it is checked as I6.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from elastic_core.incidents import Incident, IncidentKind
+from elastic_core.rendezvous.ledger import Chair, Closed, Entry, Halt, HaltReason, Ledger, Open, Round
+from simulation import rules
+
+if TYPE_CHECKING:
+    from simulation.agent import SimAgent
+    from simulation.store import Replica
+    from simulation.workers import Gang, Training
+    from simulation.world import World
+
+
+@dataclass(frozen=True)
+class Violation:
+    """What must never be true and was."""
+
+    name: str
+    at: float
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.at:.3f} s: {self.what}"
+
+
+@dataclass
+class _Node:
+    """What one agent has been told and has done."""
+
+    newest_round: int = 0
+    started: int = 0
+    closed: Closed | None = None
+
+
+@dataclass
+class Truth:
+    """The witness."""
+
+    world: World
+    violations: list[Violation] = field(default_factory=list)
+    whole_now: dict[int, Training] = field(default_factory=dict)
+    rounds: list[Entry] = field(default_factory=list)
+    """Every ROUND that was ever written, in order."""
+    verdicts: list[Entry] = field(default_factory=list)
+    chairs: int = 0
+    """How many CHAIR entries there were."""
+    _nodes: dict[str, _Node] = field(default_factory=dict)
+    _last_whole: dict[str, int] = field(default_factory=dict)
+    _ranks: dict[tuple[str, str, int], str] = field(default_factory=dict)
+    _agreed: dict[tuple[str, str], object] = field(default_factory=dict)
+    _sealed: dict[str, Round] = field(default_factory=dict)
+    resized_at: dict[str, float] = field(default_factory=dict)
+    """When the last planned resize of a run was over."""
+    _newest: dict[str, Round] = field(default_factory=dict)
+    uncharged: set[int] = field(default_factory=set)
+    """Rounds in which something failed that spends no restart."""
+    _failures: Counter[str] = field(default_factory=Counter)
+    _failed_rounds: set[tuple[str, int]] = field(default_factory=set)
+
+    def violated(self, name: str, what: str) -> None:
+        """Note it; the plan ends with the first."""
+        self.violations.append(Violation(name, self.world.hub.now, what))
+        self.world.note("violation", f"{name}: {what}")
+
+    # The ledger ------------------------------------------------------------------------------------------------------
+
+    def appended(self, replica: Replica, data: Any) -> None:
+        """An entry was written."""
+        entry: Entry = data.value
+        before: Entry | None = replica.entries[-2][1].value if len(replica.entries) > 1 else None  # type: ignore[attr-defined]
+        self.world.note(entry.author, f"writes entry {entry.index}, term {entry.term}: {told(entry)}")
+        if before is not None:
+            self._check_order(before, entry)
+        match entry.body:
+            case Round() as body:
+                self._check_round(replica, entry, body, before)
+            case Halt() as body:
+                self.world.count(f"HALT {body.reason.value}")
+                rules.check_halt(self.world, replica, entry, body)
+            case Chair() as body:
+                kind = _kind_of(body.why)
+                self.world.count("CHAIR " + kind)
+                self.chairs += 1
+                rules.check_chair(self.world, before, entry, kind)
+            case Closed() as body:
+                self.verdicts.append(entry)
+                self.world.count(f"CLOSED {body.exit_code}")
+                rules.check_closed(self.world, replica, entry, body)
+            case Open():
+                self.world.count("OPEN" if before is None else "OPEN of the next run")
+
+    def _check_order(self, before: Entry, entry: Entry) -> None:
+        if isinstance(entry.body, Open):
+            if not isinstance(before.body, Closed):
+                self.violated("I12", f"{entry.author} opens a run upon one that is not closed")
+            return
+        if isinstance(before.body, Closed):
+            self.violated("I12", f"{entry.author} goes on after CLOSED")
+        if not isinstance(entry.body, Chair) and (entry.author, entry.term) != (before.chair, before.term):
+            self.violated("S1", f"{entry.author} (term {entry.term}) decides; the chair is {before.chair}")
+        if isinstance(entry.body, Chair) and entry.term != before.term + 1:
+            self.violated("S1", f"a CHAIR of term {entry.term} follows term {before.term}")
+
+    def _check_round(self, replica: Replica, entry: Entry, body: Round, before: Entry | None) -> None:
+        plan, earlier = self.world.plan, self._last_round(replica, entry.run)
+        members = body.members or (earlier.members if earlier is not None else ())
+        rules.check_seats(self.world, before, entry, body)
+        ids = [member.node_id for member in members]
+        if len(set(ids)) != len(ids) or not plan.min_nodes <= len(ids) <= plan.max_nodes:
+            self.violated("I3", f"round {body.number} of {ids}, with {plan.min_nodes} to {plan.max_nodes} nodes")
+        if earlier is not None:
+            if body.number <= earlier.number:
+                self.violated("I4", f"round {body.number} follows round {earlier.number}")
+            if any(t.run == entry.run and t.round.number < body.number for t in self.whole_now.values()):
+                self.violated("S4", f"round {body.number} is sealed while round {earlier.number} trains")
+        if body.offer.id in self._sealed:
+            self.violated("I2", f"round {body.number} is given a store that served before")
+        self._sealed[body.offer.id] = Round(number=body.number, offer=body.offer, members=members)
+        self._newest[entry.run] = self._sealed[body.offer.id]
+        if before is not None and isinstance(before.body, Halt) and before.body.reason is HaltReason.RESIZE:
+            self.resized_at[entry.run] = self.world.hub.now
+        self.rounds.append(entry)
+        self.world.count("ROUND same members" if body.same_as else "ROUND")
+        self._check_books(entry, earlier, replace(body, members=members), before)
+
+    def _check_books(self, entry: Entry, earlier: Round | None, body: Round, before: Entry | None) -> None:
+        spent, most = entry.counters.restarts, self.world.plan.max_restarts
+        if not 0 <= spent <= most:
+            self.violated("I13", f"{spent} restarts are spent, of {most}")
+        if spent > self._failures[entry.run]:
+            failed = self._failures[entry.run]
+            self.violated("I13", f"{spent} restarts are spent, but only {failed} round(s) failed by a worker")
+        if body.charged:
+            self.world.count("a restart is spent")
+        if earlier is None or before is None:
+            return
+        blamed = before.body.incident if isinstance(before.body, Halt) else None
+        failure = body.same_as or (blamed is not None and blamed.kind is IncidentKind.WORKER_FAILED)
+        known = (entry.run, earlier.number) in self._failed_rounds and earlier.number not in self.uncharged
+        if failure and known and body.members == earlier.members and spent != before.counters.restarts + 1:
+            self.violated("I13", f"a failure of round {earlier.number} spends no restart")
+        if spent < before.counters.restarts:
+            self.world.count("a restart is given back")
+
+    def _last_round(self, replica: Replica, run: str) -> Round | None:
+        for _, data in reversed(replica.entries[:-1]):
+            entry: Entry = data.value  # type: ignore[attr-defined]
+            if entry.run != run:
+                return None
+            if isinstance(entry.body, Round):
+                return self._sealed.get(entry.body.offer.id)
+        return None
+
+    # Nodes -----------------------------------------------------------------------------------------------------------
+
+    def newest_round(self, run: str) -> Round | None:
+        """The round of a run that was written last, with its members."""
+        return self._newest.get(run)
+
+    def joined(self, agent: SimAgent, ledger: Ledger) -> None:
+        """An agent has come in."""
+        node = self._node(agent)
+        node.newest_round = ledger.round.number if ledger.round is not None else 0
+        rules.check_joined(self.world, agent, ledger)
+        self.world.note(agent.node_id, f"has joined run {ledger.head.run} at entry {ledger.head.index}")
+
+    def read(self, agent: SimAgent, entries: Iterable[Entry]) -> None:
+        """An agent's loop will be told of these."""
+        node = self._node(agent)
+        for entry in entries:
+            if node.closed is None and isinstance(entry.body, Round):
+                node.newest_round = max(node.newest_round, entry.body.number)
+            elif node.closed is None and isinstance(entry.body, Closed):
+                node.closed = entry.body
+        rules.check_obedience(self.world, agent)
+        if self.world.trace is not None:
+            self.world.note(agent.node_id, f"reads entry {', '.join(str(entry.index) for entry in entries)}")
+
+    def started(self, agent: SimAgent, current: Round, restart_count: int) -> None:
+        """An agent starts workers."""
+        node, who = self._node(agent), agent.node_id
+        self.world.note(who, f"starts workers of round {current.number}, restart count {restart_count}")
+        sealed = self._sealed.get(current.offer.id)
+        if sealed is None:
+            self.violated("I11", f"{who} starts round {current.number}, which nobody ever wrote")
+        elif (sealed.number, sealed.members) != (current.number, current.members):
+            self.violated("I2", f"{who} starts another round {current.number} than was written")
+        if current.number < node.newest_round:
+            self.violated("I5", f"{who} starts round {current.number} after it has read of {node.newest_round}")
+        if current.number <= node.started:
+            self.violated("I4", f"{who} starts round {current.number} after {node.started}")
+        if node.closed is not None:
+            self.violated("I12", f"{who} starts round {current.number} after it has read CLOSED")
+        if agent.hands.gang is not None and agent.hands.gang.alive:
+            self.violated("I9", f"{who} starts round {current.number} while {agent.hands.gang.number} is there")
+        node.started = current.number
+        key = (agent.run, str(current.number) if not self.world.plan.may_forget else current.offer.id)
+        if self._agreed.setdefault(key, (current.members, current.offer)) != (current.members, current.offer):
+            self.violated("I2", f"{who} has other members of round {current.number} than somebody else")
+        rank = [member.node_id for member in current.members].index(who)
+        if self._ranks.setdefault((*key, rank), who) != who:
+            self.violated("I1", f"rank {rank} of round {current.number} belongs to two nodes")
+
+    def failed(self, gang: Gang, why: str) -> None:
+        """A worker exited with 1."""
+        self.world.note(gang.node_id, f"a worker of round {gang.number} fails: {why}")
+
+    def reported(self, agent: SimAgent, incident: Incident) -> None:
+        """An agent reports a failure."""
+        if incident.kind is not IncidentKind.WORKER_FAILED:
+            self.uncharged.add(incident.round)
+        elif (agent.run, incident.round) not in self._failed_rounds:
+            self._failed_rounds.add((agent.run, incident.round))
+            self._failures[agent.run] += 1
+
+    def exited(self, agent: SimAgent, code: int, why: str) -> None:
+        """An agent has ended by itself."""
+        self.world.note(agent.node_id, f"exits with {code}: {why}")
+        self.world.reached[f"exit {code}"] += 1
+        rules.check_exit(self.world, agent, why)
+        closed = self._node(agent).closed
+        if closed is None or agent.state is None or agent.leaving or why.startswith("process "):
+            return
+        if code != closed.exit_code and agent.state.ledger.closed is not None:
+            self.violated("I12", f"{agent.node_id} exits with {code}, the verdict was {closed.exit_code}")
+
+    # Trainings -------------------------------------------------------------------------------------------------------
+
+    def whole(self, training: Training) -> None:
+        """All workers of a round train together, from now on."""
+        number = training.round.number
+        self.world.note("training", f"round {number} trains")
+        for other in self.whole_now.values():
+            if other.run == training.run:
+                self.violated("S4", f"round {number} trains while round {other.round.number} does")
+            else:
+                self.world.count("two runs train at once")
+        if number < self._last_whole.get(training.run, 0):
+            self.violated("I6", f"round {number} trains after round {self._last_whole[training.run]} did")
+        self._last_whole[training.run] = number
+        self.whole_now[id(training)] = training
+
+    def no_longer_whole(self, training: Training) -> None:
+        """It cannot go on, or is done."""
+        self.world.note("training", f"round {training.round.number} trains no more")
+        self.whole_now.pop(id(training), None)
+
+    def _node(self, agent: SimAgent) -> _Node:
+        return self._nodes.setdefault(agent.node_id, _Node())
+
+
+def told(entry: Entry) -> str:
+    """An entry in a line."""
+    match entry.body:
+        case Open(scheduler_uid=uid):
+            return f"OPEN of run {entry.run}, scheduler's uid {uid}"
+        case Chair(why=why):
+            return f"CHAIR {entry.chair}: {why}"
+        case Round() as body:
+            who = f"as in {body.same_as}" if body.same_as else ", ".join(member.node_id for member in body.members)
+            return f"ROUND {body.number} of {who}; restarts {entry.counters.restarts}: {body.why}"
+        case Halt() as body:
+            return f"HALT {body.round}, {body.reason.value}: {body.why}"
+        case Closed() as body:
+            return f"CLOSED with {body.exit_code}: {body.why}"
+    raise AssertionError(entry)
+
+
+def _kind_of(why: str) -> str:
+    for sign, kind in (("leaves", "by the one that leaves"), ("no beat", "after silence"), ("answer", "unanswered")):
+        if sign in why:
+            return kind
+    return "of an abandoned run"

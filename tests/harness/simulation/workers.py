@@ -1,0 +1,203 @@
+"""What agents start: the workers of one node in one round, and the training that they are only together.
+
+A training is *whole* while every member's workers run. This is what must never be true of two
+rounds at once, and what must be true again soon after everything that happened.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from elastic_core.incidents import Incident, IncidentKind
+from elastic_core.rendezvous.ledger import Round
+from elastic_core.rendezvous.node import NodeEvent, Progressed, WorkerFailed, WorkersDone
+
+if TYPE_CHECKING:
+    from simulation.world import Host, World
+
+STARTUP = 0.6
+"""Seconds until a worker is ready for its peers, at most."""
+CONNECTING = 12.0
+"""Seconds that a worker tries to reach its peers before it fails."""
+BLOCKED = 60.0
+"""Seconds after which a collective that a peer does not answer fails by itself, where workers notice nothing sooner."""
+FOR_EVER = 600.0
+"""The same where there is a store: nobody waits for that long."""
+FIRST_STEP = 0.8
+"""Seconds from then to the first report of progress."""
+
+
+class State(enum.Enum):
+    """Of one node's workers."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    GONE = "gone"
+
+
+@dataclass(eq=False)
+class Training:
+    """One round as it really is. Who is asked to train together, and whether they do."""
+
+    world: World
+    run: str
+    round: Round
+    gangs: dict[str, Gang] = field(default_factory=dict)
+    broken: bool = False
+    """Somebody stopped or failed: this round will never be whole again."""
+    whole_at: float | None = None
+    ended_at: float | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether it trains right now."""
+        return self.whole_at is not None and self.ended_at is None
+
+    def ready(self, gang: Gang) -> None:
+        """One node's workers wait for their peers."""
+        if self.broken or gang.state is not State.STARTING:
+            return
+        gang.state = State.RUNNING
+        self.meet()
+
+    def meet(self) -> None:
+        """Begin, if all are there and reach each other."""
+        members = [member.node_id for member in self.round.members]
+        here = [self.gangs[i] for i in members if i in self.gangs and self.gangs[i].state is State.RUNNING]
+        if self.broken or self.whole_at is not None or len(here) < len(members):
+            return
+        if any(gang.host.isolated for gang in here) and len(here) > 1:
+            self.world.count("workers reach the store, not each other")
+            return
+        hub, random = self.world.hub, self.world.hub.random
+        self.whole_at = hub.now
+        self.world.truth.whole(self)
+        left = self.world.work_left
+        for gang in here:
+            hub.at(hub.now + FIRST_STEP, gang.tell, Progressed(self.round.number))
+            hub.at(hub.now + left + self.world.plan.spread * random.random(), gang.finish)
+
+    def lose(self, why: str) -> None:
+        """A member's workers are no more: the rest cannot go on."""
+        if self.broken:
+            return
+        self.broken = True
+        hub, world = self.world.hub, self.world
+        if self.whole:
+            self._ended()
+        for gang in self.gangs.values():
+            if gang.state in (State.STARTING, State.RUNNING):
+                blocked = BLOCKED if world.plan.embedded else FOR_EVER
+                wait = 0.01 + 0.5 * hub.random.random() if world.plan.peers_notice else blocked
+                hub.at(hub.now + wait, gang.fail, f"a peer is gone: {why}")
+
+    def settle(self) -> None:
+        """The first member has done its part: what the others still do, they do without it."""
+        if self.whole:
+            self._ended()
+
+    def _ended(self) -> None:
+        world = self.world
+        self.ended_at = world.hub.now
+        world.saved(world.hub.now - (self.whole_at or 0.0))
+        world.truth.no_longer_whole(self)
+
+
+class Gang:
+    """One node's workers of one round, and their warden's part in their end."""
+
+    def __init__(self, host: Host, node_id: str, training: Training, report: Callable[[Gang, object], None]) -> None:
+        self.host, self.node_id, self.training, self.report = host, node_id, training, report
+        self.state = State.STARTING
+        self.stuck = False
+        """In the kernel: no signal ends it."""
+        self.started_at = host.clock.now()
+        self.done_at: float | None = None
+        world = host.world
+        training.gangs[node_id] = self
+        if training.broken and world.plan.peers_notice:
+            world.hub.at(world.hub.now + CONNECTING, self.fail, "cannot reach its peers")
+        world.hub.at(world.hub.now + STARTUP * world.hub.random.random(), self._ready)
+        world.hub.at(world.hub.now + CONNECTING, self._lonely)
+
+    @property
+    def alive(self) -> bool:
+        """Whether a process of it is there, be it one that has nothing left to do."""
+        return self.state is not State.GONE
+
+    @property
+    def number(self) -> int:
+        """The round's number."""
+        return self.training.round.number
+
+    def tell(self, event: NodeEvent) -> None:
+        """Let the agent know, unless it is too late for that."""
+        if self.state is State.RUNNING:
+            self._report(event)
+
+    def fail(self, message: str, kind: IncidentKind = IncidentKind.WORKER_FAILED) -> None:
+        """A worker exits with 1."""
+        self._end(WorkerFailed(self.blame(message, kind)), State.FAILED, message, (State.STARTING, State.RUNNING))
+
+    def finish(self) -> None:
+        """Every worker exits with 0."""
+        if not self.training.broken:
+            self._end(WorkersDone(), State.DONE, "", (State.RUNNING,))
+
+    def kill(self) -> None:
+        """SIGKILL to every process, at once."""
+        if self.alive and not self.stuck:
+            unfinished = self.state in (State.STARTING, State.RUNNING)
+            self.state = State.GONE
+            if unfinished:
+                self.training.lose(f"{self.node_id} was stopped")
+
+    def blame(self, message: str, kind: IncidentKind) -> Incident:
+        """The incident that its failure is."""
+        after = max(0.0, self.host.clock.now() - self.started_at)
+        return Incident(
+            kind=kind,
+            round=self.number,
+            node_id=self.node_id,
+            host=self.host.name,
+            after=round(after, 6),
+            rank=0,
+            exit_code=1,
+            message=message,
+        )
+
+    def _ready(self) -> None:
+        if self.host.suspended:
+            self.host.held.append(self._ready)
+        elif self.host.ports_taken:
+            self.fail("the port is taken", IncidentKind.PORT_TAKEN)
+        else:
+            self.training.ready(self)
+
+    def _lonely(self) -> None:
+        if self.training.whole_at is None:
+            self.fail("cannot reach its peers")
+
+    def _end(self, event: NodeEvent, state: State, why: str, before: tuple[State, ...]) -> None:
+        if self.state not in before:
+            return
+        if self.host.suspended:
+            self.host.held.append(lambda: self._end(event, state, why, before))
+            return
+        self.state = state
+        if state is State.DONE:
+            self.done_at = self.host.world.hub.now
+        self._report(event)
+        if state is State.FAILED:
+            self.host.world.truth.failed(self, why)
+            self.training.lose(f"{self.node_id} failed")
+        else:
+            self.training.settle()
+
+    def _report(self, event: object) -> None:
+        self.report(self, event)

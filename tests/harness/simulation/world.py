@@ -1,0 +1,175 @@
+"""The world of one plan: hosts with clocks, the store, what trains, and what is written down about it all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from simulation.agent import SimAgent
+from simulation.engine import Clock, Hub, use
+from simulation.plan import Fault, Plan
+from simulation.store import Line, Replica, SimStore
+from simulation.truth import Truth
+from simulation.workers import Gang, Training
+
+if TYPE_CHECKING:
+    from elastic_core.events import Event
+    from elastic_core.rendezvous.ledger import Round
+
+UID = "job-1"
+
+
+class Host:
+    """One machine."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world, self.number = world, number
+        self.name = chr(ord("a") + number)
+        rates = world.plan.rates
+        self.clock = Clock(world.hub, 1000.0 * number, rates[number] if number < len(rates) else 1.0)
+        self.wall_offset = 0.0
+        """What its wall clock differs by; nothing may depend on it."""
+        self.line = Line(world.store.master)
+        self.boots = 1
+        self.lag = 0.0
+        self.isolated = False
+        """Its workers cannot reach those of other hosts."""
+        self.ports_taken = False
+        """No worker can listen anywhere."""
+        self.suspended = False
+        """The whole machine stands still."""
+        self.held: list[Callable[[], None]] = []
+        """What its own processes would have done meanwhile."""
+        self.agents: list[SimAgent] = []
+        self.seats: dict[int, SimAgent] = {}
+        self.troubled_until = 0.0
+        """When the last fault of this host ends, as far as is known."""
+
+    @property
+    def boot_id(self) -> str:
+        """The stable host id: another one after each boot."""
+        return f"{self.name}-boot{self.boots}"
+
+    def now(self) -> float:
+        """What its agents take for the time."""
+        return self.clock.now()
+
+    @property
+    def living(self) -> list[SimAgent]:
+        """The agents that run here."""
+        return [agent for agent in self.agents if not agent.over]
+
+    def start(self, uid: str | None) -> SimAgent:
+        """Somebody starts an agent."""
+        seat = next(number for number in range(len(self.seats) + 1) if number not in self.seats)
+        agent = SimAgent(self, f"{self.name}{len(self.agents) + 1}", seat, uid)
+        self.agents.append(agent)
+        self.world.enlist(agent)
+        self.seats[seat] = agent
+        self.world.note(agent.node_id, f"starts on host {self.name}, seat {seat}")
+        return agent
+
+    def left(self, agent: SimAgent) -> None:
+        """The last process of an agent's seat is gone."""
+        if agent.over and self.seats.get(agent.seat) is agent:
+            del self.seats[agent.seat]
+
+    def resume(self) -> None:
+        """The machine goes on."""
+        self.suspended = False
+        held, self.held = self.held, []
+        for function in held:
+            self.world.hub.at(self.world.hub.now, function)
+        for agent in self.living:
+            agent.process.thaw(self.world.hub)
+
+
+class World:
+    """All of it."""
+
+    def __init__(self, plan: Plan, *, traced: bool = False) -> None:
+        self.plan = plan
+        self.hub = Hub(plan.noise)
+        use(self.hub)
+        self.reached: Counter[str] = Counter()
+        """How often each rule and each fault was."""
+        self.trace: list[tuple[float, str, str]] | None = [] if traced else None
+        self.truth = Truth(self)
+        self.store = SimStore(
+            self.hub, self.truth.appended, latency=plan.latency, timeout=plan.timeout, count=self.count
+        )
+        self.store.hammered = lambda what: self.truth.violated("fault 31", what)
+        self.store.embedded, self.store.may_forget = plan.embedded, plan.may_forget
+        self.hosts = [Host(self, number) for number in range(plan.hosts)]
+        self.work_left = plan.work
+        self.remembered: dict[Fault, Replica] = {}
+        """What the store will have gone back to after each fault that makes it forget."""
+        self.troubled_until = 0.0
+        """When the last fault of the store ends."""
+        self._trainings: dict[tuple[str, int, str], Training] = {}
+        self._agents: dict[str, SimAgent] = {}
+        self._ids = 0
+
+    @property
+    def broken_host(self) -> Host | None:
+        """The one that is never well again, if there is one."""
+        return self.hosts[-1] if self.plan.broken else None
+
+    def count(self, what: str) -> None:
+        """A rule or a fault was reached."""
+        self.reached[what] += 1
+
+    def note(self, who: str, what: str) -> None:
+        """Write a line of the timeline."""
+        if self.trace is not None:
+            self.trace.append((self.hub.now, who, what))
+
+    def said(self, agent: SimAgent, event: Event) -> None:
+        """An agent tells its observers something."""
+        self.reached[f"says {event.name}"] += 1
+        if self.trace is not None:
+            self.note(agent.node_id, event.message)
+
+    def new_id(self) -> str:
+        """A random id, as far as anybody can tell."""
+        self._ids += 1
+        return f"#{self._ids}"
+
+    def training(self, run: str, current: Round) -> Training:
+        """What the workers of a round take part in."""
+        key = (run, current.number, current.offer.id)
+        if key not in self._trainings:
+            self._trainings[key] = Training(self, run, current)
+        return self._trainings[key]
+
+    def gang(self, run: str, current: Round | None, node_id: str) -> Gang | None:
+        """A node's workers of a round, if they were ever started."""
+        if current is None:
+            return None
+        training = self._trainings.get((run, current.number, current.offer.id))
+        return training.gangs.get(node_id) if training is not None else None
+
+    def agent(self, node_id: str) -> SimAgent | None:
+        """The agent of this id."""
+        return self._agents.get(node_id)
+
+    def trainings(self) -> list[Training]:
+        """All that anybody ever started."""
+        return list(self._trainings.values())
+
+    def saved(self, seconds: float) -> None:
+        """A training that was whole for so long has left a checkpoint."""
+        self.work_left = max(0.5, self.work_left - seconds)
+
+    def enlist(self, agent: SimAgent) -> None:
+        """Somebody new."""
+        self._agents[agent.node_id] = agent
+
+    def agents(self) -> list[SimAgent]:
+        """Everybody who ever ran, in order of hosts."""
+        return [agent for host in self.hosts for agent in host.agents]
+
+    def living(self) -> list[SimAgent]:
+        """Everybody who runs."""
+        return [agent for agent in self.agents() if not agent.over]

@@ -1,0 +1,25 @@
+"""What the simulator's tests share: the processes that play, and what was played already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from simulation import campaign
+from simulation.campaign import Result
+
+Played = Callable[[int, int], Result]
+
+
+@pytest.fixture(scope="session")
+def played() -> Iterator[Played]:
+    """Plays so many plans from a number on; the same ones only once."""
+    known: dict[tuple[int, int], Result] = {}
+    with campaign.pool() as players:
+
+        def play(first: int, count: int) -> Result:
+            if (first, count) not in known:
+                known[first, count] = campaign.run(first, count, players)
+            return known[first, count]
+
+        yield play

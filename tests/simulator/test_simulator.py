@@ -1,0 +1,113 @@
+"""The protocol under everything that a store, a network and hosts can do to it: thousands of plans, none violated."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from simulation.campaign import Result
+from simulation.defects import MUTANTS, Mutant
+from simulation.faults import KINDS
+from simulation.outages import FORGETTING
+from simulation.plan import Plan
+from simulation.play import play
+
+HERE = Path(__file__).parent
+HARNESS = HERE.parent / "harness"
+FOUND = sorted((HERE / "found").glob("*.json"))
+
+Played = Callable[[int, int], Result]
+
+REACHED = (
+    "OPEN",
+    "OPEN of the next run",
+    "ROUND",
+    "ROUND same members",
+    "CHAIR after silence",
+    "CHAIR unanswered",
+    "CHAIR by the one that leaves",
+    "CHAIR of an abandoned run",
+    "HALT failure",
+    "HALT giving_up",
+    "HALT node_lost",
+    "HALT node_left",
+    "HALT unseen",
+    "HALT resize",
+    "CLOSED 0",
+    "CLOSED 1",
+    "L3 a worker in D state",
+    "L4 ten rounds without progress",
+    "L6 too few nodes for too long",
+    "S4 a node without contact is fenced",
+    "S6 a latecomer hears the verdict",
+    "S6 an abandoned run is closed",
+    "a restart is spent",
+    "a restart is given back",
+    "a lost node ends the job",
+    "a host stays cut off",
+    "ghost write",
+    "request lost before the commit",
+    "reply lost after the commit",
+    "store full or read-only",
+    "the host of an embedded store is gone",
+    "workers reach the store, not each other",
+)
+"""Rules and faults that the first plans must come to; the kinds of faults themselves are asked for as well."""
+
+
+@pytest.mark.timeout(900)
+def test_no_plan_is_violated(block: tuple[int, int], played: Played) -> None:
+    result = played(*block)
+    assert result.plans == block[1]
+    assert not result.violations, "\n".join(
+        f"{violation}\n  look at it: PYTHONPATH=tests/harness python -m simulation --number {number} --shrink"
+        for number, violation in result.violations[:5]
+    )
+
+
+@pytest.mark.timeout(900)
+def test_every_rule_and_every_fault_is_reached(played: Played) -> None:
+    reached: Counter[str] = Counter()
+    for first in range(0, 8000, 1000):
+        reached += played(first, 1000).reached
+    wanted = [*REACHED, *(f"fault {kind}" for kind in KINDS if kind not in FORGETTING)]
+    assert [what for what in wanted if not reached[what]] == []
+
+
+def test_one_plan_leads_to_one_course_of_events_whatever_the_hash_seed() -> None:
+    digests = [_digests(hash_seed) for hash_seed in ("1", "2")]
+    assert digests[0] == digests[1]
+    assert len(set(digests[0].split())) == 64, "every plan has a course of its own"
+
+
+def _digests(hash_seed: str) -> str:
+    script = (
+        "from simulation import campaign, lots, play\n"
+        "for number in range(64):\n"
+        "    print(play.play(lots.draw(*campaign.numbered(number)), traced=True).digest)\n"
+    )
+    return _python("-c", script, PYTHONHASHSEED=hash_seed).stdout
+
+
+@pytest.mark.parametrize("path", FOUND, ids=[path.stem for path in FOUND])
+def test_what_was_found_once_is_not_found_again(path: Path) -> None:
+    outcome = play(Plan.load(path.read_text()), traced=True)
+    assert outcome.violation is None, "\n".join(outcome.trace)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name.replace(" ", "-") for mutant in MUTANTS])
+def test_a_planted_defect_is_noticed(mutant: Mutant) -> None:
+    result = _python("-m", "simulation.mutants", mutant.name)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def _python(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Another interpreter, since each can break core in one way only, and has one hash seed."""
+    environment = {**os.environ, "PYTHONPATH": str(HARNESS), **env}
+    return subprocess.run([sys.executable, *args], env=environment, capture_output=True, text=True, check=False)
