@@ -38,6 +38,9 @@ _HINTS = {
 class _Line(AbstractConnection):
     """redis-py's side of a connection: a socket that is there already, once."""
 
+    host = ""
+    """For redis-py's own records, which nobody reads."""
+
     def __init__(self, sock: socket.socket, where: str, **settings: Any) -> None:
         super().__init__(**settings)
         self._given: socket.socket | None = sock
@@ -91,11 +94,11 @@ class Client:
         self._socket = sock
         self._plug = socket.socket(fileno=socket.dup(sock.fileno()))
         """The same, for other threads: a TLS socket is not theirs to touch."""
-        self._line = _Line(sock, where, db=db, username=username, password=password, protocol=2)
+        self._line: AbstractConnection = _Line(sock, where, db=db, username=username, password=password, protocol=2)
         try:
             sock.settimeout(patience)
             with self._asking():
-                self._line.connect()
+                self._line.connect()  # type: ignore[no-untyped-call]  # redis-py has not annotated it
         except BaseException:
             self.close()
             raise
@@ -180,7 +183,7 @@ class Client:
 def _said(exc: Exception) -> str:
     """The server's own words, on one line. redis-py cuts off the first of them where it knows it; put it back."""
     said = " ".join(str(exc).split())
-    prefixes = {
+    prefixes: dict[type[Exception], str] = {
         redis.exceptions.NoPermissionError: "NOPERM",
         redis.exceptions.ReadOnlyError: "READONLY",
         redis.exceptions.OutOfMemoryError: "OOM",

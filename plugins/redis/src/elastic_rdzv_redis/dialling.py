@@ -38,10 +38,9 @@ class Dialler:
             RendezvousConnectionError: Nobody answers, lets us in, or is fit to hold the store.
         """
         deadline = time.monotonic() + self.options.connect_timeout
+        master, whose = next(iter(self.options.endpoint.hosts), None), ""
         if self.options.sentinel is not None:
             master, whose = self._master(self.options.sentinel, deadline), f" (master {self.options.sentinel!r})"
-        else:
-            master, whose = next(iter(self.options.endpoint.hosts), None), ""
         client = self._client(master, self.options.credentials, deadline, whose=whose, db=self.options.endpoint.db)
         try:
             _check_fitness(client)
