@@ -18,6 +18,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from elastic_core.rendezvous.api import RendezvousParameters
+from elastic_rdzv_redis.backend import RedisBackend
+from elastic_rdzv_redis.plugin import elastic_make_rendezvous
+
 PATIENCE = 30.0
 """Seconds after which a server counts as not doing what it must."""
 SERVER = os.environ.get("REDIS_SERVER", "redis-server")
@@ -118,6 +122,14 @@ class Daemon:
             self.process.wait(PATIENCE)
             self._listener.join(PATIENCE)
             self.process = None
+
+
+def opened(endpoint: str, run_id: str = "job", **config: str) -> RedisBackend:
+    """A connection as an agent opens it; picklable, for other processes."""
+    parameters = RendezvousParameters(
+        backend="redis", endpoint=endpoint, run_id=run_id, min_nodes=1, max_nodes=2, config=config
+    )
+    return elastic_make_rendezvous(parameters)
 
 
 @contextmanager

@@ -103,7 +103,7 @@ _IN_PAIR = re.compile(r"""(?i)\b(\w*(?:passw|pwd|secret)(?:(?!_file)\w)*=)[^,\s]
 
 
 def without_passwords(text: str) -> str:
-    """A text in which ``***`` stands for what a URL has before ``@``, and for the value of ``password=`` and the like."""
+    """A text with ``***`` for what a URL has before ``@``, and for the value of ``password=`` and the like."""
     return _IN_PAIR.sub(r"\1***\2", _IN_URL.sub("***@", text))
 
 

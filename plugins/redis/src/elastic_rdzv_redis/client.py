@@ -43,6 +43,9 @@ class _Line(AbstractConnection):
 
     def __init__(self, sock: socket.socket, where: str, **settings: Any) -> None:
         super().__init__(**settings)
+        # redis-py would introduce itself, by a command that older servers' access lists cannot even name. (The
+        # first attribute is that of its newer versions.)
+        self.driver_info = self.lib_name = self.lib_version = None
         self._given: socket.socket | None = sock
         self._where = where
 
