@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import redis
+
 from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_rdzv_redis.backend import RedisBackend
 from elastic_rdzv_redis.plugin import elastic_make_rendezvous
@@ -110,6 +112,12 @@ class Daemon:
         for path in (self.folder / "appendonlydir", self.folder / "appendonly.aof", self.folder / "dump.rdb"):
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def replicated(self) -> None:
+        """Wait until its replica has all that has been written so far."""
+        with redis.Redis(port=self.port) as admin:
+            admin.set("replicated", 1)  # WAIT is for the writes of its own connection, which come after all others
+            assert admin.wait(1, int(PATIENCE * 1000)) == 1
 
     def freeze(self) -> None:
         """Let it answer nobody, with its connections open."""
