@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from stage import Stage, over
 
-collect_ignore = ["frameworks"]  # needs what only `tox -e frameworks` installs; naming the folder runs it all the same
+# These need what only their tox environments install; naming the folder runs them all the same.
+collect_ignore = ["frameworks", "wheels"]
 
 
 @pytest.fixture

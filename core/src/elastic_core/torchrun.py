@@ -228,12 +228,10 @@ class TorchrunHandler(RendezvousHandler):
     def _enrol(self) -> None:
         params, versions = self._params, Versions.here()
         self._store = self._connect(params)
-        # Without a seat, so as a host of its own: see the top.
-        name, unique = host_name(), self._clock.new_id()
         info = NodeInfo(
             node_id=self._clock.new_id(),
-            host=name,
-            host_id=unique,
+            host=host_name(),
+            host_id=self._clock.new_id(),  # without a seat there, and so as a host of its own: see the top
             seat=0,
             local_world_size=1,  # torchrun's agents tell each other
             role="torchrun",
@@ -242,7 +240,7 @@ class TorchrunHandler(RendezvousHandler):
         agreement = Agreement(
             min_nodes=params.min_nodes, max_nodes=params.max_nodes, max_restarts=0, failure_policies=AGREED
         )
-        settings = Settings(agreement=agreement, timing=self._read.timing, versions=versions, host=name)
+        settings = Settings(agreement=agreement, timing=self._read.timing, versions=versions, host=info.host)
         found = join(self._store, Applicant(info=info, settings=settings, scheduler_uid=self._uid), self._clock)
         if isinstance(found, Closed):
             raise RendezvousClosedError(f"The job {params.run_id!r} is over: {found.why}")
@@ -339,6 +337,8 @@ class TorchrunHandler(RendezvousHandler):
         port.listen()  # the others may be faster than this node's agent
         offer = Offer(address, port.port, self._clock.new_id(), hosted=True)
         self._ports[offer.id] = port
+        while len(self._ports) > 2:  # offers that went into rounds which never began here
+            self._ports.pop(next(iter(self._ports))).close()
         return offer
 
     def _info(self, current: Round) -> RendezvousInfo:
@@ -348,10 +348,7 @@ class TorchrunHandler(RendezvousHandler):
         store = _open_store(offer, port)
         self._stores = [*self._stores[-1:], store]
         return RendezvousInfo(
-            _Store(store, self._finished),
-            rank,
-            len(current.members),
-            BootstrapStoreInfo(offer.address, offer.port),
+            _Store(store, self._finished), rank, len(current.members), BootstrapStoreInfo(offer.address, offer.port)
         )
 
 
