@@ -63,6 +63,7 @@ def test_an_operation_is_one_round_trip(store: RedisBackend, admin: redis.Redis)
         lambda: store.roster(["node"]),
         lambda: store.append(ORIGIN, FIRST, b"entry"),
         lambda: store.read(1),
+        lambda: store.shrink(1),
         lambda: store.remove("node"),
     ]
     for _ in range(2):  # the server has not seen the scripts before
@@ -164,6 +165,17 @@ def test_an_entry_is_not_built_on_another_history(store: RedisBackend, admin: re
     assert store.append(ORIGIN, Link(1, "another"), b"entry")
     assert not store.append(FIRST, SECOND, b"entry")
     assert store.read(2) is None
+
+
+def test_of_an_entry_that_is_shrunk_its_id_is_left(store: RedisBackend, admin: redis.Redis) -> None:
+    assert store.append(ORIGIN, FIRST, b"entry\nof two lines")
+    assert store.append(FIRST, SECOND, b"entry")
+    for index in (1, 1, 7):
+        store.shrink(index)
+    assert [store.read(index) for index in (1, 2, 7)] == [b"", b"entry", None]
+    assert admin.hget(LEDGER, "1") == b"first\n"
+    assert store.append(ORIGIN, FIRST, b"entry"), "it stands there"
+    assert not store.append(ORIGIN, Link(1, "another"), b"entry")
 
 
 def test_a_wait_ends_when_the_server_goes_and_the_next_one_sees_what_it_missed(durable: Daemon) -> None:

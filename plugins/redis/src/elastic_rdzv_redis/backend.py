@@ -130,15 +130,22 @@ class RedisBackend(RendezvousBackend):
         reply = self._run(scripts.READ, index)
         if reply is None:
             return None
-        if isinstance(reply, int):
+        size, data = reply, b""
+        if not isinstance(reply, int):
+            _, end, data = self._known(bytes, reply).partition(b"\n")
+            if not end:
+                raise self._planted(f"entry {index}")
+            size = len(data)
+        if size > MAX_VALUE_BYTES:
             raise RendezvousStateError(
-                f"Entry {index} of job {self._run_id!r} has {reply} bytes; at most {MAX_VALUE_BYTES} are allowed.",
+                f"Entry {index} of job {self._run_id!r} has {size} bytes; at most {MAX_VALUE_BYTES} are allowed.",
                 hint=_WHO,
             )
-        _, end, data = self._known(bytes, reply).partition(b"\n")
-        if not end:
-            raise self._planted(f"entry {index}")
         return data
+
+    def shrink(self, index: int) -> None:
+        """Let go of an entry's data; its id stays, so that nobody else's entry can take its place."""
+        self._run(scripts.SHRINK, index)
 
     # Both ------------------------------------------------------------------------------------------------------------
 

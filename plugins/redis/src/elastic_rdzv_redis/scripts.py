@@ -146,6 +146,13 @@ return redis.call('HGET', ledger, ARGV[1])
 """)
 """The entry; its size in bytes if it has too many; nothing if there is none."""
 
+SHRINK = Script("""
+local entry = redis.call('HGET', ledger, ARGV[1])
+local id = entry and string.match(entry, '^[^\\n]*\\n')
+if id and id ~= entry then redis.call('HSET', ledger, ARGV[1], id) end
+""")
+"""What is left of an entry is its id."""
+
 LOOK = Script("""
 return {number(ledger, 'head'), number(roster, 'version'), rung(ledger_bell), rung(roster_bell)}
 """)
