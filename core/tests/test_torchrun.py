@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -175,6 +176,7 @@ def test_torchs_parameters_are_read_as_ours(monkeypatch: pytest.MonkeyPatch, mem
         elastic_make_rendezvous=connect,
     )
     monkeypatch.setattr(torchrun, "import_module", lambda name: hooks)
+    monkeypatch.setenv("ELASTIC_OURS_PASSWORD", "s3cret")
     theirs = SimpleNamespace(
         backend="ours",
         endpoint="host:1",
@@ -187,6 +189,7 @@ def test_torchs_parameters_are_read_as_ours(monkeypatch: pytest.MonkeyPatch, mem
     handler = torchrun.handler_of("module")(theirs)
     assert round_of([handler])[0].world_size == 1
     assert handler.get_run_id() == "job"
+    assert "ELASTIC_OURS_PASSWORD" not in os.environ, "workers inherit what is there"
     assert handler.use_agent_store
     assert handler.shutdown()
     [params] = asked

@@ -27,6 +27,7 @@ from elastic_core import conf
 from elastic_core.agent.addresses import endpoint_host, local_address
 from elastic_core.agent.identity import host_name
 from elastic_core.agent.ports import HeldPort
+from elastic_core.environment import inheritable
 from elastic_core.errors import (
     ElasticError,
     RendezvousClosedError,
@@ -228,6 +229,8 @@ class TorchrunHandler(RendezvousHandler):
     def _enrol(self) -> None:
         params, versions = self._params, Versions.here()
         self._store = self._connect(params)
+        for secret in os.environ.keys() - inheritable(os.environ).keys():  # which has been read by now
+            del os.environ[secret]  # torchrun's workers get all that there is
         info = NodeInfo(
             node_id=self._clock.new_id(),
             host=host_name(),

@@ -18,7 +18,7 @@ from elastic_core.errors import ElasticError, RendezvousConnectionError, UsageEr
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
 from elastic_core.testing.backend_conformance import BackendConformance
 from elastic_core.testing.connections import MakeBackend, long_wait, woken
-from elastic_core.testing.racing import PATIENCE
+from elastic_core.testing.racing import PATIENCE, background
 
 FIRST, SECOND = Link(1, "first"), Link(2, "second")
 PASSWORD = "s3cret/with@all:kinds%of=letters"
@@ -246,6 +246,20 @@ def test_a_listener_that_says_nothing_is_given_up_on() -> None:
         where = f"127.0.0.1:{silent.getsockname()[1]}"
         refused(where, f"The Redis server at {where} has not answered for", connect_timeout="0.3")
         refused(f"rediss://{where}", "does not answer in TLS", connect_timeout="0.3")
+
+
+def test_a_server_of_another_kind_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        where = f"127.0.0.1:{other.getsockname()[1]}"
+
+        def answer() -> None:
+            with other.accept()[0] as connection:
+                connection.recv(1)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        answering = background(answer)
+        refused(where, f"Whoever listens at {where} is no Redis server: .*HTTP")
+        answering.result(PATIENCE)
 
 
 def test_a_name_that_nobody_knows_is_an_error_that_says_it() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -169,7 +170,11 @@ class Client:
         if isinstance(exc, (redis.exceptions.TimeoutError, TimeoutError)):
             return RendezvousConnectionError(f"{server} has not answered for {self._patience:g} s.")
         said = _said(exc)
-        code = next((code for code in _HINTS if code in said.split(" ")), "")
+        code = next((code for code in _HINTS if re.search(rf"\b{code}\b", said)), "")
+        if isinstance(exc, redis.exceptions.InvalidResponse):
+            return RendezvousConnectionError(
+                f"Whoever listens at {self.where} is no Redis server: {said}", hint="Check --rdzv_endpoint."
+            )
         if isinstance(exc, redis.exceptions.AuthenticationError):
             hint = _HINTS.get(code, _HINTS["WRONGPASS"])
             return RendezvousConnectionError(f"{server} does not let us in: {said}", hint=hint)
@@ -195,7 +200,7 @@ def _said(exc: Exception) -> str:
     code = prefixes.get(type(exc))
     if isinstance(exc, redis.exceptions.AuthenticationError) and not said.startswith(("WRONGPASS", "NOAUTH")):
         code = "NOAUTH" if "required" in said else "WRONGPASS" if "invalid" in said else None
-    return said if code is None or code in said.split(" ") else f"{code} {said}"
+    return said if code is None or code in said else f"{code} {said}"
 
 
 def _without_details(exc: Exception) -> Exception | None:
