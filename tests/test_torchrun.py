@@ -68,13 +68,18 @@ def test_a_killed_worker_of_torchruns_restarts_all(torchrun: Callable[..., Agent
     both_finish(done, *agents)
 
 
-def test_the_others_go_on_when_a_node_of_torchruns_is_lost(torchrun: Callable[..., Agent], done: Path) -> None:
-    first, second = (torchrun("--max_restarts=3", "--rdzv_conf=last_call_timeout=20") for _ in range(2))
-    for agent in (first, second):
+@pytest.mark.parametrize("lost", [0, 1], ids=["rank 0", "rank 1"])
+def test_the_others_go_on_when_a_node_of_torchruns_is_lost(
+    torchrun: Callable[..., Agent], done: Path, lost: int
+) -> None:
+    agents = [torchrun("--max_restarts=3", "--rdzv_conf=last_call_timeout=20") for _ in range(2)]
+    for agent in agents:
         trains(agent, 2)
-    second.kill_node()
-    trains(first, 1)
-    both_finish(done, first)
+    [victim] = [agent for agent in agents if agent.reports("training")[0].rank == lost]
+    [left] = [agent for agent in agents if agent is not victim]
+    victim.kill_node()
+    trains(left, 1)
+    both_finish(done, left)
 
 
 def test_an_agent_of_torchruns_that_gives_up_closes_the_job(torchrun: Callable[..., Agent]) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from threading import Lock
 from types import SimpleNamespace
 
 import pytest
@@ -25,7 +27,8 @@ from elastic_core.rendezvous.ledger import Offer
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.reading import load
 from elastic_core.testing.racing import PATIENCE, background
-from elastic_core.torchrun import EXIT_BARRIER, TorchrunHandler
+from elastic_core.torchrun import TorchrunHandler, stores
+from elastic_core.torchrun.stores import EXIT_BARRIER
 
 
 @dataclass
@@ -34,21 +37,32 @@ class RoundStore:
 
     offer: Offer
     served: bool
-    counts: dict[str, int] = field(default_factory=dict)
+    kept: dict[str, int]
+    lock: Lock
 
     def add(self, key: str, amount: int) -> int:
-        self.counts[key] = self.counts.get(key, 0) + amount
-        return self.counts[key]
+        with self.lock:
+            self.kept[key] = self.kept.get(key, 0) + amount
+            return self.kept[key]
+
+    def set(self, key: str, value: str) -> None:
+        self.kept[key] = len(value)
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.kept for key in keys)
 
 
 @pytest.fixture(autouse=True)
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: dict[str, dict[str, int]] = defaultdict(dict)
+    lock = Lock()
+
     def open_store(offer: Offer, port: HeldPort | None) -> RoundStore:
         if port is not None:
             port.close()
-        return RoundStore(offer, port is not None)
+        return RoundStore(offer, port is not None, kept[offer.id], lock)
 
-    monkeypatch.setattr(torchrun, "_open_store", open_store)
+    monkeypatch.setattr(stores, "open_store", open_store)
 
 
 @pytest.fixture
@@ -113,6 +127,14 @@ def test_a_failure_on_one_node_ends_the_round_on_all_and_the_next_one_has_anothe
     after = [background(handlers[0].next_rendezvous).result(PATIENCE), failed.result(PATIENCE)]
     assert [info.rank for info in after] == [info.rank for info in before]
     assert {info.store.offer.port for info in after}.isdisjoint(info.store.offer.port for info in before)
+
+
+def test_an_agent_that_does_not_come_to_its_round_is_not_waited_for(node: Callable[..., TorchrunHandler]) -> None:
+    handlers = [node(min_nodes=1, beat_interval=0.2, lost_after=0.6, last_call_timeout=PATIENCE) for _ in range(2)]
+    chair = min(zip(round_of(handlers), handlers, strict=True), key=lambda pair: pair[0].rank)[1]
+    [other] = [handler for handler in handlers if handler is not chair]
+    other._shut.set()  # it gives no sign of life any more
+    assert [info.world_size for info in round_of([chair])] == [1]
 
 
 def test_the_job_is_closed_well_once_all_have_entered_the_exit_barrier(

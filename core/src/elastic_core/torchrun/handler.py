@@ -1,17 +1,4 @@
-"""Our backends under plain torchrun: ``torchrun --rdzv_backend=NAME`` with a handler that keeps our protocol.
-
-A backend's distribution announces a function of the group ``torchrun.handlers`` that returns :func:`handler_of` for
-its plugin. torchrun loads all of that group whenever it starts, so nothing here imports torch before a run asks.
-
-torchrun's agent stays what it is: it starts and stops workers, and counts restarts. The handler does the rest, with
-the same session, the same chair and the same node's mind as ``elastic run``: who is in, who is lost, when a round ends.
-
-* The agent asks every ``--monitor_interval`` how many nodes wait. One more than none makes it stop its workers and ask
-  for the next round; so that is how the handler says that this round is over, whatever the reason.
-* It asks for the next round unbidden when a worker failed here: that is how the handler hears of it.
-* It says nothing when its workers have finished, but enters a barrier on the round's store: the handler sees that key.
-* It says nothing when it is killed. Its beats stop with it; its workers may live on, so it takes no seat on its host.
-"""
+"""One node of our protocol, with torchrun's agent in the place of our own."""
 
 from __future__ import annotations
 
@@ -19,9 +6,6 @@ import os
 import threading
 import uuid
 from collections.abc import Callable
-from datetime import timedelta
-from importlib import import_module
-from typing import Any
 
 from elastic_core import conf
 from elastic_core.agent.addresses import endpoint_host, local_address
@@ -64,48 +48,19 @@ from elastic_core.rendezvous.node import (
 from elastic_core.rendezvous.rows import NodeInfo
 from elastic_core.rendezvous.session import Session, SessionCalls
 from elastic_core.rendezvous.settings import Agreement, Settings, Versions
+from elastic_core.torchrun import stores
 
 AGREED = ("torchrun",)
 """What such nodes say in place of their failure policies, so that no ``elastic run`` joins them by mistake."""
-EXIT_BARRIER = "torchelastic/agent/terminal_state"
-"""Prefix of the keys of the barrier that torchrun's agents enter once their workers have finished."""
 TICK = 1.0
 """Seconds between two signs of life of this process. (Of the agent's loop there are none while it stops workers.)"""
 SILENT_PROGRESS = 30.0
 """Seconds for which a round's workers must be alive to count as progress (rule L4)."""
 FENCE_SHARE = 0.8
+LOOK = 0.05
+"""Seconds between two looks whether all agents of a round are at its store."""
 FAREWELL = 10.0
 """Seconds that the end may take: for others to close the job, and for this node to leave."""
-CONNECT_WITHIN = timedelta(seconds=60)
-STORE_TIMEOUT = timedelta(seconds=300)
-"""How long agents and workers wait for each other in a round's store; torch's own default."""
-
-
-def handler_of(plugin: str) -> Callable[[Any], RendezvousHandler]:
-    """What torchrun registers: makes the handler of one run from torch's parameters.
-
-    Args:
-        plugin: The module with the backend's hooks; imported when a run asks.
-    """
-
-    def make(torchs: Any) -> RendezvousHandler:
-        hooks = import_module(plugin)
-        options = hooks.elastic_rendezvous_options()
-        text = ",".join(f"{key}={value}" for key, value in torchs.config.items())
-        read = conf.parse(text, backend=torchs.backend, options=options)
-        parameters = RendezvousParameters(
-            backend=torchs.backend,
-            endpoint=torchs.endpoint,
-            run_id=torchs.run_id,
-            min_nodes=torchs.min_nodes,
-            max_nodes=torchs.max_nodes,
-            local_addr=torchs.local_addr,
-            config=read.backend,
-        )
-        uid = read.run_uid or conf.scheduler_uid(os.environ)
-        return TorchrunHandler(hooks.elastic_make_rendezvous, parameters, read, uid)
-
-    return make
 
 
 class TorchrunHandler(RendezvousHandler):
@@ -134,9 +89,9 @@ class TorchrunHandler(RendezvousHandler):
         """The round in which the agent entered its exit barrier; 0 while it has not. Any later one is the others'."""
         self._exit: Exit | None = None
         self._crash: BaseException | None = None
-        self._over = threading.Event()
+        self._shut = threading.Event()
         self._ports: dict[str, HeldPort] = {}
-        self._stores: list[Any] = []
+        self._stores: list[object] = []
         """Those of the newest rounds: workers of the one before may still end."""
 
     # What torchrun's agent asks --------------------------------------------------------------------------------------
@@ -172,12 +127,16 @@ class TorchrunHandler(RendezvousHandler):
                 self._check()
                 if self._exit is not None or self._begun is None:
                     raise self._ended()
-                self._fresh = False
                 current, _ = self._begun
             try:
-                return self._info(current)
+                info = self._info(current)
             except RuntimeError as exc:  # torch's, of a network: the store's host is lost, and this round is over
                 self._workers_are_gone(f"the store of round {current.number} cannot be reached: {exc}")
+                continue
+            with self._changed:
+                if info is not None and self._is_next(current):
+                    self._fresh = False
+                    return info
 
     def num_nodes_waiting(self) -> int:
         """1 when the workers are to be stopped and the next round be asked for; else 0."""
@@ -217,7 +176,7 @@ class TorchrunHandler(RendezvousHandler):
         except RendezvousError:
             return False
         finally:
-            self._over.set()
+            self._shut.set()
             self._session.close(FAREWELL)
             self._store.close()
             for port in self._ports.values():
@@ -328,7 +287,7 @@ class TorchrunHandler(RendezvousHandler):
         return kind(f"The job {self._params.run_id!r} is closed: {closed.why}")
 
     def _tick(self, session: Session) -> None:
-        while not self._over.wait(TICK):
+        while not self._shut.wait(TICK):
             session.tick()
 
     # The round's store -----------------------------------------------------------------------------------------------
@@ -344,50 +303,30 @@ class TorchrunHandler(RendezvousHandler):
             self._ports.pop(next(iter(self._ports))).close()
         return offer
 
-    def _info(self, current: Round) -> RendezvousInfo:
+    def _is_next(self, current: Round) -> bool:
+        """Whether the agent is still to be given this round."""
+        return self._fresh and self._begun is not None and self._begun[0] is current
+
+    def _over(self, current: Round) -> bool:
+        """Whether there is no waiting for this round any more; waits a moment for that."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._is_next(current) or bool(self._exit or self._crash), LOOK)
+
+    def _info(self, current: Round) -> RendezvousInfo | None:
+        """The round as torchrun's agent takes it, once all agents are there; None if it was over before."""
         node_id = self._state.info.node_id
         rank = [member.node_id for member in current.members].index(node_id)
         offer, port = current.offer, self._ports.pop(current.offer.id, None)
-        store = _open_store(offer, port)
+        store = stores.open_store(offer, port)
         self._stores = [*self._stores[-1:], store]
+        if not stores.gather(store, len(current.members), lambda: self._over(current)):
+            return None
         return RendezvousInfo(
-            _Store(store, self._finished), rank, len(current.members), BootstrapStoreInfo(offer.address, offer.port)
+            stores.AgentStore(store, self._finished),
+            rank,
+            len(current.members),
+            BootstrapStoreInfo(offer.address, offer.port),
         )
-
-
-class _Store:
-    """A round's store, as torchrun's agent uses it; tells when the agent enters its exit barrier."""
-
-    def __init__(self, store: Any, finished: Callable[[], None]) -> None:
-        self._store, self._finished = store, finished
-
-    def add(self, key: str, amount: int) -> Any:
-        if key.startswith(EXIT_BARRIER):
-            self._finished()
-        return self._store.add(key, amount)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-
-def _open_store(offer: Offer, port: HeldPort | None) -> Any:
-    """torch's TCPStore at an offer: serving it, where the port is held here; else a client."""
-    distributed = import_module("torch.distributed")
-    if port is None:
-        client = distributed.TCPStore(offer.address, offer.port, is_master=False, timeout=CONNECT_WITHIN)
-        client.set_timeout(STORE_TIMEOUT)
-        return client
-    listener, here = os.dup(port.fileno()), port.reached_at
-    port.close()
-    return distributed.TCPStore(
-        here,
-        offer.port,
-        is_master=True,
-        timeout=STORE_TIMEOUT,
-        wait_for_workers=False,
-        master_listen_fd=listener,
-        use_libuv=True,
-    )
 
 
 def _restart(incident: Incident, history: History) -> Verdict:
