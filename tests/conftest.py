@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from stage import Stage, over
 
-collect_ignore = ["frameworks"]  # needs what only `tox -e frameworks` installs; naming the folder runs it all the same
+# These need what only their tox environments install; naming the folder runs them all the same.
+collect_ignore = ["frameworks", "installed"]
 
 
 @pytest.fixture
@@ -20,10 +21,16 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     assert not left, "processes that outlived their agents: " + "; ".join(left)
 
 
-@pytest.fixture(params=["file", "c10d"])
-def rendezvous(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+@pytest.fixture(params=["file", "c10d", "redis"])
+def rendezvous(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]:
     """The flags with which several nodes meet, over each backend that serves several."""
-    return over(request.param, tmp_path)
+    if request.param == "redis":
+        from redis_servers import redis_server  # where core is tested alone, there is no such backend
+
+        with redis_server(tmp_path / "redis") as server:
+            yield ["--rdzv_backend=redis", f"--rdzv_endpoint={server.endpoint}", "--rdzv_id=job"]
+    else:
+        yield over(request.param, tmp_path)
 
 
 @pytest.fixture

@@ -50,14 +50,14 @@ def test_a_name_is_looked_for_in_the_groups_in_order() -> None:
             "fiel",
             [Group.RENDEZVOUS],
             "There is no rendezvous backend 'fiel'. Did you mean 'file'?",
-            "Installed: file, local, twice. Not installed: c10d (elastic-rdzv-c10d).",
+            "Installed: file, local, twice. Not installed: c10d (elastic-rdzv-c10d), redis (elastic-rdzv-redis).",
             id="misspelled",
         ),
         pytest.param(
             "c10",
             [Group.RENDEZVOUS],
             "There is no rendezvous backend 'c10'. Did you mean 'c10d'?",
-            "Installed: file, local, twice. Not installed: c10d (elastic-rdzv-c10d).",
+            "Installed: file, local, twice. Not installed: c10d (elastic-rdzv-c10d), redis (elastic-rdzv-redis).",
             id="misspelled, and not installed",
         ),
         pytest.param(

@@ -8,7 +8,7 @@ from pathlib import Path
 import elastic_core
 from elastic_core import environment
 from elastic_core.cli.surface import FLAGS
-from elastic_core.environment import VARIABLES, flag_variables
+from elastic_core.environment import VARIABLES, flag_variables, inheritable
 
 SOURCES = [path for path in Path(elastic_core.__file__).parent.rglob("*.py") if path != Path(environment.__file__)]
 LISTED = {variable.name for variable in VARIABLES}
@@ -72,3 +72,14 @@ def test_every_flag_has_a_variable_named_as_torchrun_names_it() -> None:
 def test_no_variable_is_listed_twice_or_without_its_meaning() -> None:
     assert len(LISTED) == len(VARIABLES)
     assert all(variable.meaning for variable in (*VARIABLES, *flag_variables()))
+
+
+def test_workers_inherit_everything_but_passwords() -> None:
+    kept = {
+        "PATH": "/bin",
+        "MY_PASSWORD": "the script's",
+        "PET_RDZV_ENDPOINT": "redis://host:1",
+        "PET_RDZV_CONF": "password_file=/f",
+    }
+    assert inheritable({**kept, "ELASTIC_REDIS_PASSWORD": "s3cret"}) == kept
+    assert inheritable({"PET_RDZV_ENDPOINT": "redis://:s3cret@h", "PET_RDZV_CONF": "a=1,password=s3cret"}) == {}

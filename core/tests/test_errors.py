@@ -56,3 +56,21 @@ def test_the_nearest_known_word_is_suggested(wrong: str, suggestion: str) -> Non
 )
 def test_what_a_plugin_raised_is_quoted_in_one_line(raised: Exception, line: str) -> None:
     assert errors.in_one_line(raised) == line
+
+
+@pytest.mark.parametrize(
+    ("quoted", "shown"),
+    [
+        ("--rdzv_endpoint 'redis://u:s3cret@host:1' is wrong.", "--rdzv_endpoint 'redis://***@host:1' is wrong."),
+        ("--rdzv_endpoint 'rediss://:s3/c@ret@host'.", "--rdzv_endpoint 'rediss://***@host'."),
+        ("--rdzv_conf 'password=s3cret': no.", "--rdzv_conf 'password=***': no."),
+        ("--rdzv_conf 'a=1,passwrd=s3cret,b=2' gives.", "--rdzv_conf 'a=1,passwrd=***,b=2' gives."),
+        ("--rdzv_conf password=s3cret has no effect.", "--rdzv_conf password=*** has no effect."),
+        ("Write password_file=FILE.", "Write password_file=FILE."),
+        ("Write file:///DIRECTORY, or a password: none.", "Write file:///DIRECTORY, or a password: none."),
+    ],
+)
+def test_no_error_shows_a_password_that_it_quotes(quoted: str, shown: str) -> None:
+    for error in (UsageError(quoted), UsageError("Wrong.", hint=quoted)):
+        assert "s3" not in repr(error) + str(error)
+    assert str(UsageError(quoted)) == shown

@@ -106,9 +106,10 @@ class RunConfig:
     max_restarts: int = 0
     on_node_loss: OnNodeLoss = OnNodeLoss.REPLACE
     rdzv_backend: str = "local"
-    rdzv_endpoint: str = ""
+    rdzv_endpoint: str = field(default="", repr=False)
+    """As typed; like ``rdzv_conf`` it may hold a password, and is not shown."""
     rdzv_id: str = "none"
-    rdzv_conf: Mapping[str, str] = field(default_factory=dict)
+    rdzv_conf: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The backend's own keys; core's are in ``timing`` and ``run_uid``."""
     timing: Timing = field(default_factory=Timing)
     run_uid: str | None = None

@@ -7,9 +7,14 @@ time but come from the flags (:func:`flag_variables`).
 from __future__ import annotations
 
 import enum
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from elastic_core.errors import without_passwords
+
 FLAG_PREFIX = "PET_"
+_MAY_HOLD_ONE = (f"{FLAG_PREFIX}RDZV_ENDPOINT", f"{FLAG_PREFIX}RDZV_CONF")
 
 
 class Use(enum.Enum):
@@ -94,6 +99,22 @@ VARIABLES = (
     Variable("SLURM_RESTART_COUNT", Use.READ, "How often Slurm has requeued the job."),
 )
 """All but those of the flags."""
+
+
+_SECRET = re.compile(r"ELASTIC_\w+_PASSWORD")
+"""Variables by which backends take passwords."""
+
+
+def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
+    """What the processes that an agent starts inherit of its environment: all but its passwords.
+
+    Those are in ``ELASTIC_…_PASSWORD``, and perhaps in the variables of the rendezvous's flags.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if not (_SECRET.fullmatch(name) or (name in _MAY_HOLD_ONE and without_passwords(value) != value))
+    }
 
 
 def flag_variable(parameter: str) -> str:

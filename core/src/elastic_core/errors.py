@@ -7,6 +7,7 @@ The CLI renders them in one place (``cli/render.py``) and exits with :attr:`Elas
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -19,14 +20,16 @@ class ElasticError(Exception):
     Args:
         message: One sentence that says what was wrong, quoting the value.
         hint: One sentence that says what to do, or None where the message already does.
+
+    Neither shows a password, whatever the caller quotes (:func:`without_passwords`).
     """
 
     exit_code: ClassVar[int] = ExitCode.JOB_FAILED
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = without_passwords(message)
+        self.hint = None if hint is None else without_passwords(hint)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\n{self.hint}"
@@ -93,6 +96,15 @@ class StoreLostError(RendezvousError):
     """An embedded store is gone for good. (A :class:`RendezvousConnectionError` may pass; this does not.)"""
 
     exit_code = ExitCode.STORE_LOST
+
+
+_IN_URL = re.compile(r"(?<=://)\S*@")
+_IN_PAIR = re.compile(r"""(?i)\b(\w*(?:passw|pwd|secret)(?:(?!_file)\w)*=)[^,\s]+?(['":.]*(?:[,\s]|$))""")
+
+
+def without_passwords(text: str) -> str:
+    """A text with ``***`` for what a URL has before ``@``, and for the value of ``password=`` and the like."""
+    return _IN_PAIR.sub(r"\1***\2", _IN_URL.sub("***@", text))
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:

@@ -79,8 +79,8 @@ class LaunchConfig:
     """The job's id; a random one when it is '' and nobody else can join."""
     role: str = "default"
     rdzv_backend: str = "local"
-    rdzv_endpoint: str = ""
-    rdzv_configs: Mapping[str, Any] = field(default_factory=dict)
+    rdzv_endpoint: str = field(default="", repr=False)
+    rdzv_configs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     max_restarts: int = 3
     monitor_interval: float = MONITOR_INTERVAL
     start_method: str = "spawn"

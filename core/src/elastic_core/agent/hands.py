@@ -22,6 +22,7 @@ from elastic_core.agent.reports import Reports
 from elastic_core.agent.warden import Warden, WardenEvent
 from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config import SIGNALS, RunConfig, Stream
+from elastic_core.environment import inheritable
 from elastic_core.events import Event, Level
 from elastic_core.plugins import Plugins
 from elastic_core.program import ProgramKind
@@ -58,7 +59,7 @@ def warden_for(
     warden = Warden.start(hold=[seat.fileno()], alone=alone)
     try:
         if names:
-            preloading.preload(warden, names, config, os.environ)
+            preloading.preload(warden, names, config, inheritable(os.environ))
         yield warden, names
     finally:
         warden.close(CLOSING)

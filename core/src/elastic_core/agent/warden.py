@@ -42,6 +42,7 @@ from elastic_core.agent.warden_events import (
     event,
     how_it_ended,
 )
+from elastic_core.environment import inheritable
 from elastic_core.errors import ResourceError
 
 __all__ = [
@@ -112,7 +113,9 @@ class Warden:
                 command = [sys.executable, "-I", "-S", warden_main.__file__, str(given)]
                 try:
                     # In a session of its own: Ctrl-C goes to all of a terminal's foreground, and this one outlives it.
-                    process = subprocess.Popen(command, pass_fds=[given, *hold], start_new_session=True)
+                    process = subprocess.Popen(
+                        command, env=inheritable(os.environ), pass_fds=[given, *hold], start_new_session=True
+                    )
                 finally:
                     os.close(given)
         except OSError as exc:

@@ -34,6 +34,7 @@ from elastic_core.agent.warden import (
 )
 from elastic_core.agent.warden_events import how_it_ended
 from elastic_core.config import RunConfig
+from elastic_core.environment import inheritable
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
 from elastic_core.incidents import Incident, IncidentKind, signal_name
@@ -297,7 +298,7 @@ class WorkerGroup:
         ]
 
     def _environment(self, assignment: Assignment) -> Mapping[str, str]:
-        return {**os.environ, **self.plugins.worker_environment(self.config.program, assignment)}
+        return {**inheritable(os.environ), **self.plugins.worker_environment(self.config.program, assignment)}
 
 
 def _lines_about_use(*texts: str) -> list[str]:

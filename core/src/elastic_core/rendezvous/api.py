@@ -24,8 +24,8 @@ class RendezvousParameters:
     """
 
     backend: str
-    endpoint: str
-    """As the user typed it; '' when none was given. Each backend declares its own form."""
+    endpoint: str = field(repr=False)
+    """As the user typed it, perhaps with a password; '' when none was given. Each backend declares its own form."""
     run_id: str
     """The job id (``--rdzv_id``): which roster and ledger in the store are meant."""
     min_nodes: int
@@ -34,7 +34,7 @@ class RendezvousParameters:
     """The address that peers reach this node at (``--local_addr``), or None to find it."""
     node_rank: int | None = None
     """This node's rank, where nodes are numbered by hand (``--node_rank``)."""
-    config: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, str] = field(default_factory=dict, repr=False)
     """``--rdzv_conf``, less the keys that core reads itself; already checked against the backend's declared options."""
 
     def __post_init__(self) -> None:

@@ -1,0 +1,54 @@
+"""Our backends under plain torchrun: ``torchrun --rdzv_backend=NAME`` with a handler that keeps our protocol.
+
+A backend's distribution announces a function of the group ``torchrun.handlers`` that returns :func:`handler_of` for
+its plugin. torchrun loads all of that group whenever it starts, so nothing here imports torch before a run asks.
+
+torchrun's agent stays what it is: it starts and stops workers, and counts restarts. The handler does the rest, with
+the same session, the same chair and the same node's mind as ``elastic run``: who is in, who is lost, when a round ends.
+
+* The agent asks every ``--monitor_interval`` how many nodes wait. One more than none makes it stop its workers and ask
+  for the next round; so that is how the handler says that this round is over, whatever the reason.
+* It asks for the next round unbidden when a worker failed here: that is how the handler hears of it.
+* It says nothing when its workers have finished, but enters a barrier on the round's store: the handler sees that key.
+* It says nothing when it is killed. Its beats stop with it; its workers may live on, so it takes no seat on its host.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from elastic_core import conf
+from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters
+from elastic_core.torchrun.handler import TorchrunHandler
+
+__all__ = ["TorchrunHandler", "handler_of"]
+
+
+def handler_of(plugin: str) -> Callable[[Any], RendezvousHandler]:
+    """What torchrun registers: makes the handler of one run from torch's parameters.
+
+    Args:
+        plugin: The module with the backend's hooks; imported when a run asks.
+    """
+
+    def make(torchs: Any) -> RendezvousHandler:
+        hooks = import_module(plugin)
+        options = hooks.elastic_rendezvous_options()
+        text = ",".join(f"{key}={value}" for key, value in torchs.config.items())
+        read = conf.parse(text, backend=torchs.backend, options=options)
+        parameters = RendezvousParameters(
+            backend=torchs.backend,
+            endpoint=torchs.endpoint,
+            run_id=torchs.run_id,
+            min_nodes=torchs.min_nodes,
+            max_nodes=torchs.max_nodes,
+            local_addr=torchs.local_addr,
+            config=read.backend,
+        )
+        uid = read.run_uid or conf.scheduler_uid(os.environ)
+        return TorchrunHandler(hooks.elastic_make_rendezvous, parameters, read, uid)
+
+    return make

@@ -1,0 +1,337 @@
+"""One node of our protocol, with torchrun's agent in the place of our own."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Callable
+
+from elastic_core import conf
+from elastic_core.agent.addresses import endpoint_host, local_address
+from elastic_core.agent.identity import host_name
+from elastic_core.agent.ports import HeldPort
+from elastic_core.environment import inheritable
+from elastic_core.errors import (
+    ElasticError,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousTimeoutError,
+)
+from elastic_core.events import Event
+from elastic_core.exit_codes import ExitCode
+from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
+from elastic_core.rendezvous.api import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo, RendezvousParameters
+from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.closing import close_run
+from elastic_core.rendezvous.join import Applicant, Clock, join
+from elastic_core.rendezvous.ledger import Closed, Offer, Round
+from elastic_core.rendezvous.node import (
+    Effect,
+    Exit,
+    Leaving,
+    MakeOffer,
+    NodeEvent,
+    NodeState,
+    Offered,
+    Progressed,
+    Start,
+    Stop,
+    Work,
+    WorkerFailed,
+    WorkersDone,
+    WorkersGone,
+    row_of,
+    step,
+)
+from elastic_core.rendezvous.rows import NodeInfo
+from elastic_core.rendezvous.session import Session, SessionCalls
+from elastic_core.rendezvous.settings import Agreement, Settings, Versions
+from elastic_core.torchrun import stores
+
+AGREED = ("torchrun",)
+"""What such nodes say in place of their failure policies, so that no ``elastic run`` joins them by mistake."""
+TICK = 1.0
+"""Seconds between two signs of life of this process. (Of the agent's loop there are none while it stops workers.)"""
+SILENT_PROGRESS = 30.0
+"""Seconds for which a round's workers must be alive to count as progress (rule L4)."""
+FENCE_SHARE = 0.8
+LOOK = 0.05
+"""Seconds between two looks whether all agents of a round are at its store."""
+FAREWELL = 10.0
+"""Seconds that the end may take: for others to close the job, and for this node to leave."""
+
+
+class TorchrunHandler(RendezvousHandler):
+    """One node of a job, as torchrun's agent sees it; all of its methods are called from the agent's main thread."""
+
+    def __init__(
+        self,
+        connect: Callable[[RendezvousParameters], RendezvousBackend],
+        params: RendezvousParameters,
+        read: conf.RendezvousConf,
+        scheduler_uid: str | None,
+    ) -> None:
+        self._connect, self._params, self._read, self._uid = connect, params, read, scheduler_uid
+        self._clock = Clock(new_id=lambda: uuid.uuid4().hex[:12])
+        self._changed = threading.Condition(threading.RLock())
+        """Guards what follows, which the session's threads change, too."""
+        self._store: RendezvousBackend | None = None
+        self._session: Session | None = None
+        self._state: NodeState
+        self._row: object = None
+        self._begun: tuple[Round, float] | None = None
+        """The round to start, or that was started, and when it was."""
+        self._fresh = False
+        """Whether that is one which the agent has not been given yet."""
+        self._last = 0
+        """The round in which the agent entered its exit barrier; 0 while it has not. Any later one is the others'."""
+        self._exit: Exit | None = None
+        self._crash: BaseException | None = None
+        self._shut = threading.Event()
+        self._ports: dict[str, HeldPort] = {}
+        self._stores: list[object] = []
+        """Those of the newest rounds: workers of the one before may still end."""
+
+    # What torchrun's agent asks --------------------------------------------------------------------------------------
+
+    def get_backend(self) -> str:
+        """The backend's name."""
+        return self._params.backend
+
+    def get_run_id(self) -> str:
+        """The job id."""
+        return self._params.run_id
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Workers are clients of the round's store: a new one each round, which the agent of rank 0's node holds."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Block until a round is sealed that has this node in it.
+
+        Raises:
+            RendezvousClosedError: The job is closed.
+            RendezvousTimeoutError: Too few nodes came.
+            RendezvousError: This node was refused, or the store cannot be reached while it joins.
+        """
+        if self._session is None:
+            self._enrol()
+        else:
+            self._workers_are_gone("torchrun's agent restarts its workers")
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._fresh or self._exit or self._crash)
+                self._check()
+                if self._exit is not None or self._begun is None:
+                    raise self._ended()
+                current, _ = self._begun
+            try:
+                info = self._info(current)
+            except RuntimeError as exc:  # torch's, of a network: the store's host is lost, and this round is over
+                self._workers_are_gone(f"the store of round {current.number} cannot be reached: {exc}")
+                continue
+            with self._changed:
+                if info is not None and self._is_next(current):
+                    self._fresh = False
+                    return info
+
+    def num_nodes_waiting(self) -> int:
+        """1 when the workers are to be stopped and the next round be asked for; else 0."""
+        with self._changed:
+            self._check()
+            if self._session is None or self._begun is None:
+                return 0
+            current, since = self._begun
+            now = self._clock.now()
+            if now - since >= SILENT_PROGRESS and not self._state.progressed:
+                self._step(Progressed(current.number))
+            fence = FENCE_SHARE * self._state.ledger.settings.timing.fence_after
+            return int(self._state.work is Work.STOPPING or now - self._session.contact_at >= fence)
+
+    def is_closed(self) -> bool:
+        """Whether the job is closed."""
+        with self._changed:
+            return self._session is not None and self._state.ledger.closed is not None
+
+    def set_closed(self) -> None:
+        """Close the job as failed, unless it is closed."""
+        if self._store is not None and self._session is not None:
+            info = self._state.info
+            close_run(self._store, info.node_id, f"torchrun's agent on {info} has given up", self._clock)
+
+    def shutdown(self) -> bool:
+        """The agent ends: with the job, if its workers have finished; else the job is closed as failed, for all."""
+        if self._session is None or self._store is None:
+            return True
+        try:
+            with self._changed:
+                finished = self._last > 0
+                if finished:  # the last of all to finish closes the job
+                    self._changed.wait_for(lambda: self._exit or self._crash, FAREWELL)
+            if not finished:
+                self.set_closed()
+        except RendezvousError:
+            return False
+        finally:
+            self._shut.set()
+            self._session.close(FAREWELL)
+            self._store.close()
+            for port in self._ports.values():
+                port.close()
+        return True
+
+    # The node --------------------------------------------------------------------------------------------------------
+
+    def _enrol(self) -> None:
+        params, versions = self._params, Versions.here()
+        self._store = self._connect(params)
+        for secret in os.environ.keys() - inheritable(os.environ).keys():  # which has been read by now
+            del os.environ[secret]  # torchrun's workers get all that there is
+        info = NodeInfo(
+            node_id=self._clock.new_id(),
+            host=host_name(),
+            host_id=self._clock.new_id(),  # without a seat there, and so as a host of its own: see the top
+            seat=0,
+            local_world_size=1,  # torchrun's agents tell each other
+            role="torchrun",
+            versions=versions,
+        )
+        agreement = Agreement(
+            min_nodes=params.min_nodes, max_nodes=params.max_nodes, max_restarts=0, failure_policies=AGREED
+        )
+        settings = Settings(agreement=agreement, timing=self._read.timing, versions=versions, host=info.host)
+        found = join(self._store, Applicant(info=info, settings=settings, scheduler_uid=self._uid), self._clock)
+        if isinstance(found, Closed):
+            raise RendezvousClosedError(f"The job {params.run_id!r} is over: {found.why}")
+        self._state = NodeState(info=info, ledger=found)
+        calls = SessionCalls(post=self._post, publish=_keep_quiet, judge=_restart, crashed=self._crashed)
+        self._session = Session(self._store, info.node_id, found, self._clock, calls)
+        self._do(MakeOffer())
+        self._session.start()
+        threading.Thread(target=self._tick, args=(self._session,), name="elastic-tick", daemon=True).start()
+
+    def _workers_are_gone(self, why: str) -> None:
+        """No worker runs here: the agent was told to stop them, or something failed, as ``why`` says."""
+        with self._changed:
+            self._check()
+            if self._state.work is Work.RUNNING:
+                info = self._state.info
+                incident = Incident(
+                    kind=IncidentKind.WORKER_FAILED,
+                    round=self._state.round,
+                    node_id=info.node_id,
+                    host=str(info),
+                    message=why,
+                )
+                self._step(WorkerFailed(incident))
+            if self._state.work is Work.STOPPING:
+                self._step(WorkersGone())
+
+    def _finished(self) -> None:
+        """The agent enters its exit barrier, and will not start anything again."""
+        with self._changed:
+            self._last = self._state.round
+            self._post(WorkersDone())
+
+    def _post(self, event: NodeEvent) -> None:
+        with self._changed:
+            self._step(event)
+            ledger = self._state.ledger
+            over = ledger.halt is not None or (ledger.round is not None and ledger.round.number != self._last)
+            if self._last and over and ledger.closed is None:
+                self._step(Leaving("its workers have finished", ExitCode.SUCCESS))  # the others go on without it
+            self._changed.notify_all()
+
+    def _step(self, event: NodeEvent) -> None:
+        assert self._session is not None
+        self._state, effects = step(self._state, event)
+        if (row := row_of(self._state)) != self._row:
+            self._row = row
+            self._session.publish_row(row)
+        for effect in effects:
+            self._do(effect)
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Start(current):
+                self._begun, self._fresh = (current, self._clock.now()), True
+            case MakeOffer():
+                self._step(Offered(self._offer()))
+            case Stop():
+                if self._fresh or self._last:  # none were started, or all have exited
+                    self._fresh = False
+                    self._step(WorkersGone())
+                # Else num_nodes_waiting() says it.
+            case Exit():
+                self._exit = effect
+
+    def _crashed(self, error: BaseException) -> None:
+        with self._changed:
+            self._crash = error
+            self._changed.notify_all()
+
+    def _check(self) -> None:
+        if isinstance(self._crash, ElasticError):
+            raise self._crash
+        if self._crash is not None:
+            raise RuntimeError("a thread of the session failed") from self._crash
+
+    def _ended(self) -> RendezvousError:
+        closed = self._state.ledger.closed
+        if closed is None:
+            return RendezvousConnectionError(f"No further round comes: {self._exit.why if self._exit else 'left'}.")
+        kind = RendezvousTimeoutError if closed.exit_code == ExitCode.TOO_FEW_NODES else RendezvousClosedError
+        return kind(f"The job {self._params.run_id!r} is closed: {closed.why}")
+
+    def _tick(self, session: Session) -> None:
+        while not self._shut.wait(TICK):
+            session.tick()
+
+    # The round's store -----------------------------------------------------------------------------------------------
+
+    def _offer(self) -> Offer:
+        params = self._params
+        address = local_address(endpoint_host(params.endpoint), params.local_addr, single_node=params.max_nodes == 1)
+        port = HeldPort.take(address)
+        port.listen()  # the others may be faster than this node's agent
+        offer = Offer(address, port.port, self._clock.new_id(), hosted=True)
+        self._ports[offer.id] = port
+        while len(self._ports) > 2:  # offers that went into rounds which never began here
+            self._ports.pop(next(iter(self._ports))).close()
+        return offer
+
+    def _is_next(self, current: Round) -> bool:
+        """Whether the agent is still to be given this round."""
+        return self._fresh and self._begun is not None and self._begun[0] is current
+
+    def _over(self, current: Round) -> bool:
+        """Whether there is no waiting for this round any more; waits a moment for that."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._is_next(current) or bool(self._exit or self._crash), LOOK)
+
+    def _info(self, current: Round) -> RendezvousInfo | None:
+        """The round as torchrun's agent takes it, once all agents are there; None if it was over before."""
+        node_id = self._state.info.node_id
+        rank = [member.node_id for member in current.members].index(node_id)
+        offer, port = current.offer, self._ports.pop(current.offer.id, None)
+        store = stores.open_store(offer, port)
+        self._stores = [*self._stores[-1:], store]
+        if not stores.gather(store, len(current.members), lambda: self._over(current)):
+            return None
+        return RendezvousInfo(
+            stores.AgentStore(store, self._finished),
+            rank,
+            len(current.members),
+            BootstrapStoreInfo(offer.address, offer.port),
+        )
+
+
+def _restart(incident: Incident, history: History) -> Verdict:
+    return Verdict(Action.RESTART, "torchrun's agents count restarts")
+
+
+def _keep_quiet(event: Event) -> None:
+    """torchrun has no observers of ours."""

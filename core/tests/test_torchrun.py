@@ -1,0 +1,218 @@
+"""The handler behind plain torchrun, on a store in memory; the round's store is torch's, and stands aside here."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Lock
+from types import SimpleNamespace
+
+import pytest
+
+from elastic_core import conf, torchrun
+from elastic_core.agent.ports import HeldPort
+from elastic_core.config import Timing
+from elastic_core.errors import RendezvousClosedError, RendezvousRefusedError, RendezvousTimeoutError
+from elastic_core.hookspecs import RendezvousOptions
+from elastic_core.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousParameters
+from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.closing import close_run
+from elastic_core.rendezvous.exchange import understood
+from elastic_core.rendezvous.join import Clock
+from elastic_core.rendezvous.ledger import Offer
+from elastic_core.rendezvous.local import LocalBackend, MemoryStore
+from elastic_core.rendezvous.reading import load
+from elastic_core.testing.racing import PATIENCE, background
+from elastic_core.torchrun import TorchrunHandler, stores
+from elastic_core.torchrun.stores import EXIT_BARRIER
+
+
+@dataclass
+class RoundStore:
+    """What torch's agents share in a round, as far as the handler touches it."""
+
+    offer: Offer
+    served: bool
+    kept: dict[str, int]
+    lock: Lock
+
+    def add(self, key: str, amount: int) -> int:
+        with self.lock:
+            self.kept[key] = self.kept.get(key, 0) + amount
+            return self.kept[key]
+
+    def set(self, key: str, value: str) -> None:
+        self.kept[key] = len(value)
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.kept for key in keys)
+
+
+@pytest.fixture(autouse=True)
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: dict[str, dict[str, int]] = defaultdict(dict)
+    lock = Lock()
+
+    def open_store(offer: Offer, port: HeldPort | None) -> RoundStore:
+        if port is not None:
+            port.close()
+        return RoundStore(offer, port is not None, kept[offer.id], lock)
+
+    monkeypatch.setattr(stores, "open_store", open_store)
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def node(memory: MemoryStore) -> Iterator[Callable[..., TorchrunHandler]]:
+    """``node()`` makes the handler of another agent of one job."""
+    made = []
+
+    def make(min_nodes: int = 2, max_nodes: int = 2, **timing: float) -> TorchrunHandler:
+        params = RendezvousParameters(
+            backend="memory", endpoint="", run_id="job", min_nodes=min_nodes, max_nodes=max_nodes
+        )
+        read = conf.RendezvousConf(timing=Timing(**timing))
+        made.append(TorchrunHandler(lambda params: LocalBackend(memory), params, read, None))
+        return made[-1]
+
+    yield make
+    for each in [background(handler.shutdown) for handler in made]:
+        each.result(PATIENCE)
+
+
+def round_of(handlers: Sequence[RendezvousHandler]) -> list[RendezvousInfo]:
+    """What all are given, asked at once."""
+    return [understood(each.result(PATIENCE)) for each in [background(each.next_rendezvous) for each in handlers]]
+
+
+def told_to_stop(handler: TorchrunHandler) -> None:
+    """Ask as torchrun's agent does, until nodes wait."""
+    asking = threading.Event()
+    while not handler.num_nodes_waiting():
+        assert not asking.wait(0.01)
+
+
+def verdict(store: RendezvousBackend) -> tuple[bool, str]:
+    ledger = load(store, 0.0)
+    assert ledger is not None
+    assert ledger.closed is not None
+    return ledger.closed.success, ledger.closed.why
+
+
+def test_agents_get_one_round_and_its_store_is_served_by_rank_0(node: Callable[..., TorchrunHandler]) -> None:
+    handlers = [node(), node()]
+    infos = round_of(handlers)
+    assert sorted((info.rank, info.world_size, info.store.served) for info in infos) == [(0, 2, True), (1, 2, False)]
+    assert len({info.bootstrap_store_info for info in infos}) == 1
+    assert [handler.num_nodes_waiting() for handler in handlers] == [0, 0]
+    assert not any(handler.is_closed() for handler in handlers)
+    assert {handler.get_backend() for handler in handlers} == {"memory"}
+
+
+def test_a_failure_on_one_node_ends_the_round_on_all_and_the_next_one_has_another_store(
+    node: Callable[..., TorchrunHandler],
+) -> None:
+    handlers = [node(), node()]
+    before = round_of(handlers)
+    failed: Future[RendezvousInfo] = background(handlers[1].next_rendezvous)  # its agent restarts its workers
+    told_to_stop(handlers[0])
+    after = [background(handlers[0].next_rendezvous).result(PATIENCE), failed.result(PATIENCE)]
+    assert [info.rank for info in after] == [info.rank for info in before]
+    assert {info.store.offer.port for info in after}.isdisjoint(info.store.offer.port for info in before)
+
+
+def test_an_agent_that_does_not_come_to_its_round_is_not_waited_for(node: Callable[..., TorchrunHandler]) -> None:
+    handlers = [node(min_nodes=1, beat_interval=0.2, lost_after=0.6, last_call_timeout=PATIENCE) for _ in range(2)]
+    chair = min(zip(round_of(handlers), handlers, strict=True), key=lambda pair: pair[0].rank)[1]
+    [other] = [handler for handler in handlers if handler is not chair]
+    other._shut.set()  # it gives no sign of life any more
+    assert [info.world_size for info in round_of([chair])] == [1]
+
+
+def test_the_job_is_closed_well_once_all_have_entered_the_exit_barrier(
+    node: Callable[..., TorchrunHandler], memory: MemoryStore
+) -> None:
+    handlers = [node(), node()]
+    for info in round_of(handlers):
+        info.store.add(f"{EXIT_BARRIER}/num_members", 1)
+    for each in [background(handler.shutdown) for handler in handlers]:
+        assert each.result(PATIENCE)
+    assert verdict(LocalBackend(memory))[0]
+
+
+def test_an_agent_that_gives_up_closes_the_job_for_all(
+    node: Callable[..., TorchrunHandler], memory: MemoryStore
+) -> None:
+    handlers = [node(), node()]
+    round_of(handlers)
+    assert handlers[1].shutdown()
+    told_to_stop(handlers[0])
+    with pytest.raises(RendezvousClosedError, match="has given up"):
+        handlers[0].next_rendezvous()
+    assert handlers[0].is_closed()
+    success, why = verdict(LocalBackend(memory))
+    assert (success, "has given up" in why) == (False, True)
+
+
+def test_closing_what_is_closed_changes_nothing(node: Callable[..., TorchrunHandler], memory: MemoryStore) -> None:
+    handlers = [node(), node()]
+    round_of(handlers)
+    handlers[0].set_closed()
+    head = memory.head
+    close_run(LocalBackend(memory), "somebody", "why", Clock(new_id=lambda: "id"))
+    assert memory.head == head
+
+
+def test_too_few_nodes_are_a_timeout(node: Callable[..., TorchrunHandler]) -> None:
+    with pytest.raises(RendezvousTimeoutError, match="is closed"):
+        node(join_timeout=0.5).next_rendezvous()
+
+
+def test_other_settings_are_refused(node: Callable[..., TorchrunHandler]) -> None:
+    round_of([node(), node()])
+    with pytest.raises(RendezvousRefusedError, match="max_nodes"):
+        node(max_nodes=3).next_rendezvous()
+
+
+def test_shutting_down_before_anything_began_is_no_error(node: Callable[..., TorchrunHandler]) -> None:
+    assert node().shutdown()
+
+
+def test_torchs_parameters_are_read_as_ours(monkeypatch: pytest.MonkeyPatch, memory: MemoryStore) -> None:
+    asked = []
+
+    def connect(params: RendezvousParameters) -> LocalBackend:
+        asked.append(params)
+        return LocalBackend(memory)
+
+    hooks = SimpleNamespace(
+        elastic_rendezvous_options=lambda: RendezvousOptions(endpoint="HOST", conf={"color": "a color"}),
+        elastic_make_rendezvous=connect,
+    )
+    monkeypatch.setattr(torchrun, "import_module", lambda name: hooks)
+    monkeypatch.setenv("ELASTIC_OURS_PASSWORD", "s3cret")
+    theirs = SimpleNamespace(
+        backend="ours",
+        endpoint="host:1",
+        run_id="job",
+        min_nodes=1,
+        max_nodes=1,
+        local_addr="127.0.0.1",
+        config={"timeout": 900, "color": "red", "last_call_timeout": "0"},
+    )
+    handler = torchrun.handler_of("module")(theirs)
+    assert round_of([handler])[0].world_size == 1
+    assert handler.get_run_id() == "job"
+    assert "ELASTIC_OURS_PASSWORD" not in os.environ, "workers inherit what is there"
+    assert handler.use_agent_store
+    assert handler.shutdown()
+    [params] = asked
+    assert (params.endpoint, dict(params.config), params.local_addr) == ("host:1", {"color": "red"}, "127.0.0.1")

@@ -1,0 +1,191 @@
+"""Roster and ledger on a Redis server.
+
+Four keys hold one job (``scripts`` says what is in each). Every operation is one script, and so one atomic step: an
+entry is written only onto the very entry that it was built on, also on a server whose history has rolled back.
+
+A waiter looks, with one script, and then blocks on the streams that ring whenever something changes (XREAD BLOCK).
+Nothing can come between the two: it waits for the stroke after the last one that it saw. A failover or a restart
+ends the wait with an error, and whoever connects anew looks again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from elastic_core.errors import RendezvousStateError
+from elastic_core.rendezvous.backend import (
+    MAX_VALUE_BYTES,
+    BeatReply,
+    Cursor,
+    Link,
+    RendezvousBackend,
+    RosterRow,
+)
+from elastic_rdzv_redis import scripts
+from elastic_rdzv_redis.client import Client
+from elastic_rdzv_redis.dialling import Dialler
+
+LONGEST_SLEEP = 5.0
+"""Seconds that a waiter sleeps at a time. Changes wake it; this is for a server that hangs and tells nobody."""
+_LAYOUT = 1
+"""The version of what the keys hold; it is in their names, so that others never read each other's."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The names of one job's keys. The braces keep them together where a server divides keys by name."""
+
+    prefix: str
+    run_id: str
+
+    @property
+    def all(self) -> tuple[str, str, str, str]:
+        """In the order in which scripts take them."""
+        job = f"{self.prefix}:v{_LAYOUT}:{{{quote(self.run_id, safe='', errors='surrogateescape')}}}"
+        return f"{job}:ledger", f"{job}:roster", f"{job}:ledger-bell", f"{job}:roster-bell"
+
+
+class RedisBackend(RendezvousBackend):
+    """One connection to one job's keys.
+
+    Args:
+        dialler: Makes connections.
+        run_id: Which job.
+
+    Raises:
+        RendezvousConnectionError: The server cannot be reached, refuses us, or will not do.
+    """
+
+    may_forget = True
+
+    def __init__(self, dialler: Dialler, run_id: str) -> None:
+        self._dialler = dialler
+        self._run_id = run_id
+        self._keys = Keys(dialler.options.prefix, run_id).all
+        self._client: Client = dialler.dial()
+
+    def connect(self) -> RedisBackend:
+        """Another connection to the same job, on whichever server is the master by now."""
+        return RedisBackend(self._dialler, self._run_id)
+
+    def close(self) -> None:
+        """Close this connection; its wait ends."""
+        self._client.close()
+
+    # The roster ------------------------------------------------------------------------------------------------------
+
+    def enter(self, node_id: str, value: bytes) -> int:
+        """Add a row."""
+        _check_size(f"The row of {node_id}", value)
+        return self._known(int, self._run(scripts.ENTER, node_id, value))
+
+    def amend(self, node_id: str, revision: int, value: bytes) -> None:
+        """Replace a row's value, unless it is as new or gone."""
+        _check_size(f"The row of {node_id}", value)
+        self._run(scripts.AMEND, node_id, revision, value)
+
+    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
+        """Set the row's beat, and report; one round trip."""
+        watched = () if watch is None else (watch,)
+        reply = self._known(list, self._run(scripts.BEAT, node_id, count, *watched), length=3)
+        head, revision, beat = (self._known(int, number) for number in reply)
+        return BeatReply(head, None if revision < 0 else revision, None if beat < 0 else beat)
+
+    def remove(self, node_id: str) -> None:
+        """Delete a row."""
+        self._run(scripts.REMOVE, node_id)
+
+    def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
+        """The rows, in order of serial; one round trip, however many they are."""
+        if ids is not None and not ids:
+            return []
+        reply = self._known(list, self._run(scripts.ROSTER, *(ids or ())))
+        fields = dict(zip(reply[::2], reply[1::2], strict=True))
+        rows = [self._row(name[2:], fields) for name in fields if name.startswith(b"n:")]
+        return sorted(rows, key=lambda row: row.serial)
+
+    def _row(self, name: bytes, fields: dict[bytes, bytes]) -> RosterRow:
+        try:
+            serial, revision = map(int, fields[b"n:" + name].split(b" "))
+            value, beat = fields[b"v:" + name], int(fields[b"b:" + name])
+            return RosterRow(_text(name), serial, revision, value, beat)
+        except (KeyError, ValueError) as exc:
+            raise self._planted(f"the row of {_text(name)!r}") from exc
+
+    # The ledger ------------------------------------------------------------------------------------------------------
+
+    def append(self, prev: Link, entry: Link, data: bytes) -> bool:
+        """Write an entry on top of ``prev``."""
+        _check_size(f"Entry {entry.index}", data)
+        return self._known(int, self._run(scripts.APPEND, prev.index, prev.id, entry.index, entry.id, data)) == 1
+
+    def read(self, index: int) -> bytes | None:
+        """An entry's data."""
+        reply = self._run(scripts.READ, index)
+        if reply is None:
+            return None
+        size, data = reply, b""
+        if not isinstance(reply, int):
+            _, end, data = self._known(bytes, reply).partition(b"\n")
+            if not end:
+                raise self._planted(f"entry {index}")
+            size = len(data)
+        if size > MAX_VALUE_BYTES:
+            raise RendezvousStateError(
+                f"Entry {index} of job {self._run_id!r} has {size} bytes; at most {MAX_VALUE_BYTES} are allowed.",
+                hint=_WHO,
+            )
+        return data
+
+    def shrink(self, index: int) -> None:
+        """Let go of an entry's data; its id stays, so that nobody else's entry can take its place."""
+        self._run(scripts.SHRINK, index)
+
+    # Both ------------------------------------------------------------------------------------------------------------
+
+    def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
+        """Block until something is new."""
+        deadline = time.monotonic() + timeout
+        watched = slice(2, 4) if roster else slice(2, 3)
+        while True:
+            look = self._known(list, self._run(scripts.LOOK), length=4)
+            now = Cursor(self._known(int, look[0]), self._known(int, look[1]))
+            left = deadline - time.monotonic()
+            if now.head != cursor.head or (roster and now.roster != cursor.roster) or left <= 0:
+                return now
+            self._client.sleep_until_rung(self._keys[watched], look[watched], min(left, LONGEST_SLEEP))
+
+    def _run(self, script: scripts.Script, *arguments: str | bytes | int) -> Any:
+        encoded = (each.encode(errors="surrogateescape") if isinstance(each, str) else each for each in arguments)
+        return self._client.run(script, self._keys, *encoded)
+
+    def _known(self, kind: type[_T], reply: Any, length: int | None = None) -> _T:
+        """A reply of the kind that it must be."""
+        if not isinstance(reply, kind) or (length is not None and len(reply) != length):  # type: ignore[arg-type]  # a list
+            raise self._planted("a counter")
+        return reply
+
+    def _planted(self, what: str) -> RendezvousStateError:
+        return RendezvousStateError(
+            f"The Redis server at {self._client.where} holds something that is not ours: {what} of job "
+            f"{self._run_id!r} cannot be read.",
+            hint=_WHO,
+        )
+
+
+_WHO = "Somebody else has written there: use another --rdzv_id, or keep others out with a password."
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="surrogateescape")
+
+
+def _check_size(what: str, value: bytes) -> None:
+    if len(value) > MAX_VALUE_BYTES:
+        raise RendezvousStateError(f"{what} has {len(value)} bytes; at most {MAX_VALUE_BYTES} are allowed.")

@@ -1,0 +1,208 @@
+"""One connection to a Redis server, with every wait bounded and every error one of ours.
+
+redis-py speaks the protocol; the socket is made and kept here. So a name is looked up by who connects, and never by
+who beats; another thread can end a wait; and a connection that broke is never silently made anew, since what was
+agreed on it (which server, that it will do) is to be asked again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from redis.connection import AbstractConnection
+
+from elastic_core.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
+from elastic_rdzv_redis.scripts import Script
+
+_ACL = "The README of elastic-rdzv-redis has the line for the server's access list."
+_HINTS = {
+    "NOAUTH": "Give a password; see --rdzv_conf password_file, or the variable ELASTIC_REDIS_PASSWORD.",
+    "WRONGPASS": "Check the user's name and the password.",
+    "NOPERM": _ACL,
+    "OOM": "The server's memory is full: raise its maxmemory.",
+    "MISCONF": "The server cannot write to its disk; see its log.",
+    "READONLY": "It is a replica: name the master, or the sentinels with --rdzv_conf sentinel=NAME.",
+    "MOVED": "It is a node of a Redis Cluster; name a server that is in none.",
+    "LOADING": "It still reads its data from disk.",
+}
+"""What to do about what a server answers with, by the first word of the answer."""
+
+
+class _Line(AbstractConnection):
+    """redis-py's side of a connection: a socket that is there already, once."""
+
+    host = ""
+    """For redis-py's own records, which nobody reads."""
+
+    def __init__(self, sock: socket.socket, where: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        # redis-py would introduce itself, by a command that older servers' access lists cannot even name. (The
+        # first attribute is that of its newer versions.)
+        self.driver_info = self.lib_name = self.lib_version = None
+        self._given: socket.socket | None = sock
+        self._where = where
+
+    def repr_pieces(self) -> list[tuple[str, str]]:
+        return [("at", self._where)]
+
+    def _connect(self) -> socket.socket:
+        given, self._given = self._given, None
+        if given is None:
+            raise OSError("the connection is closed")
+        return given
+
+    def _host_error(self) -> str:
+        return self._where
+
+
+class Client:
+    """One connection. It never reconnects.
+
+    Every method raises RendezvousConnectionError when the server is gone, does not answer in time or refuses, or when
+    this connection is closed; and RendezvousStateError when a key holds something else.
+
+    Args:
+        sock: The way to the server; closed with this object, also when making it fails.
+        where: The server, for messages.
+        db: Which of its databases.
+        username, password: What to identify with; None for the server's default user, or no password.
+        patience: Seconds that each answer may take until :meth:`settle` says otherwise.
+
+    Raises:
+        RendezvousConnectionError: It does not let us in.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        where: str,
+        *,
+        db: int = 0,
+        username: str | None = None,
+        password: str | None = None,
+        patience: float,
+    ) -> None:
+        self.where = where
+        self._patience = patience
+        self._closed = False
+        self._busy = threading.Lock()
+        """Held while an answer is waited for."""
+        self._socket = sock
+        self._plug = socket.socket(fileno=socket.dup(sock.fileno()))
+        """The same, for other threads: a TLS socket is not theirs to touch."""
+        self._line: AbstractConnection = _Line(sock, where, db=db, username=username, password=password, protocol=2)
+        try:
+            sock.settimeout(patience)
+            with self._asking():
+                self._line.connect()  # type: ignore[no-untyped-call]  # redis-py has not annotated it
+        except BaseException:
+            self.close()
+            raise
+
+    def settle(self, read_timeout: float) -> None:
+        """The connection is made: from now on an answer may take so many seconds, and a silent peer is noticed."""
+        self._patience = read_timeout
+        self._socket.settimeout(read_timeout)
+        if self._plug.family != socket.AF_UNIX:
+            self._plug.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._plug.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(read_timeout / 2)))
+            self._plug.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(read_timeout / 6)))
+            self._plug.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+            self._plug.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(read_timeout * 1000)))
+
+    def close(self) -> None:
+        """Close the connection; what another thread waits for ends with an error. May be repeated."""
+        self._closed = True
+        with contextlib.suppress(OSError):  # not connected any more
+            self._plug.shutdown(socket.SHUT_RDWR)
+        with self._busy:
+            self._line.disconnect()
+            self._socket.close()
+            self._plug.close()
+
+    def ask(self, *command: str | bytes | int) -> Any:
+        """One command's answer, as redis-py reads it: bytes, numbers, None, and lists of them."""
+        with self._asking():
+            return self._ask(*command)
+
+    def run(self, script: Script, keys: Sequence[str], *arguments: str | bytes | int) -> Any:
+        """A script's answer."""
+        with self._asking():
+            try:
+                return self._ask("EVALSHA", script.sha, len(keys), *keys, *arguments)
+            except redis.exceptions.NoScriptError:  # the server has not seen it, or was started anew
+                return self._ask("EVAL", script.text, len(keys), *keys, *arguments)
+
+    def sleep_until_rung(self, bells: Sequence[str], strokes: Sequence[bytes], timeout: float) -> None:
+        """Block until one of the streams has an element after the one named, for ``timeout`` seconds at most."""
+        with self._asking():
+            self._socket.settimeout(timeout + self._patience)
+            self._ask("XREAD", "BLOCK", max(1, math.ceil(timeout * 1000)), "STREAMS", *bells, *strokes)
+            self._socket.settimeout(self._patience)
+
+    def _ask(self, *command: str | bytes | int) -> Any:
+        self._line.send_command(*command, check_health=False)
+        return self._line.read_response()
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        with self._busy:
+            try:
+                if not self._closed:
+                    yield
+                    return
+            except (redis.RedisError, OSError, ValueError, AttributeError) as exc:
+                # The last two: another thread has closed the socket that redis-py was about to read from.
+                if not self._closed:
+                    raise self._error(exc) from _without_details(exc)
+        raise RendezvousConnectionError(f"This connection to the Redis server at {self.where} is closed.")
+
+    def _error(self, exc: Exception) -> RendezvousError:
+        server = f"The Redis server at {self.where}"
+        if isinstance(exc, (redis.exceptions.TimeoutError, TimeoutError)):
+            return RendezvousConnectionError(f"{server} has not answered for {self._patience:g} s.")
+        said = _said(exc)
+        code = next((code for code in _HINTS if re.search(rf"\b{code}\b", said)), "")
+        if isinstance(exc, redis.exceptions.InvalidResponse):
+            return RendezvousConnectionError(
+                f"Whoever listens at {self.where} is no Redis server: {said}", hint="Check --rdzv_endpoint."
+            )
+        if isinstance(exc, redis.exceptions.AuthenticationError):
+            hint = _HINTS.get(code, _HINTS["WRONGPASS"])
+            return RendezvousConnectionError(f"{server} does not let us in: {said}", hint=hint)
+        if "WRONGTYPE" in said:
+            return RendezvousStateError(
+                f"{server} holds something else where this job's keys are: {said}",
+                hint="Use another --rdzv_id, or another --rdzv_conf prefix.",
+            )
+        if isinstance(exc, redis.exceptions.ResponseError):
+            return RendezvousConnectionError(f"{server} refuses: {said}", hint=_HINTS.get(code))
+        return RendezvousConnectionError(f"{server} is gone, or the network in between: {said}", hint=_HINTS.get(code))
+
+
+def _said(exc: Exception) -> str:
+    """The server's own words, on one line. redis-py cuts off the first of them where it knows it; put it back."""
+    said = " ".join(str(exc).split())
+    prefixes: dict[type[Exception], str] = {
+        redis.exceptions.NoPermissionError: "NOPERM",
+        redis.exceptions.ReadOnlyError: "READONLY",
+        redis.exceptions.OutOfMemoryError: "OOM",
+        redis.exceptions.BusyLoadingError: "LOADING",
+    }
+    code = prefixes.get(type(exc))
+    if isinstance(exc, redis.exceptions.AuthenticationError) and not said.startswith(("WRONGPASS", "NOAUTH")):
+        code = "NOAUTH" if "required" in said else "WRONGPASS" if "invalid" in said else None
+    return said if code is None or code in said else f"{code} {said}"
+
+
+def _without_details(exc: Exception) -> Exception | None:
+    """The cause, for a traceback; None for a refused identification, whose frames hold a password."""
+    return None if isinstance(exc, redis.exceptions.AuthenticationError) else exc

@@ -1,0 +1,231 @@
+"""From an endpoint to a connection: names, sentinels, TLS, and whether the server will do.
+
+Names are looked up once, when the first connection is made, and again only when none of the addresses answers: a
+resolver can stall for seconds, and a managed server may have moved to another address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from concurrent import futures
+from typing import Any
+
+from elastic_core.errors import ElasticError, RendezvousConnectionError, UsageError, in_one_line
+from elastic_rdzv_redis.client import Client
+from elastic_rdzv_redis.endpoint import Host
+from elastic_rdzv_redis.options import Credentials, Options
+
+_KEEPS = "noeviction"
+
+
+class Dialler:
+    """Makes connections to one server, or to whichever server is the master at the time. Safe to share by threads."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self._addresses: dict[Host, list[Any]] = {}
+        """What names stood for when they were last looked up."""
+        self._context = None if options.tls is None else _tls_context(options)
+
+    def dial(self) -> Client:
+        """A new connection.
+
+        Raises:
+            RendezvousConnectionError: Nobody answers, lets us in, or is fit to hold the store.
+        """
+        deadline = time.monotonic() + self.options.connect_timeout
+        master, whose = next(iter(self.options.endpoint.hosts), None), ""
+        if self.options.sentinel is not None:
+            master, whose = self._master(self.options.sentinel, deadline), f" (master {self.options.sentinel!r})"
+        client = self._client(master, self.options.credentials, deadline, whose=whose, db=self.options.endpoint.db)
+        try:
+            _check_fitness(client)
+            client.settle(self.options.read_timeout)
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def _master(self, name: str, deadline: float) -> Host:
+        """Where the sentinels say that the master is."""
+        failures = []
+        for sentinel in self.options.endpoint.hosts:
+            share = (deadline - time.monotonic()) / 2  # what one that hangs may take from the others
+            try:
+                credentials = self.options.sentinel_credentials
+                client = self._client(sentinel, credentials, time.monotonic() + share, whose=" (sentinel)")
+                with contextlib.closing(client):
+                    found = client.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)
+            except RendezvousConnectionError as exc:
+                failures.append(exc)
+                continue
+            if found is not None:
+                return Host(found[0].decode(), int(found[1]))
+            failures.append(
+                RendezvousConnectionError(
+                    f"The sentinel at {sentinel} knows no master {name!r}.", hint="See --rdzv_conf sentinel."
+                )
+            )
+        if len(failures) == 1:
+            raise failures[0]
+        said = " ".join(exc.message for exc in failures)
+        raise RendezvousConnectionError(
+            f"No sentinel says where the master {name!r} is. {said}", hint=failures[-1].hint
+        ) from failures[-1]
+
+    def _client(
+        self, host: Host | None, credentials: Credentials, deadline: float, *, whose: str = "", db: int = 0
+    ) -> Client:
+        """A connection to one server, or with no host to the endpoint's unix socket."""
+        username, password = credentials.now()
+        where = f"{host or self.options.endpoint}{whose}"
+        sock = self._unix(where) if host is None else self._tcp(host, where, deadline)
+        try:
+            if self._context is not None and host is not None:
+                sock = self._encrypted(self._context, sock, host, where)
+        except BaseException:
+            sock.close()
+            raise
+        patience = max(0.1, deadline - time.monotonic())
+        return Client(sock, where, db=db, username=username, password=password, patience=patience)
+
+    def _unix(self, where: str) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(self.options.connect_timeout)
+            sock.connect(str(self.options.endpoint.path))
+        except OSError as exc:
+            sock.close()
+            raise _unreachable(where, exc.strerror or str(exc)) from exc
+        return sock
+
+    def _tcp(self, host: Host, where: str, deadline: float) -> socket.socket:
+        known = self._addresses.get(host)
+        addresses = known or _look_up(host, max(0.1, deadline - time.monotonic()))
+        failure: OSError | None = None
+        for place, (family, kind, protocol, _, address) in enumerate(addresses):
+            left = (deadline - time.monotonic()) / (len(addresses) - place)
+            sock = socket.socket(family, kind, protocol)
+            try:
+                sock.settimeout(max(0.1, left))
+                sock.connect(address)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            except OSError as exc:
+                sock.close()
+                failure = exc
+            else:
+                self._addresses[host] = addresses
+                return sock
+        self._addresses.pop(host, None)  # the next attempt looks it up anew
+        waited = f"no answer within {self.options.connect_timeout:g} s"
+        why = waited if failure is None or isinstance(failure, TimeoutError) else failure.strerror or str(failure)
+        raise _unreachable(where, why) from failure
+
+    def _encrypted(self, context: ssl.SSLContext, sock: socket.socket, host: Host, where: str) -> socket.socket:
+        assert self.options.tls is not None
+        name = self.options.tls.hostname or host.name.partition("%")[0]
+        try:
+            return context.wrap_socket(sock, server_hostname=name)
+        except ssl.SSLCertVerificationError as exc:
+            raise RendezvousConnectionError(
+                f"The certificate of the Redis server at {where} is not to be trusted: {exc.verify_message}.",
+                hint="Name the authority that signed it by --rdzv_conf cacert=FILE; the name that it is for, if that "
+                f"is not {name!r}, by tls_hostname=NAME.",
+            ) from exc
+        except (OSError, ValueError) as exc:
+            said = getattr(exc, "reason", None) or getattr(exc, "strerror", None) or str(exc)
+            raise RendezvousConnectionError(
+                f"The Redis server at {where} does not answer in TLS: {said}.",
+                hint="If it does not speak TLS, write redis:// instead of rediss://.",
+            ) from exc
+
+
+def _unreachable(where: str, why: str) -> RendezvousConnectionError:
+    return RendezvousConnectionError(
+        f"No Redis server can be reached at {where}: {why}.",
+        hint="Start it, or check --rdzv_endpoint, the network and the firewall.",
+    )
+
+
+def _look_up(host: Host, patience: float) -> list[Any]:
+    """What a name stands for. A thread asks, since nothing else ends a question that the resolver does not answer."""
+    with contextlib.suppress(socket.gaierror):
+        return socket.getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    answer: futures.Future[list[Any]] = futures.Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(socket.getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM))
+        except BaseException as exc:
+            answer.set_exception(exc)
+
+    asking = threading.Thread(target=ask, name="elastic-redis-resolver", daemon=True)
+    asking.start()
+    try:
+        found = answer.result(patience)
+    except (futures.TimeoutError, OSError, UnicodeError) as exc:
+        why = exc.strerror if isinstance(exc, socket.gaierror) else f"no answer within {patience:.1f} s"
+        raise RendezvousConnectionError(
+            f"The host {host.name!r} cannot be looked up: {why}.", hint="Check the name, or write the address itself."
+        ) from exc
+    asking.join()
+    return found
+
+
+def _check_fitness(client: Client) -> None:
+    """Refuse a server that may throw entries away, and one that cannot be written to.
+
+    Raises:
+        RendezvousConnectionError: It is one of those.
+    """
+    said = client.ask("INFO", "memory") + b"\r\n" + client.ask("INFO", "replication")
+    facts = dict(line.split(":", 1) for line in said.decode(errors="replace").splitlines() if ":" in line)
+    policy = facts.get("maxmemory_policy", _KEEPS)
+    if policy != _KEEPS:
+        raise RendezvousConnectionError(
+            f"The Redis server at {client.where} has maxmemory-policy {policy}: when its memory is full, it throws "
+            "away what the job stands on.",
+            hint=f"Set maxmemory-policy to {_KEEPS} (CONFIG SET maxmemory-policy {_KEEPS}), or use another server.",
+        )
+    if facts.get("role", "master") != "master":
+        raise RendezvousConnectionError(
+            f"The Redis server at {client.where} is a replica of {facts.get('master_host')}:"
+            f"{facts.get('master_port')}, and cannot be written to.",
+            hint="Name the master, or the sentinels with --rdzv_conf sentinel=NAME.",
+        )
+
+
+def _tls_context(options: Options) -> ssl.SSLContext:
+    """How to speak TLS with this server.
+
+    Raises:
+        UsageError: A file holds something else.
+    """
+    tls = options.tls
+    assert tls is not None
+    try:
+        context = ssl.create_default_context(cafile=tls.cacert)
+    except (OSError, ssl.SSLError) as exc:
+        raise UsageError(f"--rdzv_conf cacert={tls.cacert} holds no certificates: {_reason(exc)}.") from exc
+    if tls.cert is not None:
+        try:
+            context.load_cert_chain(tls.cert, tls.key, password=_no_password)
+        except ElasticError:
+            raise
+        except (OSError, ssl.SSLError) as exc:
+            files = f"cert={tls.cert}" + (f" and key={tls.key}" if tls.key else "")
+            raise UsageError(f"--rdzv_conf {files} are no certificate and its key: {_reason(exc)}.") from exc
+    return context
+
+
+def _no_password() -> str:
+    """An agent cannot be asked at a terminal, as OpenSSL would."""
+    raise UsageError("The private key of --rdzv_conf key or cert is encrypted.", hint="Give one that is not.")
+
+
+def _reason(exc: Exception) -> str:
+    return getattr(exc, "reason", None) or getattr(exc, "strerror", None) or in_one_line(exc)

@@ -1,0 +1,118 @@
+"""Where the server is: reading what users write, and never writing a password back."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl, unquote
+
+from elastic_core.errors import UsageError
+
+PORT, SENTINEL_PORT = 6379, 26379
+FORM = "HOST[:PORT], redis[s]://[USER:PASSWORD@]HOST[:PORT][/DB], or unix:///PATH"
+
+_URL = re.compile(r"(?P<scheme>[a-z]+)://(?:(?P<user>.*)@)?(?P<rest>[^@]*)", re.DOTALL)
+_HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-fA-F:.%\w]+)\]|(?P<name>[^\s\[\]:/?#@,]+))(?::(?P<port>[0-9]+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A server's, or a sentinel's: a name or an address, and a port."""
+
+    name: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.name}]:{self.port}" if ":" in self.name else f"{self.name}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """``--rdzv_endpoint``, read. As text it has no password."""
+
+    hosts: tuple[Host, ...] = ()
+    """One; several only for sentinels."""
+    path: str | None = None
+    """Of a unix socket."""
+    tls: bool = False
+    db: int = 0
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        if self.path is not None:
+            return f"unix://{self.path}"
+        return ",".join(map(str, self.hosts))
+
+    @classmethod
+    def parse(cls, text: str, *, sentinels: bool = False) -> Endpoint:
+        """Read an endpoint: of a server, or of one or more sentinels separated by commas.
+
+        Raises:
+            UsageError: It is none.
+        """
+        scheme, user, rest = "redis", None, text
+        if "://" in text:
+            found = _URL.fullmatch(text)
+            if found is None or found["scheme"] not in ("redis", "rediss", "unix"):
+                raise _refused(text, f"it is not of the form {FORM}")
+            scheme, user, rest = found["scheme"], found["user"], found["rest"]
+        elif "@" in text:
+            raise _refused(text, "a user and a password need a URL, redis://USER:PASSWORD@HOST")
+        username, password = _credentials(user)
+        if scheme == "unix":
+            path, _, query = rest.partition("?")
+            if not path.startswith("/") or sentinels:
+                raise _refused(text, "sentinels have hosts" if sentinels else "the socket's path must begin with /")
+            options = dict(parse_qsl(query, keep_blank_values=True))
+            db = _database(text, options.pop("db", ""))
+            if options:
+                raise _refused(text, f"there is no option {next(iter(options))!r}")
+            return cls(path=unquote(path), db=db, username=username, password=password)
+        where, slash, db_text = rest.partition("/")
+        if slash and "://" not in text:
+            raise _refused(text, "a database needs a URL, redis://HOST/DB")
+        port = SENTINEL_PORT if sentinels else PORT
+        hosts = tuple(_host(text, each, port) for each in where.split(","))
+        if len(hosts) > 1 and not sentinels:
+            raise _refused(
+                text, f"it names {len(hosts)} servers; only sentinels may be several (--rdzv_conf sentinel=NAME)"
+            )
+        return cls(
+            hosts=hosts, tls=scheme == "rediss", db=_database(text, db_text), username=username, password=password
+        )
+
+
+def shown(text: str) -> str:
+    """An endpoint as it was typed, less the password."""
+    return re.sub(r"^([a-z]*://)?(.*)@", r"\1***@", text, flags=re.DOTALL)
+
+
+def _refused(text: str, why: str) -> UsageError:
+    return UsageError(
+        f"--rdzv_endpoint {shown(text)!r}: {why}.",
+        hint=f"Write {FORM}, e.g. redis.example:{PORT}. In a URL, write a / or @ of a password as %2F and %40.",
+    )
+
+
+def _credentials(user: str | None) -> tuple[str | None, str | None]:
+    if user is None:
+        return None, None
+    name, colon, password = user.partition(":")
+    return unquote(name) or None, unquote(password) if colon else None
+
+
+def _host(text: str, where: str, default_port: int) -> Host:
+    found = _HOST.fullmatch(where)
+    if found is None:
+        raise _refused(text, f"{where!r} is no HOST[:PORT]" if where else "it names no host")
+    port = int(found["port"] or default_port)
+    if not 1 <= port <= 65535:
+        raise _refused(text, f"{found['port']!r} is not a port from 1 to 65535")
+    return Host(found["ipv6"] or found["name"], port)
+
+
+def _database(text: str, digits: str) -> int:
+    if digits and not (digits.isascii() and digits.isdigit()):
+        raise _refused(text, f"{digits!r} is not the number of a database")
+    return int(digits or 0)

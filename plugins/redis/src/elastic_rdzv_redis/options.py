@@ -1,0 +1,185 @@
+"""Reading ``--rdzv_conf``, and where a password comes from."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from elastic_core.errors import RendezvousConnectionError, UsageError
+from elastic_rdzv_redis.endpoint import Endpoint
+
+USERNAME, PASSWORD = "ELASTIC_REDIS_USERNAME", "ELASTIC_REDIS_PASSWORD"
+SENTINEL_PASSWORD = "ELASTIC_REDIS_SENTINEL_PASSWORD"
+PREFIX = "elastic"
+CONNECT_TIMEOUT, READ_TIMEOUT = 2.0, 5.0
+
+CONF: Mapping[str, str] = {
+    "username": f"the user to identify as; else ${USERNAME}, or the server's default user",
+    "password_file": "a file with the password, which nobody sees in a list of processes; read for each connection",
+    "password": f"the password, for all to see in a list of processes; better password_file, or ${PASSWORD}",
+    "cacert": "a file with the authorities that sign the server's certificate (rediss://); else the system's",
+    "cert": "a file with this client's certificate, where the server wants one",
+    "key": "a file with its private key, where cert does not hold it",
+    "tls_hostname": "the name that the server's certificate is for, where that is not the endpoint's host",
+    "sentinel": "the master's name: the endpoint is its sentinels, HOST[:PORT],HOST[:PORT],… (port 26379)",
+    "sentinel_username": "the user to identify as to sentinels, where they want one",
+    "sentinel_password_file": f"a file with the sentinels' password; else ${SENTINEL_PASSWORD}, or none",
+    "prefix": f"what the names of all keys begin with [{PREFIX}]",
+    "connect_timeout": f"seconds that making a connection may take [{CONNECT_TIMEOUT:g}]",
+    "read_timeout": f"seconds that one answer of the server may take [{READ_TIMEOUT:g}]",
+}
+"""The keys, each with one line of help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """Who this client is, to a server or to its sentinels."""
+
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    file: Path | None = None
+    """Where the password is, instead."""
+
+    def now(self) -> tuple[str | None, str | None]:
+        """The user's name and the password; a file is read each time, since passwords change.
+
+        Raises:
+            RendezvousConnectionError: The file cannot be read, or has no password.
+        """
+        if self.file is None:
+            return self.username, self.password
+        try:
+            password = self.file.read_text().strip("\r\n")
+        except (OSError, ValueError) as exc:
+            why = exc.strerror if isinstance(exc, OSError) else "it is no text"
+            raise RendezvousConnectionError(
+                f"The password file {str(self.file)!r} cannot be read: {why}.", hint="See --rdzv_conf password_file."
+            ) from exc
+        if not password:
+            raise RendezvousConnectionError(f"The password file {str(self.file)!r} is empty.")
+        return self.username, password
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """Files of certificates, and the name that the server's must be for."""
+
+    cacert: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    hostname: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the user said, read. Durations are in seconds."""
+
+    endpoint: Endpoint
+    credentials: Credentials = Credentials()
+    sentinel: str | None = None
+    """The master's name, where the endpoint names its sentinels."""
+    sentinel_credentials: Credentials = Credentials()
+    tls: Tls | None = None
+    prefix: str = PREFIX
+    connect_timeout: float = CONNECT_TIMEOUT
+    read_timeout: float = READ_TIMEOUT
+
+    @classmethod
+    def read(cls, endpoint: str, config: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Options:
+        """Read them.
+
+        Raises:
+            UsageError: The endpoint is none, a value cannot be, or two of them contradict each other.
+        """
+        if "sentinel" in config and not config["sentinel"]:
+            raise UsageError("--rdzv_conf 'sentinel=': the master has no name.")
+        where = Endpoint.parse(endpoint, sentinels="sentinel" in config)
+        durations = {k: _seconds(k, config[k]) for k in ("connect_timeout", "read_timeout") if k in config}
+        return cls(
+            endpoint=where,
+            credentials=_credentials(where, config, environ),
+            sentinel=config.get("sentinel"),
+            sentinel_credentials=_sentinel_credentials(config, environ),
+            tls=_tls(where, config),
+            prefix=_prefix(config.get("prefix", PREFIX)),
+            **durations,
+        )
+
+
+def _credentials(endpoint: Endpoint, config: Mapping[str, str], environ: Mapping[str, str]) -> Credentials:
+    given = {
+        "the URL": endpoint.password,
+        "--rdzv_conf password": config.get("password"),
+        "--rdzv_conf password_file": config.get("password_file"),
+    }
+    places = [place for place, value in given.items() if value is not None]
+    if len(places) > 1:
+        raise UsageError(f"Both {places[0]} and {places[1]} give a password.", hint="Leave one of them out.")
+    names = {name for name in (endpoint.username, config.get("username")) if name}
+    if len(names) > 1:
+        raise UsageError(f"The URL says user {endpoint.username!r}, --rdzv_conf username={config['username']}.")
+    username = names.pop() if names else environ.get(USERNAME) or None
+    if "password_file" in config:
+        return Credentials(username=username, file=_file("password_file", config))
+    password = endpoint.password or config.get("password") or environ.get(PASSWORD) or None
+    if username is not None and password is None:
+        raise UsageError(
+            f"The user {username!r} has no password.",
+            hint=f"Give one by --rdzv_conf password_file=FILE, or in {PASSWORD}.",
+        )
+    return Credentials(username=username, password=password)
+
+
+def _sentinel_credentials(config: Mapping[str, str], environ: Mapping[str, str]) -> Credentials:
+    for key in ("sentinel_username", "sentinel_password_file"):
+        if key in config and "sentinel" not in config:
+            raise UsageError(f"--rdzv_conf {key} has no effect without sentinel=NAME.")
+    username = config.get("sentinel_username")
+    if "sentinel_password_file" in config:
+        return Credentials(username=username, file=_file("sentinel_password_file", config))
+    return Credentials(username=username, password=environ.get(SENTINEL_PASSWORD) or None)
+
+
+def _tls(endpoint: Endpoint, config: Mapping[str, str]) -> Tls | None:
+    given = [key for key in ("cacert", "cert", "key", "tls_hostname") if key in config]
+    if not endpoint.tls:
+        if given:
+            raise UsageError(
+                f"--rdzv_conf {given[0]}={config[given[0]]} has no effect: {str(endpoint)!r} does not speak TLS.",
+                hint="Write the endpoint as rediss://HOST[:PORT].",
+            )
+        return None
+    if "key" in config and "cert" not in config:
+        raise UsageError(f"--rdzv_conf key={config['key']} needs the certificate that it is for, cert=FILE.")
+    files = {key: str(_file(key, config)) for key in ("cacert", "cert", "key") if key in config}
+    return Tls(**files, hostname=config.get("tls_hostname"))
+
+
+def _file(key: str, config: Mapping[str, str]) -> Path:
+    path = Path(config[key]).expanduser()
+    if not path.is_file():
+        raise UsageError(f"--rdzv_conf {f'{key}={config[key]}'!r}: there is no such file.")
+    return path.absolute()
+
+
+def _prefix(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_.:/-]{1,100}", text):
+        raise UsageError(
+            f"--rdzv_conf {f'prefix={text}'!r}: a prefix has 1 to 100 letters, digits, and characters of _ . : / -.",
+            hint="Those have no special meaning in the server's access list.",
+        )
+    return text
+
+
+def _seconds(key: str, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"--rdzv_conf {f'{key}={text}'!r}: {text!r} is not a positive number of seconds.")
+    return seconds

@@ -1,0 +1,34 @@
+"""The hooks that core calls: what the ``redis`` backend takes, and how its first connection is made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic_core.hookspecs import RendezvousOptions, hookimpl
+from elastic_rdzv_redis.endpoint import FORM
+from elastic_rdzv_redis.options import CONF, Options
+
+if TYPE_CHECKING:
+    from elastic_core.rendezvous.api import RendezvousParameters
+    from elastic_rdzv_redis.backend import RedisBackend
+
+
+@hookimpl
+def elastic_rendezvous_options() -> RendezvousOptions:
+    """The endpoint, and what ``--rdzv_conf`` may say."""
+    return RendezvousOptions(endpoint=FORM, endpoint_required=True, conf=CONF)
+
+
+@hookimpl
+def elastic_make_rendezvous(params: RendezvousParameters) -> RedisBackend:
+    """Connect to the server.
+
+    Raises:
+        UsageError: The endpoint or an option is wrong.
+        RendezvousConnectionError: The server cannot be reached, refuses us, or will not do.
+    """
+    options = Options.read(params.endpoint, params.config)
+    from elastic_rdzv_redis.backend import RedisBackend  # imports redis-py
+    from elastic_rdzv_redis.dialling import Dialler
+
+    return RedisBackend(Dialler(options), params.run_id)

@@ -1,0 +1,159 @@
+"""What the server does in one atomic step each, in Lua. All take the same four keys, in the order of ``Keys``.
+
+* ``KEYS[1]``, the ledger: a hash of ``N`` → entry n's id, a line break, its data; and ``head`` → the newest index.
+* ``KEYS[2]``, the roster: a hash of ``n:ID`` → ``SERIAL REVISION``, ``v:ID`` → the value, ``b:ID`` → the beat;
+  and ``arrivals`` and ``version``, two counters.
+* ``KEYS[3]`` and ``KEYS[4]``, the bells of the ledger and of the roster: streams of one element each. A waiter blocks
+  on the element after the last one that it knows of, so that no change can come between its look and its sleep.
+
+Every change of a key sets the expiry of all four anew, and so does a beat.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from elastic_core.rendezvous.backend import MAX_VALUE_BYTES
+
+EXPIRY = 3 * 24 * 3600
+"""Seconds for which a job's keys outlive the last beat."""
+OVERSIZED = MAX_VALUE_BYTES + 1
+"""The most bytes of a row's value that are read: enough to see that it has too many."""
+
+_PRELUDE = f"""
+local ledger, roster, ledger_bell, roster_bell = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local function keep()
+  for _, key in ipairs(KEYS) do redis.call('EXPIRE', key, {EXPIRY}) end
+end
+local function number(key, field) return tonumber(redis.call('HGET', key, field) or 0) end
+local function ring(bell) redis.call('XADD', bell, 'MAXLEN', 1, '*', 'r', '') end
+local function rung(bell)
+  local last = redis.call('XREVRANGE', bell, '+', '-', 'COUNT', 1)[1]
+  return last and last[1] or '0-0'
+end
+local function changed()
+  redis.call('HINCRBY', roster, 'version', 1)
+  ring(roster_bell)
+  keep()
+end
+local function row(id)
+  local found = redis.call('HGET', roster, 'n:' .. id)
+  if not found then return nil end
+  local serial, revision = string.match(found, '^(%d+) (%d+)$')
+  return tonumber(serial), tonumber(revision)
+end
+"""
+
+
+@dataclass(frozen=True)
+class Script:
+    """One script; the server knows it by the hash of its text once it has seen it."""
+
+    body: str = field(repr=False)
+
+    @cached_property
+    def text(self) -> str:
+        """What the server runs."""
+        return _PRELUDE + self.body
+
+    @cached_property
+    def sha(self) -> str:
+        """Its name."""
+        return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+
+ENTER = Script("""
+local id, value = ARGV[1], ARGV[2]
+local serial = row(id)
+if serial then return serial end
+serial = redis.call('HINCRBY', roster, 'arrivals', 1)
+redis.call('HSET', roster, 'n:' .. id, serial .. ' 0', 'v:' .. id, value, 'b:' .. id, 0)
+changed()
+return serial
+""")
+
+AMEND = Script("""
+local id, revision, value = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local serial, old = row(id)
+if serial and old < revision then
+  redis.call('HSET', roster, 'n:' .. id, serial .. ' ' .. ARGV[2], 'v:' .. id, value)
+  changed()
+end
+""")
+
+REMOVE = Script("""
+local id = ARGV[1]
+if redis.call('HDEL', roster, 'n:' .. id, 'v:' .. id, 'b:' .. id) > 0 then changed() end
+""")
+
+BEAT = Script("""
+local id, count, watch = ARGV[1], ARGV[2], ARGV[3]
+local serial, revision = row(id)
+if serial then redis.call('HSET', roster, 'b:' .. id, count) end
+keep()
+local watched = watch and row(watch) and number(roster, 'b:' .. watch)
+return {number(ledger, 'head'), serial and revision or -1, watched or -1}
+""")
+"""The newest index, the row's revision and the watched beat; -1 for what is not there."""
+
+ROSTER = Script(f"""
+local found = {{}}
+if #ARGV == 0 then
+  found = redis.call('HGETALL', roster)
+else
+  for _, id in ipairs(ARGV) do
+    local values = redis.call('HMGET', roster, 'n:' .. id, 'v:' .. id, 'b:' .. id)
+    if values[1] then
+      for place, kind in ipairs({{'n:', 'v:', 'b:'}}) do
+        table.insert(found, kind .. id)
+        table.insert(found, values[place] or '')
+      end
+    end
+  end
+end
+for place, value in ipairs(found) do
+  if #value > {OVERSIZED} then found[place] = string.sub(value, 1, {OVERSIZED}) end
+end
+return found
+""")
+"""Fields and values in turn, of all nodes or of those named."""
+
+APPEND = Script("""
+local before, before_id, index, id, data = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local function is(at, name)
+  local entry = redis.call('HGET', ledger, at)
+  return entry, entry and string.sub(entry, 1, #name + 1) == name .. '\\n'
+end
+local there, same = is(index, id)
+if there then return same and 1 or 0 end
+if before ~= '0' then
+  local _, built_on = is(before, before_id)
+  if not built_on then return 0 end
+end
+redis.call('HSET', ledger, index, id .. '\\n' .. data, 'head', index)
+ring(ledger_bell)
+keep()
+return 1
+""")
+"""1 if the entry stands there now, else 0."""
+
+READ = Script(f"""
+local size = redis.call('HSTRLEN', ledger, ARGV[1])
+if size > {MAX_VALUE_BYTES + 1024} then return size end
+return redis.call('HGET', ledger, ARGV[1])
+""")
+"""The entry; its size in bytes if it has too many; nothing if there is none."""
+
+SHRINK = Script("""
+local entry = redis.call('HGET', ledger, ARGV[1])
+local id = entry and string.match(entry, '^[^\\n]*\\n')
+if id and id ~= entry then redis.call('HSET', ledger, ARGV[1], id) end
+""")
+"""What is left of an entry is its id."""
+
+LOOK = Script("""
+return {number(ledger, 'head'), number(roster, 'version'), rung(ledger_bell), rung(roster_bell)}
+""")
+"""The newest index, the roster's version, and the last strokes of both bells."""

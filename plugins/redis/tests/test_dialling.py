@@ -1,0 +1,330 @@
+"""Getting in: names, passwords, TLS, access lists, sentinels; and servers that will not do."""
+
+from __future__ import annotations
+
+import re
+import socket
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import redis
+from redis_servers import Daemon, authority, certificate, opened, redis_server, sentinel_set
+
+from elastic_core.errors import ElasticError, RendezvousConnectionError, UsageError
+from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
+from elastic_core.testing.backend_conformance import BackendConformance
+from elastic_core.testing.connections import MakeBackend, long_wait, woken
+from elastic_core.testing.racing import PATIENCE, background
+
+FIRST, SECOND = Link(1, "first"), Link(2, "second")
+PASSWORD = "s3cret/with@all:kinds%of=letters"
+QUOTED = "s3cret%2Fwith%40all:kinds%25of=letters"
+README = Path(__file__).parents[1] / "README.md"
+
+
+def refused(endpoint: str, match: str, **config: str) -> ElasticError:
+    """The error with which a connection is refused."""
+    with pytest.raises(RendezvousConnectionError, match=match) as refusal:
+        opened(endpoint, **config).close()
+    return refusal.value
+
+
+def works(endpoint: str, **config: str) -> None:
+    backend = opened(endpoint, **config)
+    backend.enter("node", b"")
+    backend.close()
+
+
+# Passwords and access lists ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A server whose default user has a password, and which has a socket."""
+    folder = tmp_path_factory.mktemp("guarded")
+    with redis_server(folder / "server", f'requirepass "{PASSWORD}"', f"unixsocket {folder}/redis.sock") as server:
+        yield server
+
+
+@pytest.fixture
+def password_file(tmp_path: Path) -> str:
+    path = tmp_path / "password"
+    path.write_text(PASSWORD + "\n")
+    return str(path)
+
+
+def test_a_password_may_come_from_every_place(
+    guarded: Daemon, password_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works(f"redis://:{QUOTED}@{guarded.endpoint}")
+    works(f"redis://default:{QUOTED}@{guarded.endpoint}")
+    works(guarded.endpoint, password=PASSWORD)
+    works(guarded.endpoint, password_file=password_file)
+    works(f"unix://:{QUOTED}@{guarded.folder.parent}/redis.sock")
+    works(f"unix://{guarded.folder.parent}/redis.sock?db=1", password_file=password_file)
+    monkeypatch.setenv("ELASTIC_REDIS_PASSWORD", PASSWORD)
+    works(guarded.endpoint)
+
+
+@pytest.mark.parametrize(
+    ("user", "match"),
+    [(":s3cret", "invalid username-password pair"), ("nobody:s3cret", "invalid username-password pair")],
+)
+def test_a_wrong_password_is_said_without_it(guarded: Daemon, user: str, match: str) -> None:
+    error = refused(f"redis://{user}@{guarded.endpoint}", match)
+    assert error.message.startswith(f"The Redis server at {guarded.endpoint} does not let us in: ")
+    assert error.hint == "Check the user's name and the password."
+    assert "s3cret" not in "".join(traceback.format_exception(error))
+
+
+def test_no_password_is_said(guarded: Daemon) -> None:
+    error = refused(guarded.endpoint, "does not let us in: NOAUTH Authentication required")
+    assert "password_file" in str(error)
+
+
+def test_a_password_that_the_server_does_not_want_is_said(server: Daemon) -> None:
+    refused(f"redis://:s3cret@{server.endpoint}", "without any password configured")
+
+
+def access_line() -> str:
+    """The line that the README tells users to give their server."""
+    [line] = re.findall(r"^ACL SETUSER .*", README.read_text(), re.MULTILINE)
+    return str(line)
+
+
+@pytest.fixture(scope="module")
+def walled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A server with exactly the README's user, and nobody else who may do anything."""
+    with redis_server(tmp_path_factory.mktemp("walled") / "server") as server:
+        with redis.Redis(port=server.port) as admin:
+            admin.execute_command(*access_line().replace(">PASSWORD", ">s3cret").split())
+            admin.execute_command("ACL", "SETUSER", "admin", "on", ">admin", "+@all", "~*")
+            admin.execute_command("ACL", "SETUSER", "default", "off")
+        yield server
+
+
+class TestUnderTheAccessListOfTheReadme(BackendConformance):
+    @pytest.fixture
+    def make_backend(self, walled: Daemon) -> Iterator[MakeBackend]:
+        with redis.Redis(port=walled.port, username="admin", password="admin") as admin:
+            admin.flushall()
+            admin.acl_log_reset()
+            yield partial(opened, f"redis://elastic:s3cret@{walled.endpoint}")
+            assert admin.acl_log() == [], "the server has refused nothing"
+
+
+def test_what_the_access_list_does_not_permit_is_said(walled: Daemon) -> None:
+    backend = opened(f"redis://elastic:s3cret@{walled.endpoint}", prefix="other")
+    with pytest.raises(RendezvousConnectionError, match=r"refuses.*[Nn]o permission") as refusal:
+        backend.enter("node", b"")
+    assert "README" in str(refusal.value)
+    backend.close()
+
+
+# TLS -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``ca``, what it has signed for the server and a client, and ``other``, a stranger's authority."""
+    folder = tmp_path_factory.mktemp("certificates")
+    ca = authority(folder, "ca")
+    authority(folder, "other")
+    certificate(folder, "server", ca)
+    certificate(folder, "named", ca, alternative="DNS:redis.example")
+    certificate(folder, "client", ca, alternative="DNS:client")
+    return folder
+
+
+@contextmanager
+def tls_server(folder: Path, certificates: Path, name: str = "server", *, clients: bool) -> Iterator[Daemon]:
+    files = {kind: certificates / f"{name}.{kind}" for kind in ("crt", "key")}
+    with redis_server(
+        folder,
+        "port 0",
+        "tls-port {port}",
+        f"tls-cert-file {files['crt']}",
+        f"tls-key-file {files['key']}",
+        f"tls-ca-cert-file {certificates / 'ca.crt'}",
+        f"tls-auth-clients {'yes' if clients else 'no'}",
+    ) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def encrypted(tmp_path_factory: pytest.TempPathFactory, certificates: Path) -> Iterator[Daemon]:
+    """A server that speaks TLS only, to clients with a certificate only."""
+    with tls_server(tmp_path_factory.mktemp("tls") / "server", certificates, clients=True) as server:
+        yield server
+
+
+def test_both_sides_show_a_certificate(encrypted: Daemon, certificates: Path) -> None:
+    files = {"cacert": str(certificates / "ca.crt"), "cert": str(certificates / "client.crt")}
+    backend = opened(f"rediss://{encrypted.endpoint}", key=str(certificates / "client.key"), **files)
+    waiter = backend.connect()
+    waiting = long_wait(waiter, Cursor(), roster=True)
+    assert backend.append(ORIGIN, FIRST, b"entry")
+    assert woken(waiting, "append()").head == 1
+    waiting = long_wait(waiter, Cursor(1), roster=False)
+    waiter.close()
+    with pytest.raises(RendezvousConnectionError, match="is closed"):
+        waiting.result(PATIENCE)
+    backend.close()
+
+
+def test_a_certificate_of_another_authority_is_not_trusted(encrypted: Daemon, certificates: Path) -> None:
+    for config in ({}, {"cacert": str(certificates / "other.crt")}):
+        error = refused(f"rediss://{encrypted.endpoint}", "is not to be trusted: ", **config)
+        assert "cacert=FILE" in str(error)
+
+
+def test_a_server_that_wants_a_certificate_and_gets_none_is_named(encrypted: Daemon, certificates: Path) -> None:
+    refused(f"rediss://{encrypted.endpoint}", encrypted.endpoint, cacert=str(certificates / "ca.crt"))
+
+
+def test_a_certificate_for_another_name_needs_that_name(tmp_path: Path, certificates: Path) -> None:
+    ca = str(certificates / "ca.crt")
+    with tls_server(tmp_path / "server", certificates, "named", clients=False) as server:
+        error = refused(f"rediss://{server.endpoint}", r"is not to be trusted: .*127\.0\.0\.1", cacert=ca)
+        assert "tls_hostname" in str(error)
+        works(f"rediss://{server.endpoint}", cacert=ca, tls_hostname="redis.example")
+
+
+def test_tls_to_a_server_without_and_the_reverse_are_told(server: Daemon, encrypted: Daemon) -> None:
+    assert "redis://" in str(refused(f"rediss://{server.endpoint}", "does not answer in TLS"))
+    refused(encrypted.endpoint, f"The Redis server at {encrypted.endpoint} is gone")
+
+
+@pytest.mark.parametrize(("key", "said"), [("cacert", "holds no certificates"), ("cert", "are no certificate")])
+def test_files_that_hold_something_else_are_refused(tmp_path: Path, key: str, said: str) -> None:
+    path = tmp_path / "file"
+    path.write_text("nothing")
+    with pytest.raises(UsageError, match=said):
+        opened("rediss://127.0.0.1:1", **{key: str(path)})
+
+
+# Servers that will not do, or are not there --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+def test_a_server_that_evicts_is_refused(server: Daemon, admin: redis.Redis, policy: str) -> None:
+    admin.config_set("maxmemory-policy", policy)
+    try:
+        error = refused(server.endpoint, f"has maxmemory-policy {policy}")
+    finally:
+        admin.config_set("maxmemory-policy", "noeviction")
+    assert "CONFIG SET maxmemory-policy noeviction" in str(error)
+    works(server.endpoint)
+
+
+def test_a_full_server_is_said_and_the_job_goes_on_when_it_has_room(server: Daemon, admin: redis.Redis) -> None:
+    backend = opened(server.endpoint)
+    admin.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(RendezvousConnectionError, match=r"refuses.*OOM") as refusal:
+            backend.enter("node", b"")
+        assert "memory is full" in str(refusal.value)
+    finally:
+        admin.config_set("maxmemory", 0)
+    assert backend.enter("node", b"") == 1
+    backend.close()
+
+
+def test_nobody_listening_is_an_error_that_names_the_address(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    refused(f"127.0.0.1:{port}", f"No Redis server can be reached at 127.0.0.1:{port}: Connection refused")
+    refused(f"unix://{tmp_path}/no.sock", "can be reached at unix://.*: No such file")
+
+
+def test_a_listener_that_says_nothing_is_given_up_on() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = f"127.0.0.1:{silent.getsockname()[1]}"
+        refused(where, f"The Redis server at {where} has not answered for", connect_timeout="0.3")
+        refused(f"rediss://{where}", "does not answer in TLS", connect_timeout="0.3")
+
+
+def test_a_server_of_another_kind_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        where = f"127.0.0.1:{other.getsockname()[1]}"
+
+        def answer() -> None:
+            with other.accept()[0] as connection:
+                connection.recv(1)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        answering = background(answer)
+        refused(where, f"Whoever listens at {where} is no Redis server: .*HTTP")
+        answering.result(PATIENCE)
+
+
+def test_a_name_that_nobody_knows_is_an_error_that_says_it() -> None:
+    refused("no.such.host.invalid", r"The host 'no\.such\.host\.invalid' cannot be looked up", connect_timeout="30")
+
+
+def test_a_name_is_looked_up_once(server: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    real = socket.getaddrinfo
+
+    def look_up(host: str, port: int, *, type: int, flags: int = 0) -> object:
+        if not flags & socket.AI_NUMERICHOST:
+            asked.append(host)
+        return real(host, port, type=type, flags=flags)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    backend = opened(f"localhost:{server.port}")
+    others = [backend.connect() for _ in range(3)]
+    assert asked == ["localhost"]
+    for each in (backend, *others):
+        each.close()
+
+
+# Sentinel ------------------------------------------------------------------------------------------------------------
+
+
+def test_clients_find_the_new_master(tmp_path: Path) -> None:
+    with sentinel_set(tmp_path) as (master, replica, sentinel):
+        backend = opened(sentinel.endpoint, sentinel="mymaster")
+        assert backend.append(ORIGIN, FIRST, b"entry")
+        master.replicated()
+        waiting = long_wait(backend, Cursor(1), roster=False)
+        master.kill()
+        with pytest.raises(RendezvousConnectionError, match=r"\(master 'mymaster'\) is gone"):
+            waiting.result(PATIENCE)
+        sentinel.said(r"\+switch-master")
+        after = backend.connect()
+        assert after.read(1) == b"entry"
+        assert after.append(FIRST, SECOND, b"entry")
+        with redis.Redis(port=replica.port) as admin:
+            assert admin.keys(), "it is the former replica"
+        after.close()
+        backend.close()
+
+
+def test_a_replica_is_refused_and_a_master_that_becomes_one_is_left(tmp_path: Path) -> None:
+    with redis_server(tmp_path / "one") as one, redis_server(tmp_path / "other") as other:
+        backend = opened(one.endpoint)
+        waiting = long_wait(backend, Cursor(), roster=False)
+        writer = backend.connect()
+        with redis.Redis(port=one.port) as admin:
+            admin.replicaof("127.0.0.1", other.port)
+        error = refused(one.endpoint, f"is a replica of 127.0.0.1:{other.port}")
+        assert "sentinel=NAME" in str(error)
+        with pytest.raises(RendezvousConnectionError, match=r"refuses.*READONLY"):
+            writer.enter("node", b"")
+        with pytest.raises(RendezvousConnectionError):  # it wakes who sleeps on it
+            waiting.result(PATIENCE)
+        writer.close()
+        backend.close()
+
+
+def test_sentinels_that_do_not_know_are_all_named(server: Daemon, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    error = refused(f"127.0.0.1:{port},{server.endpoint}", "No sentinel says where the master 'm' is", sentinel="m")
+    assert f"127.0.0.1:{port} (sentinel): Connection refused" in str(error)
+    assert f"{server.endpoint} (sentinel) refuses" in str(error)

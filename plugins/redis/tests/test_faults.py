@@ -1,0 +1,90 @@
+"""The rest of the contract: bad lines, restarts, planted values."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import redis
+from redis_servers import Daemon, opened, redis_server
+
+from elastic_core.testing.backend_conformance import (
+    BackendConformance,
+    LineConformance,
+    PlantConformance,
+    RestartConformance,
+)
+from elastic_core.testing.connections import MakeBackend
+from elastic_core.testing.faults import Data, Keeper, LossyProxy
+from elastic_core.testing.run_suite import Plant
+from elastic_rdzv_redis.backend import Keys
+
+
+class RedisKeeper(Keeper):
+    """Restarts a server; its data is in one folder."""
+
+    def __init__(self, server: Daemon) -> None:
+        self._server = server
+        self._copied = server.folder.parent / "copied"
+
+    @property
+    def _data(self) -> Path:
+        return self._server.folder / "appendonlydir"
+
+    def copy(self) -> None:
+        """Copy the data, which the server has written by the time that it answers."""
+        shutil.rmtree(self._copied, ignore_errors=True)
+        shutil.copytree(self._data, self._copied)
+
+    def restart(self, data: Data) -> None:
+        """Kill the server and start it again."""
+        self._server.kill()
+        if data is not Data.KEPT:
+            self._server.forget()
+        if data is Data.COPY:
+            shutil.copytree(self._copied, self._data)
+        self._server.start()
+
+
+class TestRedisBackend(BackendConformance, PlantConformance):
+    @pytest.fixture
+    def make_backend(self, server: Daemon) -> MakeBackend:
+        return partial(opened, server.endpoint)
+
+    @pytest.fixture
+    def plant(self, admin: redis.Redis) -> Plant:
+        def planted(run_id: str, index: int, record: bytes) -> bool:
+            admin.hset(Keys("elastic", run_id).all[0], str(index), record)
+            return True
+
+        return planted
+
+
+class TestRedisBackendOverABadLine(LineConformance):
+    @pytest.fixture
+    def line(self, server: Daemon) -> Iterator[LossyProxy]:
+        proxy = LossyProxy("127.0.0.1", server.port)
+        yield proxy
+        proxy.close()
+
+    @pytest.fixture
+    def make_backend(self, line: LossyProxy) -> MakeBackend:
+        return partial(opened, f"127.0.0.1:{line.port}")
+
+
+class TestRedisBackendThatIsRestarted(RestartConformance):
+    @pytest.fixture
+    def own(self, tmp_path: Path) -> Iterator[Daemon]:
+        with redis_server(tmp_path / "own", durable=True) as server:
+            yield server
+
+    @pytest.fixture
+    def keeper(self, own: Daemon) -> Keeper:
+        return RedisKeeper(own)
+
+    @pytest.fixture
+    def make_backend(self, own: Daemon) -> MakeBackend:
+        return partial(opened, own.endpoint)

@@ -1,0 +1,144 @@
+"""Whole jobs over a Redis server that goes away, comes back, or is replaced by its replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from redis_servers import Daemon, redis_server, sentinel_set
+from stage import WORKERS, Agent, Stage, command_line
+
+from elastic_core.exit_codes import ExitCode
+
+SOON = "beat_interval=0.5,lost_after=1.5,last_call_timeout=1"
+
+
+@pytest.fixture
+def done(tmp_path: Path) -> Path:
+    """The file that ends the job."""
+    return tmp_path / "done"
+
+
+@pytest.fixture
+def durable(tmp_path: Path) -> Iterator[Daemon]:
+    """A server with its data on disk."""
+    with redis_server(tmp_path / "redis", durable=True) as server:
+        yield server
+
+
+@pytest.fixture
+def pair(stage: Stage, done: Path) -> Callable[..., list[Agent]]:
+    """``pair(endpoint, conf)`` starts two nodes of two workers each, and waits until all train."""
+
+    def start(endpoint: str, conf: str = SOON, **env: str) -> list[Agent]:
+        rendezvous = ["--rdzv_backend=redis", f"--rdzv_endpoint={endpoint}", f"--rdzv_conf={conf}", "--rdzv_id=job"]
+        command = ["--nnodes=1:2", "--nproc_per_node=2", "--max_restarts=1", *rendezvous]
+        agents = [stage.run(*command, WORKERS / "barrier.py", "--until", done, env=env) for _ in range(2)]
+        for agent in agents:
+            agent.wait_for_report("training", count=2, world_size=4)
+        return agents
+
+    return start
+
+
+def train_again(agents: list[Agent]) -> None:
+    """Wait until all workers train after one restart."""
+    for agent in agents:
+        agent.wait_for_report("training", count=2, world_size=4, restart_count=1)
+
+
+def all_finish(done: Path, agents: list[Agent]) -> None:
+    done.touch()
+    for agent in agents:
+        assert agent.exit_code() == 0, agent.output
+
+
+def pids(agents: list[Agent]) -> list[int]:
+    """The workers."""
+    return [pid for agent in agents for pid in agent.workers().values()]
+
+
+def test_training_goes_on_while_the_server_is_away_and_a_crash_recovers_once_it_is_back(
+    durable: Daemon, pair: Callable[..., list[Agent]], done: Path
+) -> None:
+    agents = pair(durable.endpoint)
+    before = pids(agents)
+    durable.stop()
+    for agent in agents:
+        agent.wait_for("the store does not answer; workers go on")
+    assert pids(agents) == before, "nobody was stopped"
+    agents[1].kill_worker(max(agents[1].workers()))
+    durable.start()
+    train_again(agents)
+    all_finish(done, agents)
+
+
+def test_training_goes_on_when_the_server_comes_back_empty_and_a_crash_then_recovers(
+    durable: Daemon, pair: Callable[..., list[Agent]], done: Path
+) -> None:
+    agents = pair(durable.endpoint)
+    before = pids(agents)
+    durable.kill()
+    for agent in agents:
+        agent.wait_for("the store does not answer; workers go on")
+    durable.forget()
+    durable.start()
+    assert pids(agents) == before, "nobody was stopped"
+    for agent in agents:
+        agent.wait_for("the store answers again")
+    agents[1].kill_worker(max(agents[1].workers()))
+    train_again(agents)
+    all_finish(done, agents)
+
+
+def test_a_new_master_takes_over_unnoticed_by_workers_and_a_crash_right_after_recovers(
+    pair: Callable[..., list[Agent]], done: Path, tmp_path: Path
+) -> None:
+    with sentinel_set(tmp_path / "redis") as (master, replica, sentinel):
+        agents = pair(sentinel.endpoint, f"sentinel=mymaster,{SOON}")
+        before = pids(agents)
+        master.replicated()
+        master.kill()
+        sentinel.said(r"\+switch-master")
+        assert pids(agents) == before, "nobody was stopped"
+        agents[1].kill_worker(max(agents[1].workers()))
+        train_again(agents)
+        all_finish(done, agents)
+        with redis.Redis(port=replica.port) as admin:
+            assert admin.info("replication")["role"] == "master"
+
+
+def test_no_process_of_a_job_but_its_agents_knows_the_password(
+    stage: Stage, pair: Callable[..., list[Agent]], done: Path, tmp_path: Path
+) -> None:
+    with redis_server(tmp_path / "redis", "requirepass s3cret") as server:
+        agents = pair(server.endpoint, SOON, ELASTIC_REDIS_PASSWORD="s3cret")
+        others = set(stage.processes()) - {agent.pid for agent in agents}
+        assert set(pids(agents)) < others, "workers and wardens"
+        for pid in others:
+            assert b"s3cret" not in Path(f"/proc/{pid}/environ").read_bytes(), command_line(pid)
+        for pid in stage.processes():
+            assert "s3cret" not in command_line(pid)
+        all_finish(done, agents)
+        assert not [agent.output for agent in agents if "s3cret" in agent.output]
+
+
+@pytest.mark.parametrize("where", ["no route", "wrong password"])
+def test_who_cannot_get_in_is_told_and_ends(stage: Stage, tmp_path: Path, where: str) -> None:
+    with redis_server(tmp_path / "redis", "requirepass s3cret") as server:
+        endpoint = "redis://:wr0ng@" + (server.endpoint if where == "wrong password" else "127.0.0.1:9")
+        flags = ["--nnodes=2", "--rdzv_backend=redis", "--no_python", "true"]
+        agent = stage.run(*flags, env={"PET_RDZV_ENDPOINT": endpoint})
+        assert agent.exit_code() == ExitCode.UNREACHABLE
+    said = "does not let us in" if where == "wrong password" else "can be reached at 127.0.0.1:9: Connection refused"
+    assert said in agent.output
+    assert "wr0ng" not in agent.output
+
+
+def test_a_url_that_cannot_be_is_refused_without_its_password(stage: Stage) -> None:
+    for backend in ([], ["--rdzv_backend=c10d"], ["--rdzv_backend=redis"], ["--rdzv_backend=local"]):
+        agent = stage.run("--nnodes=2", *backend, "--rdzv_endpoint=redis://:wr0ng@h:x/y", "--no_python", "true")
+        assert agent.exit_code() == ExitCode.USAGE, agent.output
+        assert "wr0ng" not in agent.output
