@@ -185,7 +185,7 @@ def meeting_place(flags: Flags) -> tuple[str, str]:
 
 
 def _stands_alone(backend: str | None, options_of: Callable[[str], RendezvousOptions]) -> bool:
-    """Whether a backend starts a store of its own for ``--standalone``; any other is not used then, installed or not."""
+    """Whether a backend starts a store of its own for ``--standalone``; no other is used then, installed or not."""
     try:
         return backend is not None and options_of(backend).standalone
     except PluginError:

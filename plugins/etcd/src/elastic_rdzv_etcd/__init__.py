@@ -2,7 +2,7 @@
 
 General layout, from the command line down to the wire:
 
-* ``plugin`` and ``plugin_v2``: the hooks that core calls: what each backend takes, and how its first connection is made.
+* ``plugin`` and ``plugin_v2``: the hooks that core calls: what each backend takes, and its first connection.
 * ``options``: reading ``--rdzv_conf`` and the environment: credentials, certificates, limits of time.
 * ``endpoint``: reading ``HOST[:PORT][,HOST[:PORT]…]``, and looking the names up.
 * ``backend``: roster and ledger on API v3: one transaction for each thing that must not come apart.

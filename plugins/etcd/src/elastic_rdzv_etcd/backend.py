@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.rendezvous.backend import ORIGIN, BeatReply, Cursor, Link, RendezvousBackend, RosterRow
@@ -37,12 +37,14 @@ from elastic_rdzv_etcd.records import (
     unpack_link,
     unquoted,
 )
-from elastic_rdzv_etcd.sidecar import Sidecar
 from elastic_rdzv_etcd.watching import Watcher
+
+if TYPE_CHECKING:
+    from elastic_rdzv_etcd.sidecar import Sidecar
 
 TXN, RANGE, GRANT, KEEP_ALIVE = "/v3/kv/txn", "/v3/kv/range", "/v3/lease/grant", "/v3/lease/keepalive"
 LOOK_AGAIN = 15.0
-"""Seconds after which a waiter that was told nothing reads all the same: a member may be stuck with its streams open."""
+"""Seconds after which a waiter that was told nothing reads all the same: a member may be stuck, its streams open."""
 
 Json: TypeAlias = dict[str, Any]
 
@@ -104,7 +106,9 @@ class EtcdBackend(RendezvousBackend):
         Row(0, 0, value).pack()  # refuses what is too large before it costs a serial
         absent = _compare(keys.row(node_id), "VERSION", "EQUAL", version="0")
         while True:
-            done, answers = self._txn([absent], [self._put(keys.arrivals, b"", prev_kv=True)], [_get(keys.row(node_id))])
+            done, answers = self._txn(
+                [absent], [self._put(keys.arrivals, b"", prev_kv=True)], [_get(keys.row(node_id))]
+            )
             if done:
                 serial = int(answers[0].get("prev_kv", {}).get("version", "0")) + 1
                 made = [

@@ -67,7 +67,7 @@ class Client:
             self._using.release()
 
     def call(self, path: str, request: Mapping[str, Any], *, reaching: bool = False) -> dict[str, Any]:
-        """Ask, and read the answer; ``reaching`` says that it is the first question, for which there is a time of its own.
+        """Ask, and read the answer; ``reaching`` says that it is the first question, which has a time of its own.
 
         Raises:
             Lost: The lease that the request names is not there.

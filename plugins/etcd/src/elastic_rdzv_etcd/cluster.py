@@ -35,9 +35,7 @@ class Cluster:
 
     def __init__(self, endpoints: Sequence[Endpoint], options: Options) -> None:
         self.options = options
-        self.context: ssl.SSLContext | None = (
-            options.context() if any(endpoint.tls for endpoint in endpoints) else None
-        )
+        self.context: ssl.SSLContext | None = options.context() if any(endpoint.tls for endpoint in endpoints) else None
         self._endpoints = list(endpoints)
         self._lock = threading.Lock()
         self._authenticating = threading.Lock()
@@ -63,7 +61,7 @@ class Cluster:
                 self._favourite = site
 
     def look_up_again(self) -> None:
-        """Ask for the names' addresses anew, since none of the known ones answers; what nobody knows stays as it was."""
+        """Ask for the names' addresses anew, since none of the known ones answers; if nobody knows, they stay."""
         try:
             sites = look_up(self._endpoints)
         except RendezvousConnectionError:

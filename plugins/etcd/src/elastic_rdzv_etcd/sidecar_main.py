@@ -28,7 +28,15 @@ START_TIMEOUT = 20.0
 """Seconds that etcd may take to elect itself; one is usual."""
 
 _PR_SET_PDEATHSIG = 1
-_IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
+_IGNORED = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGPIPE,
+)
 _PEER = "unix://peer:1"
 """Nobody else is to join: a socket in the folder, rather than a second port."""
 
@@ -103,7 +111,8 @@ def _is_up(etcd: subprocess.Popen[bytes], port: int, lifeline: socket.socket) ->
 
 def _await_the_end(lifeline: socket.socket, etcd: subprocess.Popen[bytes]) -> None:
     pidfd = os.pidfd_open(etcd.pid)
-    select.select([lifeline, pidfd], [], [])
+    watched: list[socket.socket | int] = [lifeline, pidfd]
+    select.select(watched, [], [])
 
 
 def _end(etcd: subprocess.Popen[bytes]) -> None:

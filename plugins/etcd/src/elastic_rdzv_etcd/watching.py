@@ -57,7 +57,7 @@ class Watch:
         return self._ended
 
     def sleep(self, revision: int, timeout: float) -> None:
-        """Return once something has happened after ``revision``, or nothing will come any more, or after ``timeout`` s."""
+        """Return once something has happened after ``revision``, or nothing will any more, or after ``timeout`` s."""
         with self._changed:
             self._changed.wait_for(lambda: self._newest > revision or self._ended is not None, timeout)
 

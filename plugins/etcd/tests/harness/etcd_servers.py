@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,10 +80,15 @@ class Etcd:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1.0):
                 return True
             return False
-        with contextlib.suppress(OSError, urllib.error.URLError):
-            with urllib.request.urlopen(f"http://{self.endpoint}/health", timeout=2) as answer:
-                return b'"true"' in answer.read()
-        return False
+        return b'"true"' in self._page("health")
+
+    def _page(self, name: str) -> bytes:
+        """One of the pages that every member serves; nothing where it does not now."""
+        try:
+            with urllib.request.urlopen(f"http://{self.endpoint}/{name}", timeout=2) as answer:
+                return bytes(answer.read())
+        except OSError:  # urllib's own errors among them
+            return b""
 
     def _log(self) -> str:
         return (self.folder / f"{self.name}.log").read_text(errors="replace")
@@ -110,15 +114,11 @@ class Etcd:
 
     def leads(self) -> bool:
         """Whether it is its cluster's leader."""
-        with contextlib.suppress(OSError, urllib.error.URLError):
-            with urllib.request.urlopen(f"http://{self.endpoint}/metrics", timeout=2) as answer:
-                return re.search(rb"^etcd_server_is_leader 1$", answer.read(), re.M) is not None
-        return False
+        return re.search(rb"^etcd_server_is_leader 1$", self._page("metrics"), re.M) is not None
 
     def operations(self) -> dict[str, int]:
         """How often each method of gRPC was begun since it started, by name; the gateway's calls are such."""
-        with urllib.request.urlopen(f"http://{self.endpoint}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
+        text = self._page("metrics").decode()
         found = re.findall(r'^grpc_server_started_total\{grpc_method="(\w+)".*\} (\d+)', text, re.M)
         return {method: int(count) for method, count in found}
 
