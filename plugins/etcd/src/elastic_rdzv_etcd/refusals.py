@@ -14,7 +14,7 @@ from typing import Any
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 
 SPEAKS_NO_V3 = (
-    "etcd 3.4 or newer is needed, with its JSON gateway on (--enable-grpc-gateway; a configuration file leaves it off). "
+    "etcd 3.4 or newer is needed, with its JSON gateway on (--enable-grpc-gateway, off by a configuration file). "
     "For an older one: --rdzv_backend=etcd-v2."
 )
 
@@ -130,7 +130,7 @@ def in_words(refused: Refusal, where: object, user: str | None) -> RendezvousCon
         case Kind.FULL:
             return RendezvousConnectionError(
                 f"etcd at {where} takes no more data: {text}.",
-                hint="Compact and defragment it, then `etcdctl alarm disarm`; prevent it by --auto-compaction-retention=1h.",
+                hint="Compact and defragment it, `etcdctl alarm disarm`; prevent it by --auto-compaction-retention=1h.",
             )
         case Kind.FOREIGN:
             return RendezvousConnectionError(f"What listens at {where} is no etcd that can be used: {text}")
