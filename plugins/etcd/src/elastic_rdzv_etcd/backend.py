@@ -211,6 +211,17 @@ class EtcdBackend(RendezvousBackend):
         found = _values(self._client.call(RANGE, _range(self._keys.ledger(index))))
         return unpack_entry(found[0])[1] if found else None
 
+    def shrink(self, index: int) -> None:
+        """Let go of an entry's data, and keep its id: two round trips."""
+        key = self._keys.ledger(index)
+        kvs = self._client.call(RANGE, _range(key)).get("kvs", ())
+        if not kvs:
+            return
+        entry_id, data = unpack_entry(_value(kvs[0]))
+        if data:
+            unchanged = _compare(key, "MOD", "EQUAL", mod_revision=str(kvs[0]["mod_revision"]))
+            self._txn([unchanged], [self._put(key, pack_entry(entry_id, b""))], [])
+
     # Both ------------------------------------------------------------------------------------------------------------
 
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:

@@ -165,6 +165,12 @@ class EtcdV2Backend(RendezvousBackend):
         found = self._peek(f"entry/{_entry(Link(index, entry_id))}")
         return None if found is None else _decoded(found[0])
 
+    def shrink(self, index: int) -> None:
+        """Let go of an entry's data, and keep its id: two round trips."""
+        if (found := self._peek(f"ledger/{index}")) is not None:
+            entry = Link(index, unquoted(found[0].encode()))
+            self._swap(f"entry/{_entry(entry)}", _encoded(b""), prevExist=True)
+
     def _head(self) -> tuple[Link, int | None]:
         """The newest entry's link, and when it was written."""
         found = self._peek("state/head")
@@ -274,7 +280,7 @@ def _entry(link: Link) -> str:
 
 
 def _name(name: str) -> str:
-    """A name as a part of a path, in which a dot, a leading underscore and a percent sign have meanings of their own."""
+    """A name as a part of a path, where a dot, a leading underscore and a percent sign have meanings of their own."""
     return "-" + quoted(name).replace("%", "=")
 
 

@@ -143,8 +143,8 @@ class ClientV2:
         """The answer of the first member that gives one.
 
         Args:
-            ask: What to do with python-etcd's client. It may raise EtcdKeyNotFound, EtcdCompareFailed, EtcdAlreadyExist,
-                EtcdWatchTimedOut and EtcdEventIndexCleared, which are answers.
+            ask: What to do with python-etcd's client. It may raise EtcdKeyNotFound, EtcdCompareFailed,
+                EtcdAlreadyExist, EtcdWatchTimedOut and EtcdEventIndexCleared, which are answers.
             budget: Seconds that it may take; ``read_timeout`` when None.
             once: Whether not to try again, and no other member.
 
