@@ -5,24 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+from backends import opened
 from etcd_servers import Etcd
 
-from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.testing.backend_conformance import BackendConformance, ProcessConformance
 from elastic_core.testing.connections import MakeBackend
-from elastic_rdzv_etcd.backend import EtcdBackend
-from elastic_rdzv_etcd.plugin import elastic_make_rendezvous
-
-
-def parameters(endpoint: str, run_id: str = "job", **config: str) -> RendezvousParameters:
-    return RendezvousParameters(
-        backend="etcd", endpoint=endpoint, run_id=run_id, min_nodes=1, max_nodes=2, config=config
-    )
-
-
-def opened(endpoint: str, prefix: str, run_id: str) -> EtcdBackend:
-    """As an agent opens it; picklable, for other processes."""
-    return elastic_make_rendezvous(parameters(endpoint, run_id, etcd_prefix=prefix))
 
 
 class TestEtcdBackend(BackendConformance, ProcessConformance):

@@ -280,9 +280,9 @@ def _reason(cause: BaseException | None) -> str:
     """What went wrong below python-etcd, without urllib3's own words for it."""
     if isinstance(cause, urllib3.exceptions.SSLError):
         return f"TLS is refused or not to be trusted: {_text(cause)}; see --rdzv_conf cacert, cert and key"
-    if isinstance(cause, urllib3.exceptions.ConnectTimeoutError | urllib3.exceptions.ReadTimeoutError):
-        return "no answer in time"
     inner = cause.__cause__ if cause is not None else None
     if isinstance(inner, OSError) and inner.strerror:
         return inner.strerror
+    if isinstance(cause, urllib3.exceptions.ConnectTimeoutError | urllib3.exceptions.ReadTimeoutError):
+        return "no answer in time"
     return "the connection broke" if cause is None else f"{type(cause).__name__}: {_text(cause)}"

@@ -53,17 +53,17 @@ def parse(text: str, *, tls: bool | None = None) -> list[Endpoint]:
     Raises:
         UsageError: One is not of the form, contradicts ``tls``, or has a password in it, which is not repeated.
     """
-    found = [_parse_one(part.strip(), text, tls) for part in text.split(",")]
-    return list(dict.fromkeys(found))
-
-
-def _parse_one(part: str, text: str, tls: bool | None) -> Endpoint:
-    if "@" in part:
+    if "@" in text:
         raise UsageError(
             "--rdzv_endpoint has a user in it, and perhaps a password: everybody on this host could read it.",
             hint="Take out what stands before the @. Say --rdzv_conf user=NAME,password_file=PATH, or set "
             "ELASTIC_ETCD_USER and ELASTIC_ETCD_PASSWORD.",
         )
+    found = [_parse_one(part.strip(), text, tls) for part in text.split(",")]
+    return list(dict.fromkeys(found))
+
+
+def _parse_one(part: str, text: str, tls: bool | None) -> Endpoint:
     scheme, separator, rest = part.partition("://")
     if not separator:
         scheme, rest = "https" if tls else "http", part

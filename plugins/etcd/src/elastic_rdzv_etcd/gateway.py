@@ -151,6 +151,8 @@ def _reported(timeout: float) -> Iterator[None]:
         raise Unreachable(f"it has not answered for {timeout:.2g} s") from exc
     except ssl.SSLError as exc:
         raise Unreachable(f"TLS broke: {exc.reason or exc}") from exc
+    except http.client.RemoteDisconnected as exc:
+        raise Unreachable("it hung up without an answer; if it speaks TLS, the endpoint must say https://") from exc
     except OSError as exc:
         raise Unreachable(exc.strerror or str(exc)) from exc
     except http.client.HTTPException as exc:
@@ -176,6 +178,9 @@ def _dial(site: Site, context: ssl.SSLContext | None, timeout: float) -> socket.
         plain.close()
         reason = f"its certificate is not to be trusted: {exc.verify_message}"
         raise Unreachable(f"{reason}; see --rdzv_conf cacert=FILE", final=True) from exc
+    except ssl.SSLEOFError as exc:
+        plain.close()
+        raise Unreachable("it hung up when TLS was to begin; if it speaks none, write http:// before the host") from exc
     except ssl.SSLError as exc:
         plain.close()
         if exc.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):

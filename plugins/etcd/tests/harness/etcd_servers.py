@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 PATIENCE = 60.0
 """Seconds after which a test gives up on a server; one second is usual."""
@@ -170,16 +172,22 @@ def running(folder: Path, **settings: object) -> Iterator[Etcd]:
         server.stop()
 
 
-def etcdctl(server: Etcd, *arguments: str, env: Mapping[str, str] | None = None) -> str:
-    """What etcd's own client says."""
-    run = subprocess.run(
-        ["etcdctl", f"--endpoints={server.endpoint}", *arguments],
-        env={**os.environ, "ETCDCTL_API": "3", **(env or {})},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return run.stdout
+def administer(
+    server: Etcd, path: str, body: Mapping[str, object], *, method: str = "POST", authorization: str = ""
+) -> None:
+    """Ask a server over its JSON gateway, or API v2, to change something; fails if it does not."""
+    request = urllib.request.Request(f"http://{server.endpoint}{path}", json.dumps(body).encode(), method=method)
+    request.add_header("Content-Type", "application/json")
+    if authorization:
+        request.add_header("Authorization", authorization)
+    urllib.request.urlopen(request, timeout=PATIENCE).close()
+
+
+def asked(server: Etcd, path: str, body: Mapping[str, object]) -> dict[str, Any]:
+    """What a server answers over its JSON gateway."""
+    with urllib.request.urlopen(f"http://{server.endpoint}{path}", json.dumps(body).encode(), PATIENCE) as answer:
+        said: dict[str, Any] = json.load(answer)
+        return said
 
 
 @cache
