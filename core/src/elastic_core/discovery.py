@@ -53,7 +53,11 @@ _FLAGS: Mapping[Group, str] = {
 }
 """How a run names a member of the group."""
 
-BROUGHT_BY: Mapping[tuple[Group, str], str] = {(Group.RENDEZVOUS, "c10d"): "elastic-rdzv-c10d"}
+BROUGHT_BY: Mapping[tuple[Group, str], str] = {
+    (Group.RENDEZVOUS, "c10d"): "elastic-rdzv-c10d",
+    (Group.RENDEZVOUS, "etcd"): "elastic-rdzv-etcd",
+    (Group.RENDEZVOUS, "etcd-v2"): "elastic-rdzv-etcd",
+}
 """Plugins that exist although they may not be installed here, and the distribution that brings each."""
 
 
