@@ -18,7 +18,7 @@ SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-DISTRIBUTIONS := core plugins/c10d plugins/metrics examples/plugin
+DISTRIBUTIONS := core plugins/c10d plugins/etcd plugins/metrics examples/plugin
 ARGS ?=
 SEEDS ?= 100
 

@@ -12,7 +12,7 @@ TRAIN = EXAMPLES / "digits" / "train.py"
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("backend", ["c10d", "file"])
+@pytest.mark.parametrize("backend", ["c10d", "etcd", "file"])
 def test_the_demo_trains_through_two_kills_and_a_return(stage: Stage, backend: str) -> None:
     demo = stage.start([sys.executable, str(EXAMPLES / "digits" / "demo.py"), f"--rdzv_backend={backend}"])
     assert demo.process.wait(240) == 0, demo.output

@@ -108,13 +108,12 @@ class Stage:
                 self.lines.put(Line(name, text.rstrip("\n"), time.monotonic()))
         self.lines.put(Line(name, None, time.monotonic()))
 
-    def kill_worker(self, name: str) -> tuple[int, float]:
-        """Kill the last worker of a node; return its rank, and when that was."""
-        ranks = {pid: variable(pid, "RANK") for pid in family(self.agents[name].pid)}
-        rank, pid = max((int(rank), pid) for pid, rank in ranks.items() if rank is not None)
-        self.say(f"KILL     kill -9 {pid}: rank {rank} on node {name}")
+    def kill_worker(self, name: str) -> float:
+        """Kill the last worker of a node; return when that was."""
+        pid = [pid for pid in family(self.agents[name].pid) if is_worker(pid)][-1]
+        self.say(f"KILL     kill -9 {pid}: a worker on node {name}")
         os.kill(pid, signal.SIGKILL)
-        return rank, time.monotonic()
+        return time.monotonic()
 
     def kill_node(self, name: str) -> float:
         """Kill every process of a node at once, its agent first, as a power cut would; return when that was."""
@@ -225,6 +224,15 @@ def family(pid: int) -> list[int]:
     return found
 
 
+def is_worker(pid: int) -> bool:
+    """Whether a process runs the script: not an agent, nor the template that workers are forked from."""
+    try:
+        command = Path("/proc", str(pid), "cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return False
+    return TRAIN.name in command and "elastic" not in command.partition(TRAIN.name)[0]
+
+
 def variable(pid: int, name: str) -> str | None:
     """An environment variable of a process; None when it has none, or is not there any more."""
     try:
@@ -244,11 +252,43 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
+def etcd_server() -> Iterator[str]:
+    """An etcd for as long as the block runs; yields its address.
+
+    Raises:
+        DemoFailed: There is none here, or it does not start.
+    """
+    from elastic_core.errors import ElasticError
+    from elastic_rdzv_etcd.sidecar import Sidecar, find_binary
+
+    try:
+        server = Sidecar.start(find_binary({}))
+    except ElasticError as exc:
+        raise DemoFailed(str(exc)) from exc
+    with contextlib.closing(server):
+        yield f"127.0.0.1:{server.port}"
+
+
+@contextlib.contextmanager
+def endpoint_of(backend: str, folder: Path) -> Iterator[str]:
+    """Where the nodes meet, for as long as the block runs."""
+    if backend == "etcd":
+        with etcd_server() as address:
+            yield address
+    else:
+        yield f"127.0.0.1:{free_port()}" if backend == "c10d" else str(folder)
+
+
+@contextlib.contextmanager
 def staged(backend: str, epochs: int) -> Iterator[Stage]:
-    """A stage in a temporary folder; nothing is left of either."""
-    with tempfile.TemporaryDirectory(prefix="elastic-demo-") as name:
-        folder = Path(name)
-        endpoint = f"127.0.0.1:{free_port()}" if backend == "c10d" else str(folder)
+    """A stage in a temporary folder; nothing is left of either.
+
+    Raises:
+        DemoFailed: There is no such server here.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastic-demo-")))
+        endpoint = stack.enter_context(endpoint_of(backend, folder))
         rendezvous = [f"--rdzv_backend={backend}", f"--rdzv_endpoint={endpoint}", "--rdzv_id=digits"]
         size = ["--nnodes=1:2", f"--nproc_per_node={WORKERS_PER_NODE}", "--max_restarts=3"]
         training = [os.path.relpath(TRAIN), f"--epochs={epochs}", f"--checkpoint={folder / 'digits.pt'}"]
@@ -274,8 +314,8 @@ def perform(stage: Stage, backend: str) -> float:
     stage.recovered("both nodes started", began, 2 * WORKERS_PER_NODE)
 
     stage.progress(5)
-    rank, killed_at = stage.kill_worker("B")
-    stage.recovered(f"rank {rank} killed", killed_at, 2 * WORKERS_PER_NODE)
+    killed_at = stage.kill_worker("B")
+    stage.recovered("a worker killed", killed_at, 2 * WORKERS_PER_NODE)
 
     stage.progress(5)
     killed_at = stage.kill_node("B")
@@ -301,11 +341,16 @@ def print_table(stage: Stage, accuracy: float) -> None:
 def main() -> int:
     """Perform, print the table, and say whether everything came true."""
     parser = argparse.ArgumentParser(description="Two nodes train, are hurt, recover, and finish.")
-    parser.add_argument("--rdzv_backend", "--rdzv-backend", choices=["c10d", "file"], default="c10d")
+    parser.add_argument("--rdzv_backend", "--rdzv-backend", choices=["c10d", "etcd", "file"], default="c10d")
     parser.add_argument("--epochs", type=int, default=80)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
-    with staged(args.rdzv_backend, args.epochs) as stage:
+    with contextlib.ExitStack() as stack:
+        try:
+            stage = stack.enter_context(staged(args.rdzv_backend, args.epochs))
+        except DemoFailed as failed:
+            print(f"The demo failed: {failed}.")
+            return 1
         try:
             accuracy = perform(stage, args.rdzv_backend)
             left = stage.left_over()

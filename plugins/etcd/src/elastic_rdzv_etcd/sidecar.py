@@ -15,6 +15,7 @@ from pathlib import Path
 
 from elastic_core.errors import RendezvousConnectionError, UsageError
 from elastic_rdzv_etcd import sidecar_main
+from elastic_rdzv_etcd.options import PASSWORD_VARIABLE
 
 BINARY_VARIABLES = ("ELASTIC_ETCD_BINARY", "TORCHELASTIC_ETCD_BINARY_PATH")
 """Where the environment names the binary; the second is torch's."""
@@ -70,7 +71,11 @@ class Sidecar:
         with theirs:
             command = [sys.executable, "-I", "-S", sidecar_main.__file__, str(theirs.fileno()), binary]
             process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+                command,
+                env={name: value for name, value in os.environ.items() if name != PASSWORD_VARIABLE},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
         ours.settimeout(START_TIMEOUT)
         try:
