@@ -195,7 +195,7 @@ def test_a_wrong_authority_is_named(secured: Etcd, files: dict[str, str], tmp_pa
 
 
 def test_a_missing_client_certificate_and_a_missing_scheme_are_named(secured: Etcd, files: dict[str, str]) -> None:
-    with pytest.raises(RendezvousConnectionError, match="TLS"):
+    with pytest.raises(RendezvousConnectionError, match="if it wants a client's certificate"):
         plugin.elastic_make_rendezvous(parameters(secured.endpoint, cacert=files["ca.pem"], **IN_TIME))
     with pytest.raises(RendezvousConnectionError, match="if it speaks TLS, the endpoint must say https://"):
         plugin.elastic_make_rendezvous(parameters(secured.endpoint, **IN_TIME))

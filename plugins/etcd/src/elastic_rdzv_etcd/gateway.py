@@ -59,6 +59,12 @@ class Gateway:
         self._http = http.client.HTTPConnection(site.endpoint.host, site.endpoint.port)
         self._http.sock = self._socket
         self._http.auto_open = 0  # a connection that broke stays broken
+        self._doubt = (
+            "; if it wants a client's certificate, see --rdzv_conf cert and key"
+            if site.endpoint.tls
+            else "; if it speaks TLS, the endpoint must say https://"
+        )
+        """Why there may be no answer, as long as there was none."""
 
     def close(self) -> None:
         """Close the connection; whatever waits for an answer in another thread ends with :class:`Unreachable`."""
@@ -85,7 +91,7 @@ class Gateway:
             Refusal: The member does not do it.
             Unreachable: There was no answer; whether it was done is not known.
         """
-        with _reported(timeout):
+        with _reported(timeout, self._doubt):
             self._socket.settimeout(timeout)
             answer = self._ask(path, body, token)
             text = answer.read(MOST_BYTES + 1)
@@ -103,7 +109,7 @@ class Gateway:
             Refusal: The member does not do it.
             Unreachable: There was no answer, or no further one.
         """
-        with _reported(timeout):
+        with _reported(timeout, self._doubt):
             self._socket.settimeout(timeout)
             answer = self._ask(path, body, token)
             if answer.status != http.HTTPStatus.OK:
@@ -119,12 +125,14 @@ class Gateway:
         if token is not None:
             headers["Authorization"] = token
         self._http.request("POST", path, body, headers)
-        return self._http.getresponse()
+        answer = self._http.getresponse()
+        self._doubt = ""
+        return answer
 
 
 def _messages(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
     while True:
-        with _reported(0.0):
+        with _reported(0.0, ""):
             line = answer.readline(MOST_BYTES)
             if not line:
                 raise Unreachable("it has ended the stream")
@@ -141,8 +149,8 @@ def _message(said: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _reported(timeout: float) -> Iterator[None]:
-    """Whatever breaks in a connection, as one kind of error."""
+def _reported(timeout: float, doubt: str) -> Iterator[None]:
+    """Whatever breaks in a connection, as one kind of error; ``doubt`` is added where a member breaks it."""
     try:
         yield
     except (Refusal, Unreachable):
@@ -150,11 +158,11 @@ def _reported(timeout: float) -> Iterator[None]:
     except TimeoutError as exc:
         raise Unreachable(f"it has not answered for {timeout:.2g} s") from exc
     except ssl.SSLError as exc:
-        raise Unreachable(f"TLS broke: {exc.reason or exc}") from exc
+        raise Unreachable(f"TLS broke: {exc.reason or exc}{doubt}") from exc
     except http.client.RemoteDisconnected as exc:
-        raise Unreachable("it hung up without an answer; if it speaks TLS, the endpoint must say https://") from exc
+        raise Unreachable(f"it hung up without an answer{doubt}") from exc
     except OSError as exc:
-        raise Unreachable(exc.strerror or str(exc)) from exc
+        raise Unreachable(f"{exc.strerror or exc}{doubt}") from exc
     except http.client.HTTPException as exc:
         raise Unreachable(f"the connection broke: {type(exc).__name__}") from exc
     except (ValueError, AttributeError) as exc:  # no JSON; a socket or its file that another thread has closed
