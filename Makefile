@@ -51,7 +51,7 @@ demo: setup
 	$(BIN)/python examples/digits/demo.py $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ARGS)
 
 soak: setup
 	$(BIN)/python -m pytest --seeds=$(SEEDS) -m soak --timeout=3600 $(ARGS)
@@ -62,7 +62,7 @@ lint: setup
 	$(BIN)/mypy core plugins examples tests benchmarks
 
 tox: setup
-	$(BIN)/tox run $(ARGS)
+	$(BIN)/tox run-parallel --parallel=auto --parallel-no-spinner $(ARGS)
 
 bench: setup
 	PYTHONPATH=tests/harness:tests/workers $(BIN)/python -m benchmarks.launchers $(ARGS)

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from stage import WARM, WORKERS, Agent, Stage
 
-from elastic_core.agent.processes import descendants
-
 TWO = ["--standalone", "--nproc_per_node=2", "--max_restarts=3", "-v"]
 FORKED = "workers start warm"
 
@@ -30,16 +28,6 @@ def trains(agent: Agent, restart_count: int, world_size: int = 2) -> list[int]:
 def ends(agent: Agent, done: Path) -> None:
     done.touch()
     assert agent.exit_code() == 0, agent.output
-
-
-def named(agent: Agent, *parts: str) -> list[int]:
-    """Processes below the agent whose command has all these parts."""
-    found = []
-    for pid, _ in descendants(agent.pid):
-        command = Path("/proc", str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        if all(part in command for part in parts):
-            found.append(pid)
-    return found
 
 
 def test_a_killed_worker_is_forked_again_and_all_meet_at_a_store_that_is_there(stage: Stage, done: Path) -> None:
@@ -73,7 +61,7 @@ def test_a_preload_that_raises_is_shown_and_workers_start_fresh(stage: Stage, tm
 def test_a_killed_template_costs_its_workers_nothing_and_the_next_one_forks_again(stage: Stage, done: Path) -> None:
     agent = stage.run(*TWO, WORKERS / "allreduce.py", "--until", done, env=WARM)
     first = trains(agent, 0)
-    [template] = named(agent, "elastic: template")
+    [template] = agent.named("elastic: template")
     os.kill(template, signal.SIGKILL)
     agent.wait_for("the template was killed by SIGKILL")
     agent.wait_for(FORKED, count=2)
@@ -87,8 +75,8 @@ def test_a_killed_template_costs_its_workers_nothing_and_the_next_one_forks_agai
 def test_a_killed_store_costs_a_round_and_no_restart(stage: Stage, done: Path) -> None:
     agent = stage.run(*TWO, "--max_restarts=0", WORKERS / "allreduce.py", "--until", done, env=WARM)
     trains(agent, 0)
-    stores = named(agent, "elastic: service", "warm.store")
-    assert stores, [named(agent, "")]
+    stores = agent.named("elastic: service", "warm.store")
+    assert stores, [agent.named("")]
     for store in stores:
         os.kill(store, signal.SIGKILL)
     agent.wait_for("round 2: 2 worker")

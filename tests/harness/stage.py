@@ -124,8 +124,12 @@ class Agent:
         """Send a signal to the agent alone."""
         self.process.send_signal(signum)
 
+    def named(self, *parts: str) -> list[int]:
+        """Processes below it whose command line has all these parts; parents first."""
+        return [pid for pid in descendants(self.pid) if all(part in command_line(pid) for part in parts)]
+
     def workers(self) -> dict[int, int]:
-        """The process id of each rank that runs now."""
+        """The process id of each rank that runs now; only of workers that were started fresh."""
         found: dict[int, int] = {}
         for pid in descendants(self.pid):  # a worker's own children carry its rank too, and come after it
             if (rank := variable(pid, "RANK")) is not None:

@@ -1,0 +1,112 @@
+"""Kills at random moments, warm: workers, agents, templates, stores. The job goes on, and nothing is left of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from stage import PATIENCE, WARM, WORKERS, Agent, Stage, over
+
+KILLS = 7
+"""A run's; with the three seeds of everyday runs that makes 21, with the hundred of ``make soak`` 700."""
+NPROC = 2
+VICTIMS = {
+    "template": ["elastic: template"],
+    "store": ["elastic: service", "warm.store"],
+    "worker": ["allreduce.py"],
+}
+"""What the command lines of each kind have in common; an agent is known by its pid."""
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    """Where the job makes its temporary files."""
+    path = tmp_path / "tmp"
+    path.mkdir()
+    return path
+
+
+class Job:
+    """Up to two nodes that train until the file ``done`` is there."""
+
+    def __init__(self, stage: Stage, temporary: Path, flags: list[str]) -> None:
+        self.done = temporary.parent / "done"
+        self.stage = stage
+        self.command = [*flags, *over("file", temporary.parent), WORKERS / "allreduce.py", "--until", self.done]
+        self.env = {**WARM, "TMPDIR": str(temporary)}
+        self.alive: list[Agent] = []
+        self.story: list[str] = []
+
+    def add(self) -> None:
+        self.alive.append(self.stage.run(*self.command, env=self.env))
+
+    def kill(self, kind: str, victim: Agent) -> None:
+        """Kill one of that kind, if it is there at this moment."""
+        self.story.append(kind)
+        if kind == "agent":
+            victim.signal(signal.SIGKILL)
+            self.alive.remove(victim)
+            return
+        with contextlib.suppress(ProcessLookupError):
+            for pid in victim.named(*VICTIMS[kind])[-1:]:
+                os.kill(pid, signal.SIGKILL)
+
+    def whole(self) -> bool:
+        """Whether the newest reports of all workers that should be alive are of one round, that lives."""
+        newest = [report for agent in self.alive for report in agent.reports("training")[-NPROC:]]
+        size = NPROC * len(self.alive)
+        if len(newest) < size or {report["world_size"] for report in newest} != {size}:
+            return False
+        rounds = {(report["store"], report["restart_count"]) for report in newest}
+        return len(rounds) == 1 and all(Path("/proc", str(report["pid"])).exists() for report in newest)
+
+    def described(self) -> str:
+        return f"after {self.story}:\n" + "\n\n".join(agent.output for agent in self.stage.agents)
+
+
+@pytest.mark.timeout(600)
+def test_whatever_is_killed_and_whenever_the_job_goes_on(stage: Stage, temporary: Path, seed: int) -> None:
+    lots = random.Random(seed)
+    shared = set(os.listdir(SHARED_MEMORY))
+    job = Job(stage, temporary, ["--nnodes=1:2", f"--nproc_per_node={NPROC}", "--max_restarts=100", "-v"])
+    job.add()
+    job.add()
+    for _ in range(KILLS):
+        if lots.random() < 0.5:  # or else while the job is still busy with what came before
+            assert stage.wait_until(job.whole), job.described()
+        time.sleep(lots.uniform(0.0, 0.5))
+        kind = lots.choice(["worker", "worker", "template", "store", "agent"])
+        job.kill(kind, lots.choice(job.alive))
+        if kind == "agent":
+            job.add()
+    assert stage.wait_until(job.whole), job.described()
+    restarts = max(report["restart_count"] for agent in job.alive for report in agent.reports("training"))
+    assert restarts <= job.story.count("worker"), job.described()
+    job.done.touch()
+    assert [agent.exit_code() for agent in job.alive] == [0, 0], job.described()
+    assert stage.close() == []
+    assert os.listdir(temporary) == []
+    left = {name for name in set(os.listdir(SHARED_MEMORY)) - shared if not name.startswith("sem.mp-")}
+    assert not left, "others' semaphores aside, shared memory is left"
+
+
+@pytest.mark.timeout(600)
+def test_kills_beyond_the_budget_fail_the_job_and_leave_nothing(stage: Stage, temporary: Path, seed: int) -> None:
+    lots = random.Random(seed)
+    job = Job(stage, temporary, [f"--nproc_per_node={NPROC}", "--max_restarts=2", "-v"])
+    job.add()
+    [agent] = job.alive
+    deadline = time.monotonic() + PATIENCE
+    while agent.process.poll() is None and time.monotonic() < deadline:
+        time.sleep(lots.uniform(0.0, 0.5))
+        job.kill(lots.choice(["worker", "worker", "template", "store"]), agent)
+    assert agent.exit_code() == 1, job.described()
+    assert "SIGKILL" in agent.output
+    assert stage.close() == []
+    assert os.listdir(temporary) == []
