@@ -15,11 +15,11 @@ def parameters(endpoint: str, run_id: str = "job", **config: str) -> RendezvousP
     )
 
 
-def opened(endpoint: str, prefix: str, run_id: str) -> EtcdBackend:
+def opened(endpoint: str, prefix: str, run_id: str, **config: str) -> EtcdBackend:
     """A first connection over API v3."""
-    return plugin.elastic_make_rendezvous(parameters(endpoint, run_id, etcd_prefix=prefix))
+    return plugin.elastic_make_rendezvous(parameters(endpoint, run_id, etcd_prefix=prefix, **config))
 
 
-def opened_v2(endpoint: str, prefix: str, run_id: str) -> EtcdV2Backend:
+def opened_v2(endpoint: str, prefix: str, run_id: str, **config: str) -> EtcdV2Backend:
     """The same over API v2."""
-    return plugin_v2.elastic_make_rendezvous(parameters(endpoint, run_id, etcd_prefix=prefix))
+    return plugin_v2.elastic_make_rendezvous(parameters(endpoint, run_id, etcd_prefix=prefix, **config))
