@@ -8,6 +8,7 @@ import sys
 import traceback
 from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -242,6 +243,27 @@ def test_of_several_endpoints_one_that_serves_is_found(server: Etcd, prefix: str
     for dead in (f"127.0.0.1:{free_port()}", "no.such.host.invalid"):
         for endpoint in (f"{dead},{server.endpoint}", f"{server.endpoint},{dead}"):
             backend = opened(endpoint, prefix, "job")
+            assert backend.read(1) is None
+            backend.close()
+
+
+@pytest.fixture
+def deaf() -> Iterator[int]:
+    """A port that drops whatever comes, as a firewall does: its queue of connections is full."""
+    with socket.socket() as listener, ExitStack() as stack:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        port: int = listener.getsockname()[1]
+        stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        yield port
+
+
+def test_a_host_that_drops_what_comes_is_given_up(deaf: int, server: Etcd, prefix: str) -> None:
+    for hooks in (plugin, plugin_v2):
+        with pytest.raises(RendezvousConnectionError, match="no answer"):
+            hooks.elastic_make_rendezvous(parameters(f"127.0.0.1:{deaf}", connect_timeout="0.5"))
+        for endpoint in (f"127.0.0.1:{deaf},{server.endpoint}", f"{server.endpoint},127.0.0.1:{deaf}"):
+            backend = hooks.elastic_make_rendezvous(parameters(endpoint, etcd_prefix=prefix))
             assert backend.read(1) is None
             backend.close()
 

@@ -122,7 +122,8 @@ class Client:
 
     def _somewhere(self, ask: Callable[[Gateway, str | None, float], _T], budget: float) -> _T:
         """The answer of the first member that gives one."""
-        deadline = time.monotonic() + budget
+        began = time.monotonic()
+        deadline = began + budget
         failures: dict[Site, Unreachable | Refusal] = {}
         while True:
             sites = self.cluster.sites()
@@ -132,7 +133,7 @@ class Client:
             for number, site in enumerate(sites):
                 share = max(0.0, deadline - time.monotonic()) / (len(sites) - number)
                 if share <= 0 and failures:
-                    raise self._failed(failures, budget)
+                    raise self._failed(failures, time.monotonic() - began)
                 try:
                     answer = self._ask(site, ask, min(ATTEMPT, max(share, PAUSE)))
                 except Unreachable as exc:
@@ -149,7 +150,7 @@ class Client:
                     self.cluster.answered(site)
                     return answer
             if time.monotonic() >= deadline or all(_is_final(failures.get(site)) for site in sites):
-                raise self._failed(failures, budget)
+                raise self._failed(failures, time.monotonic() - began)
             if self._closed.wait(PAUSE):
                 raise self._is_closed()
 
@@ -189,10 +190,10 @@ class Client:
             return Lost(refused.text)
         return in_words(refused, site, self.cluster.options.user)
 
-    def _failed(self, failures: Mapping[Site, Unreachable | Refusal], budget: float) -> RendezvousConnectionError:
+    def _failed(self, failures: Mapping[Site, Unreachable | Refusal], seconds: float) -> RendezvousConnectionError:
         said = "; ".join(f"{site}: {exc}" for site, exc in failures.items())
         return RendezvousConnectionError(
-            f"No etcd answers, after {budget:g} s: {said}.",
+            f"No etcd answers, after {seconds:.1f} s: {said}.",
             hint="Check the endpoints, the network, and whether most members of the cluster are up.",
         )
 

@@ -160,14 +160,15 @@ class ClientV2:
                     self._drop()
 
     def _somewhere(self, ask: Callable[[Any], _T], budget: float, once: bool) -> _T:
-        deadline = time.monotonic() + budget
+        began = time.monotonic()
+        deadline = began + budget
         failures: dict[Site, str] = {}
         while True:
             sites = self.members.sites()
             for number, site in enumerate(sites):
                 share = max(0.0, deadline - time.monotonic()) / (len(sites) - number)
                 if share <= 0 and failures:
-                    raise self._failed(failures, budget)
+                    raise self._failed(failures, time.monotonic() - began)
                 try:
                     with self._reported(site):
                         answer = ask(self._at(site, min(ATTEMPT, max(share, PAUSE))))
@@ -179,9 +180,9 @@ class ClientV2:
                         raise self._is_closed() from failed
                     failures[site] = str(failed)
                     if failed.final or once:
-                        raise self._failed(failures, budget) from failed
+                        raise self._failed(failures, time.monotonic() - began) from failed
             if time.monotonic() >= deadline:
-                raise self._failed(failures, budget)
+                raise self._failed(failures, time.monotonic() - began)
             if self._closed.wait(PAUSE):
                 raise self._is_closed()
 
@@ -247,10 +248,10 @@ class ClientV2:
     def _is_closed(self) -> RendezvousConnectionError:
         return RendezvousConnectionError(f"This connection to etcd at {self.members} is closed.")
 
-    def _failed(self, failures: dict[Site, str], budget: float) -> RendezvousConnectionError:
+    def _failed(self, failures: dict[Site, str], seconds: float) -> RendezvousConnectionError:
         said = "; ".join(f"{site}: {reason}" for site, reason in failures.items())
         return RendezvousConnectionError(
-            f"No etcd answers, after {budget:g} s: {said}.",
+            f"No etcd answers, after {seconds:.1f} s: {said}.",
             hint="Check the endpoints, the network, and whether most members of the cluster are up.",
         )
 
