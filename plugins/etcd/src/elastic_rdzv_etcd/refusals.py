@@ -73,10 +73,15 @@ _TEXTS: tuple[tuple[str, Kind], ...] = (
 )
 _CODES = {
     1: Kind.PASSING,  # cancelled
+    2: Kind.PASSING,  # unknown: what etcd has no code for, a proposal that was dropped among it
     4: Kind.PASSING,  # deadline exceeded
     7: Kind.DENIED,
+    8: Kind.PASSING,  # resources exhausted
     10: Kind.PASSING,  # aborted
+    12: Kind.FOREIGN,  # not implemented
+    13: Kind.PASSING,  # internal
     14: Kind.PASSING,  # unavailable
+    15: Kind.PASSING,  # data lost, on this member
     16: Kind.TOKEN,
 }
 
