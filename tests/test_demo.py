@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stage import EXAMPLES, Stage
+from stage import EXAMPLES, WARM, Stage
 
 TRAIN = EXAMPLES / "digits" / "train.py"
 
@@ -14,7 +14,8 @@ TRAIN = EXAMPLES / "digits" / "train.py"
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("backend", ["c10d", "etcd", "file"])
 def test_the_demo_trains_through_two_kills_and_a_return(stage: Stage, backend: str) -> None:
-    demo = stage.start([sys.executable, str(EXAMPLES / "digits" / "demo.py"), f"--rdzv_backend={backend}"])
+    command = [sys.executable, str(EXAMPLES / "digits" / "demo.py"), f"--rdzv_backend={backend}"]
+    demo = stage.start(command, env=WARM)
     assert demo.process.wait(240) == 0, demo.output
     table = demo.output[demo.output.index("what happened") :]
     assert [line.split()[-1] for line in table.splitlines() if "->" in line]

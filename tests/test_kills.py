@@ -70,6 +70,11 @@ class Job:
         return f"after {self.story}:\n" + "\n\n".join(agent.output for agent in self.stage.agents)
 
 
+def files(folder: Path) -> list[str]:
+    """What is left there; torch's cache of compiled code is not the job's, and stays by design."""
+    return [name for name in os.listdir(folder) if not name.startswith("torchinductor_")]
+
+
 @pytest.mark.timeout(600)
 def test_whatever_is_killed_and_whenever_the_job_goes_on(stage: Stage, temporary: Path, seed: int) -> None:
     lots = random.Random(seed)
@@ -91,7 +96,7 @@ def test_whatever_is_killed_and_whenever_the_job_goes_on(stage: Stage, temporary
     job.done.touch()
     assert [agent.exit_code() for agent in job.alive] == [0, 0], job.described()
     assert stage.close() == []
-    assert os.listdir(temporary) == []
+    assert files(temporary) == []
     left = {name for name in set(os.listdir(SHARED_MEMORY)) - shared if not name.startswith("sem.mp-")}
     assert not left, "others' semaphores aside, shared memory is left"
 
@@ -109,4 +114,4 @@ def test_kills_beyond_the_budget_fail_the_job_and_leave_nothing(stage: Stage, te
     assert agent.exit_code() == 1, job.described()
     assert "SIGKILL" in agent.output
     assert stage.close() == []
-    assert os.listdir(temporary) == []
+    assert files(temporary) == []

@@ -11,6 +11,11 @@ from stage import WARM, WORKERS, Agent, Stage
 
 TWO = ["--standalone", "--nproc_per_node=2", "--max_restarts=3", "-v"]
 FORKED = "workers start warm"
+BREAKDOWN = (
+    r"the process group of round 2 is there: detected after \d\.\d{3}, decided after \d\.\d{3}, "
+    r"stopped after \d\.\d{3}, running after \d\.\d{3}, initialized after \d\.\d{3} s$"
+)
+"""What one recovery is said to have consisted of."""
 
 
 @pytest.fixture
@@ -40,8 +45,18 @@ def test_a_killed_worker_is_forked_again_and_all_meet_at_a_store_that_is_there(s
     assert {report["store"] for report in agent.reports("training", restart_count=0)}.isdisjoint(
         {report["store"] for report in agent.reports("training", restart_count=1)}
     )
+    agent.wait_for(BREAKDOWN)
     ends(agent, done)
     assert "starts fresh" not in agent.output
+
+
+def test_a_fresh_worker_reports_its_process_group_where_it_uses_our_call(stage: Stage, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import elastic_core as elastic\nelastic.init_process_group('gloo')\nprint('trained')\n")
+    agent = stage.run("--standalone", "-v", script)
+    assert agent.exit_code() == 0, agent.output
+    assert "trained" in agent.lines
+    assert "the process group of round 1 is there: after" in agent.output
 
 
 def test_a_preload_that_raises_is_shown_and_workers_start_fresh(stage: Stage, tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ class Agent:
         return [pid for pid in descendants(self.pid) if all(part in command_line(pid) for part in parts)]
 
     def workers(self) -> dict[int, int]:
-        """The process id of each rank that runs now; only of workers that were started fresh."""
+        """The process id of each rank that runs now."""
         found: dict[int, int] = {}
         for pid in descendants(self.pid):  # a worker's own children carry its rank too, and come after it
             if (rank := variable(pid, "RANK")) is not None:

@@ -49,7 +49,6 @@ NAMES = (
     (re.compile(rf"\b{JOB}_[0-9a-f]{{12}}\b"), f"{JOB}_RUN"),
     (re.compile(r"\b0x[0-9a-f]+\b"), "0xADDRESS"),
     (re.compile(r'("MASTER_PORT": ")\d+'), r"\1PORT"),
-    (re.compile(r'("ELASTIC_CONTROL_FD": ")\d+'), r"\1DESCRIPTOR"),
     (re.compile(r'("TORCHELASTIC_ERROR_FILE": ")[^"]*'), r"\1PATH"),
     (re.compile(r'("TORCHELASTIC_USE_AGENT_STORE": ")\w+'), r"\1HOSTED"),
 )

@@ -56,7 +56,9 @@ VARIABLES = (
     Variable("OMP_NUM_THREADS", Use.DEFAULTED, "1, where a node has several workers: else each would use every core."),
     # Ours.
     Variable(
-        "ELASTIC_CONTROL_FD", Use.SET, "The descriptor of the worker's channel to its agent; a script may ignore it."
+        "ELASTIC_CONTROL_FD",
+        Use.SET,
+        "The descriptor of the worker's channel to its agent, a socket of packets; a script may ignore it.",
     ),
     Variable("ELASTIC_PLUGINS", Use.READ, "Names of plugins to load besides those of --plugin, separated by commas."),
     Variable(
@@ -65,6 +67,7 @@ VARIABLES = (
         "Where workers find modules. The template has a directory of ours in front of it while it starts.",
     ),
     Variable("ELASTIC_TEMPLATE", Use.TEMPLATE, "Why our sitecustomize is there: probe or hooked."),
+    Variable("ELASTIC_TEMPLATE_ROOM", Use.TEMPLATE, "Spaces, in whose place /proc shows the variables of a worker."),
     Variable("PYTHON_EXEC", Use.READ, "The interpreter for workers; the agent's own where it is not set."),
     Variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", Use.READ, "As --shutdown_timeout, which goes before it."),
     Variable(

@@ -7,10 +7,13 @@ from importlib import import_module
 from typing import Any
 
 from elastic_core.errors import UsageError
+from elastic_core.reporting import INITIALIZED, report
 
 
 def init_process_group(backend: str | None = None, **options: Any) -> None:
     """Join the workers of this round, by ``torch.distributed.init_process_group`` with ``env://``.
+
+    The agent is told when that is done, which counts as progress of the round.
 
     Args:
         backend: torch's name of it; nccl where this worker has a GPU, which becomes its current device, and gloo else.
@@ -31,3 +34,4 @@ def init_process_group(backend: str | None = None, **options: Any) -> None:
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     distributed.init_process_group(backend, init_method="env://", **options)
+    report(INITIALIZED)

@@ -38,7 +38,7 @@ class Scene:
         signal_group(template.pid, signal.SIGKILL)
         os.waitpid(template.pid, 0)
         template.hear()  # the end of its pipe
-        self.nursery.died(-signal.SIGKILL, closing=closing)
+        self.nursery.died(template, -signal.SIGKILL, closing=closing)
 
 
 @pytest.fixture

@@ -76,12 +76,23 @@ def test_waiting_is_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
         warden.close(30.0)
 
 
-def test_the_template_has_the_threads_that_workers_have(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("names", "named", "later"),
+    [
+        pytest.param(("json",), None, (), id="without torch there is nothing more"),
+        pytest.param(("torch",), None, preloading.LATER, id="what torch imports late is imported late"),
+        pytest.param(("torch",), ("torch",), (), id="who says what to import has said it all"),
+    ],
+)
+def test_the_template_has_the_threads_that_workers_have(
+    names: tuple[str, ...], named: tuple[str, ...] | None, later: tuple[str, ...]
+) -> None:
     asked: dict[str, Any] = {}
     warden: Any = SimpleNamespace(preload=lambda names, **facts: asked.update(facts, names=names))
-    preloading.preload(warden, ("json",), config(nproc_per_node=2), {"PATH": "/bin"})
+    preloading.preload(warden, names, config(nproc_per_node=2, preload=named), {"PATH": "/bin"})
     assert asked == {
-        "names": ("json",),
+        "names": names,
+        "later": later,
         "python": [sys.executable, "-u"],
         "program": ["train.py"],
         "env": {"PATH": "/bin", "OMP_NUM_THREADS": "1"},

@@ -1,24 +1,37 @@
 from __future__ import annotations
 
-from elastic_core.agent.recovery import Recovery
+from elastic_core.agent.recovery import Recovery, initialized, recovered
 from elastic_core.events import Level
+
+WHOLE = Recovery(began=100.0, detected=100.01, decided=100.015, stopped=100.03, running=100.0925)
+PARTS = {"detected_s": 0.01, "decided_s": 0.015, "stopped_s": 0.03, "running_s": 0.0925}
 
 
 def test_each_part_is_told_by_when_it_was_over() -> None:
-    recovery = Recovery(began=100.0, detected=100.01, decided=100.015, stopped=100.03)
-    event = recovery.event(4, 100.0925)
+    event = recovered(4, WHOLE)
     assert (event.name, event.level) == ("recovered", Level.DEBUG)
     assert event.message == (
         "round 4 runs: detected after 0.010, decided after 0.015, stopped after 0.030, running after 0.092 s"
     )
-    assert event.fields == {
-        "round": 4,
-        "detected_s": 0.01,
-        "decided_s": 0.015,
-        "stopped_s": 0.03,
-        "running_s": 0.0925,
-    }
+    assert event.fields == {"round": 4, **PARTS}
 
 
 def test_what_did_not_happen_is_not_told() -> None:
-    assert Recovery(began=1.0, detected=1.0).event(2, 2.0).fields == {"round": 2, "detected_s": 0.0, "running_s": 1.0}
+    recovery = Recovery(began=1.0, detected=1.0, running=2.0)
+    assert recovered(2, recovery).fields == {"round": 2, "detected_s": 0.0, "running_s": 1.0}
+
+
+def test_the_initialization_is_the_last_part() -> None:
+    event = initialized(4, 2, 0.07, WHOLE, 100.125)
+    assert (event.name, event.level) == ("initialized", Level.DEBUG)
+    assert event.message == (
+        "the process group of round 4 is there: "
+        "detected after 0.010, decided after 0.015, stopped after 0.030, running after 0.092, initialized after 0.125 s"
+    )
+    assert event.fields == {"round": 4, "workers": 2, "took_s": 0.07, **PARTS, "initialized_s": 0.125}
+
+
+def test_a_round_that_follows_no_interruption_has_an_initialization_too() -> None:
+    event = initialized(1, 8, 3.25, None, 50.0)
+    assert event.message == "the process group of round 1 is there: after 3.250 s"
+    assert event.fields == {"round": 1, "workers": 8, "took_s": 3.25}

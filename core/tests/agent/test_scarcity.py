@@ -19,6 +19,7 @@ from elastic_core.agent import processes
 from elastic_core.agent.channel import Channel
 from elastic_core.agent.output import Output
 from elastic_core.agent.processes import descendants, keep_a_spare, kill
+from elastic_core.agent.reports import Reports
 from elastic_core.agent.warden import Warden
 from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config import RunConfig, Stream, StreamMap
@@ -93,13 +94,15 @@ def test_a_round_that_a_plugin_forbids_leaves_no_stream_open(tmp_path: Path) -> 
     warden = Warden.start()
     output = Output(redirects=StreamMap(Stream.OUT), tee=StreamMap(Stream.ERR), report=print)
     config = RunConfig(program=Program(ProgramKind.EXECUTABLE, "true"))
-    group = WorkerGroup(config, plugins, warden, output, info("a"), "run1", tmp_path, lambda event: None)
+    reports = Reports(lambda instant, event: None)
+    group = WorkerGroup(config, plugins, warden, output, reports, info("a"), "run1", tmp_path, lambda event: None)
     before = open_descriptors()
     with pytest.raises(PluginError, match="not today"):
         group.start(Round(number=1, offer=offer("a"), members=(Member("a", 1, "default"),)), 0)
     assert open_descriptors() == before
     warden.close(5)
     output.close()
+    reports.close()
 
 
 def test_a_log_file_that_is_a_fifo_holds_nobody_up(tmp_path: Path) -> None:

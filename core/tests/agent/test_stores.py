@@ -79,6 +79,15 @@ def test_the_end_of_a_store_that_was_given_up_is_nobodys_affair(stores: Stores) 
     assert stores.handle(ServiceEnded(1, -9)) is None
 
 
+def test_a_store_that_dies_unused_does_not_put_the_one_in_use_in_its_place(stores: Stores, template: Template) -> None:
+    used, unused = stores.offer(), stores.offer()
+    assert stores.handle(ServiceEnded(2, -9)) == unused
+    stores.offer()
+    assert [*template.serving] == [1, 3]
+    assert [accepts(offer.port) for offer in (used, unused)] == [True, False]
+    assert stores.handle(ServiceEnded(1, -9)) == used
+
+
 def test_without_a_template_a_port_is_only_held(stores: Stores, template: Template) -> None:
     stores.stop_hosting()
     offer = stores.offer()

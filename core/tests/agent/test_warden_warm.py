@@ -29,7 +29,9 @@ from elastic_core.agent.warden import (
     StartedFresh,
     TemplateDied,
     TemplateFailed,
+    TemplateGrown,
     TemplateReady,
+    TemplateStayed,
     Warden,
     WardenEvent,
     become_subreaper,
@@ -84,11 +86,13 @@ class Listener:
         self.env = {**os.environ, "PYTHONPATH": str(self.modules)}
         self._tags = 0
 
-    def preload(self, *modules: str, program: str = REPORT, args: Sequence[str] = ()) -> None:
+    def preload(
+        self, *modules: str, program: str = REPORT, args: Sequence[str] = (), later: Sequence[str] = ()
+    ) -> None:
         """Ask for a template."""
         self.script.write_text(program)
         names = modules or ("preloaded",)
-        self.warden.preload(names, python=PYTHON, program=[str(self.script), *args], env=self.env)
+        self.warden.preload(names, later=later, python=PYTHON, program=[str(self.script), *args], env=self.env)
 
     def template(self, *modules: str, program: str = REPORT, args: Sequence[str] = ()) -> TemplateReady:
         """Have a template."""
@@ -381,6 +385,83 @@ def test_what_cannot_be_had_warm_nor_fresh_is_a_failed_start(listener: Listener)
     tag = listener.spawn(cwd="/no/such/place")
     failure = listener.wait(SpawnFailed)
     assert failure == SpawnFailed(tag, "[Errno 2] No such file or directory: '/no/such/place'")
+
+
+# Its successor -------------------------------------------------------------------------------------------------------
+
+IMPORTED = "import sys\nprint('late' in sys.modules, flush=True)\nimport signal\nsignal.pause()\n"
+
+
+def module(listener: Listener, name: str, text: str) -> None:
+    (listener.modules / f"{name}.py").write_text(text)
+
+
+def test_a_template_with_nothing_to_do_imports_the_rest_and_those_that_live_know_nothing_of_it(
+    listener: Listener,
+) -> None:
+    module(listener, "late", "")
+    listener.preload(program=IMPORTED, later=["late"])
+    first = listener.wait(TemplateReady)
+    worker, imported = listener.running()
+    assert imported == "False"
+    grown = listener.wait(TemplateGrown)
+    assert grown.modules == ("late",)
+    gone(first.pid)
+    other, imported = listener.running()
+    assert (imported, other.warm) == ("True", True)
+    assert alive(worker.pid)
+    assert listener.all_of(TemplateDied) == []
+    listener.warden.stop(grace=0.0)
+    listener.wait(Gone)
+    assert alive(grown.pid)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        pytest.param("raise ValueError('not today')", "ValueError: not today", id="raises"),
+        pytest.param("import os\nos._exit(3)", "exit code 3", id="exits"),
+        pytest.param(
+            "import threading, time\nthreading.Thread(target=time.sleep, args=[1000], daemon=True).start()",
+            "2 threads",
+            id="starts a thread",
+        ),
+    ],
+)
+def test_a_template_stays_if_that_comes_to_nothing(listener: Listener, text: str, reason: str) -> None:
+    module(listener, "late", text)
+    listener.preload(program=IMPORTED, later=["late"])
+    assert reason in listener.wait(TemplateStayed).reason
+    worker, imported = listener.running()
+    assert (imported, worker.warm) == ("False", True)
+    assert listener.all_of(TemplateDied) == []
+
+
+def test_a_template_serves_while_its_successor_imports_and_either_may_die_then(listener: Listener) -> None:
+    started, go = listener.folder / "started", listener.folder / "go"
+    os.mkfifo(go)
+    module(
+        listener, "late", f"open({str(started)!r}, 'w').write(str(__import__('os').getpid()))\nopen({str(go)!r}).read()"
+    )
+    listener.preload(program=IMPORTED, later=["late"])
+    first = listener.wait(TemplateReady)
+    while not (started.exists() and started.read_text()):
+        time.sleep(0.01)
+    worker, imported = listener.running()
+    assert (imported, worker.warm) == ("False", True)
+    os.kill(first.pid, signal.SIGKILL)
+    listener.wait(TemplateDied)
+    second = listener.wait(TemplateReady, lambda event: event.pid != first.pid)
+    go.write_text("")
+    grown = listener.wait(TemplateGrown)
+    assert grown.pid == int(started.read_text())
+    gone(second.pid)
+    _, imported = listener.running()
+    assert imported == "True"
+    os.kill(grown.pid, signal.SIGKILL)
+    listener.wait(TemplateReady, lambda event: event.pid not in (first.pid, second.pid))
+    _, imported = listener.running()
+    assert imported == "False"
 
 
 # The template's death ------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import pytest
 from scenes import info, offer
 
 from elastic_core.agent.output import Output
+from elastic_core.agent.reports import Initialized, ListenAgain, NotUnderstood, Report, Reports
 from elastic_core.agent.warden import (
     Gone,
     Signalled,
@@ -35,7 +36,7 @@ from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.plugins import Plugins, core_plugins
 from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous.ledger import Member, Round
-from elastic_core.rendezvous.node import NodeEvent, WorkerFailed, WorkersDone
+from elastic_core.rendezvous.node import NodeEvent, Progressed, WorkerFailed, WorkersDone
 
 PATIENCE = 30.0
 TWO = (Member("b", 1, "default"), Member("a", 2, "default"))
@@ -50,7 +51,9 @@ class Node:
         self.folder = folder
         self.warden = warden
         self.published: list[Event] = []
-        self.heard: list[WardenEvent] = []
+        self.heard: list[WardenEvent | Report] = []
+        self.later: list[tuple[float, ListenAgain]] = []
+        self.reports = Reports(lambda instant, event: self.later.append((instant, event)), lambda: self.time)
         self.plugins = Plugins()
         for name, plugin in core_plugins().items():
             self.plugins.register(name, plugin)
@@ -76,6 +79,7 @@ class Node:
                 plugins=self.plugins,
                 warden=self.warden,
                 output=self.output,
+                reports=self.reports,
                 info=info("a"),
                 run_uid="run1",
                 directory=self.folder,
@@ -92,14 +96,25 @@ class Node:
         """What the warden's next news amount to; None if it is Gone."""
         end = time.monotonic() + PATIENCE
         while True:
-            ready, _, _ = select.select([self.warden], [], [], max(0.0, end - time.monotonic()))
+            sources: list[Warden | Reports] = [self.warden, self.reports]
+            ready, _, _ = select.select(sources, [], [], max(0.0, end - time.monotonic()))
             assert ready, f"nothing came of {self.heard}"
-            events = self.warden.receive()
+            events = [*(self.warden.receive() if self.warden in ready else ()), *self.reports.receive()]
             self.heard += events
             news = [found for event in events if (found := self.group.handle(event)) is not None]
             if news or Gone() in events:
                 assert len(news) <= 1
                 return news[0] if news else None
+
+    def run(self) -> None:
+        """Wait until all workers of the round run."""
+        while not self.group.alive():
+            assert select.select([self.warden], [], [], PATIENCE)[0]
+            assert not any(map(self.group.handle, self.warden.receive()))
+
+    def said_of(self, name: str) -> list[Event]:
+        """The events of this name so far."""
+        return [event for event in self.published if event.name == name]
 
     def failure(self) -> Incident:
         """The failure that is the next news."""
@@ -120,6 +135,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     yield node
     warden.close(PATIENCE)
     node.output.close(PATIENCE)
+    node.reports.close()
 
 
 # Starting ------------------------------------------------------------------------------------------------------------
@@ -343,6 +359,104 @@ def test_a_full_disk_is_a_failure_too(node: Node) -> None:
         node.start("true")
     message = start_failure(node.group, node.round(), caught.value).incident.message
     assert message.startswith("the workers could not be started: [Errno ")
+
+
+# What they report ----------------------------------------------------------------------------------------------------
+
+
+def python(code: str) -> Program:
+    return Program(ProgramKind.EXECUTABLE, sys.executable, ("-c", code))
+
+
+def test_a_worker_reports_over_the_channel_that_it_inherits(node: Node) -> None:
+    node.start_program(
+        python("import signal\nfrom elastic_core.reporting import report\nreport('initialized')\nsignal.pause()")
+    )
+    assert node.next() == Progressed(1)
+    [event] = node.said_of("initialized")
+    assert event.fields == {"round": 1, "workers": 1, "took_s": 0.0}
+    node.group.stop(0.0)
+    assert node.next() is None
+
+
+def test_a_round_has_progressed_once_all_local_workers_are_in_the_process_group(node: Node) -> None:
+    node.start("sleep 1000", TWO)
+    node.run()
+    node.time += 0.25
+    assert [node.group.handle(Initialized(tag)) for tag in (2, 2, 1, 1)] == [None, None, Progressed(1), None]
+    [event] = node.said_of("initialized")
+    assert event.fields == {"round": 1, "workers": 2, "took_s": 0.25}
+
+
+def test_a_report_may_be_heard_before_it_is_known_that_its_worker_runs(node: Node) -> None:
+    node.start("sleep 1000")
+    assert node.group.handle(Initialized(1)) is None
+    assert node.next() == Progressed(1)
+    assert [event.name for event in node.published] == ["workers_started", "initialized"]
+
+
+def test_a_round_that_has_failed_is_not_said_to_have_a_process_group(node: Node) -> None:
+    node.start('[ "$LOCAL_RANK" = 1 ] || exec sleep 1000; exit 3', TWO)
+    assert node.failure().exit_code == 3
+    assert [node.group.handle(Initialized(tag)) for tag in (1, 2)] == [None, None]
+    assert node.said_of("initialized") == []
+
+
+def test_a_recovery_is_over_when_the_process_group_is_there_again(node: Node) -> None:
+    node.start("exit 1")
+    node.failure()
+    node.group.stop(0.0)
+    node.group.decided()
+    assert node.next() is None
+    node.group.gone()
+    node.start("sleep 1000", number=2)
+    node.run()
+    assert node.group.handle(Initialized(1)) is None  # the old round's
+    assert node.group.handle(Initialized(2)) == Progressed(2)
+    [event] = node.said_of("initialized")
+    parts = ["detected_s", "decided_s", "stopped_s", "running_s", "initialized_s"]
+    assert [*event.fields] == ["round", "workers", "took_s", *parts]
+    assert node.said_of("recovered")[0].fields.items() <= event.fields.items()
+
+
+def test_what_is_no_report_is_ignored_and_said(node: Node) -> None:
+    node.start("sleep 1000", TWO)
+    assert node.group.handle(NotUnderstood(2, "it is not JSON")) is None
+    assert node.published == [
+        Event(
+            "report_ignored",
+            "what rank 2 says to its agent is ignored where it is no report: it is not JSON",
+            Level.DEBUG,
+            {"rank": 2, "why": "it is not JSON"},
+        )
+    ]
+
+
+FLOOD = """
+import os, signal, socket, sys
+if os.environ["LOCAL_RANK"] == "1":
+    sys.exit(len(open(sys.argv[1]).read()))
+channel = socket.socket(fileno=int(os.environ["ELASTIC_CONTROL_FD"]))
+channel.setblocking(False)
+try:
+    while True:
+        channel.send(b"x" * 1000)
+except BlockingIOError:
+    open(sys.argv[1], "w").write("now")
+channel.setblocking(True)
+while True:
+    channel.send(b"x" * 1000)
+"""
+
+
+def test_a_worker_that_floods_its_channel_keeps_the_agent_from_nothing(node: Node, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "full")
+    node.start_program(Program(ProgramKind.EXECUTABLE, sys.executable, ("-c", FLOOD, str(tmp_path / "full"))), TWO)
+    assert node.failure().exit_code == 3
+    node.group.stop(0.0)
+    assert node.next() is None
+    assert len(node.said_of("report_ignored")) == 1
+    assert len(node.later) == 1  # it was listened to for a while only
 
 
 # What is said meanwhile ----------------------------------------------------------------------------------------------

@@ -296,6 +296,24 @@ class TestReforming:
         nodes = [stopped("a", now=late), running("b", head=2, now=late)]
         assert ids(body(decide(scene(ledger, *nodes, now=late)))) == "a"
 
+    @pytest.mark.parametrize(
+        ("reason", "head", "worst_seen", "after"),
+        [
+            pytest.param(HaltReason.UNSEEN, 1, 0.0, 0.1, id="who was silent about the round has a last chance"),
+            pytest.param(HaltReason.UNSEEN, 1, 0.1, 0.3, id="it grows with what the job has known"),
+            pytest.param(HaltReason.UNSEEN, 2, 0.0, 1.0, id="who had seen the round has its second"),
+            pytest.param(HaltReason.FAILURE, 1, 0.0, 1.0, id="nobody was asked yet"),
+        ],
+    )
+    def test_silence_about_a_round_and_its_halt_is_not_waited_for_twice(
+        self, reason: HaltReason, head: int, worst_seen: float, after: float
+    ) -> None:
+        ledger = with_counters(halted("ab", reason, at=NOW), worst_seen=worst_seen)
+        nodes = [stopped("a"), running("b", head=head)]
+        waiting = decide(scene(ledger, *nodes))
+        assert isinstance(waiting, LookAgain)
+        assert waiting.at == pytest.approx(NOW + after)
+
     def test_suspicion_never_takes_a_job_below_the_minimum_but_the_beat_limit_does(self) -> None:
         ledger = halted("ab", HaltReason.UNSEEN, settings(min_nodes=2), at=NOW - 5)
         assert isinstance(decide(scene(ledger, stopped("a"), running("b", head=2))), LookAgain)
@@ -462,14 +480,14 @@ class TestADeposedChair:
         assert isinstance(body(decide(self.deposed(head=3))), Round), "it has answered"
         assert isinstance(body(decide(self.deposed(unanswered=False))), Round)
 
-    @pytest.mark.parametrize(("unanswered", "suspected_at"), [(True, 100.2), (False, 101.0)])
+    @pytest.mark.parametrize(("unanswered", "suspected_at"), [(True, 100.1), (False, 101.0)])
     def test_is_suspected_sooner_than_others(self, unanswered: bool, suspected_at: float) -> None:
         before = self.deposed(unanswered=unanswered)
         halt = Halt(round=1, reason=HaltReason.FAILURE, why="it was", incident=incident("b"))
         ledger = then(before.ledger, halt, at=100.0)
         nodes = [running("a", head=2), seen("b", Phase.STOPPED, head=4, incident=incident("b"))]
         after = replace(before, ledger=ledger, watch=replace(watch(*nodes), heard=before.watch.heard))
-        waiting = decide(replace(after, now=100.1))
+        waiting = decide(replace(after, now=100.05))
         assert isinstance(waiting, LookAgain)
         assert waiting.at == suspected_at
         assert ids(body(decide(replace(after, now=suspected_at)))) == "b"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -26,4 +27,28 @@ assert shown()[1] == before[1]
 
 def test_a_template_is_no_worker_to_who_looks_and_a_fork_of_it_is() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT, "aaaa"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+ENVIRONMENT = """
+import os
+from elastic_core.warm.title import Title
+def shown():
+    return open("/proc/self/environ", "rb").read().rstrip(b"\\0").split(b"\\0")
+given = dict(os.environ)
+os.environ.clear()
+os.environ.update(given)
+title = Title()
+del given["ROOM"]
+title.show_environment({"RANK": "3", **given, "FEW": "bytes"})
+assert shown() == [b"RANK=3", *(os.fsencode(f"{name}={value}") for name, value in given.items()), b"FEW=bytes"], shown()
+title.show_environment({"RANK": "3", "MANY": "bytes" * 20_000, "NEVER": "shown"})
+assert shown() == [b"RANK=3"]
+assert os.environ == {**given, "ROOM": os.environ["ROOM"]}
+"""
+
+
+def test_a_fork_shows_the_variables_that_it_has_as_far_as_there_is_room() -> None:
+    env = {**os.environ, "ROOM": " " * 100}
+    done = subprocess.run([sys.executable, "-c", ENVIRONMENT], env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
 from elastic_core.testing.backend_conformance import BackendConformance, ProcessConformance
 from elastic_core.testing.connections import MakeBackend, long_wait
-from elastic_core.testing.racing import PATIENCE
+from elastic_core.testing.racing import PATIENCE, background
 from elastic_rdzv_c10d.backend import C10dBackend
 from elastic_rdzv_c10d.client import StoreClient
 from elastic_rdzv_c10d.endpoint import Address
@@ -160,6 +161,20 @@ def test_the_store_dies_with_an_agent_that_is_killed(port: int) -> None:
         poller.register(store, select.POLLIN)
         assert poller.poll(PATIENCE * 1000), "the store's process outlives its agent"
     os.close(store)
+
+
+def test_a_store_that_dies_while_one_connects_is_gone_at_once_and_holds_up_nobody_else(
+    host: C10dBackend, port: int
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        dying = Address(socket.AF_INET, "127.0.0.1", silent.getsockname()[1])
+        connecting = background(partial(StoreClient, dying, read_timeout=10 * PATIENCE))
+        silent.accept()[0].close()  # it has knocked
+        silent.accept()[0].close()
+    with pytest.raises(RendezvousConnectionError, match=f"127.0.0.1:{dying.port} is gone"):
+        connecting.result(PATIENCE)
+    with closing(host.connect()) as other:  # while TCPStore still tries the first address
+        assert other.read(1) is None
 
 
 def test_a_store_that_stops_answering_is_given_up_on_after_read_timeout(port: int) -> None:

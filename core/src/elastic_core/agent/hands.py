@@ -18,6 +18,7 @@ from elastic_core.agent.identity import Seat
 from elastic_core.agent.inbox import Inbox
 from elastic_core.agent.outcome import Publish
 from elastic_core.agent.output import Output
+from elastic_core.agent.reports import Reports
 from elastic_core.agent.warden import Warden, WardenEvent
 from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config import SIGNALS, RunConfig, Stream
@@ -110,7 +111,10 @@ def hands(
         output = _output(config, publish)
         stack.callback(output.close)
         plugins.run_starts(config, run_uid, info, None if temporary else directory)
-        group = WorkerGroup(config, plugins, warden, output, info, run_uid, directory, publish, cpus, warm)
+        reports = Reports(inbox.at)
+        stack.callback(reports.close)
+        inbox.watch(reports, reports.receive)
+        group = WorkerGroup(config, plugins, warden, output, reports, info, run_uid, directory, publish, cpus, warm)
         stack.callback(warden.close, CLOSING)  # the workers before their output, whatever went wrong
         yield Hands(inbox, signals, warden, group)
 

@@ -4,6 +4,9 @@ The template is ``python -u train.py`` like any worker, with a ``sitecustomize``
 being imported it imports what is to be preloaded, and from then on it forks. A fork goes on from there as a fresh
 interpreter does (``elastic_core.warm``).
 
+What most programs import only later, and would import again in each life of each worker, need not hold up the first
+start. Once the template has nothing to do, it forks a successor that imports that too, and gives way to it.
+
 Imported by the warden process, so by few and cheap means. Nothing in here blocks.
 """
 
@@ -22,6 +25,10 @@ from elastic_core.agent.spawning import STANDARD_STREAMS, Child, Kind, start
 
 STAGE = "ELASTIC_TEMPLATE"
 """Tells our ``sitecustomize`` what it is there for."""
+ROOM = "ELASTIC_TEMPLATE_ROOM"
+"""Holds the place where a worker shows the variables that it has and the template has not (``warm/title.py``)."""
+ROOM_SIZE = 4096
+"""Bytes; those variables have about a thousand."""
 STARTUP = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "warm", "startup")
 """The directory of our ``sitecustomize``."""
 PROBE = f"""
@@ -37,6 +44,8 @@ ANSWER_WITHIN = 10.0
 """Seconds that a worker waits for a template to fork it. It takes milliseconds."""
 ANSWER_A_STOP_WITHIN = 1.0
 """The same, once everything is being stopped."""
+SUCCEEDS_AFTER = 2.0
+"""Seconds without a fork after which a template has nothing to do."""
 Tell = Callable[..., None]
 
 
@@ -60,14 +69,17 @@ class Nursery:
         self._channel: Channel | None = None
         self._ready = False
         self._early_deaths = 0
+        self._succeeds_at = math.inf
+        self._successor: Child | None = None
+        self._successors_channel: Channel | None = None
         self.template: Child | None = None
         self.refusal = "there is no template"
         self.waiting: list[Child] = []
 
     @property
-    def channel(self) -> Channel | None:
-        """The socket to the template, to be polled."""
-        return self._channel
+    def channels(self) -> list[Channel]:
+        """The sockets to the template and to its successor, to be polled."""
+        return [channel for channel in (self._channel, self._successors_channel) if channel is not None]
 
     def begin(self, settings: Message) -> Child | None:
         """Start the template for the first time: its process, or None if there can be none."""
@@ -90,6 +102,23 @@ class Nursery:
                     self._give_up(reason)
         if self._channel.closed:
             self._hang_up()  # its death will be noticed
+
+    def listen_to_successor(self) -> None:
+        """Take in what the successor says; once it is ready, it is the template."""
+        channel, successor = self._successors_channel, self._successor
+        if channel is None or successor is None or (self._channel is not None and self._channel.pending):
+            return
+        for message, _ in channel.receive():
+            match message:
+                case {"event": "ready", "seconds": seconds, "modules": modules}:
+                    self._hang_up()  # it ends then, when it has done what it was asked for
+                    self.template, self._channel, self._ready = successor, channel, True
+                    self._successor = self._successors_channel = None
+                    self._tell("template_grown", pid=successor.pid, seconds=seconds, modules=modules)
+                    return
+                case {"event": "failed", "reason": reason}:
+                    self._give_up_successor(reason)
+                    return
 
     def released(self) -> list[Child]:
         """Those that waited and need not wait any longer: it can fork them, or never will, or takes too long."""
@@ -114,6 +143,8 @@ class Nursery:
             self.waiting.append(child)
             return
         child.forked = True
+        if child.kind is Kind.WORKER and self._succeeds_at < math.inf:
+            self._succeeds_at = self._clock() + SUCCEEDS_AFTER
         given = {name: number for number, name in enumerate(STANDARD_STREAMS)} if child.kind is Kind.WORKER else {}
         given.update(child.given())
         child.pipe, given["pipe"] = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -131,7 +162,24 @@ class Nursery:
         """When somebody will be released."""
         if self.waiting and (self.refusal or self.ready):
             return 0.0
-        return min((child.since for child in self.waiting), default=math.inf) + IMPORT_WITHIN
+        waits_until = min((child.since for child in self.waiting), default=math.inf) + IMPORT_WITHIN
+        return min(waits_until, self._succeeds_at if self.ready else math.inf)
+
+    def successor(self) -> Child | None:
+        """Have the successor forked, if it is time: its process, whose start is to be heard."""
+        if not self.ready or self._clock() < self._succeeds_at:
+            return None
+        self._succeeds_at = math.inf
+        request: Message = {"modules": self._settings["later"], "descriptors": ["control"]}
+        try:
+            ours, theirs = socket.socketpair()
+            child = Child(Kind.TEMPLATE, request, [theirs.detach()])
+            self._successor, self._successors_channel = child, Channel(ours)
+            self.ask(child)
+        except OSError as exc:
+            self._give_up_successor(str(exc))
+            return None
+        return child
 
     def has_waited(self, child: Child) -> bool:
         """Whether a child has waited for the template as long as any does."""
@@ -143,15 +191,24 @@ class Nursery:
         self.waiting = [child for child in self.waiting if child.kind is not Kind.WORKER]
         return dismissed
 
-    def not_started(self, reason: str) -> None:
-        """The template's program could not be run at all."""
-        self._give_up(reason)
+    def not_started(self, child: Child) -> None:
+        """The template's program could not be run at all, or the successor could not be forked."""
+        if child is self._successor:
+            self._give_up_successor(child.complaint() or "it could not be forked")
+        elif child is self.template:
+            self._give_up(child.complaint())
 
-    def died(self, returncode: int, *, closing: bool) -> Child | None:
-        """The template is dead; the next one, if there is to be one. Its children live on.
+    def died(self, child: Child, returncode: int, *, closing: bool) -> Child | None:
+        """A template is dead; the next one, if there is to be one. Its children live on.
 
         One that dies while it imports is given a second chance, and no third.
         """
+        if child is self._successor:
+            self.listen_to_successor()  # its last words
+        if child is self._successor:
+            self._give_up_successor(_ended(returncode))
+        if child is not self.template:
+            return None
         self.listen()  # its last words
         self._hang_up()
         self.template = None
@@ -160,8 +217,8 @@ class Nursery:
         was_ready, self._ready = self._ready, False
         self._early_deaths += not was_ready
         if self._early_deaths > 1:
-            how = f"killed by signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
-            self._give_up(f"it died twice while it imported {', '.join(self._settings['modules'])} ({how})")
+            imported = ", ".join(self._settings["modules"])
+            self._give_up(f"it died twice while it imported {imported} ({_ended(returncode)})")
             return None
         self._tell("template_died", returncode=returncode)
         return self._start()
@@ -176,6 +233,14 @@ class Nursery:
             self._channel.close()
             self._channel = None
 
+    def _give_up_successor(self, reason: str) -> None:
+        self._tell("template_stayed", reason=reason)
+        if self._successor is not None:
+            close_all(self._successor.descriptors)
+        if self._successors_channel is not None:
+            self._successors_channel.close()
+        self._successor = self._successors_channel = None
+
     def _give_up(self, reason: str) -> None:
         self.refusal = "the template could not be made"
         self._ready = False
@@ -184,7 +249,7 @@ class Nursery:
     def _start(self) -> Child | None:
         environment = dict(self._settings["env"])
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [STARTUP, environment.get("PYTHONPATH")]))
-        environment[STAGE] = "probe"
+        environment[STAGE], environment[ROOM] = "probe", " " * ROOM_SIZE
         python = self._settings["python"]
         argv = [*python, "-c", PROBE, *python, *self._settings["program"]]
         request: Message = {"argv": argv, "env": environment, "cwd": None, "cpus": None, "worker": False}
@@ -201,4 +266,9 @@ class Nursery:
             self._give_up(str(exc))
             return None
         self.template, self._channel = child, channel
+        self._succeeds_at = self._clock() + SUCCEEDS_AFTER if self._settings.get("later") else math.inf
         return child
+
+
+def _ended(returncode: int) -> str:
+    return f"killed by signal {-returncode}" if returncode < 0 else f"exit code {returncode}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from elastic_core.agent.warden import TemplateDied, TemplateFailed, TemplateReady
+from elastic_core.agent.warden import TemplateDied, TemplateFailed, TemplateGrown, TemplateReady, TemplateStayed
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
@@ -44,13 +44,19 @@ def finish(publish: Publish, closed: Closed, *, known: str = FIRST_OF_ALL) -> En
     return Ending(closed.exit_code, closed.why, closed.incident)
 
 
-def template(event: TemplateReady | TemplateFailed | TemplateDied) -> Event:
+def template(event: TemplateReady | TemplateFailed | TemplateDied | TemplateGrown | TemplateStayed) -> Event:
     """What becomes of the template."""
     match event:
         case TemplateReady(pid, seconds, modules):
             message = f"the template has imported {', '.join(modules)} in {seconds:.2f} s: workers start warm"
             fields: dict[str, Field] = {"pid": pid, "took_s": seconds}
             return Event("template_ready", message, Level.DEBUG, fields)
+        case TemplateGrown(pid, seconds, modules):
+            message = f"the template has imported {', '.join(modules)} besides, in {seconds:.2f} s"
+            return Event("template_grown", message, Level.DEBUG, {"pid": pid, "took_s": seconds})
+        case TemplateStayed(reason):
+            message = f"what workers import later is not preloaded: {reason}"
+            return Event("template_stayed", message, Level.DEBUG)
         case TemplateFailed(reason):
             return Event("template_failed", f"there is no template, so workers start fresh:\n{reason}", Level.WARNING)
         case TemplateDied(reason):

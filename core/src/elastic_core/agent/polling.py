@@ -22,7 +22,17 @@ from elastic_core.agent.hands import CLOSING, WARDEN_PATIENCE, Hands, hands
 from elastic_core.agent.identity import Seat
 from elastic_core.agent.inbox import SignalReceived
 from elastic_core.agent.outcome import Ending, Publish, finish, publish_as
-from elastic_core.agent.warden import Died, Gone, Stuck, TemplateDied, TemplateFailed, TemplateReady, Warden
+from elastic_core.agent.warden import (
+    Died,
+    Gone,
+    Stuck,
+    TemplateDied,
+    TemplateFailed,
+    TemplateGrown,
+    TemplateReady,
+    TemplateStayed,
+    Warden,
+)
 from elastic_core.agent.workers import start_failure
 from elastic_core.config import RunConfig
 from elastic_core.errors import ElasticError
@@ -204,7 +214,7 @@ class PollingAgent:
                 pass
             case Died(reason):
                 self._on_warden_death(reason)
-            case TemplateReady() | TemplateFailed() | TemplateDied():
+            case TemplateReady() | TemplateFailed() | TemplateDied() | TemplateGrown() | TemplateStayed():
                 self._publish(outcome.template(event))
             case _:
                 self._on_worker(event)

@@ -9,7 +9,7 @@ from elastic_core.events import Event, Field, Level
 
 @dataclass(slots=True)
 class Recovery:
-    """From the first trouble until the workers of the next round run. Seconds on the monotonic clock.
+    """From the first trouble until the workers of the next round train. Seconds on the monotonic clock.
 
     What happens meanwhile overlaps: while the old workers are being stopped, the chair decides. So each part is told by
     when it was over, counted from the beginning.
@@ -19,17 +19,39 @@ class Recovery:
         detected: When this node knew.
         decided: When it read of the next round.
         stopped: When no process of the old one was left.
+        running: When the programs of all workers of the next one ran.
     """
 
     began: float
     detected: float
     decided: float | None = None
     stopped: float | None = None
+    running: float | None = None
 
-    def event(self, number: int, running: float) -> Event:
-        """The workers of round ``number`` run since ``running``: the breakdown, for people and programs."""
-        ends = {"detected": self.detected, "decided": self.decided, "stopped": self.stopped, "running": running}
-        took = {name: round(at - self.began, 6) for name, at in ends.items() if at is not None}
+    def parts(self, **ends: float) -> tuple[dict[str, Field], str]:
+        """The seconds until each part was over, and until ``ends``: for programs, and for people."""
+        own = {"detected": self.detected, "decided": self.decided, "stopped": self.stopped, "running": self.running}
+        took = {name: round(at - self.began, 6) for name, at in {**own, **ends}.items() if at is not None}
         told = ", ".join(f"{name} after {seconds:.3f}" for name, seconds in took.items())
-        fields: dict[str, Field] = {"round": number, **{f"{name}_s": seconds for name, seconds in took.items()}}
-        return Event("recovered", f"round {number} runs: {told} s", Level.DEBUG, fields)
+        return {f"{name}_s": seconds for name, seconds in took.items()}, f"{told} s"
+
+
+def recovered(number: int, recovery: Recovery) -> Event:
+    """The workers of round ``number`` run."""
+    fields, told = recovery.parts()
+    return Event("recovered", f"round {number} runs: {told}", Level.DEBUG, {"round": number, **fields})
+
+
+def initialized(number: int, workers: int, took: float, recovery: Recovery | None, now: float) -> Event:
+    """Every local worker of round ``number`` has reported that the process group is there.
+
+    Args:
+        number: The round's.
+        workers: How many that are.
+        took: Seconds since they were started.
+        recovery: The interruption that led to the round, if one did.
+        now: When that was.
+    """
+    parts, told = recovery.parts(initialized=now) if recovery is not None else ({}, f"after {took:.3f} s")
+    fields: dict[str, Field] = {"round": number, "workers": workers, "took_s": took, **parts}
+    return Event("initialized", f"the process group of round {number} is there: {told}", Level.DEBUG, fields)

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import fcntl
 import os
 import signal
 from typing import NoReturn
 
 from elastic_core.agent.channel import Message, close_all
 from elastic_core.agent.processes import die_with_parent
+from elastic_core.reporting import CONTROL_VARIABLE
 
-CONTROL_VARIABLE = "ELASTIC_CONTROL_FD"
+OUT_OF_THE_WAY = 48
+"""From here on a control channel gets its number: a script's files have theirs from 3 on, a shell's near 63 and 255."""
 STANDARD_STREAMS = ("stdin", "stdout", "stderr")
 OOM_SCORE = 300
 """Added to a worker's oom_score_adj: when memory runs out, a worker dies before the agent and the warden do."""
@@ -122,6 +125,18 @@ def start(child: Child) -> None:
         close_all(child.descriptors)
 
 
+def inheritable(control: int) -> int:
+    """A copy of a control channel, for the program to inherit: the same number for every worker, if it can be had.
+
+    Raises:
+        OSError: No descriptor is left.
+    """
+    try:
+        return fcntl.fcntl(control, fcntl.F_DUPFD, OUT_OF_THE_WAY)
+    except OSError:  # so few are allowed
+        return fcntl.fcntl(control, fcntl.F_DUPFD, 3)
+
+
 def volunteer_for_oom() -> None:
     """When memory runs out, let this process die before others."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
@@ -161,8 +176,7 @@ def _become(request: Message, given: dict[str, int], pipe: int, warden: int) -> 
                 os.dup2(given[name], number)
         environment = request["env"]
         if "control" in given:
-            os.set_inheritable(given["control"], True)
-            environment[CONTROL_VARIABLE] = str(given["control"])
+            environment[CONTROL_VARIABLE] = str(inheritable(given["control"]))
         if request.get("worker", True):
             volunteer_for_oom()
         if request["cpus"] is not None:

@@ -31,7 +31,9 @@ from elastic_core.agent.warden import (
     Stuck,
     TemplateDied,
     TemplateFailed,
+    TemplateGrown,
     TemplateReady,
+    TemplateStayed,
 )
 from elastic_core.agent.workers import start_failure
 from elastic_core.config import RunConfig
@@ -245,8 +247,11 @@ class Supervisor:
                 self._on_warden_death(reason)
             case EntriesRead() | StoreLost():
                 self._step(event)
-            case TemplateReady() | TemplateFailed() | TemplateDied():
-                self._on_template(event)
+            case TemplateReady() | TemplateDied() | TemplateGrown() | TemplateStayed():
+                self._publish(outcome.template(event))
+            case TemplateFailed():
+                self._publish(outcome.template(event))
+                self._stores.stop_hosting()
             case ServiceFailed() | ServiceEnded():
                 self._on_store_gone(event)
             case ServiceStarted():
@@ -288,11 +293,6 @@ class Supervisor:
                 "signal", f"received {name}: other nodes have finished, the workers here have {grace:g} s to{again}"
             )
             self._inbox.at(self._clock.now() + grace, _Depart(order.signum, final=True))
-
-    def _on_template(self, event: TemplateReady | TemplateFailed | TemplateDied) -> None:
-        self._publish(outcome.template(event))
-        if isinstance(event, TemplateFailed):
-            self._stores.stop_hosting()
 
     def _on_store_gone(self, event: ServiceFailed | ServiceEnded) -> None:
         """Make another offer; or, where a round's workers had that store, end the round, which spends no restart."""

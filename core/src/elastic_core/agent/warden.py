@@ -34,7 +34,9 @@ from elastic_core.agent.warden_events import (
     Stuck,
     TemplateDied,
     TemplateFailed,
+    TemplateGrown,
     TemplateReady,
+    TemplateStayed,
     WardenEvent,
     event,
     how_it_ended,
@@ -56,7 +58,9 @@ __all__ = [
     "Stuck",
     "TemplateDied",
     "TemplateFailed",
+    "TemplateGrown",
     "TemplateReady",
+    "TemplateStayed",
     "Warden",
     "WardenEvent",
     "become_subreaper",
@@ -166,22 +170,29 @@ class Warden:
         self._send({**request, "fences": self._fences, "descriptors": list(given)}, list(given.values()))
 
     def preload(
-        self, modules: Sequence[str], *, python: Sequence[str], program: Sequence[str], env: Mapping[str, str]
+        self,
+        modules: Sequence[str],
+        *,
+        later: Sequence[str] = (),
+        python: Sequence[str],
+        program: Sequence[str],
+        env: Mapping[str, str],
     ) -> None:
         """Start the template, once: TemplateReady or TemplateFailed will come, and TemplateDied whenever it has to be
-        made again.
+        made again; TemplateGrown or TemplateStayed, if there is something to import later.
 
         It imports in the agent's directory, from where ``python`` finds modules by itself: not from the script's.
 
         Args:
             modules: What it imports, in this order.
+            later: What it imports besides, once it has nothing to do.
             python: The workers' interpreter with its flags: ``["/usr/bin/python3", "-u"]``.
             program: The rest of a worker's command: ``["train.py", "--lr", "1"]``, ``["-m", "train"]``. Workers may
                 differ in the arguments.
             env: The workers' environment, as far as all have the same: what libraries read while they are imported.
         """
-        request: Message = {"modules": list(modules), "python": list(python), "program": list(program)}
-        self._send({"do": "preload", **request, "env": dict(env)})
+        imports: Message = {"modules": list(modules), "later": list(later)}
+        self._send({"do": "preload", **imports, "python": list(python), "program": list(program), "env": dict(env)})
 
     def serve(
         self, tag: int, entry: str, arguments: Mapping[str, Any], *, descriptors: Mapping[str, int] | None = None

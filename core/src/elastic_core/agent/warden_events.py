@@ -23,7 +23,9 @@ __all__ = [
     "Stuck",
     "TemplateDied",
     "TemplateFailed",
+    "TemplateGrown",
     "TemplateReady",
+    "TemplateStayed",
     "WardenEvent",
     "event",
     "how_it_ended",
@@ -123,6 +125,23 @@ class TemplateDied:
 
 
 @dataclass(frozen=True, slots=True)
+class TemplateGrown:
+    """A template that has imported these modules too has taken the place of the one before."""
+
+    pid: int
+    seconds: float
+    """How long the import took."""
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateStayed:
+    """Nothing comes of that; the template stays as it is."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceStarted:
     """A service's function is about to be called."""
 
@@ -154,8 +173,8 @@ class Died:
 
 
 WardenEvent: TypeAlias = (
-    "Spawned | StartedFresh | SpawnFailed | Exited | Signalled | Gone | Stuck | Fenced | TemplateReady "
-    "| TemplateFailed | TemplateDied | ServiceStarted | ServiceFailed | ServiceEnded | Died"
+    "Spawned | StartedFresh | SpawnFailed | Exited | Signalled | Gone | Stuck | Fenced | Died | TemplateReady "
+    "| TemplateFailed | TemplateDied | TemplateGrown | TemplateStayed | ServiceStarted | ServiceFailed | ServiceEnded"
 )
 
 
@@ -176,6 +195,10 @@ def event(message: Message) -> WardenEvent | None:
             return Stuck(pid, name, wchan)
         case {"event": "template_ready", "pid": pid, "seconds": seconds, "modules": modules}:
             return TemplateReady(pid, seconds, tuple(modules))
+        case {"event": "template_grown", "pid": pid, "seconds": seconds, "modules": modules}:
+            return TemplateGrown(pid, seconds, tuple(modules))
+        case {"event": "template_stayed", "reason": reason}:
+            return TemplateStayed(reason)
         case {"event": "template_failed", "reason": reason}:
             return TemplateFailed(reason)
         case {"event": "template_died", "returncode": returncode}:

@@ -81,8 +81,11 @@ class Warden:
             if self._channel.closed:
                 self._stop(signal.SIGKILL, grace=0.0)
             self._nursery.listen()
+            self._nursery.listen_to_successor()
             for child in self._nursery.released():
                 self._start_warm(child)
+            if (successor := self._nursery.successor()) is not None:
+                self._young.append(successor)
             for child in self._young[:]:
                 self._hear(child)
             self._advance()
@@ -92,8 +95,8 @@ class Warden:
         """Until a message, a dead child, news of a start, room to send, or the next deadline."""
         poll = select.poll()
         poll.register(self._wakeup[0], select.POLLIN)
-        for channel in (self._channel, self._nursery.channel):
-            if channel is not None and not channel.closed:
+        for channel in (self._channel, *self._nursery.channels):
+            if not channel.closed:
                 poll.register(channel, select.POLLIN | (select.POLLOUT if channel.pending else 0))
         for child in self._young:
             if child.pipe is not None:
@@ -206,7 +209,7 @@ class Warden:
             elif child.kind is Kind.SERVICE:
                 self._tell("service_started", tag=child.tag, pid=child.pid)
         elif child.kind is Kind.TEMPLATE:
-            self._nursery.not_started(child.complaint())
+            self._nursery.not_started(child)
         elif child.forked:
             self._do_without(child, child.complaint() or "the template died, or what it had forked")
         else:
@@ -276,7 +279,7 @@ class Warden:
     def _bury(self, child: Child, returncode: int) -> None:
         match child.kind:
             case Kind.TEMPLATE:
-                self._adopt(self._nursery.died(returncode, closing=self._channel.closed))
+                self._adopt(self._nursery.died(child, returncode, closing=self._channel.closed))
             case Kind.SERVICE if child.started:
                 self._tell("service_ended", tag=child.tag, returncode=returncode)
             case Kind.WORKER if child.started and not (self._ending and self._ending.fenced):

@@ -18,7 +18,8 @@ from string import Template
 from elastic_core.agent.assignment import Assignment
 from elastic_core.agent.error_files import last_exception_line, read_error_file
 from elastic_core.agent.output import Output, WorkerStreams
-from elastic_core.agent.recovery import Recovery
+from elastic_core.agent.recovery import Recovery, initialized, recovered
+from elastic_core.agent.reports import Initialized, ListenAgain, NotUnderstood, Report, Reports
 from elastic_core.agent.warden import (
     Exited,
     ServiceEnded,
@@ -38,7 +39,7 @@ from elastic_core.events import Event, Field, Level
 from elastic_core.incidents import Incident, IncidentKind, signal_name
 from elastic_core.plugins import Plugins
 from elastic_core.rendezvous.ledger import Round
-from elastic_core.rendezvous.node import NodeEvent, WorkerFailed, WorkersDone
+from elastic_core.rendezvous.node import NodeEvent, Progressed, WorkerFailed, WorkersDone
 from elastic_core.rendezvous.places import place
 from elastic_core.rendezvous.rows import NodeInfo
 
@@ -58,6 +59,7 @@ class Worker:
     streams: WorkerStreams
     pid: int | None = None
     exit_code: int | None = None
+    initialized: bool = False
 
 
 @dataclass
@@ -68,6 +70,7 @@ class WorkerGroup:
     plugins: Plugins
     warden: Warden
     output: Output
+    reports: Reports
     info: NodeInfo
     run_uid: str
     directory: Path
@@ -82,6 +85,10 @@ class WorkerGroup:
     _workers: dict[int, Worker] = field(default_factory=dict)
     _recovery: Recovery | None = None
     """Of the interruption under way."""
+    _recovered: Recovery | None = None
+    """Of the one that led to the present round."""
+    _initialized: bool = False
+    """Whether it has been said that the process group of the present round is there."""
     _reasons: set[str] = field(default_factory=set)
     """Why workers started fresh, as far as it has been said."""
     _over: bool = False
@@ -90,7 +97,9 @@ class WorkerGroup:
     def start(self, current: Round, restart_count: int) -> None:
         """Start every local rank of a round. What fails comes back later, as an event."""
         self.started_at, self._over = self.now(), False
+        self._recovered, self._initialized = None, False
         self._workers.clear()
+        self.reports.clear()
         for assignment in self._assignments(current, restart_count):
             tag = next(self._tags)
             directory = Path(assignment.error_file).parent
@@ -105,9 +114,11 @@ class WorkerGroup:
             self._workers[tag] = Worker(assignment, streams)
             try:
                 cpus = self.cpus[assignment.local_rank] if self.cpus else None
-                self.warden.spawn(
-                    tag, argv, env, stdout=streams.stdout, stderr=streams.stderr, cpus=cpus, warm=self.warm
-                )
+                out, err = streams.stdout, streams.stderr
+                with self.reports.open(tag) as control:
+                    self.warden.spawn(
+                        tag, argv, env, stdout=out, stderr=err, control=control.fileno(), cpus=cpus, warm=self.warm
+                    )
             finally:
                 streams.close()
 
@@ -115,13 +126,23 @@ class WorkerGroup:
         """Whether every local rank has been started and none has ended."""
         return bool(self._workers) and all(w.pid is not None and w.exit_code is None for w in self._workers.values())
 
-    def handle(self, event: WardenEvent) -> NodeEvent | None:
-        """Note what the warden says; the node event that it amounts to, if any."""
+    def handle(self, event: WardenEvent | Report) -> NodeEvent | None:
+        """Note what the warden or a worker says; the node event that it amounts to, if any."""
         match event:
             case Spawned(tag, pid) if worker := self._workers.get(tag):
                 worker.pid = pid
                 if not self._over and all(other.pid is not None for other in self._workers.values()):
                     self._say_started(worker.assignment.round)
+                return self._progress(worker.assignment.round)
+            case Initialized(tag) if worker := self._workers.get(tag):
+                worker.initialized = True
+                return self._progress(worker.assignment.round)
+            case NotUnderstood(tag, why) if worker := self._workers.get(tag):
+                rank = worker.assignment.rank
+                message = f"what rank {rank} says to its agent is ignored where it is no report: {why}"
+                self.publish(Event("report_ignored", message, Level.DEBUG, {"rank": rank, "why": why}))
+            case ListenAgain():
+                self.reports.listen_again(event)
             case StartedFresh(tag, why) if worker := self._workers.get(tag):
                 if why not in self._reasons:
                     self._reasons.add(why)
@@ -180,6 +201,7 @@ class WorkerGroup:
             self._recovery.stopped = self.now()
         self._settle()
         self._workers.clear()
+        self.reports.clear()
 
     def _say_started(self, number: int) -> None:
         count, took = len(self._workers), round(self.now() - self.started_at, 6)
@@ -187,8 +209,19 @@ class WorkerGroup:
         message = f"{count} local worker(s) of round {number} run"
         self.publish(Event("workers_started", message, Level.DEBUG, fields))
         if self._recovery is not None:
-            self.publish(self._recovery.event(number, self.now()))
-            self._recovery = None
+            self._recovery.running = self.now()
+            self.publish(recovered(number, self._recovery))
+            self._recovered, self._recovery = self._recovery, None
+
+    def _progress(self, number: int) -> Progressed | None:
+        """Once all local workers run and are in the process group; one alone may be there without the others."""
+        ready = all(worker.pid is not None and worker.initialized for worker in self._workers.values())
+        if self._initialized or self._over or not ready:
+            return None
+        self._initialized, now = True, self.now()
+        took = round(now - self.started_at, 6)
+        self.publish(initialized(number, len(self._workers), took, self._recovered, now))
+        return Progressed(number)
 
     def _fail(self, incident: Incident) -> WorkerFailed | None:
         """The first failure only."""

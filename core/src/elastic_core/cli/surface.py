@@ -125,7 +125,7 @@ FLAGS: Sequence[Flag] = (
         parse=values.modules,
         metavar="MODULES",
         help="What that process imports, as torch,transformers; nothing is a fresh start.  [default: torch, where "
-        "it is installed]",
+        "it is installed, and once it has nothing to do torch._dynamo, which every optimizer needs]",
     ),
     Flag(
         "--virtual_local_rank",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from elastic_core.config import Timing
 from elastic_core.incidents import Incident, Verdict
-from elastic_core.rendezvous.ledger import Ledger, Round
+from elastic_core.rendezvous.ledger import HaltReason, Ledger, Round
 from elastic_core.rendezvous.rows import Phase
 from elastic_core.rendezvous.settings import Agreement
 from elastic_core.rendezvous.watch import Sighting, Watch, dead, silent_at
@@ -17,8 +17,8 @@ SUSPICION = 1.0
 """Seconds after which a node that has not shown that it saw an entry is suspected, at least (rule L2)."""
 SUSPICION_FACTOR = 3.0
 """… or this many times the worst delay that the job has known, if that is longer."""
-LAST_CHANCE = 0.2
-"""Seconds that a chair deposed for its silence has left to show that it is there."""
+LAST_CHANCE = 0.1
+"""Seconds that one whose silence has already had consequences has left to show that it is there."""
 MAX_LOSSES = 3
 """Losses after which a host is left out while others suffice (rule L4)."""
 
@@ -101,12 +101,14 @@ class Scene:
     def suspect_at(self, node_id: str) -> float:
         """When a member that has not shown that it saw the HALT is suspected (rule L2), for what follows that HALT.
 
-        The old chair has had its second already, if that was what it was deposed for: the CHAIR and this HALT are
-        its last chance, which a living agent takes in milliseconds.
+        Who has had its second already has a last chance, which a living agent takes in milliseconds: the old chair
+        that was deposed for its silence, and whoever was silent about the ROUND that was halted for it.
         """
-        ledger = self.ledger
-        at = ledger.head.anchors
-        if at.halt == at.chair + 1 and self.owed_answer(node_id):
+        ledger, at = self.ledger, self.ledger.head.anchors
+        seen = self.seen(node_id)
+        deposed = at.halt == at.chair + 1 and self.owed_answer(node_id)
+        unseen = ledger.halt is not None and ledger.halt.reason is HaltReason.UNSEEN
+        if deposed or (unseen and seen is not None and seen.row.head < at.latest):
             return ledger.halt_at + max(LAST_CHANCE, SUSPICION_FACTOR * ledger.counters.worst_seen)
         return ledger.halt_at + self.suspicion
 

@@ -80,7 +80,7 @@ def objection(facts: Facts, wanted: Wanted) -> str | None:
         return f"the template is for {' '.join(facts.command)}, not for {' '.join(wanted.argv)}"
     if wanted.directory not in ("", facts.directory):
         return f"the template runs in {facts.directory}, not in {wanted.directory}"
-    return _of_the_environment(facts, wanted) or _of_the_process(facts)
+    return _of_the_environment(facts, wanted) or unfit(facts)
 
 
 def _of_the_environment(facts: Facts, wanted: Wanted) -> str | None:
@@ -93,7 +93,8 @@ def _of_the_environment(facts: Facts, wanted: Wanted) -> str | None:
     return None
 
 
-def _of_the_process(facts: Facts) -> str | None:
+def unfit(facts: Facts) -> str | None:
+    """Why nobody must be forked from this process, in one line; None when that may be."""
     if len(facts.tasks) != 1:
         return f"the template has {len(facts.tasks)} threads, which a fork does not get ({_listed(facts.tasks)})"
     if facts.initialised or facts.devices:

@@ -12,11 +12,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from elastic_core.agent.channel import Message
-from elastic_core.agent.spawning import CONTROL_VARIABLE, STANDARD_STREAMS, volunteer_for_oom
+from elastic_core.agent.spawning import STANDARD_STREAMS, inheritable, volunteer_for_oom
+from elastic_core.reporting import CONTROL_VARIABLE
 
 
 def become(request: Message, given: Mapping[str, int], environment: Mapping[str, str]) -> None:
     """Take over what was asked for: streams, environment, arguments, CPUs. Nothing here waits.
+
+    Of the descriptors that were given it makes copies.
 
     Raises:
         OSError: Something of it cannot be had.
@@ -25,8 +28,7 @@ def become(request: Message, given: Mapping[str, int], environment: Mapping[str,
         os.dup2(given[name], number)
     replace_environment(environment)
     if "control" in given:
-        os.set_inheritable(given["control"], True)
-        os.environ[CONTROL_VARIABLE] = str(given["control"])
+        os.environ[CONTROL_VARIABLE] = str(inheritable(given["control"]))
     for number, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__)):
         if stream is not None:
             renew(stream, number)

@@ -3,6 +3,9 @@
 It has one thread and touches no device. A worker is forked twice, so that the warden, a subreaper, becomes its parent:
 it reaps it, and the parent-death signal means the right one. Each request brings a pipe to the warden, on which the
 first fork says the number of the second, and the second, just before it goes on to the program, that all is well.
+
+When it has nothing to do, it is asked for a fork that imports more, and takes its place then. Meanwhile it still
+serves, and it stays if from that nobody can be forked.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ from typing import NoReturn
 
 from elastic_core.agent.channel import Channel, Message, close_all
 from elastic_core.agent.processes import die_once_adopted
-from elastic_core.warm import child, libraries, pages
-from elastic_core.warm.checks import Wanted, objection
+from elastic_core.reporting import INITIALIZED, report
+from elastic_core.warm import child, initialization, libraries, pages
+from elastic_core.warm.checks import Wanted, objection, unfit
 from elastic_core.warm.facts import Observer
 from elastic_core.warm.libraries import Libraries
 from elastic_core.warm.title import Title
@@ -44,16 +48,8 @@ def run(control: int, usual: Iterable[str]) -> None:
     title.show_template()
     child.replace_environment({**environment, **own, **libraries.WHILE_IMPORTING})
     seconds = _preload(order["modules"], channel)
-    template = _Template(channel, environment, own, title, usual)
-    gc.collect()
-    gc.freeze()  # else the next collection in a worker would write to every object, and so copy every page
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    channel.send({"event": "ready", "seconds": seconds, "modules": order["modules"]})
-    requests += channel.receive()
-    if not requests:
-        pages.collapse(lambda: bool(_poll(channel).poll(0)))
-    while not template.serve(requests):
-        requests = _wait(channel)
+    _Template(channel, environment, own, title, usual).stay(order["modules"], seconds, requests)
 
 
 class _Template:
@@ -68,12 +64,23 @@ class _Template:
         usual: Iterable[str],
     ) -> None:
         self._channel = channel
-        self._own = own
+        self._environment, self._own, self._usual = environment, own, usual
         self._title = title
         self._libraries = Libraries()
         self._observer = Observer(environment, usual)
 
-    def serve(self, requests: list[tuple[Message, list[int]]]) -> bool:
+    def stay(self, modules: list[str], seconds: float, requests: list[tuple[Message, list[int]]]) -> None:
+        """Say that these modules are imported, and serve. Returns in workers only."""
+        gc.collect()
+        gc.freeze()  # else the next collection in a worker would write to every object, and so copy every page
+        self._channel.send({"event": "ready", "seconds": seconds, "modules": modules})
+        requests += self._channel.receive()
+        if not requests:
+            pages.collapse(lambda: bool(_poll(self._channel).poll(0)))
+        while not self._serve(requests):
+            requests = _wait(self._channel)
+
+    def _serve(self, requests: list[tuple[Message, list[int]]]) -> bool:
         """Fork what was asked for; True in a worker that is ready for its program, False in the template."""
         firsts = []
         while requests:
@@ -136,18 +143,38 @@ class _Template:
             os._exit(127)
         if request["kind"] == "SERVICE":
             _serve(request, given)
+        if request["kind"] == "TEMPLATE":
+            _answer(pipe, "ok")
+            os.close(pipe)
+            self._succeed(request["modules"], given["control"])
+            return
         for name, fd in given.items():
-            if name not in ("control", "pipe"):
+            if name != "pipe":
                 os.close(fd)
         _go(pipe)
 
+    def _succeed(self, modules: list[str], control: int) -> None:
+        """In the second fork: be the next template, that has imported more. Returns in workers only."""
+        channel = Channel(socket.socket(fileno=control))
+        seconds = _preload(modules, channel)
+        successor = _Template(channel, self._environment, self._own, self._title, self._usual)
+        if (reason := unfit(successor._observer.facts())) is not None:
+            channel.send({"event": "failed", "reason": reason})
+            os._exit(1)
+        successor.stay(modules, seconds, [])
+
     def _prepare(self, request: Message, given: dict[str, int]) -> str | None:
         """Everything that needs no parent yet; an objection that comes up only now."""
+        if request["kind"] == "TEMPLATE":
+            return None
         self._title.show(request.get("argv") or ["elastic: service " + request["entry"]])
         if request["kind"] == "SERVICE":
             return None
         child.become(request, given, {**request["env"], **self._own})
+        self._title.show_environment({name: os.environ[name] for name in os.environ if name not in self._own})
         self._libraries.renew(os.environ)
+        if "control" in given:
+            initialization.watch(lambda: report(INITIALIZED))
         return libraries.objection()
 
 
@@ -184,12 +211,12 @@ def _preload(modules: list[str], channel: Channel) -> float:
     return round(time.monotonic() - start, 6)
 
 
-def _answer(pipe: int, word: str, text: str) -> None:
-    os.write(pipe, f"{word} {text}".encode(errors="replace"))
+def _answer(pipe: int, word: str, text: str = "") -> None:
+    os.write(pipe, f"{word} {text}".rstrip().encode(errors="replace"))
 
 
 def _go(pipe: int) -> None:
-    os.write(pipe, b"ok")
+    _answer(pipe, "ok")
     os.close(pipe)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 

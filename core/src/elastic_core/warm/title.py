@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Mapping
 
 NAME = "elastic-warm"
 
 
 class Title:
-    """The name and the command line of this process, which a fork can put back."""
+    """The name and the command line of this process, which a fork can put back, and the environment it started with.
+
+    That is written over: nothing may point there any more, so every variable must have been set anew before.
+    """
 
     def __init__(self) -> None:
         with open("/proc/self/comm", "rb") as file:
@@ -18,9 +22,10 @@ class Title:
             self._line = file.read()
         with open("/proc/self/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
-        # proc(5): arg_start and arg_end, the 48th and 49th field; the third is the first after the name.
-        self._at, end = int(fields[45]), int(fields[46])
+        # proc(5): arg_start, arg_end, env_start, env_end are the 48th field to the 51st; here the third comes first.
+        self._at, end, self._environ_at, environ_end = map(int, fields[45:49])
         self._room = end - self._at if end - self._at == len(self._line) else 0
+        self._environ_room = max(0, environ_end - self._environ_at)
 
     def show_template(self) -> None:
         """Be a template, to whoever looks."""
@@ -30,6 +35,16 @@ class Title:
         """Be the process that this command starts, as far as its arguments have room where the template's were."""
         line = b"".join(os.fsencode(argument) + b"\0" for argument in argv)
         self._write(self._name, line if len(line) <= self._room else self._line)
+
+    def show_environment(self, environment: Mapping[str, str]) -> None:
+        """Have been started with these variables, or with the first of them, as many as there is room for."""
+        shown = b""
+        for name, value in environment.items():
+            variable = os.fsencode(f"{name}={value}") + b"\0"
+            if len(shown) + len(variable) > self._environ_room:
+                break
+            shown += variable
+        ctypes.memmove(self._environ_at, shown.ljust(self._environ_room, b"\0"), self._environ_room)
 
     def _write(self, name: bytes, line: bytes) -> None:
         with open("/proc/self/comm", "wb") as file:

@@ -16,11 +16,12 @@ import stat
 import struct
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Protocol, cast
+from typing import Protocol, TypeAlias, cast
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_rdzv_c10d.endpoint import Address, knock
@@ -29,6 +30,9 @@ from elastic_rdzv_c10d.records import UNWRITTEN, number
 
 LEAST_PATIENCE = 15.0
 """Seconds that a handshake gets at least: TCPStore looks up its peer's name, and a resolver may drop that for 5 s."""
+KNOCK_AGAIN = 1.0
+"""Seconds until the second look whether anybody still listens, while TCPStore, which never gives up early, connects.
+Each further one waits twice as long, since a store to which thousands connect is busy enough."""
 INTERRUPTIBLE = 2.0
 """Seconds that the main thread waits at a time; Python handles a Ctrl-C between two of them."""
 
@@ -36,7 +40,7 @@ _ABSENT = b"\0"
 """No record of ours. Comparing a missing key with anything but '' returns that very thing, and changes nothing."""
 _GOOD_BYE = "and with it the agent that hosts it, or the network in between"
 
-_dialling = threading.Lock()
+_dialling: defaultdict[Address, threading.Lock] = defaultdict(threading.Lock)
 
 
 class _Store(Protocol):
@@ -49,6 +53,9 @@ class _Store(Protocol):
     def multi_get(self, keys: Sequence[str], /) -> list[bytes]: ...
     def wait(self, keys: Sequence[str], timeout: timedelta, /) -> None: ...
     def set_timeout(self, timeout: timedelta, /) -> None: ...
+
+
+_Connected: TypeAlias = "tuple[_Store, socket.socket]"
 
 
 class StoreClient:
@@ -156,14 +163,14 @@ class StoreClient:
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
-def _dial(address: Address, patience: float) -> tuple[_Store, socket.socket]:
+def _dial(address: Address, patience: float) -> _Connected:
     """Connect. A thread does it, since a peer that accepts and then says nothing would hold TCPStore up for ever."""
-    outcome: Future[tuple[_Store, socket.socket]] = Future()
+    outcome: Future[_Connected] = Future()
     strangers: set[int] = set()
 
     def connect() -> None:
         try:
-            with _dialling:  # one at a time, so that the new socket is ours
+            with _dialling[address]:  # one at a time, so that the new socket is ours
                 knock(address)
                 strangers.update(_sockets_to(address))
                 store = TCPStore(
@@ -179,7 +186,7 @@ def _dial(address: Address, patience: float) -> tuple[_Store, socket.socket]:
 
     threading.Thread(target=connect, name="elastic-c10d-dial", daemon=True).start()
     try:
-        return outcome.result(patience + 1)
+        return _answer(outcome, address, patience + 1)
     except TimeoutError as exc:
         with contextlib.suppress(RendezvousStateError), _only_socket(address, strangers) as silent:
             silent.shutdown(socket.SHUT_RDWR)
@@ -193,6 +200,21 @@ def _dial(address: Address, patience: float) -> tuple[_Store, socket.socket]:
             f"No TCPStore answers at {address}: {reason}",
             hint="If the agent that hosts the store is gone, so is the store; else choose another port.",
         ) from exc
+
+
+def _answer(outcome: Future[_Connected], address: Address, patience: float) -> _Connected:
+    """What the dialling comes to, unless the store dies meanwhile; TimeoutError after ``patience`` seconds."""
+    deadline, pause = time.monotonic() + patience, KNOCK_AGAIN
+    while not wait([outcome], min(pause, deadline - time.monotonic())).done:
+        if time.monotonic() >= deadline:
+            raise TimeoutError
+        pause *= 2
+        try:
+            knock(address)
+        except RendezvousConnectionError as exc:
+            if isinstance(exc.__cause__, ConnectionRefusedError):  # a full queue proves nothing
+                raise
+    return outcome.result()
 
 
 def _only_socket(address: Address, known: set[int]) -> socket.socket:

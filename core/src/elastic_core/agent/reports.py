@@ -1,0 +1,161 @@
+"""The agent's ends of its workers' channels: what they report, taken for what it is, the word of a stranger.
+
+Each is a socketpair of packets; the other end is inherited by the worker, whatever it is, and by what the worker forks.
+So the end of a channel means nothing. Packets are short JSON objects of known types, and whatever else comes is ignored
+and said once. Nothing is ever waited for, and who sends too much is not listened to for the rest of a second: then its
+packets fill its own socket. Nothing is sent yet, so who does not read misses nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from elastic_core.reporting import INITIALIZED, KIND, LONGEST
+
+MOST = 256
+"""Packets of one worker that are read in a second."""
+WINDOW = 1.0
+"""That second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Initialized:
+    """A worker, or what it has forked, says that its process group is there."""
+
+    tag: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotUnderstood:
+    """A worker has sent something else than a report, and why it was ignored; said once for each."""
+
+    tag: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAgain:
+    """The second is over in which a channel brought too much."""
+
+    channel: object
+
+
+Report: TypeAlias = "Initialized | NotUnderstood | ListenAgain"
+
+
+class _Channel:
+    """One worker's."""
+
+    def __init__(self, tag: int, end: socket.socket) -> None:
+        self.tag = tag
+        self.end = end
+        self.since = 0.0
+        self.count = 0
+        """Packets since then."""
+        self.complained = False
+
+
+class Reports:
+    """All channels of one round.
+
+    Args:
+        later: Delivers an event to the loop, which brings it to :meth:`listen_again`, at an instant of the clock.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self, later: Callable[[float, ListenAgain], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._later = later
+        self._clock = clock
+        self._ready = select.epoll()
+        self._channels: dict[int, _Channel] = {}
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when :meth:`receive` is to be called."""
+        return self._ready.fileno()
+
+    def open(self, tag: int) -> socket.socket:
+        """A channel to the worker ``tag``: the worker's end, for the caller to pass on and close.
+
+        Raises:
+            OSError: No descriptor is left.
+        """
+        ours, theirs = socket.socketpair(*KIND)
+        ours.setblocking(False)
+        self._channels[ours.fileno()] = _Channel(tag, ours)
+        self._ready.register(ours, select.EPOLLIN)
+        return theirs
+
+    def receive(self) -> list[Report]:
+        """What has come since the last call, of nobody more than ``MOST`` packets."""
+        ready = [self._channels[fd] for fd, _ in self._ready.poll(0)]
+        return [told for channel in ready for told in self._read(channel)]
+
+    def listen_again(self, event: ListenAgain) -> None:
+        """Go on with a channel, if it is still there."""
+        if isinstance(channel := event.channel, _Channel) and channel in self._channels.values():
+            self._ready.register(channel.end, select.EPOLLIN)
+
+    def clear(self) -> None:
+        """Close all channels: the round is over."""
+        for channel in self._channels.values():
+            channel.end.close()  # which also takes it out of the epoll
+        self._channels.clear()
+
+    def close(self) -> None:
+        """Close all, and be of no use any more."""
+        self.clear()
+        self._ready.close()
+
+    def _read(self, channel: _Channel) -> Iterator[Report]:
+        now = self._clock()
+        if now - channel.since >= WINDOW:
+            channel.since, channel.count = now, 0
+        while channel.count < MOST:
+            try:
+                packet = channel.end.recv(LONGEST + 1)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if not packet:  # nobody has the other end, or says that; it may be at an end, but its number is not free
+                self._ready.unregister(channel.end)
+                return
+            channel.count += 1
+            try:
+                meaning = understood(packet)
+            except ValueError as exc:
+                if not channel.complained:
+                    channel.complained = True
+                    yield NotUnderstood(channel.tag, str(exc))
+            else:
+                yield meaning(channel.tag)
+        self._ready.unregister(channel.end)
+        self._later(channel.since + WINDOW, ListenAgain(channel))
+
+
+def understood(packet: bytes) -> Callable[[int], Initialized]:
+    """What a packet says, to be told of whoever sent it.
+
+    Raises:
+        ValueError: It is not a report that is known here.
+    """
+    if len(packet) > LONGEST:
+        raise ValueError(f"it has more than {LONGEST} bytes")
+    try:
+        message: Any = json.loads(packet)
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
+    match message:
+        case {"type": str(name)} if name == INITIALIZED:
+            return Initialized
+        case {"type": str(name)}:
+            raise ValueError(f"its type is {name[:40]!r}, which is not known here")
+    raise ValueError("it is not a JSON object with a type")

@@ -1,0 +1,41 @@
+"""The worker's end of its channel to its agent: one inherited descriptor, whose number a variable names.
+
+A report is a JSON object with a ``type``, in one packet of a socketpair, so that those of a worker and of what it has
+forked never mix. There is one type yet, ``initialized``: the process group is there. ``agent/reports.py`` reads them.
+
+Imported by the warden and the template too, so by few and cheap means.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+
+CONTROL_VARIABLE = "ELASTIC_CONTROL_FD"
+LONGEST = 4096
+"""Bytes that a report may have; the agent ignores longer ones."""
+INITIALIZED = "initialized"
+KIND = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
+"""What the descriptor is; another one may have got its number meanwhile, or in a child."""
+
+
+def report(type_: str) -> bool:
+    """Tell this worker's agent something; whether it has been sent.
+
+    It never waits, and nothing is wrong where there is no agent: then, and if the agent is too far behind, it is not
+    sent.
+    """
+    try:
+        channel = socket.socket(fileno=int(os.environ[CONTROL_VARIABLE]))
+    except (KeyError, ValueError, OSError):
+        return False
+    try:
+        if (channel.family, channel.type) != KIND:
+            return False
+        channel.send(json.dumps({"type": type_}).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    except OSError:
+        return False
+    finally:
+        channel.detach()  # it stays open
+    return True

@@ -1,0 +1,174 @@
+"""The agent's end of the control channels, against workers that say what they like, and as much as they like."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from elastic_core.agent.reports import (
+    MOST,
+    WINDOW,
+    Initialized,
+    ListenAgain,
+    NotUnderstood,
+    Report,
+    Reports,
+    understood,
+)
+from elastic_core.reporting import LONGEST
+
+INITIALIZED = b'{"type": "initialized"}'
+
+
+class Agent:
+    """The agent's end, with a clock of its own."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+        self.later: list[tuple[float, ListenAgain]] = []
+        self.reports = Reports(lambda instant, event: self.later.append((instant, event)), lambda: self.time)
+
+    def awake(self) -> bool:
+        """Whether the agent's loop would be woken."""
+        return bool(select.select([self.reports], [], [], 0)[0])
+
+    def hears(self) -> list[Report]:
+        return self.reports.receive() if self.awake() else []
+
+
+@pytest.fixture
+def agent() -> Iterator[Agent]:
+    agent = Agent()
+    yield agent
+    agent.reports.close()
+
+
+def flood(worker: socket.socket, packet: bytes) -> int:
+    """Send until there is no room; how many were sent."""
+    worker.setblocking(False)
+    count = 0
+    try:
+        while True:
+            worker.send(packet)
+            count += 1
+    except BlockingIOError:
+        return count
+
+
+@pytest.mark.parametrize(
+    "packet", [INITIALIZED, b' {"type":"initialized", "since": [1]}', b'{"type": "initialized"}\n']
+)
+def test_a_report_is_understood(packet: bytes) -> None:
+    assert understood(packet)(3) == Initialized(3)
+
+
+@pytest.mark.parametrize(
+    ("packet", "why"),
+    [
+        pytest.param(b"hello", "it is not JSON", id="text"),
+        pytest.param(b"\xff\xfe\x00", "it is not JSON", id="bytes"),
+        pytest.param(b"\x80\x04\x95\x00.", "it is not JSON", id="a pickle"),
+        pytest.param(b"[" * LONGEST, "it is not JSON", id="nested"),
+        pytest.param(b"1" * LONGEST, "it is not a JSON object with a type", id="a long number"),
+        pytest.param(INITIALIZED + INITIALIZED, "it is not JSON", id="two at once"),
+        pytest.param(b"[1]", "it is not a JSON object with a type", id="a list"),
+        pytest.param(b"{}", "it is not a JSON object with a type", id="no type"),
+        pytest.param(b'{"type": 1}', "it is not a JSON object with a type", id="a number for a type"),
+        pytest.param(b'{"type": null}', "it is not a JSON object with a type", id="null for a type"),
+        pytest.param(b'{"type": "x\\n"}', r"its type is 'x\n', which is not known here", id="unknown"),
+        pytest.param(b'{"type": "initialized"}'.ljust(LONGEST + 1), f"it has more than {LONGEST} bytes", id="long"),
+    ],
+)
+def test_anything_else_is_ignored_for_a_reason(packet: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{re.escape(why)}$"):
+        understood(packet)
+
+
+def test_reports_are_told_by_worker(agent: Agent) -> None:
+    with agent.reports.open(1) as first, agent.reports.open(2) as second:
+        assert agent.hears() == []
+        second.send(INITIALIZED)
+        assert agent.hears() == [Initialized(2)]
+        first.send(INITIALIZED)
+        assert agent.hears() == [Initialized(1)]
+        assert agent.hears() == []
+
+
+def test_what_is_no_report_is_said_once_and_what_follows_is_heard(agent: Agent) -> None:
+    with agent.reports.open(1) as worker:
+        for packet in (b"what", b"x" * 100_000, b"{}", INITIALIZED):
+            worker.send(packet)
+        assert agent.hears() == [NotUnderstood(1, "it is not JSON"), Initialized(1)]
+        worker.send(b"what")
+        assert agent.hears() == []
+
+
+def test_a_flood_wakes_nobody_for_the_rest_of_the_second(agent: Agent) -> None:
+    with agent.reports.open(1) as worker, agent.reports.open(2) as other:
+        heard: list[Report] = []
+        while flood(worker, INITIALIZED) and agent.awake():
+            heard += agent.reports.receive()
+        assert heard == [Initialized(1)] * MOST
+        [(instant, event)] = agent.later
+        assert instant == agent.time + WINDOW
+        other.send(INITIALIZED)
+        assert agent.hears() == [Initialized(2)]
+        agent.time = instant
+        assert not agent.awake()
+        agent.reports.listen_again(event)
+        assert agent.hears()[:1] == [Initialized(1)]
+
+
+def test_a_flood_of_nonsense_is_said_once(agent: Agent) -> None:
+    heard: list[Report] = []
+    with agent.reports.open(1) as worker:
+        for second in range(3):
+            flood(worker, b"what" * 1000)
+            while agent.awake():
+                heard += agent.reports.receive()
+                flood(worker, b"what" * 1000)
+            assert len(agent.later) == second + 1
+            agent.time, event = agent.later[-1]
+            agent.reports.listen_again(event)
+    assert heard == [NotUnderstood(1, "it is not JSON")]
+
+
+def test_a_channel_whose_round_is_over_is_not_listened_to_again(agent: Agent) -> None:
+    with agent.reports.open(1) as worker:
+        while flood(worker, b"what") and agent.awake():
+            agent.reports.receive()
+    [(_, event)] = agent.later
+    agent.reports.clear()
+    with agent.reports.open(2) as worker:
+        agent.reports.listen_again(event)
+        worker.send(INITIALIZED)
+        assert agent.hears() == [Initialized(2)]
+
+
+def test_the_end_of_a_channel_means_nothing(agent: Agent) -> None:
+    with agent.reports.open(1) as worker:
+        worker.send(INITIALIZED)
+    assert agent.hears() == [Initialized(1)]
+    assert not agent.awake()
+
+
+def test_what_a_worker_has_forked_reports_for_it_even_after_its_end(agent: Agent) -> None:
+    worker = agent.reports.open(1)
+    with worker.dup() as forked:
+        worker.close()
+        assert agent.hears() == []
+        forked.send(INITIALIZED)
+        assert agent.hears() == [Initialized(1)]
+
+
+def test_descriptors_that_a_worker_sends_along_are_closed(agent: Agent) -> None:
+    with agent.reports.open(1) as worker:
+        before = sorted(os.listdir("/proc/self/fd"))
+        socket.send_fds(worker, [INITIALIZED], [0, 1, 2])
+        assert agent.hears() == [Initialized(1)]
+        assert sorted(os.listdir("/proc/self/fd")) == before
