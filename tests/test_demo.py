@@ -12,7 +12,7 @@ TRAIN = EXAMPLES / "digits" / "train.py"
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("backend", ["c10d", "file", "redis"])
+@pytest.mark.parametrize("backend", ["c10d", "etcd", "file", "redis"])
 def test_the_demo_trains_through_two_kills_and_a_return(stage: Stage, backend: str) -> None:
     command = [sys.executable, str(EXAMPLES / "digits" / "demo.py"), f"--rdzv_backend={backend}"]
     demo = stage.start(command, env=WARM)

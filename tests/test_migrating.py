@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from etcd_servers import running
 from stage import Stage, free_port
 from torch.distributed.run import get_args_parser
 
@@ -23,6 +26,13 @@ NAMES = {
 } - {"help"}
 
 
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Ends what a test has started, after its agents."""
+    with ExitStack() as stack:
+        yield stack
+
+
 def test_each_of_their_lines_stands_beside_ours() -> None:
     pairs = re.findall(r"^(torchrun|python -m \S+) .*\n(elastic run) ", PAGE, re.MULTILINE)
     assert [theirs for theirs, _ in pairs] == THEIRS
@@ -30,7 +40,7 @@ def test_each_of_their_lines_stands_beside_ours() -> None:
 
 
 @pytest.mark.parametrize("line", OURS, ids=[*THEIRS[:3], "torchrun with static"])
-def test_our_line_runs(stage: Stage, tmp_path: Path, line: str) -> None:
+def test_our_line_runs(stack: ExitStack, stage: Stage, tmp_path: Path, line: str) -> None:
     (tmp_path / "train.py").write_text(
         "import os, sys; os.write(1, f'{os.environ[\"RANK\"]} {sys.argv[1:]}\\n'.encode())"
     )
@@ -39,7 +49,10 @@ def test_our_line_runs(stage: Stage, tmp_path: Path, line: str) -> None:
         word.replace("train.py", str(tmp_path / "train.py")).replace("29500", port).replace("=node1", "=127.0.0.1")
         for word in shlex.split(line)[2:]
     ]
-    words = [f"{word}:{port}" if word.startswith("--rdzv_endpoint") else word for word in words]
+    words = [f"{word}:{port}" if word == "--rdzv_endpoint=127.0.0.1" else word for word in words]
+    if "--rdzv_backend=etcd" in words:
+        server = stack.enter_context(running(tmp_path / "etcd"))
+        words = [word.replace("etcd1:2379", server.endpoint) for word in words]
     agents = [stage.run(*words)]
     if "--node_rank=0" in words:
         agents.append(stage.run(*(word.replace("--node_rank=0", "--node_rank=1") for word in words)))

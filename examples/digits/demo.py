@@ -281,10 +281,28 @@ def redis_server(folder: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
+def etcd_server() -> Iterator[str]:
+    """An etcd for as long as the block runs; yields its address.
+
+    Raises:
+        DemoFailed: There is none here, or it does not start.
+    """
+    from elastic_core.errors import ElasticError
+    from elastic_rdzv_etcd.sidecar import Sidecar, find_binary
+
+    try:
+        server = Sidecar.start(find_binary({}))
+    except ElasticError as exc:
+        raise DemoFailed(str(exc)) from exc
+    with contextlib.closing(server):
+        yield f"127.0.0.1:{server.port}"
+
+
+@contextlib.contextmanager
 def endpoint_of(backend: str, folder: Path) -> Iterator[str]:
     """Where the nodes meet, for as long as the block runs."""
-    if backend == "redis":
-        with redis_server(folder) as address:
+    if backend in ("redis", "etcd"):
+        with redis_server(folder) if backend == "redis" else etcd_server() as address:
             yield address
     else:
         yield f"127.0.0.1:{free_port()}" if backend == "c10d" else str(folder)
@@ -352,7 +370,8 @@ def print_table(stage: Stage, accuracy: float) -> None:
 def main() -> int:
     """Perform, print the table, and say whether everything came true."""
     parser = argparse.ArgumentParser(description="Two nodes train, are hurt, recover, and finish.")
-    parser.add_argument("--rdzv_backend", "--rdzv-backend", choices=["c10d", "file", "redis"], default="c10d")
+    choices = ["c10d", "etcd", "file", "redis"]
+    parser.add_argument("--rdzv_backend", "--rdzv-backend", choices=choices, default="c10d")
     parser.add_argument("--epochs", type=int, default=80)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))

@@ -89,7 +89,7 @@ def check_reach(
     Raises:
         UsageError: It needs an endpoint, takes none, or serves one node only.
     """
-    if options.endpoint_required and not endpoint:
+    if options.endpoint_required and not (endpoint or standalone):
         raise UsageError(
             f"--rdzv_backend {backend!r} needs an endpoint.", hint=f"Add --rdzv_endpoint={options.endpoint}."
         )
@@ -98,7 +98,7 @@ def check_reach(
             f"--rdzv_endpoint {endpoint!r}: the {backend} backend takes no endpoint.",
             hint="Leave it out. A plugin declares what its backend takes by elastic_rendezvous_options.",
         )
-    if options.single_node and nnodes.most > 1:
+    if (options.single_node or standalone) and nnodes.most > 1:
         if standalone:
             raise UsageError(
                 f"--nnodes {str(nnodes)!r}: with --standalone nobody can join.",

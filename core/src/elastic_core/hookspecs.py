@@ -181,11 +181,13 @@ class RendezvousOptions:
         conf: The ``--rdzv_conf`` keys, each with one line of help; None for none.
         ignored: Keys of torch's that are taken and have no effect, each with the reason, where core's own does not fit.
         single_node: Whether the backend serves one node only.
+        standalone: Whether the backend can start a store of its own: ``--standalone`` then leaves the choice of the
+            backend as it is, and gives it no endpoint.
         handler: Whether it makes a ``RendezvousHandler``, which is asked for newcomers every ``--monitor_interval``
             seconds, and checks all of ``--rdzv_conf`` itself.
     """
 
-    __slots__ = ("conf", "endpoint", "endpoint_required", "handler", "ignored", "single_node")
+    __slots__ = ("conf", "endpoint", "endpoint_required", "handler", "ignored", "single_node", "standalone")
 
     def __init__(
         self,
@@ -196,6 +198,7 @@ class RendezvousOptions:
         single_node: bool = False,
         handler: bool = False,
         ignored: Mapping[str, str] | None = None,
+        standalone: bool = False,
     ) -> None:
         self.endpoint = endpoint
         self.endpoint_required = endpoint_required
@@ -203,3 +206,4 @@ class RendezvousOptions:
         self.single_node = single_node
         self.handler = handler
         self.ignored = dict(ignored or {})
+        self.standalone = standalone

@@ -24,6 +24,7 @@ OPTIONS = {
     "local": RendezvousOptions(single_node=True),
     "file": RendezvousOptions(endpoint="DIRECTORY", endpoint_required=True),
     "c10d": RendezvousOptions(endpoint="HOST[:PORT]", endpoint_required=True, conf={"is_host": "true or false"}),
+    "etcd": RendezvousOptions(endpoint="HOST[:PORT]", endpoint_required=True, standalone=True),
 }
 
 
@@ -86,11 +87,23 @@ def test_every_flag_reaches_the_config() -> None:
         ({"rdzv_backend": "file", "rdzv_endpoint": "host:1"}, ("file", "host:1")),
         ({"standalone": True}, ("local", "")),
         ({"standalone": True, "rdzv_backend": "c10d", "rdzv_endpoint": "host"}, ("local", "")),
+        ({"standalone": True, "rdzv_backend": "etcd", "rdzv_endpoint": "host"}, ("etcd", "")),
+        ({"standalone": True, "rdzv_backend": "etcd"}, ("etcd", "")),
     ],
 )
 def test_where_the_nodes_meet_follows_from_what_is_said(flags: dict[str, object], place: tuple[str, str]) -> None:
     config = configure(**flags)
     assert (config.rdzv_backend, config.rdzv_endpoint) == place
+
+
+def test_a_standalone_run_does_without_a_backend_that_is_not_installed() -> None:
+    def options_of(name: str) -> RendezvousOptions:
+        if name not in OPTIONS:
+            raise PluginError(f"There is no rendezvous backend {name!r}.")
+        return OPTIONS[name]
+
+    config = run.configure(Flags(script="train.py", standalone=True, rdzv_backend="redis"), {}, options_of)
+    assert config.rdzv_backend == "local"
 
 
 def test_a_standalone_run_has_an_id_of_its_own() -> None:
@@ -150,6 +163,16 @@ def test_plugins_of_the_environment_come_before_those_of_the_line() -> None:
             {"nnodes": NodeRange(1, 2), "standalone": True},
             "--nnodes '1:2': with --standalone nobody can join.",
             "Did you mean to leave out --standalone?",
+        ),
+        (
+            {"nnodes": NodeRange(1, 2), "standalone": True, "rdzv_backend": "etcd"},
+            "--nnodes '1:2': with --standalone nobody can join.",
+            "Did you mean to leave out --standalone?",
+        ),
+        (
+            {"rdzv_backend": "etcd"},
+            "--rdzv_backend 'etcd' needs an endpoint.",
+            "Add --rdzv_endpoint=HOST[:PORT].",
         ),
         (
             {"rdzv_backend": "c10d"},

@@ -108,6 +108,8 @@ def configure(
     if flags.virtual_local_rank:
         _check_devices(workers, environ)
     backend, endpoint = meeting_place(flags)
+    if flags.standalone and _stands_alone(flags.rdzv_backend, options_of):
+        backend = flags.rdzv_backend or LOCAL
     options = options_of(backend)
     _check_node_rank(flags, backend)
     check_reach(backend, endpoint, flags.nnodes, options, standalone=flags.standalone)
@@ -180,6 +182,14 @@ def meeting_place(flags: Flags) -> tuple[str, str]:
         f"--rdzv_endpoint {flags.rdzv_endpoint!r} is not of the form HOST[:PORT], so the backend must be named.",
         hint=f"For a shared directory: --rdzv_backend=file --rdzv_endpoint={flags.rdzv_endpoint}",
     )
+
+
+def _stands_alone(backend: str | None, options_of: Callable[[str], RendezvousOptions]) -> bool:
+    """Whether a backend starts a store of its own for ``--standalone``; no other is used then, installed or not."""
+    try:
+        return backend is not None and options_of(backend).standalone
+    except PluginError:
+        return False
 
 
 def without_effect(flags: Flags, backend: str, *, polled: bool = False) -> list[str]:

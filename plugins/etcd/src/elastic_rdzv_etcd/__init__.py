@@ -1,0 +1,22 @@
+"""The ``etcd`` and ``etcd-v2`` rendezvous backends: a store that outlives any node.
+
+General layout, from the command line down to the wire:
+
+* ``plugin`` and ``plugin_v2``: the hooks that core calls: what each backend takes, and its first connection.
+* ``options``: reading ``--rdzv_conf`` and the environment: credentials, certificates, limits of time.
+* ``endpoint``: reading ``HOST[:PORT][,HOST[:PORT]…]``, and looking the names up.
+* ``backend``: roster and ledger on API v3: one transaction for each thing that must not come apart.
+* ``backend_v2``: the same on API v2, which changes one key at a time.
+* ``records``: the names of the keys, and the bytes that they hold.
+* ``cluster`` and ``client``: one connection to whichever member answers, with every wait bounded.
+* ``gateway``: one socket to one member: JSON out, JSON or a stream of it back. ``refusals`` reads the members' errors.
+* ``watching``: a watch, which a thread listens to.
+* ``client_v2``: python-etcd, kept to one member at a time and to errors of ours.
+* ``sidecar`` and ``sidecar_main``: an etcd of this agent's own, for ``--standalone``.
+
+Importing this package, or its hooks, imports neither an HTTP client nor python-etcd; making a backend does.
+"""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"

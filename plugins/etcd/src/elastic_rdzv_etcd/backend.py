@@ -1,0 +1,303 @@
+"""Roster and ledger on etcd's API v3. The keys are listed in ``records``.
+
+Whatever must not come apart is one transaction, so there is nothing to repair after a crash, and nothing that happens
+twice when a request is made again after its reply was lost:
+
+* **An append** writes the entry and the head, if the head is the entry that it was built on and the index is free (S2).
+* **A serial** is how often ``arrivals`` was written. Etcd counts that itself, so nobody has to try twice.
+* **An amendment** compares bytes: a row's begin with its revision, in 19 digits. An older one never wins, and a row
+  that is gone is not made again.
+* **A beat** is written, and what it brings back is read, in one round trip.
+
+Reads are linearizable (etcd's default), so none is older than what was known before.
+"""
+
+from __future__ import annotations
+
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
+from elastic_core.rendezvous.backend import ORIGIN, BeatReply, Cursor, Link, RendezvousBackend, RosterRow
+from elastic_rdzv_etcd.client import Client, Lost
+from elastic_rdzv_etcd.cluster import Cluster
+from elastic_rdzv_etcd.records import (
+    EXPIRY,
+    RENEW,
+    Keys,
+    Row,
+    before,
+    number,
+    pack_entry,
+    pack_link,
+    quoted,
+    unpack_entry,
+    unpack_link,
+    unquoted,
+)
+from elastic_rdzv_etcd.watching import Watcher
+
+if TYPE_CHECKING:
+    from elastic_rdzv_etcd.sidecar import Sidecar
+
+TXN, RANGE, GRANT, KEEP_ALIVE = "/v3/kv/txn", "/v3/kv/range", "/v3/lease/grant", "/v3/lease/keepalive"
+LOOK_AGAIN = 15.0
+"""Seconds after which a waiter that was told nothing reads all the same: a member may be stuck, its streams open."""
+
+Json: TypeAlias = dict[str, Any]
+
+
+class EtcdBackend(RendezvousBackend):
+    """One connection to one job's keys.
+
+    Args:
+        cluster: The members.
+        run_id: Which job.
+        sidecar: The etcd that this agent started for itself, if it did; ended with this object.
+        embedded: Whether the store is that of an agent.
+
+    Raises:
+        RendezvousConnectionError: No member answers, or none lets us in.
+        RendezvousStateError: What answers is not what it should be.
+    """
+
+    def __init__(
+        self, cluster: Cluster, run_id: str, *, sidecar: Sidecar | None = None, embedded: bool = False
+    ) -> None:
+        self.embedded = embedded or sidecar is not None
+        self.may_forget = not (self.embedded or cluster.options.durable)
+        self._cluster = cluster
+        self._run_id = run_id
+        self._sidecar = sidecar
+        self._keys = Keys(cluster.options.prefix, run_id)
+        self._client = Client(cluster)
+        self._watcher = Watcher(self._client)
+        self._entered: dict[str, tuple[int, str]] = {}
+        """Serials of rows, and the revisions at which they were made."""
+        self._renewed_at = -RENEW
+        try:
+            self._client.call(RANGE, _range(self._keys.head), reaching=True)
+        except (RendezvousConnectionError, RendezvousStateError):
+            self._client.close()
+            raise
+
+    def connect(self) -> EtcdBackend:
+        """Another connection to the same job."""
+        try:
+            return EtcdBackend(self._cluster, self._run_id, embedded=self.embedded)
+        except RendezvousConnectionError:
+            self._cluster.look_up_again()
+            raise
+
+    def close(self) -> None:
+        """Close this connection; its wait ends. If this is the one that started an etcd of its own, that ends too."""
+        self._watcher.close()
+        self._client.close()
+        if self._sidecar is not None:
+            self._sidecar.close()
+
+    # The roster ------------------------------------------------------------------------------------------------------
+
+    def enter(self, node_id: str, value: bytes) -> int:
+        """Add a row: its serial first, and then the row. Two round trips, against whomever else."""
+        keys = self._keys
+        Row(0, 0, value).pack()  # refuses what is too large before it costs a serial
+        absent = _compare(keys.row(node_id), "VERSION", "EQUAL", version="0")
+        while True:
+            done, answers = self._txn(
+                [absent], [self._put(keys.arrivals, b"", prev_kv=True)], [_get(keys.row(node_id))]
+            )
+            if done:
+                serial = int(answers[0].get("prev_kv", {}).get("version", "0")) + 1
+                made = [
+                    self._put(keys.row(node_id), Row(0, serial, value).pack()),
+                    self._put(keys.beat(node_id), b"0"),
+                    self._put(keys.roster, b""),
+                ]
+                done, answers = self._txn([absent], made, [_get(keys.row(node_id))])
+                if done:
+                    return serial
+            if found := _values(answers[0]):
+                return Row.unpack(found[0]).serial
+
+    def amend(self, node_id: str, revision: int, value: bytes) -> None:
+        """Replace a row's value, unless it is as new or gone. One round trip, but for the first of a connection."""
+        key = self._keys.row(node_id)
+        Row(revision, 0, value).pack()
+        while True:
+            if (entered := self._entered.get(node_id)) is not None:
+                serial, made_at = entered
+                conditions = [
+                    _compare(key, "CREATE", "EQUAL", create_revision=made_at),
+                    _compare(key, "VALUE", "LESS", value=_text(before(revision))),
+                ]
+                record = Row(revision, serial, value).pack()
+                changes = [self._put(key, record), self._put(self._keys.roster, b"")]
+                done, answers = self._txn(conditions, changes, [_get(key)])
+                if done:
+                    return
+            else:
+                _, answers = self._txn([], [_get(key)], [])
+            found = answers[0].get("kvs", ())
+            if not found:
+                self._entered.pop(node_id, None)
+                return
+            row = Row.unpack(_value(found[0]))
+            if row.revision >= revision:
+                return
+            self._entered[node_id] = row.serial, str(found[0]["create_revision"])
+
+    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
+        """Set the row's beat, and report: one round trip. Once an hour a second one, which renews the job's lease."""
+        keys = self._keys
+        if time.monotonic() - self._renewed_at >= RENEW:
+            self._client.call(KEEP_ALIVE, {"ID": str(keys.lease)})
+            self._renewed_at = time.monotonic()
+        common = [_get(keys.head), *([] if watch is None else [_get(keys.beat(watch))])]
+        there = _compare(keys.row(node_id), "VERSION", "GREATER", version="0")
+        mine = [self._put(keys.beat(node_id), b"%d" % count), _get(keys.row(node_id))]
+        done, answers = self._txn([there], [*common, *mine], common)
+        head, *others = [_values(answer) for answer in answers]
+        return BeatReply(
+            head=unpack_link(head[0] if head else None).index,
+            revision=Row.unpack(others[-1][0]).revision if done else None,
+            watched=number(others[0][0]) if watch is not None and others[0] else None,
+        )
+
+    def remove(self, node_id: str) -> None:
+        """Delete a row, and its beat."""
+        keys = self._keys
+        there = _compare(keys.row(node_id), "VERSION", "GREATER", version="0")
+        gone = [_delete(keys.row(node_id)), _delete(keys.beat(node_id)), self._put(keys.roster, b"")]
+        self._entered.pop(node_id, None)
+        self._txn([there], gone, [])
+
+    def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
+        """The rows, with their beats as they are at one instant: one round trip, however many they are."""
+        _, answers = self._txn([], [_get(self._keys.rows, prefix=True), _get(self._keys.beats, prefix=True)], [])
+        rows, beats = (
+            {_key(kv)[len(start) :]: _value(kv) for kv in answer.get("kvs", ())}
+            for start, answer in zip((self._keys.rows, self._keys.beats), answers, strict=True)
+        )
+        wanted = None if ids is None else {quoted(node_id).encode() for node_id in ids}
+        found = [
+            Row.unpack(record).seen(unquoted(name), beats.get(name))
+            for name, record in rows.items()
+            if wanted is None or name in wanted
+        ]
+        return sorted(found, key=lambda row: row.serial)
+
+    # The ledger ------------------------------------------------------------------------------------------------------
+
+    def append(self, prev: Link, entry: Link, data: bytes) -> bool:
+        """Write an entry on top of ``prev``: one round trip."""
+        keys, record = self._keys, pack_entry(entry.id, data)
+        if prev == ORIGIN:
+            built_on = _compare(keys.head, "VERSION", "EQUAL", version="0")
+        else:
+            built_on = _compare(keys.head, "VALUE", "EQUAL", value=_text(pack_link(prev)))
+        free = _compare(keys.ledger(entry.index), "VERSION", "EQUAL", version="0")
+        written = [self._put(keys.ledger(entry.index), record), self._put(keys.head, pack_link(entry))]
+        done, answers = self._txn([free, built_on], written, [_get(keys.ledger(entry.index))])
+        if done:
+            return True
+        there = _values(answers[0])
+        return bool(there) and unpack_entry(there[0])[0] == entry.id
+
+    def read(self, index: int) -> bytes | None:
+        """An entry's data."""
+        found = _values(self._client.call(RANGE, _range(self._keys.ledger(index))))
+        return unpack_entry(found[0])[1] if found else None
+
+    def shrink(self, index: int) -> None:
+        """Let go of an entry's data, and keep its id: two round trips."""
+        key = self._keys.ledger(index)
+        kvs = self._client.call(RANGE, _range(key)).get("kvs", ())
+        if not kvs:
+            return
+        entry_id, data = unpack_entry(_value(kvs[0]))
+        if data:
+            unchanged = _compare(key, "MOD", "EQUAL", mod_revision=str(kvs[0]["mod_revision"]))
+            self._txn([unchanged], [self._put(key, pack_entry(entry_id, b""))], [])
+
+    # Both ------------------------------------------------------------------------------------------------------------
+
+    def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
+        """Block until something is new; told by a watch of one key, or of two."""
+        deadline = time.monotonic() + timeout
+        keys = self._keys
+        first, end = (keys.state, _after(keys.state)) if roster else (keys.head, None)
+        while True:
+            answer = self._client.call(RANGE, _range(first, end))
+            found = {_key(kv): kv for kv in answer.get("kvs", ())}
+            head = unpack_link(_value(found[keys.head]) if keys.head in found else None).index
+            version = int(found[keys.roster]["mod_revision"]) if keys.roster in found else 0
+            now = Cursor(head, version if roster else cursor.roster)
+            left = deadline - time.monotonic()
+            if now != cursor or left <= 0:
+                return now
+            self._watcher.sleep(first, end, int(answer["header"]["revision"]), min(left, LOOK_AGAIN))
+
+    def _txn(
+        self, compare: Sequence[Json], success: Sequence[Json], failure: Sequence[Json]
+    ) -> tuple[bool, list[Json]]:
+        """One transaction: whether its conditions held, and the answers of the branch that was taken."""
+        request = {"compare": compare, "success": success, "failure": failure}
+        for _ in range(3):
+            try:
+                said = self._client.call(TXN, request)
+            except Lost:
+                self._grant()  # the first write of a job, or of one that all had forgotten
+            else:
+                answers = [next(iter(answer.values())) for answer in said.get("responses", ())]
+                return bool(said.get("succeeded")), answers
+        raise RendezvousConnectionError("etcd loses the job's lease as soon as it has granted it.")
+
+    def _grant(self) -> None:
+        try:
+            self._client.call(GRANT, {"ID": str(self._keys.lease), "TTL": str(EXPIRY)})
+        except Lost:  # somebody else was faster
+            return
+
+    def _put(self, key: bytes, value: bytes, *, prev_kv: bool = False) -> Json:
+        put = {"key": _text(key), "value": _text(value), "lease": str(self._keys.lease), "prev_kv": prev_kv}
+        return {"request_put": put}
+
+
+def _get(key: bytes, *, prefix: bool = False) -> Json:
+    return {"request_range": _range(key, _after(key) if prefix else None)}
+
+
+def _range(key: bytes, end: bytes | None = None) -> Json:
+    return {"key": _text(key)} if end is None else {"key": _text(key), "range_end": _text(end)}
+
+
+def _delete(key: bytes) -> Json:
+    return {"request_delete_range": {"key": _text(key)}}
+
+
+def _compare(key: bytes, target: str, result: str, **value: str) -> Json:
+    return {"key": _text(key), "target": target, "result": result, **value}
+
+
+def _after(prefix: bytes) -> bytes:
+    """The first key that sorts after all that begin with ``prefix``, which ends with a slash."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+def _values(answer: Json) -> list[bytes]:
+    return [_value(kv) for kv in answer.get("kvs", ())]
+
+
+def _key(kv: Json) -> bytes:
+    return b64decode(kv["key"])
+
+
+def _value(kv: Json) -> bytes:
+    return b64decode(kv.get("value", ""))
+
+
+def _text(data: bytes) -> str:
+    return b64encode(data).decode()

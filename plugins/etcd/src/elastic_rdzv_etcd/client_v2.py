@@ -1,0 +1,289 @@
+"""python-etcd (API v2), kept to one member at a time, to bounded waits, and to errors of ours.
+
+The library's last release is of 2017. What it needs of today's urllib3 is given to it here: two methods of a response
+that urllib3 has taken away, and a way to get at its sockets, so that another thread can end a wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import etcd
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
+from elastic_rdzv_etcd.client import ATTEMPT, LET_GO, PAUSE
+from elastic_rdzv_etcd.endpoint import Endpoint, Site, look_up
+from elastic_rdzv_etcd.options import Options
+
+NO_V2 = "404 page not found"
+"""What a member says that does not serve API v2."""
+
+logging.getLogger("etcd").propagate = False  # it logs every error that we report, and some that we do not
+
+_T = TypeVar("_T")
+
+
+class Members:
+    """The cluster's members, as all connections of one agent share them.
+
+    Args:
+        endpoints: Their names.
+        options: How to reach them, and as whom.
+
+    Raises:
+        UsageError: A certificate cannot be used.
+        RendezvousConnectionError: None of the names has an address.
+    """
+
+    def __init__(self, endpoints: Sequence[Endpoint], options: Options) -> None:
+        self.options = options
+        self.context = options.context() if any(endpoint.tls for endpoint in endpoints) else None
+        self._endpoints = list(endpoints)
+        self._sites = look_up(endpoints)
+        self.favourite = self._sites[os.getpid() % len(self._sites)]
+        """The one that answered last."""
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self._endpoints))
+
+    def sites(self) -> list[Site]:
+        """All addresses, the one that answered last first."""
+        sites = self._sites
+        at = sites.index(self.favourite) if self.favourite in sites else 0
+        return sites[at:] + sites[:at]
+
+    def look_up_again(self) -> None:
+        """Ask for the names' addresses anew, since none of the known ones answers; if nobody knows, they stay."""
+        with contextlib.suppress(RendezvousConnectionError):
+            self._sites = look_up(self._endpoints)
+
+
+class _Client(etcd.Client):  # type: ignore[misc]  # it has no annotations
+    """One member's client. It neither retries nor looks for other members."""
+
+    def __init__(self, site: Site, members: Members, opened: Callable[[socket.socket], None]) -> None:
+        options = members.options
+        super().__init__(
+            host=f"[{site.address}]" if ":" in site.address else site.address,
+            port=site.endpoint.port,
+            protocol="https" if site.endpoint.tls else "http",
+            read_timeout=ATTEMPT,
+            allow_redirect=False,
+            username=options.user,
+            password=None if options.password is None else options.password.text,
+        )
+        self.http.connection_pool_kw["retries"] = False
+        if site.endpoint.tls:
+            self.http.connection_pool_kw.update(ssl_context=members.context, server_hostname=site.endpoint.host)
+        self.http.pool_classes_by_scheme = _pools(opened)
+
+    def _check_cluster_id(self, response: Any) -> None:
+        # Gone from urllib3 2.6; python-etcd asks for headers in no other way.
+        response.getheader, response.getheaders = response.headers.get, lambda: response.headers
+        super()._check_cluster_id(response)
+
+
+def _pools(opened: Callable[[socket.socket], None]) -> dict[str, type[HTTPConnectionPool]]:
+    """Pools whose connections tell of their sockets."""
+
+    class Plain(HTTPConnection):
+        def connect(self) -> None:
+            super().connect()
+            opened(self.sock)
+
+    class Secured(HTTPSConnection):
+        def connect(self) -> None:
+            super().connect()
+            opened(self.sock)
+
+    class PlainPool(HTTPConnectionPool):
+        ConnectionCls = Plain
+
+    class SecuredPool(HTTPSConnectionPool):
+        ConnectionCls = Secured
+
+    return {"http": PlainPool, "https": SecuredPool}
+
+
+class ClientV2:
+    """One connection to whichever member answers. What it is asked to do must bear to be done twice.
+
+    Args:
+        members: The cluster.
+    """
+
+    def __init__(self, members: Members) -> None:
+        self.members = members
+        self._client: _Client | None = None
+        self._site: Site | None = None
+        self._sockets: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._using = threading.Lock()
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        """Close the connection; a question in another thread ends with an error. May be repeated."""
+        self._closed.set()
+        self._hang_up()
+        if self._using.acquire(timeout=LET_GO):  # else whoever uses it drops it
+            self._drop()
+            self._using.release()
+
+    def call(self, ask: Callable[[Any], _T], *, budget: float | None = None, once: bool = False) -> _T:
+        """The answer of the first member that gives one.
+
+        Args:
+            ask: What to do with python-etcd's client. It may raise EtcdKeyNotFound, EtcdCompareFailed,
+                EtcdAlreadyExist, EtcdWatchTimedOut and EtcdEventIndexCleared, which are answers.
+            budget: Seconds that it may take; ``read_timeout`` when None.
+            once: Whether not to try again, and no other member.
+
+        Raises:
+            RendezvousConnectionError: No member answered in time, or none lets us in, or this connection is closed.
+            RendezvousStateError: They refuse it for what it is.
+        """
+        with self._using:
+            try:
+                return self._somewhere(ask, self.members.options.read_timeout if budget is None else budget, once)
+            finally:
+                if self._closed.is_set():
+                    self._drop()
+
+    def _somewhere(self, ask: Callable[[Any], _T], budget: float, once: bool) -> _T:
+        began = time.monotonic()
+        deadline = began + budget
+        failures: dict[Site, str] = {}
+        while True:
+            sites = self.members.sites()
+            for number, site in enumerate(sites):
+                share = max(0.0, deadline - time.monotonic()) / (len(sites) - number)
+                if share <= 0 and failures:
+                    raise self._failed(failures, time.monotonic() - began)
+                try:
+                    with self._reported(site):
+                        answer = ask(self._at(site, min(ATTEMPT, max(share, PAUSE))))
+                    self.members.favourite = site
+                    return answer
+                except _Failed as failed:
+                    self._drop()
+                    if self._closed.is_set():
+                        raise self._is_closed() from failed
+                    failures[site] = str(failed)
+                    if failed.final or once:
+                        raise self._failed(failures, time.monotonic() - began) from failed
+            if time.monotonic() >= deadline:
+                raise self._failed(failures, time.monotonic() - began)
+            if self._closed.wait(PAUSE):
+                raise self._is_closed()
+
+    def _at(self, site: Site, timeout: float) -> _Client:
+        if self._client is None or self._site != site:
+            self._drop()
+            self._client, self._site = _Client(site, self.members, self._opened), site
+        self._client._read_timeout = timeout  # python-etcd has no other way to change it
+        if self._closed.is_set():
+            raise _Failed("this connection is closed")
+        return self._client
+
+    def _opened(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._sockets.append(connection)
+        if self._closed.is_set():
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        with self._lock:
+            for connection in self._sockets:
+                with contextlib.suppress(OSError):  # not connected any more
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+    def _drop(self) -> None:
+        self._hang_up()
+        if self._client is not None:
+            self._client.http.clear()
+        with self._lock:
+            self._client, self._site = None, None
+            for connection in self._sockets:
+                connection.close()
+            self._sockets.clear()
+
+    @contextlib.contextmanager
+    def _reported(self, site: Site) -> Iterator[None]:
+        """What python-etcd raises and is no answer, as errors of ours."""
+        user = self.members.options.user
+        try:
+            yield
+        except (etcd.EtcdKeyError, etcd.EtcdCompareFailed, etcd.EtcdWatchTimedOut, etcd.EtcdEventIndexCleared):
+            raise
+        except etcd.EtcdInsufficientPermissions as exc:
+            who = "no user" if user is None else f"the user {user!r}"
+            raise RendezvousConnectionError(
+                f"etcd at {site} does not let {who} in, or not at the keys of the job: {_text(exc)}.",
+                hint="Check --rdzv_conf user=NAME,password_file=PATH, or ELASTIC_ETCD_USER and ELASTIC_ETCD_PASSWORD, "
+                "and the user's role in API v2, which has users of its own.",
+            ) from exc
+        except etcd.EtcdConnectionFailed as exc:
+            raise _Failed(_reason(exc.cause), final=_is_final(exc.cause)) from exc
+        except etcd.EtcdException as exc:
+            if NO_V2 in str(exc):
+                raise RendezvousConnectionError(
+                    f"etcd at {site} does not serve API v2.",
+                    hint="Use --rdzv_backend=etcd, which speaks API v3. Or start etcd with --enable-v2: 3.4 and 3.5 "
+                    "have that flag, 3.6 has no API v2 any more.",
+                ) from exc
+            if isinstance(exc, etcd.EtcdValueError | etcd.EtcdRootReadOnly):
+                raise RendezvousStateError(f"etcd at {site} refuses what it was asked: {_text(exc)}.") from exc
+            raise _Failed(_text(exc)) from exc  # an election, a restart, an answer cut off
+
+    def _is_closed(self) -> RendezvousConnectionError:
+        return RendezvousConnectionError(f"This connection to etcd at {self.members} is closed.")
+
+    def _failed(self, failures: dict[Site, str], seconds: float) -> RendezvousConnectionError:
+        said = "; ".join(f"{site}: {reason}" for site, reason in failures.items())
+        return RendezvousConnectionError(
+            f"No etcd answers, after {seconds:.1f} s: {said}.",
+            hint="Check the endpoints, the network, and whether most members of the cluster are up.",
+        )
+
+
+class _Failed(Exception):
+    """A member that did not answer.
+
+    Args:
+        reason: Why, in a few words.
+        final: Whether trying again is of no use.
+    """
+
+    def __init__(self, reason: str, *, final: bool = False) -> None:
+        super().__init__(reason)
+        self.final = final
+
+
+def _text(exc: BaseException) -> str:
+    return str(exc)[:300].strip().replace("\n", " ")
+
+
+def _is_final(cause: BaseException | None) -> bool:
+    return isinstance(cause, urllib3.exceptions.SSLError)
+
+
+def _reason(cause: BaseException | None) -> str:
+    """What went wrong below python-etcd, without urllib3's own words for it."""
+    if isinstance(cause, urllib3.exceptions.SSLError):
+        return f"TLS is refused or not to be trusted: {_text(cause)}; see --rdzv_conf cacert, cert and key"
+    inner = cause.__cause__ if cause is not None else None
+    if isinstance(inner, OSError) and inner.strerror:
+        return inner.strerror
+    if isinstance(cause, urllib3.exceptions.ConnectTimeoutError | urllib3.exceptions.ReadTimeoutError):
+        return "no answer in time"
+    return "the connection broke" if cause is None else f"{type(cause).__name__}: {_text(cause)}"

@@ -1,0 +1,108 @@
+"""Where etcd is: reading ``HOST[:PORT][,HOST[:PORT]…]``, and looking up the names in it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from elastic_core.errors import RendezvousConnectionError, UsageError
+
+DEFAULT_PORT = 2379
+FORM = "HOST[:PORT][,HOST[:PORT]...]"
+
+_HINT = f"Write {FORM}, e.g. etcd0:{DEFAULT_PORT},etcd1:{DEFAULT_PORT}; each may begin with http:// or https://."
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One member of the cluster, as the user named it."""
+
+    host: str
+    port: int = DEFAULT_PORT
+    tls: bool = False
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One numeric address of a member: names are looked up once, since that can stall a thread for seconds."""
+
+    endpoint: Endpoint
+    family: socket.AddressFamily
+    address: str
+
+    def __str__(self) -> str:
+        if self.address == self.endpoint.host:
+            return str(self.endpoint)
+        return f"{self.endpoint} ({self.address})"
+
+
+def parse(text: str, *, tls: bool | None = None) -> list[Endpoint]:
+    """The endpoints in the order given, each once.
+
+    Args:
+        text: As the user typed it.
+        tls: What an endpoint without a scheme means, and what one with a scheme must not contradict; None: no TLS
+            unless the scheme says so.
+
+    Raises:
+        UsageError: One is not of the form, contradicts ``tls``, or has a password in it, which is not repeated.
+    """
+    if "@" in text:
+        raise UsageError(
+            "--rdzv_endpoint has a user in it, and perhaps a password: everybody on this host could read it.",
+            hint="Take out what stands before the @. Say --rdzv_conf user=NAME,password_file=PATH, or set "
+            "ELASTIC_ETCD_USER and ELASTIC_ETCD_PASSWORD.",
+        )
+    found = [_parse_one(part.strip(), text, tls) for part in text.split(",")]
+    return list(dict.fromkeys(found))
+
+
+def _parse_one(part: str, text: str, tls: bool | None) -> Endpoint:
+    scheme, separator, rest = part.partition("://")
+    if not separator:
+        scheme, rest = "https" if tls else "http", part
+    if scheme not in ("http", "https"):
+        raise UsageError(f"--rdzv_endpoint {text!r}: {scheme!r} is neither http nor https.", hint=_HINT)
+    if tls is not None and tls != (scheme == "https"):
+        wanted = "TLS is asked for" if tls else "protocol=http is asked for"
+        raise UsageError(f"--rdzv_endpoint {text!r}: {part!r} is {scheme}, and {wanted}.", hint=_HINT)
+    try:
+        url = urlsplit(f"//{rest.removesuffix('/')}")
+        host, port = url.hostname, url.port
+    except ValueError:
+        host, port = None, None
+    plain = host is not None and not any(c.isspace() or c in "%?#\\" for c in host)
+    if not plain or url.path or url.query or url.fragment or port == 0 or rest.removesuffix("/").endswith(":"):
+        raise UsageError(f"--rdzv_endpoint {text!r}: {part!r} is not of the form HOST[:PORT].", hint=_HINT)
+    assert host is not None
+    return Endpoint(host, DEFAULT_PORT if port is None else port, scheme == "https")
+
+
+def look_up(endpoints: Sequence[Endpoint]) -> list[Site]:
+    """Every address of every endpoint, in order; endpoints whose names nobody knows are left out.
+
+    Raises:
+        RendezvousConnectionError: Nobody knows any of them.
+    """
+    sites: list[Site] = []
+    unknown: list[str] = []
+    for endpoint in endpoints:
+        try:
+            found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as exc:
+            reason = exc.strerror if isinstance(exc, OSError) else exc
+            unknown.append(f"{endpoint.host!r} ({reason})")
+        else:
+            sites += [Site(endpoint, family, str(at[0])) for family, _, _, _, at in found]
+    if not sites:
+        raise RendezvousConnectionError(
+            f"No host of the endpoint has an address: {', '.join(unknown)}.",
+            hint="Check the names, or write the addresses themselves.",
+        )
+    return list(dict.fromkeys(sites))

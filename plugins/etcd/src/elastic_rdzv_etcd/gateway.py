@@ -1,0 +1,202 @@
+"""One socket to one member of the cluster, and etcd's JSON gateway at the other end of it.
+
+The HTTP client is the standard library's. What a pool of connections adds (retries, redirects, reconnecting) is what
+must not happen to a write behind our back, and what we need (the socket, so that another thread can end a wait) a pool
+keeps to itself.
+
+The gateway maps gRPC to JSON (https://etcd.io/docs/v3.5/dev-guide/api_grpc_gateway/): 64-bit numbers come as strings,
+bytes are base64, and what is zero, false or empty is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Any
+
+from elastic_rdzv_etcd.endpoint import Site
+from elastic_rdzv_etcd.refusals import Refusal, from_error, refusal
+
+MOST_BYTES = 512 * 1024 * 1024
+"""No answer is read beyond this: a roster of a thousand rows of the greatest size, in base64."""
+
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
+"""A watch is silent by nature; a peer that has vanished is noticed within 20 s."""
+
+
+class Unreachable(Exception):
+    """A member that cannot be reached, or whose answer did not come. Never leaves this distribution.
+
+    Args:
+        reason: Why, in a few words.
+        final: Whether trying again is of no use: its certificate is not to be trusted, for instance.
+    """
+
+    def __init__(self, reason: str, *, final: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.final = reason, final
+
+
+class Gateway:
+    """A connection.
+
+    Args:
+        site: Whose.
+        context: How to speak TLS, for a site that wants it.
+        timeout: Seconds that connecting may take.
+
+    Raises:
+        Unreachable: Nobody listens there, or not as we must ask for.
+    """
+
+    def __init__(self, site: Site, context: ssl.SSLContext | None, timeout: float) -> None:
+        self.site = site
+        self._socket = _dial(site, context, timeout)
+        self._http = http.client.HTTPConnection(site.endpoint.host, site.endpoint.port)
+        self._http.sock = self._socket
+        self._http.auto_open = 0  # a connection that broke stays broken
+        self._doubt = (
+            "; if it wants a client's certificate, see --rdzv_conf cert and key"
+            if site.endpoint.tls
+            else "; if it speaks TLS, the endpoint must say https://"
+        )
+        """Why there may be no answer, as long as there was none."""
+
+    def close(self) -> None:
+        """Close the connection; whatever waits for an answer in another thread ends with :class:`Unreachable`."""
+        with contextlib.suppress(OSError):  # not connected any more
+            # Not SSLSocket's own, which takes the TLS state away from under a thread that is reading.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def discard(self) -> None:
+        """Close the connection and give its descriptor back; only its own thread may."""
+        self.close()
+        self._http.close()
+        self._socket.close()
+
+    def post(self, path: str, body: bytes, token: str | None, timeout: float) -> dict[str, Any]:
+        """Ask, and read the answer.
+
+        Args:
+            path: Such as ``/v3/kv/txn``.
+            body: JSON.
+            token: Who we are; None where nobody asks.
+            timeout: Seconds that the answer may keep us waiting at a time.
+
+        Raises:
+            Refusal: The member does not do it.
+            Unreachable: There was no answer; whether it was done is not known.
+        """
+        with _reported(timeout, self._doubt):
+            self._socket.settimeout(timeout)
+            answer = self._ask(path, body, token)
+            text = answer.read(MOST_BYTES + 1)
+            if len(text) > MOST_BYTES:
+                raise Unreachable(f"it answered with more than {MOST_BYTES} bytes", final=True)
+            if answer.status != http.HTTPStatus.OK:
+                raise refusal(answer.status, text)
+            said = json.loads(text.partition(b"\n")[0])  # of a stream (a lease is kept alive by one) the first message
+        return _message(said)
+
+    def stream(self, path: str, body: bytes, token: str | None, timeout: float) -> Iterator[dict[str, Any]]:
+        """Ask, and read one message after the other, for as long as they come; the first one is waited for here.
+
+        Raises:
+            Refusal: The member does not do it.
+            Unreachable: There was no answer, or no further one.
+        """
+        with _reported(timeout, self._doubt):
+            self._socket.settimeout(timeout)
+            answer = self._ask(path, body, token)
+            if answer.status != http.HTTPStatus.OK:
+                raise refusal(answer.status, answer.read(MOST_BYTES))
+            first = json.loads(answer.readline(MOST_BYTES))
+            self._socket.settimeout(None)
+        _message(first)
+        return _messages(answer)
+
+    def _ask(self, path: str, body: bytes, token: str | None) -> http.client.HTTPResponse:
+        # A member that has lost its cluster is to say so, rather than to keep a watch waiting in vain.
+        headers = {"Content-Type": "application/json", "Grpc-Metadata-hasleader": "true"}
+        if token is not None:
+            headers["Authorization"] = token
+        self._http.request("POST", path, body, headers)
+        answer = self._http.getresponse()
+        self._doubt = ""
+        return answer
+
+
+def _messages(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    while True:
+        with _reported(0.0, ""):
+            line = answer.readline(MOST_BYTES)
+            if not line:
+                raise Unreachable("it has ended the stream")
+            said = json.loads(line)
+        yield _message(said)
+
+
+def _message(said: Any) -> dict[str, Any]:
+    if isinstance(said, dict) and isinstance(error := said.get("error"), dict):
+        raise from_error(error)
+    if isinstance(said, dict) and isinstance(result := said.get("result", said), dict):
+        return result
+    raise Unreachable("it answered with something other than etcd's JSON", final=True)
+
+
+@contextlib.contextmanager
+def _reported(timeout: float, doubt: str) -> Iterator[None]:
+    """Whatever breaks in a connection, as one kind of error; ``doubt`` is added where a member breaks it."""
+    try:
+        yield
+    except (Refusal, Unreachable):
+        raise
+    except TimeoutError as exc:
+        raise Unreachable(f"it has not answered for {timeout:.2g} s") from exc
+    except ssl.SSLError as exc:
+        raise Unreachable(f"TLS broke: {exc.reason or exc}{doubt}") from exc
+    except http.client.RemoteDisconnected as exc:
+        raise Unreachable(f"it hung up without an answer{doubt}") from exc
+    except OSError as exc:
+        raise Unreachable(f"{exc.strerror or exc}{doubt}") from exc
+    except http.client.HTTPException as exc:
+        raise Unreachable(f"the connection broke: {type(exc).__name__}") from exc
+    except (ValueError, AttributeError) as exc:  # no JSON; a socket or its file that another thread has closed
+        raise Unreachable(f"the connection or the answer is broken: {exc}") from exc
+
+
+def _dial(site: Site, context: ssl.SSLContext | None, timeout: float) -> socket.socket:
+    plain = socket.socket(site.family, socket.SOCK_STREAM)
+    try:
+        plain.settimeout(timeout)
+        plain.connect((site.address, site.endpoint.port))
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, seconds in _KEEPALIVE.items():
+            plain.setsockopt(socket.IPPROTO_TCP, option, seconds)
+        if not site.endpoint.tls:
+            return plain
+        assert context is not None
+        return context.wrap_socket(plain, server_hostname=site.endpoint.host)
+    except ssl.SSLCertVerificationError as exc:
+        plain.close()
+        reason = f"its certificate is not to be trusted: {exc.verify_message}"
+        raise Unreachable(f"{reason}; see --rdzv_conf cacert=FILE", final=True) from exc
+    except ssl.SSLEOFError as exc:
+        plain.close()
+        raise Unreachable("it hung up when TLS was to begin; if it speaks none, write http:// before the host") from exc
+    except ssl.SSLError as exc:
+        plain.close()
+        if exc.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
+            raise Unreachable("it does not speak TLS; write http:// before the host", final=True) from exc
+        raise Unreachable(f"TLS is refused: {exc.reason or exc}; see --rdzv_conf cert and key", final=True) from exc
+    except TimeoutError as exc:
+        plain.close()
+        raise Unreachable(f"no answer for {timeout:.2g} s") from exc
+    except OSError as exc:
+        plain.close()
+        raise Unreachable(exc.strerror or str(exc)) from exc

@@ -1,0 +1,189 @@
+"""The ``--rdzv_conf`` keys of both backends, and what comes from the environment instead.
+
+Whatever is on a command line can be read by everybody on the host, so no password is taken from there: it comes from a
+file or from the environment, and from then on it is a :class:`Secret`, which prints as ``***``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elastic_core.errors import UsageError
+
+if TYPE_CHECKING:
+    import ssl
+
+USER_VARIABLE, PASSWORD_VARIABLE = "ELASTIC_ETCD_USER", "ELASTIC_ETCD_PASSWORD"
+DEFAULT_PREFIX = "/elastic"
+
+TLS_KEYS: Mapping[str, tuple[str, ...]] = {
+    "cacert": ("cacert", "ca_cert"),
+    "cert": ("cert", "ssl_cert"),
+    "key": ("key", "ssl_cert_key"),
+}
+"""A file's meaning, and the keys that name it: torch has two spellings for each."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Secret:
+    """A text that is not to be shown."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return "***"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to reach etcd, and as whom. Durations are in seconds."""
+
+    prefix: str = DEFAULT_PREFIX
+    tls: bool | None = None
+    """Whether TLS is asked for by something other than an endpoint's ``https://``; None when nothing says so."""
+    cacert: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    user: str | None = None
+    password: Secret | None = None
+    connect_timeout: float = 2.5
+    read_timeout: float = 5.0
+    durable: bool = False
+
+    @classmethod
+    def read(cls, config: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Options:
+        """Read them.
+
+        Raises:
+            UsageError: A value cannot be meant, two contradict each other, or a file cannot be read.
+        """
+        files = {name: _one_of(config, spellings) for name, spellings in TLS_KEYS.items()}
+        user, password = _credentials(config, environ)
+        options = cls(
+            prefix="/" + config.get("etcd_prefix", DEFAULT_PREFIX).strip("/"),
+            tls=_tls(config, files),
+            user=user,
+            password=password,
+            connect_timeout=_seconds(config, "connect_timeout", DEFAULTS.connect_timeout),
+            read_timeout=_seconds(config, "read_timeout", DEFAULTS.read_timeout),
+            durable=_boolean(config, "durable"),
+            **files,
+        )
+        if options.key is not None and options.cert is None:
+            raise UsageError(f"--rdzv_conf names the key {options.key!r} of a certificate, and no certificate.")
+        return options
+
+    def context(self) -> ssl.SSLContext:
+        """How TLS is spoken: TLS 1.2 or newer, the server's certificate and name checked.
+
+        Raises:
+            UsageError: A file is not there, or is no certificate, no key, or not this certificate's.
+        """
+        import ssl  # only where TLS is asked for
+
+        named = self.cacert
+        try:
+            context = ssl.create_default_context(cafile=self.cacert)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            if self.cert is not None:
+                named = f"{self.cert}, {self.key}" if self.key else self.cert
+                # An encrypted key would have to be asked for at a terminal.
+                context.load_cert_chain(self.cert, self.key, password=lambda: "")
+        except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
+            what = "certificate of the authority" if named == self.cacert else "client certificate and its key"
+            raise UsageError(
+                f"The {what}, {named!r}, cannot be used: {exc.strerror if isinstance(exc, OSError) else exc}.",
+                hint="The files have to be in PEM format, readable, not encrypted, and key and certificate a pair.",
+            ) from exc
+        return context
+
+
+DEFAULTS = Options()
+
+CONF: Mapping[str, str] = {
+    "protocol": "http or https, for endpoints that do not say [https with cacert or cert, else http]",
+    "cacert": "PEM file with the authority that the servers' certificates are checked against [the system's]",
+    "cert": "PEM file with this client's certificate",
+    "key": "PEM file with its key, where that is another file",
+    "user": f"user of etcd [{USER_VARIABLE}]; the password comes from password_file or {PASSWORD_VARIABLE}",
+    "password_file": "file whose first line is the password",
+    "etcd_prefix": f"what the names of all keys begin with [{DEFAULT_PREFIX}]",
+    "connect_timeout": f"seconds to look for a member that answers, at first [{DEFAULTS.connect_timeout:g}]",
+    "read_timeout": f"seconds that one operation may take, on whichever member [{DEFAULTS.read_timeout:g}]",
+    "durable": "true: this etcd never comes back without what it was told, so a job's first round need not wait "
+    "4 s for one that was running",
+    "ca_cert": "the same as cacert, as torch spells it elsewhere",
+    "ssl_cert": "the same as cert",
+    "ssl_cert_key": "the same as key",
+    "password": "not taken: a command line can be read by everybody on the host; use password_file",
+}
+"""What both backends take, each with a line of help."""
+
+_BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+def _one_of(config: Mapping[str, str], spellings: tuple[str, ...]) -> str | None:
+    given = [key for key in spellings if key in config]
+    if len(given) > 1:
+        raise UsageError(f"--rdzv_conf gives {' and '.join(given)}, which mean the same.", hint="Leave one out.")
+    return config[given[0]] if given else None
+
+
+def _tls(config: Mapping[str, str], files: Mapping[str, str | None]) -> bool | None:
+    protocol, named = config.get("protocol"), any(files.values())
+    if protocol not in (None, "http", "https"):
+        raise UsageError(f"--rdzv_conf protocol={protocol!r} is neither http nor https.")
+    if protocol == "http" and named:
+        raise UsageError("--rdzv_conf says protocol=http, and names certificates.", hint="Leave out one of them.")
+    if protocol is None:
+        return True if named else None
+    return protocol == "https"
+
+
+def _credentials(config: Mapping[str, str], environ: Mapping[str, str]) -> tuple[str | None, Secret | None]:
+    if "password" in config:
+        raise UsageError(
+            "--rdzv_conf has a password in it, which everybody on this host could read.",
+            hint=f"Say password_file=PATH, or set {PASSWORD_VARIABLE}.",
+        )
+    user = config.get("user") or environ.get(USER_VARIABLE) or None
+    password = environ.get(PASSWORD_VARIABLE) or None
+    if (path := config.get("password_file")) is not None:
+        try:
+            password = Path(path).read_text().partition("\n")[0].rstrip("\r")
+        except (OSError, UnicodeError) as exc:
+            reason = exc.strerror if isinstance(exc, OSError) else "it is no text"
+            raise UsageError(f"--rdzv_conf password_file={path!r} cannot be read: {reason}.") from exc
+        if not password:
+            raise UsageError(f"--rdzv_conf password_file={path!r}: its first line is empty.")
+    if (user is None) != (password is None):
+        there, missing = ("a password", "a user") if user is None else (f"the user {user!r}", "a password")
+        raise UsageError(
+            f"There is {there} for etcd, and no {missing.partition(' ')[2]}.",
+            hint=f"Say --rdzv_conf user=NAME,password_file=PATH, or set {USER_VARIABLE} and {PASSWORD_VARIABLE}.",
+        )
+    return user, None if password is None else Secret(password)
+
+
+def _boolean(config: Mapping[str, str], key: str) -> bool:
+    text = config.get(key, "false")
+    if (value := _BOOLEANS.get(text.lower())) is None:
+        raise UsageError(f"--rdzv_conf {f'{key}={text}'!r}: {text!r} is neither true nor false.")
+    return value
+
+
+def _seconds(config: Mapping[str, str], key: str, default: float) -> float:
+    if (text := config.get(key)) is None:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"--rdzv_conf {f'{key}={text}'!r}: {text!r} is not a positive number of seconds.")
+    return seconds

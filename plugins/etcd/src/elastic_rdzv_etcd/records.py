@@ -1,0 +1,197 @@
+"""The names of a job's keys, and the bytes that they hold. Nothing here talks to a store.
+
+What one job keeps, below ``PREFIX/<job id>/``, all on one lease of a week that every node's beat renews::
+
+    head            the newest entry: its index and its id; what an append compares, and followers watch
+    roster          rewritten with every enter, amend and remove; its revision is the roster's version
+    ledger/7        entry 7: its id, a line break, its data; written once
+    arrivals        rewritten for every serial that is handed out; how often that was, etcd counts
+    row/<node>      a row: revision, serial, a line break, its value
+    beat/<node>     its beat
+
+API v2 changes one key at a time, and so has a little more (``backend_v2``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from elastic_core.errors import RendezvousStateError
+from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, Link, RosterRow
+
+EXPIRY = 7 * 86400
+"""Seconds after the last beat at which a job's keys are gone."""
+RENEW = 3600.0
+"""Seconds between two renewals of that by one connection."""
+
+_NUMBER = re.compile(rb"[0-9]{1,19}")
+_HINT = "Something that is not part of this job has written to etcd; give the job a prefix (etcd_prefix) of its own."
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one job in API v3."""
+
+    prefix: str
+    run_id: str
+
+    @property
+    def head(self) -> bytes:
+        """The newest entry's link."""
+        return self._key("state", "head")
+
+    @property
+    def roster(self) -> bytes:
+        """The mark of the roster's version."""
+        return self._key("state", "roster")
+
+    @property
+    def state(self) -> bytes:
+        """What the keys of both begin with."""
+        return self._key("state", "")
+
+    def ledger(self, index: int) -> bytes:
+        """An entry."""
+        return self._key("ledger", str(index))
+
+    @property
+    def arrivals(self) -> bytes:
+        """The counter of serials."""
+        return self._key("arrivals")
+
+    @property
+    def rows(self) -> bytes:
+        """What the keys of all rows begin with."""
+        return self._key("row", "")
+
+    def row(self, node_id: str) -> bytes:
+        """A row."""
+        return self._key("row", quoted(node_id))
+
+    @property
+    def beats(self) -> bytes:
+        """What the keys of all beats begin with."""
+        return self._key("beat", "")
+
+    def beat(self, node_id: str) -> bytes:
+        """A row's beat."""
+        return self._key("beat", quoted(node_id))
+
+    @property
+    def lease(self) -> int:
+        """The number of the job's lease, a positive int64: made from the job's name, so that nobody has to be told."""
+        digest = hashlib.sha256(self._key("lease")).digest()
+        return int.from_bytes(digest[:8], "big") >> 1 or 1
+
+    def _key(self, *parts: str) -> bytes:
+        return "/".join((self.prefix, quoted(self.run_id), *parts)).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A roster row, as the store holds it; its beat has a key of its own."""
+
+    revision: int
+    serial: int
+    value: bytes
+
+    def pack(self) -> bytes:
+        """Its bytes, which sort by the revision.
+
+        Raises:
+            RendezvousStateError: The value is larger than a store must take.
+        """
+        return _pack(b"%019d %d" % (self.revision, self.serial), self.value)
+
+    @classmethod
+    def unpack(cls, record: bytes) -> Row:
+        """The row that :meth:`pack` made these bytes from.
+
+        Raises:
+            RendezvousStateError: It did not.
+        """
+        header, value = _unpack(record)
+        revision, _, serial = header.partition(b" ")
+        return cls(number(revision), number(serial), value)
+
+    def seen(self, node_id: str, beat: bytes | None) -> RosterRow:
+        """The row with its beat, for the roster."""
+        return RosterRow(node_id, self.serial, self.revision, self.value, number(beat or b"0"))
+
+
+def before(revision: int) -> bytes:
+    """What the bytes of every row with an older revision sort before."""
+    return b"%019d" % revision
+
+
+def pack_entry(entry_id: str, data: bytes) -> bytes:
+    """A ledger entry's bytes.
+
+    Raises:
+        RendezvousStateError: The data is larger than a store must take.
+    """
+    return _pack(quoted(entry_id).encode(), data)
+
+
+def unpack_entry(record: bytes) -> tuple[str, bytes]:
+    """The id and the data that :func:`pack_entry` made these bytes from.
+
+    Raises:
+        RendezvousStateError: It did not.
+    """
+    header, data = _unpack(record)
+    return unquoted(header), data
+
+
+def pack_link(link: Link) -> bytes:
+    """A link's bytes."""
+    return f"{link.index} {quoted(link.id)}".encode()
+
+
+def unpack_link(record: bytes | None) -> Link:
+    """The link that :func:`pack_link` made these bytes from; the origin for none.
+
+    Raises:
+        RendezvousStateError: It did not.
+    """
+    if record is None:
+        return ORIGIN
+    index, _, entry_id = record[:1024].partition(b" ")
+    return Link(number(index), unquoted(entry_id))
+
+
+def number(record: bytes) -> int:
+    """A count, as the store spells it.
+
+    Raises:
+        RendezvousStateError: It is none.
+    """
+    if _NUMBER.fullmatch(record) is None:
+        raise RendezvousStateError(f"etcd holds {record[:80]!r} for a number.", hint=_HINT)
+    return int(record)
+
+
+def quoted(name: str) -> str:
+    """A name as a part of a key."""
+    return quote(name, safe="", errors="surrogateescape")
+
+
+def unquoted(name: bytes) -> str:
+    """The name that :func:`quoted` made this from."""
+    return unquote(name.decode(errors="replace"), errors="surrogateescape")
+
+
+def _pack(header: bytes, value: bytes) -> bytes:
+    if len(value) > MAX_VALUE_BYTES:
+        raise RendezvousStateError(f"A value has {len(value)} bytes; at most {MAX_VALUE_BYTES} are allowed.")
+    return header + b"\n" + value
+
+
+def _unpack(record: bytes) -> tuple[bytes, bytes]:
+    header, end, value = record.partition(b"\n")
+    if not end or len(value) > MAX_VALUE_BYTES:
+        raise RendezvousStateError(f"etcd holds {len(record)} bytes, {record[:80]!r}, for a record.", hint=_HINT)
+    return header, value

@@ -1,0 +1,213 @@
+"""Members come and go, watches end, leases run out, and nobody sleeps through anything."""
+
+from __future__ import annotations
+
+import os
+import signal
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from backends import opened, opened_v2, parameters
+from etcd_servers import Etcd, Three, administer, asked, running
+
+from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
+from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
+from elastic_core.testing.connections import chain, long_wait, woken
+from elastic_rdzv_etcd import plugin
+from elastic_rdzv_etcd.records import EXPIRY, Keys
+from elastic_rdzv_etcd.watching import Watch
+
+Open = Callable[[str, str, str], RendezvousBackend]
+FIRST = Link(1, "first")
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[Three]:
+    cluster = Three(tmp_path)
+    try:
+        yield cluster.start()
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(params=[opened, opened_v2], ids=["v3", "v2"])
+def opener(request: pytest.FixtureRequest) -> Open:
+    function: Open = request.param
+    return function
+
+
+def test_a_killed_leader_costs_its_clients_nothing_but_time(three: Three, opener: Open) -> None:
+    writer, waiter = (opener(three.endpoint, "/elastic", "job") for _ in range(2))
+    assert writer.enter("node", b"") == 1
+    links = chain(4)
+    for prev, entry in links[:2]:
+        assert writer.append(prev, entry, b"before")
+    waiting = long_wait(waiter, Cursor(2), roster=False)
+    three.leader().stop()
+    for prev, entry in links[2:]:
+        assert writer.append(prev, entry, b"after")
+    assert writer.beat("node", 1, "node").head == 4
+    try:
+        assert woken(waiting, "append()").head > 2
+    except RendezvousConnectionError:  # it is allowed to say that it lost its member, not to sleep on
+        assert opener(three.endpoint, "/elastic", "job").read(4) == b"after"
+    writer.close()
+    waiter.close()
+
+
+def test_a_frozen_member_is_left(three: Three, opener: Open) -> None:
+    backends = [opener(member.endpoint + "," + three.endpoint, "/elastic", "job") for member in three.members]
+    assert backends[0].append(ORIGIN, FIRST, b"data")
+    leader = three.leader()
+    frozen = next(member for member in three.members if member is not leader)
+    os.kill(frozen.pid, signal.SIGSTOP)
+    for backend in backends:
+        assert backend.read(1) == b"data"
+        backend.close()
+
+
+def test_without_a_majority_there_is_an_error_and_afterwards_none(three: Three, prefix: str) -> None:
+    backend = plugin.elastic_make_rendezvous(parameters(three.endpoint, read_timeout="1"))
+    assert backend.append(ORIGIN, FIRST, b"data")
+    gone = three.members[:2]
+    for member in gone:
+        member.stop()
+    with pytest.raises(RendezvousConnectionError, match="No etcd answers, after"):
+        backend.read(1)
+    for member in gone:
+        member.start()
+    for member in gone:
+        member.serving()
+    assert backend.read(1) == b"data"
+    backend.close()
+
+
+def test_a_waiter_survives_a_restart_of_its_server(own_server: Etcd, opener: Open) -> None:
+    writer, waiter = (opener(own_server.endpoint, "/elastic", "job") for _ in range(2))
+    assert writer.append(ORIGIN, FIRST, b"1")
+    waiting = long_wait(waiter, Cursor(1), roster=False)
+    own_server.stop()
+    own_server.start().serving()
+    assert writer.append(FIRST, Link(2, "second"), b"2")
+    try:
+        assert woken(waiting, "append()").head == 2
+    except RendezvousConnectionError:  # API v2's client gives up a watch whose server is gone
+        assert waiter.wait(Cursor(1), roster=False, timeout=0).head == 2
+    writer.close()
+    waiter.close()
+
+
+def test_a_watch_goes_on_where_history_was_compacted(own_server: Etcd) -> None:
+    writer, waiter = (opened(own_server.endpoint, "/elastic", "job") for _ in range(2))
+    waiting = long_wait(waiter, Cursor(), roster=False)
+    for count in range(5):
+        writer.enter(f"node {count}", b"")
+    revision = asked(own_server, "/v3/kv/range", {"key": "AA=="})["header"]["revision"]
+    administer(own_server, "/v3/kv/compaction", {"revision": revision, "physical": True})
+    assert writer.append(ORIGIN, FIRST, b"data")
+    assert woken(waiting, "append()").head == 1
+    # and one that begins too early
+    watch = Watch(waiter._client, Keys("/elastic", "job").head, None, 1)
+    watch.sleep(10**9, 60.0)
+    assert watch.ended is not None
+    assert watch.told
+    watch.close()
+    watch.bury()
+    writer.close()
+    waiter.close()
+
+
+def test_a_waiter_that_becomes_chair_watches_the_roster_too(server: Etcd, prefix: str) -> None:
+    node, chair = (opened(server.endpoint, prefix, "job") for _ in range(2))
+    before = chair.wait(Cursor(), roster=False, timeout=0.01)
+    waiting = long_wait(chair, Cursor(before.head, chair.wait(before, roster=True, timeout=0).roster), roster=True)
+    node.enter("node", b"")
+    assert woken(waiting, "enter()").roster > 0
+    waiting = long_wait(chair, Cursor(), roster=False)
+    assert node.append(ORIGIN, FIRST, b"data")
+    assert woken(waiting, "append()").head == 1
+    node.close()
+    chair.close()
+
+
+def test_all_keys_of_a_job_hang_on_one_lease_that_a_beat_renews(own_server: Etcd) -> None:
+    backend = opened(own_server.endpoint, "/elastic", "job")
+    backend.enter("node", b"")
+    assert backend.append(ORIGIN, FIRST, b"data")
+    lease = str(Keys("/elastic", "job").lease)
+    said = asked(own_server, "/v3/lease/timetolive", {"ID": lease, "keys": True})
+    assert int(said["grantedTTL"]) == EXPIRY
+    assert len(said["keys"]) == 6
+    calls = own_server.operations().get("LeaseKeepAlive", 0)
+    for count in range(3):
+        backend.beat("node", count)
+    assert own_server.operations()["LeaseKeepAlive"] == calls + 1
+    administer(own_server, "/v3/lease/revoke", {"ID": lease})
+    assert (backend.read(1), backend.roster()) == (None, [])
+    assert backend.enter("node", b"") == 1, "the next write grants it again"
+    assert asked(own_server, "/v3/lease/timetolive", {"ID": lease})["grantedTTL"] == str(EXPIRY)
+    backend.close()
+
+
+def test_a_beat_an_append_and_an_amendment_are_one_operation_each(own_server: Etcd) -> None:
+    backend = opened(own_server.endpoint, "/elastic", "job")
+    for node in range(20):
+        backend.enter(f"node {node}", b"")
+    backend.amend("node 0", 1, b"1")
+    backend.beat("node 0", 1)
+    assert backend.append(ORIGIN, FIRST, b"data")
+    costs: dict[str, tuple[Callable[[], object], dict[str, int]]] = {
+        "beat": (lambda: backend.beat("node 0", 2, "node 1"), {"Txn": 1}),
+        "amend": (lambda: backend.amend("node 0", 2, b"2"), {"Txn": 1}),
+        "append": (lambda: backend.append(FIRST, Link(2, "second"), b"data"), {"Txn": 1}),
+        "read": (lambda: backend.read(2), {"Range": 1}),
+        "roster": (backend.roster, {"Txn": 1}),
+        "enter": (lambda: backend.enter("another", b""), {"Txn": 2}),
+        "remove": (lambda: backend.remove("another"), {"Txn": 1}),
+    }
+    for name, (operation, cost) in costs.items():
+        before = own_server.operations()
+        operation()
+        after = own_server.operations()
+        assert {
+            method: count - before.get(method, 0) for method, count in after.items() if count != before.get(method, 0)
+        } == cost, name
+    backend.close()
+
+
+def test_a_full_store_says_what_to_do(tmp_path: Path) -> None:
+    with running(tmp_path, flags=[f"--quota-backend-bytes={1024 * 1024}"]) as small:
+        backend = opened(small.endpoint, "/elastic", "job")
+        full = pytest.raises(RendezvousConnectionError, match="takes no more data")
+        with full as refusal:
+            for node in range(40):
+                backend.enter(f"node {node}", bytes(128 * 1024))
+        assert "--auto-compaction-retention" in str(refusal.value)
+        backend.close()
+
+
+@pytest.mark.parametrize("garbage", [b"", b"no line break", b"\n" + b"x" * 1_000_000, b"\xff" * 100])
+def test_an_entry_that_is_not_ours_is_reported_and_not_believed(server: Etcd, prefix: str, garbage: bytes) -> None:
+    backend = opened(server.endpoint, prefix, "job")
+    key, value = (b64encode(part).decode() for part in (Keys(prefix, "job").ledger(1), garbage))
+    administer(server, "/v3/kv/put", {"key": key, "value": value})
+    with pytest.raises(RendezvousStateError, match="etcd holds"):
+        backend.read(1)
+    key = b64encode(Keys(prefix, "job").head).decode()
+    administer(server, "/v3/kv/put", {"key": key, "value": value})
+    with pytest.raises(RendezvousStateError, match="etcd holds"):
+        backend.wait(Cursor(), roster=False, timeout=0)
+    backend.close()
+
+
+def test_a_store_that_may_forget_says_so_unless_it_is_told_otherwise(server: Etcd) -> None:
+    connect = partial(plugin.elastic_make_rendezvous)
+    for config, forgets in (({}, True), ({"durable": "true"}, False)):
+        backend = connect(parameters(server.endpoint, **config))
+        other = backend.connect()
+        assert (backend.may_forget, other.may_forget, backend.embedded) == (forgets, forgets, False)
+        other.close()
+        backend.close()

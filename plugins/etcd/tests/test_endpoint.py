@@ -1,0 +1,66 @@
+"""An endpoint is read as users write it."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic_core.errors import RendezvousConnectionError, UsageError
+from elastic_rdzv_etcd.endpoint import DEFAULT_PORT, Endpoint, look_up, parse
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoints"),
+    [
+        ("etcd0", [Endpoint("etcd0")]),
+        ("etcd0:4001", [Endpoint("etcd0", 4001)]),
+        ("etcd0,etcd1:4001, etcd2", [Endpoint("etcd0"), Endpoint("etcd1", 4001), Endpoint("etcd2")]),
+        ("etcd0,etcd0:2379", [Endpoint("etcd0")]),
+        ("http://etcd0:2379/", [Endpoint("etcd0")]),
+        ("https://etcd0,http://etcd1", [Endpoint("etcd0", tls=True), Endpoint("etcd1")]),
+        ("[fd00::1]", [Endpoint("fd00::1")]),
+        ("https://[fd00::1]:1", [Endpoint("fd00::1", 1, True)]),
+        ("10.0.0.1:65535", [Endpoint("10.0.0.1", 65535)]),
+        ("", None),
+        (":2379", None),
+        ("etcd0:", None),
+        ("etcd0:0", None),
+        ("etcd0:65536", None),
+        ("etcd0:http", None),
+        ("etcd0,", None),
+        ("etcd 0", None),
+        ("etcd0/v3", None),
+        ("etcd0?x=1", None),
+        ("ftp://etcd0", None),
+        ("[fd00::1", None),
+    ],
+)
+def test_endpoints_are_hosts_with_ports_and_schemes_or_are_refused(text: str, endpoints: list[Endpoint] | None) -> None:
+    if endpoints is None:
+        with pytest.raises(UsageError) as refusal:
+            parse(text)
+        assert repr(text) in str(refusal.value)
+        assert refusal.value.hint
+    else:
+        assert parse(text) == endpoints
+
+
+def test_tls_that_is_asked_for_is_meant_for_all_that_do_not_say() -> None:
+    assert parse("etcd0,https://etcd1", tls=True) == [Endpoint("etcd0", tls=True), Endpoint("etcd1", tls=True)]
+    with pytest.raises(UsageError, match="'http://etcd1' is http, and TLS is asked for"):
+        parse("etcd0,http://etcd1", tls=True)
+    with pytest.raises(UsageError, match="is https, and protocol=http is asked for"):
+        parse("https://etcd0", tls=False)
+
+
+@pytest.mark.parametrize("endpoint", [Endpoint("10.0.0.1", 5), Endpoint("fd00::1", 5, tls=True), Endpoint("etcd0")])
+def test_an_endpoint_that_is_printed_can_be_read_again(endpoint: Endpoint) -> None:
+    assert parse(str(endpoint)) == [endpoint]
+
+
+def test_a_name_that_nobody_knows_is_left_out_while_another_is_known() -> None:
+    known, unknown = Endpoint("127.0.0.1"), Endpoint("no.such.host.invalid")
+    assert {site.endpoint for site in look_up([unknown, known])} == {known}
+    with pytest.raises(RendezvousConnectionError, match=r"'no\.such\.host\.invalid'"):
+        look_up([unknown])
+    [site] = look_up([known])
+    assert str(site) == f"http://127.0.0.1:{DEFAULT_PORT}"

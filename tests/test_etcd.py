@@ -1,0 +1,178 @@
+"""Whole jobs over a real etcd: nodes and members of the cluster are lost, and training goes on."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from etcd_servers import Etcd, Three, administer, running
+from stage import WORKERS, Agent, Stage, command_line, descendants, free_port
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[Etcd]:
+    """A server of this test's own."""
+    with running(tmp_path / "etcd") as server:
+        yield server
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[Three]:
+    """A cluster of three."""
+    cluster = Three(tmp_path / "etcd")
+    try:
+        yield cluster.start()
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def done(tmp_path: Path) -> Path:
+    """The file that ends the job."""
+    return tmp_path / "done"
+
+
+@pytest.fixture
+def job(done: Path) -> list[object]:
+    """A script whose ranks need each other in every step, until ``done`` is there."""
+    return [WORKERS / "barrier.py", "--until", done]
+
+
+def over(endpoint: str, backend: str = "etcd") -> list[str]:
+    """The flags with which nodes meet there, and do not wait in case a job was running."""
+    return [f"--rdzv_backend={backend}", f"--rdzv_endpoint={endpoint}", "--rdzv_id=job", "--rdzv_conf=durable=true"]
+
+
+def trains(agent: Agent, world_size: int, *, count: int = 1, **fields: object) -> None:
+    agent.wait_for_report("training", count=count, world_size=world_size, **fields)
+
+
+def two_nodes(stage: Stage, *arguments: object) -> list[Agent]:
+    """Two agents with a worker each, that train together."""
+    agents = [stage.run("--nnodes=2", "--max_restarts=3", *arguments) for _ in range(2)]
+    for agent in agents:
+        trains(agent, 2)
+    return agents
+
+
+def both_finish(done: Path, *agents: Agent) -> None:
+    done.touch()
+    for agent in agents:
+        assert agent.exit_code() == 0, agent.output
+
+
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_nodes_come_fail_vanish_and_return(
+    stage: Stage, etcd: Etcd, job: list[object], done: Path, backend: str
+) -> None:
+    command = ["--nnodes=1:2", "--max_restarts=1", *over(etcd.endpoint, backend), *job]
+    first = stage.run(*command)
+    trains(first, 1)
+    second = stage.run(*command)
+    trains(first, 2)
+    trains(second, 2)
+    second.kill_worker(1)
+    for agent in (first, second):
+        trains(agent, 2, restart_count=1)
+    second.kill_node()
+    trains(first, 1, count=2)
+    third = stage.run(*command)
+    trains(third, 2)
+    both_finish(done, first, third)
+
+
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_the_leader_of_three_members_is_killed_and_workers_never_stop(
+    stage: Stage, three: Three, job: list[object], done: Path, backend: str
+) -> None:
+    agents = two_nodes(stage, *over(three.endpoint, backend), *job)
+    workers = [agent.workers() for agent in agents]
+    three.leader().stop()
+    three.leader()
+    assert [agent.workers() for agent in agents] == workers
+    agents[1].kill_worker(max(agents[1].workers()))
+    for agent in agents:
+        trains(agent, 2, restart_count=1)
+        assert len(agent.reports("training")) == 2, "once before the kill, and once after it"
+    both_finish(done, *agents)
+
+
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_a_worker_that_fails_while_the_store_is_down_recovers_once_it_is_back(
+    stage: Stage, etcd: Etcd, job: list[object], done: Path, backend: str
+) -> None:
+    agents = two_nodes(stage, *over(etcd.endpoint, backend), *job)
+    workers = [agent.workers() for agent in agents]
+    etcd.stop()
+    for agent in agents:
+        agent.wait_for("the store does not answer; workers go on")
+    assert [agent.workers() for agent in agents] == workers
+    agents[1].kill_worker(max(agents[1].workers()))
+    etcd.start().serving()
+    for agent in agents:
+        trains(agent, 2, restart_count=1)
+    both_finish(done, *agents)
+
+
+def test_a_store_that_comes_back_empty_stops_no_healthy_worker(
+    stage: Stage, etcd: Etcd, job: list[object], done: Path
+) -> None:
+    agents = two_nodes(stage, *over(etcd.endpoint), *job)
+    workers = [agent.workers() for agent in agents]
+    etcd.stop()
+    for agent in agents:
+        agent.wait_for("the store does not answer; workers go on")
+    etcd.forget()
+    etcd.start().serving()
+    for agent in agents:
+        agent.wait_for("the store answers again")
+    assert [agent.workers() for agent in agents] == workers
+    done.touch()
+    for agent in agents:
+        assert agent.wait_for_report("done", world_size=2)
+        assert len(agent.reports("training")) == 1
+
+
+def test_a_standalone_run_brings_its_own_etcd_and_leaves_nothing(stage: Stage, tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    environment = {"TMPDIR": str(temporary)}
+    agent = stage.run("--standalone", "--rdzv_backend=etcd", WORKERS / "sleeper.py", env=environment)
+    agent.wait_for_report("started")
+    assert any("sidecar_main" in command_line(pid) for pid in descendants(agent.pid))
+    agent.kill_worker(0)
+    assert agent.exit_code() == 1
+    assert list(temporary.glob("elastic-etcd-*")) == []
+    killed = stage.run("--standalone", "--rdzv_backend=etcd", WORKERS / "sleeper.py", env=environment)
+    killed.wait_for_report("started")
+    killed.signal(signal.SIGKILL)
+    killed.exit_code()
+    left = stage.close()
+    assert not left
+    assert list(temporary.glob("elastic-etcd-*")) == []
+
+
+def test_a_wrong_password_ends_the_run_at_once_and_is_never_shown(stage: Stage, etcd: Etcd, tmp_path: Path) -> None:
+    for user in ("root", "trainer"):
+        administer(etcd, "/v3/auth/user/add", {"name": user, "password": "the right one"})
+    administer(etcd, "/v3/auth/role/add", {"name": "root"})
+    administer(etcd, "/v3/auth/user/grant", {"user": "root", "role": "root"})
+    administer(etcd, "/v3/auth/enable", {})
+    (tmp_path / "password").write_text("a wrong one\n")
+    conf = f"--rdzv_conf=user=trainer,password_file={tmp_path / 'password'}"
+    agent = stage.run("--rdzv_backend=etcd", f"--rdzv_endpoint={etcd.endpoint}", conf, WORKERS / "sleeper.py")
+    assert agent.exit_code() == 69
+    assert "does not let the user 'trainer' in" in agent.output
+    assert "a wrong one" not in agent.output
+    secret = f"--rdzv_endpoint=http://trainer:hunter2@{etcd.endpoint}"
+    refused = stage.run("--rdzv_backend=etcd", secret, WORKERS / "sleeper.py")
+    assert refused.exit_code() == 2
+    assert "hunter2" not in refused.output
+
+
+def test_nobody_there_is_said_with_the_exit_code_of_it(stage: Stage) -> None:
+    agent = stage.run("--rdzv_backend=etcd", f"--rdzv_endpoint=127.0.0.1:{free_port()}", WORKERS / "sleeper.py")
+    assert agent.exit_code() == 69
+    assert "Connection refused" in agent.output
