@@ -116,10 +116,11 @@ def test_a_worker_that_fails_while_the_store_is_down_recovers_once_it_is_back(
     both_finish(done, *agents)
 
 
-def test_a_store_that_comes_back_empty_stops_no_healthy_worker(
+def test_a_store_that_comes_back_empty_stops_no_worker_and_is_told_what_it_forgot(
     stage: Stage, etcd: Etcd, job: list[object], done: Path
 ) -> None:
-    agents = two_nodes(stage, *over(etcd.endpoint), *job)
+    where = [*over(etcd.endpoint)[:-1], "--rdzv_conf=durable=false"]
+    agents = two_nodes(stage, *where, *job)
     workers = [agent.workers() for agent in agents]
     etcd.stop()
     for agent in agents:
@@ -129,10 +130,11 @@ def test_a_store_that_comes_back_empty_stops_no_healthy_worker(
     for agent in agents:
         agent.wait_for("the store answers again")
     assert [agent.workers() for agent in agents] == workers
-    done.touch()
+    agents[1].kill_worker(max(agents[1].workers()))
     for agent in agents:
-        assert agent.wait_for_report("done", world_size=2)
-        assert len(agent.reports("training")) == 1
+        trains(agent, 2, restart_count=1)
+        assert len(agent.reports("training")) == 2, "once before the kill, and once after it"
+    both_finish(done, *agents)
 
 
 def test_a_standalone_run_brings_its_own_etcd_and_leaves_nothing(stage: Stage, tmp_path: Path) -> None:
