@@ -1,0 +1,20 @@
+"""For plain ``torchrun --rdzv_backend=elastic-etcd``. torchrun loads this whenever it starts, so it imports nothing.
+
+The names ``etcd`` and ``etcd-v2`` are torch's own there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def handler() -> Callable[[Any], Any]:
+    """The function that makes a handler from torch's parameters (entry point of the group ``torchrun.handlers``)."""
+
+    def make(parameters: Any) -> Any:
+        from elastic_core.torchrun import handler_of
+
+        return handler_of("elastic_rdzv_etcd.plugin")(parameters)
+
+    return make
