@@ -73,6 +73,20 @@ def test_a_preload_that_raises_is_shown_and_workers_start_fresh(stage: Stage, tm
     assert "trained" in agent.lines
 
 
+def test_a_failed_worker_that_does_not_come_to_its_end_is_not_waited_for(stage: Stage, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, signal\n"
+        "class Endless:\n    def __del__(self):\n        signal.pause()\n"
+        "endless = Endless()\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n    raise ValueError('boom')\n"
+        "os._exit(0)\n"
+    )
+    agent = stage.run("--standalone", "--max_restarts=1", script, env=WARM)
+    assert agent.exit_code() == 0, agent.output
+    assert "exited with code 1" in agent.output
+
+
 def test_a_killed_template_costs_its_workers_nothing_and_the_next_one_forks_again(stage: Stage, done: Path) -> None:
     agent = stage.run(*TWO, WORKERS / "allreduce.py", "--until", done, env=WARM)
     first = trains(agent, 0)

@@ -1,7 +1,8 @@
 """The worker's end of its channel to its agent: one inherited descriptor, whose number a variable names.
 
 A report is a JSON object with a ``type``, in one packet of a socketpair, so that those of a worker and of what it has
-forked never mix. There is one type yet, ``initialized``: the process group is there. ``agent/reports.py`` reads them.
+forked never mix. There are two types yet: ``initialized``, the process group is there, and ``failed``, an exception has
+ended the program and the interpreter is about to follow. ``agent/reports.py`` reads them.
 
 Imported by the warden and the template too, so by few and cheap means.
 """
@@ -15,7 +16,7 @@ import socket
 CONTROL_VARIABLE = "ELASTIC_CONTROL_FD"
 LONGEST = 4096
 """Bytes that a report may have; the agent ignores longer ones."""
-INITIALIZED = "initialized"
+INITIALIZED, FAILED = "initialized", "failed"
 KIND = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
 """What the descriptor is; another one may have got its number meanwhile, or in a child."""
 

@@ -352,6 +352,19 @@ def test_what_has_arrived_is_shown_at_the_end_though_the_stream_goes_on(stage: S
     os.close(child)
 
 
+def test_what_a_living_worker_has_written_can_be_had(stage: Stage) -> None:
+    output = stage.start(tee=ERR)
+    streams, child = held_open_by_a_child(stage)
+    for line in range(1000):
+        os.write(child, b"\n%d" % line)
+        output.catch_up(streams, PATIENCE)
+        assert streams.tail().endswith(f"\n{line}"), "read at once"
+    os.close(child)
+    output.drain(streams, PATIENCE)
+    output.catch_up(streams, PATIENCE)
+    assert streams.tail().endswith("\n999"), "also of a stream that is over"
+
+
 SAYS = ("sh", "-c", "echo apple; echo pear; printf 'last apple'; echo a cherry >&2")
 
 

@@ -13,6 +13,7 @@ import pytest
 from elastic_core.agent.reports import (
     MOST,
     WINDOW,
+    Failed,
     Initialized,
     ListenAgain,
     NotUnderstood,
@@ -61,10 +62,16 @@ def flood(worker: socket.socket, packet: bytes) -> int:
 
 
 @pytest.mark.parametrize(
-    "packet", [INITIALIZED, b' {"type":"initialized", "since": [1]}', b'{"type": "initialized"}\n']
+    ("packet", "report"),
+    [
+        (INITIALIZED, Initialized(3)),
+        (b' {"type":"initialized", "since": [1]}', Initialized(3)),
+        (b'{"type": "initialized"}\n', Initialized(3)),
+        (b'{"type": "failed"}', Failed(3)),
+    ],
 )
-def test_a_report_is_understood(packet: bytes) -> None:
-    assert understood(packet)(3) == Initialized(3)
+def test_a_report_is_understood(packet: bytes, report: Report) -> None:
+    assert understood(packet)(3) == report
 
 
 @pytest.mark.parametrize(

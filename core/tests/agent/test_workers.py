@@ -16,7 +16,7 @@ import pytest
 from scenes import info, offer
 
 from elastic_core.agent.output import Output
-from elastic_core.agent.reports import Initialized, ListenAgain, NotUnderstood, Report, Reports
+from elastic_core.agent.reports import Failed, Initialized, ListenAgain, NotUnderstood, Report, Reports
 from elastic_core.agent.warden import (
     Gone,
     Signalled,
@@ -256,6 +256,26 @@ def test_only_the_first_failure_is_told_since_the_others_follow_from_it(node: No
     node.group.stop(PATIENCE)
     assert node.next() is None
     assert [event.name for event in node.published].count("worker_failed") == 1
+
+
+def test_a_worker_that_says_that_it_has_failed_is_not_waited_for(node: Node) -> None:
+    node.start_program(
+        python(
+            "import signal, sys\nfrom elastic_core.reporting import report\n"
+            "print('ValueError: boom', file=sys.stderr)\nreport('failed')\nsignal.pause()"
+        )
+    )
+    incident = node.failure()
+    assert (incident.exit_code, incident.message, incident.detail) == (1, "ValueError: boom", "ValueError: boom\n")
+    node.group.stop(0.0)
+    assert node.next() is None
+    assert [event.name for event in node.published].count("worker_failed") == 1
+
+
+def test_a_worker_that_is_dead_has_not_failed_once_more(node: Node) -> None:
+    node.start("exit 3")
+    assert node.failure().exit_code == 3
+    assert node.group.handle(Failed(1)) is None
 
 
 def test_what_dies_of_a_stop_is_no_failure(node: Node) -> None:

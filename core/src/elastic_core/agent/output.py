@@ -15,6 +15,7 @@ import selectors
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -197,6 +198,14 @@ class WorkerStreams:
             return ""
 
 
+@dataclass(frozen=True, slots=True)
+class _CatchUp:
+    """The pump thread is asked to read these, and to say when it has."""
+
+    pumps: tuple[Pump, ...]
+    done: threading.Event
+
+
 class Output:
     """All workers' streams of one agent.
 
@@ -229,7 +238,7 @@ class Output:
         self._selector = selectors.DefaultSelector()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._bell, selectors.EVENT_READ)
-        self._new: queue.SimpleQueue[Pump] = queue.SimpleQueue()
+        self._new: queue.SimpleQueue[Pump | _CatchUp] = queue.SimpleQueue()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="elastic-output", daemon=True)
         self._thread.start()
@@ -282,6 +291,13 @@ class Output:
         for pump in streams.pumps.values():
             pump.ended.wait(max(0.0, deadline - time.monotonic()))
 
+    def catch_up(self, streams: WorkerStreams, timeout: float) -> None:
+        """Wait until what a living worker has written by now was read, ``timeout`` seconds at most."""
+        request = _CatchUp(tuple(streams.pumps.values()), threading.Event())
+        self._new.put(request)
+        os.eventfd_write(self._bell, 1)
+        request.done.wait(timeout)
+
     def close(self, timeout: float = _FLUSH) -> None:
         """Pass on what has arrived and stop; what is stuck is given up after ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
@@ -301,9 +317,7 @@ class Output:
                 self._take_new()
             elif closing and not pumps:
                 break
-            for pump in pumps:
-                if not pump.transfer():
-                    self._end(pump)
+            self._transfer(pumps)
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
                 self._end(key.data)
@@ -313,8 +327,17 @@ class Output:
     def _take_new(self) -> None:
         os.eventfd_read(self._bell)
         while not self._new.empty():
-            pump = self._new.get()
-            self._selector.register(pump.pipe, selectors.EVENT_READ, pump)
+            match self._new.get():
+                case Pump() as pump:
+                    self._selector.register(pump.pipe, selectors.EVENT_READ, pump)
+                case _CatchUp(pumps, done):
+                    self._transfer(pumps)  # of each pipe all that it can hold
+                    done.set()
+
+    def _transfer(self, pumps: Sequence[Pump]) -> None:
+        for pump in pumps:
+            if not pump.ended.is_set() and not pump.transfer():
+                self._end(pump)
 
     def _end(self, pump: Pump) -> None:
         self._selector.unregister(pump.pipe)

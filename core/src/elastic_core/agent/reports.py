@@ -13,11 +13,11 @@ import json
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from elastic_core.reporting import INITIALIZED, KIND, LONGEST
+from elastic_core.reporting import FAILED, INITIALIZED, KIND, LONGEST
 
 MOST = 256
 """Packets of one worker that are read in a second."""
@@ -28,6 +28,13 @@ WINDOW = 1.0
 @dataclass(frozen=True, slots=True)
 class Initialized:
     """A worker, or what it has forked, says that its process group is there."""
+
+    tag: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A worker says that an exception has ended its program. It will exit with 1, when it has done with itself."""
 
     tag: int
 
@@ -47,7 +54,9 @@ class ListenAgain:
     channel: object
 
 
-Report: TypeAlias = "Initialized | NotUnderstood | ListenAgain"
+Report: TypeAlias = "Initialized | Failed | NotUnderstood | ListenAgain"
+
+_MEANINGS: Mapping[str, type[Initialized | Failed]] = {INITIALIZED: Initialized, FAILED: Failed}
 
 
 class _Channel:
@@ -144,7 +153,7 @@ class Reports:
         self._later(channel.since + WINDOW, ListenAgain(channel))
 
 
-def understood(packet: bytes) -> Callable[[int], Initialized]:
+def understood(packet: bytes) -> type[Initialized | Failed]:
     """What a packet says, to be told of whoever sent it.
 
     Raises:
@@ -157,8 +166,8 @@ def understood(packet: bytes) -> Callable[[int], Initialized]:
     except (ValueError, RecursionError):
         raise ValueError("it is not JSON") from None
     match message:
-        case {"type": str(name)} if name == INITIALIZED:
-            return Initialized
+        case {"type": str(name)} if name in _MEANINGS:
+            return _MEANINGS[name]
         case {"type": str(name)}:
             raise ValueError(f"its type is {name[:40]!r}, which is not known here")
     raise ValueError("it is not a JSON object with a type")

@@ -19,7 +19,7 @@ from elastic_core.agent.assignment import Assignment
 from elastic_core.agent.error_files import last_exception_line, read_error_file
 from elastic_core.agent.output import Output, WorkerStreams
 from elastic_core.agent.recovery import Recovery, initialized, recovered
-from elastic_core.agent.reports import Initialized, ListenAgain, NotUnderstood, Report, Reports
+from elastic_core.agent.reports import Failed, Initialized, ListenAgain, NotUnderstood, Report, Reports
 from elastic_core.agent.warden import (
     Exited,
     ServiceEnded,
@@ -46,6 +46,8 @@ from elastic_core.rendezvous.rows import NodeInfo
 
 DRAIN = 0.2
 """Seconds to wait for the end of a dead worker's streams; a child of its may hold them open."""
+UNCAUGHT = 1
+"""The exit code of a program that an exception has ended."""
 OPENS_STORE_WITHIN = 30.0
 """Seconds after its start within which rank 0 can fail for want of its port; what fails later has another cause."""
 DETAIL = 4096
@@ -138,6 +140,11 @@ class WorkerGroup:
             case Initialized(tag) if worker := self._workers.get(tag):
                 worker.initialized = True
                 return self._progress(worker.assignment.round)
+            case Failed(tag) if (worker := self._workers.get(tag)) and worker.exit_code is None:
+                if self._recovery is None:
+                    self._recovery = Recovery(began=self.now(), detected=self.now())
+                self.output.catch_up(worker.streams, DRAIN)
+                return self._fail(self._died(worker, UNCAUGHT))
             case NotUnderstood(tag, why) if worker := self._workers.get(tag):
                 rank = worker.assignment.rank
                 message = f"what rank {rank} says to its agent is ignored where it is no report: {why}"
@@ -156,7 +163,8 @@ class WorkerGroup:
                 if code != 0 and self._recovery is None:
                     self._recovery = Recovery(began=at, detected=self.now())
                 if code != 0:
-                    return self._fail(self._died(worker))
+                    self.output.drain(worker.streams, DRAIN)
+                    return self._fail(self._died(worker, code))
                 if all(other.exit_code == 0 for other in self._workers.values()):
                     self._settle()
                     return WorkersDone()
@@ -237,8 +245,7 @@ class WorkerGroup:
         self.publish(Event("worker_failed", f"{where} {incident.cause()}", Level.WARNING, fields))
         return WorkerFailed(incident)
 
-    def _died(self, worker: Worker) -> Incident:
-        self.output.drain(worker.streams, DRAIN)
+    def _died(self, worker: Worker, exit_code: int) -> Incident:
         tail = worker.streams.tail()
         recorded = read_error_file(Path(worker.assignment.error_file))
         message, detail = recorded if recorded is not None else (last_exception_line(tail), tail)
@@ -246,9 +253,11 @@ class WorkerGroup:
         port = re.compile(rf"\b{worker.assignment.master_port}\b")
         taken = worker.assignment.rank == 0 and young and any(map(port.search, _lines_about_use(message, tail)))
         kind = IncidentKind.PORT_TAKEN if taken else IncidentKind.WORKER_FAILED
-        return self._incident(worker, kind, message=message, detail=detail)
+        return self._incident(worker, kind, message=message, detail=detail, exit_code=exit_code)
 
-    def _incident(self, worker: Worker, kind: IncidentKind, *, message: str, detail: str = "") -> Incident:
+    def _incident(
+        self, worker: Worker, kind: IncidentKind, *, message: str, detail: str = "", exit_code: int | None = None
+    ) -> Incident:
         assignment = worker.assignment
         return Incident(
             kind=kind,
@@ -259,7 +268,7 @@ class WorkerGroup:
             rank=assignment.rank,
             local_rank=assignment.local_rank,
             pid=worker.pid,
-            exit_code=worker.exit_code,
+            exit_code=exit_code,
             message=message[:500],
             detail=detail[-DETAIL:],
             log=worker.streams.stderr_path or "",

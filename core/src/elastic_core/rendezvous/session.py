@@ -196,8 +196,9 @@ class Session:
             if self._chair.watch.read_at is None:
                 self._chair.watch = Watch(heard=self._heard)
             at = self._chair.turn(store, self._ledger)
-            beat = self._ledger.settings.timing.beat_interval
-            wait = beat if at is None else min(beat, max(0.0, at - self._clock.now()))
+            if any(node_id != self._node_id for node_id in self._chair.watch.nodes):
+                wait = self._ledger.settings.timing.beat_interval  # their beats wake nobody
+            wait = wait if at is None else min(wait, max(0.0, at - self._clock.now()))
         elif self._chair.watch.nodes:
             self._chair.watch = Watch()  # deposed: what was seen then must not be judged by later
         cursor = Cursor(self._ledger.head.index, version)

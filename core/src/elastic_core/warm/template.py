@@ -24,10 +24,11 @@ from typing import Any, NoReturn
 
 from elastic_core.agent.channel import Channel, Message, close_all
 from elastic_core.agent.processes import die_once_adopted
-from elastic_core.reporting import INITIALIZED, report
+from elastic_core.reporting import FAILED, INITIALIZED, report
 from elastic_core.warm import child, initialization, libraries, pages
 from elastic_core.warm.checks import Wanted, objection, threaded, unfit
 from elastic_core.warm.facts import Observer
+from elastic_core.warm.failing import Farewell
 from elastic_core.warm.libraries import Libraries
 from elastic_core.warm.title import Title
 
@@ -47,9 +48,10 @@ def run(control: int, usual: Iterable[str]) -> None:
     title = Title()
     title.show_template()
     child.replace_environment({**environment, **own, **libraries.WHILE_IMPORTING})
+    farewell = Farewell()
     seconds = _preload(order["modules"], channel)
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    _Template(channel, environment, own, title, usual).stay(order["modules"], seconds, requests)
+    _Template(channel, environment, own, title, farewell, usual).stay(order["modules"], seconds, requests)
 
 
 class _Template:
@@ -61,17 +63,17 @@ class _Template:
         environment: Mapping[str, str],
         own: Mapping[str, str],
         title: Title,
+        farewell: Farewell,
         usual: Iterable[str],
     ) -> None:
         self._channel = channel
         self._environment, self._own, self._usual = environment, own, usual
-        self._title = title
+        self._title, self._farewell = title, farewell
         self._libraries = Libraries()
         self._observer = Observer(environment, usual)
 
     def stay(self, modules: list[str], seconds: float, requests: list[tuple[Message, list[int]]]) -> None:
         """Say that these modules are imported, and serve. Returns in workers only."""
-        gc.collect()
         gc.freeze()  # else the next collection in a worker would write to every object, and so copy every page
         self._channel.send({"event": "ready", "seconds": seconds, "modules": modules})
         requests += self._channel.receive()
@@ -167,7 +169,7 @@ class _Template:
         tempfile: Any = sys.modules.get("tempfile")
         if tempfile is not None:  # torch._dynamo has asked it where temporary files go; a script may say so later
             tempfile.tempdir = None
-        successor = _Template(channel, self._environment, self._own, self._title, self._usual)
+        successor = _Template(channel, self._environment, self._own, self._title, self._farewell, self._usual)
         if (reason := unfit(successor._observer.facts())) is not None:
             channel.send({"event": "failed", "reason": reason})
             os._exit(1)
@@ -186,6 +188,7 @@ class _Template:
         self._libraries.renew(os.environ)
         if "control" in given:
             initialization.watch(lambda: report(INITIALIZED))
+            self._farewell.watch(lambda: report(FAILED))
         return libraries.objection()
 
 
@@ -207,8 +210,12 @@ def _poll(channel: Channel) -> select.poll:
 
 
 def _preload(modules: list[str], channel: Channel) -> float:
-    """Import them; the seconds that it took. What one raises is told, and the end."""
-    start = time.monotonic()
+    """Import them; the seconds that it took. What one raises is told, and the end.
+
+    Garbage is not looked for meanwhile: there is next to none, and looking takes a tenth of the time.
+    """
+    start, thresholds = time.monotonic(), gc.get_threshold()
+    gc.set_threshold(0)
     try:
         for name in modules:
             importlib.import_module(name)
@@ -219,6 +226,8 @@ def _preload(modules: list[str], channel: Channel) -> float:
         reason = "".join(traceback.format_exception(type(exc), exc, trace))
         channel.send({"event": "failed", "reason": reason.rstrip("\n")})
         os._exit(1)
+    if gc.get_threshold()[0] == 0:  # none of them has chosen its own
+        gc.set_threshold(*thresholds)
     return round(time.monotonic() - start, 6)
 
 
