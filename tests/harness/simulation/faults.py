@@ -48,6 +48,7 @@ def heal(world: World) -> None:
     for host in world.hosts:
         host.lag = host.line.slow = host.line.lossy = 0.0
         host.line.read_only = host.isolated = host.ports_taken = False
+        host.severed.clear()
         host.troubled_until = max(host.troubled_until, world.hub.now)
         for agent in host.agents:
             agent.process.lag = 0.0
@@ -120,6 +121,7 @@ def _power(world: World, host: Host, fault: Fault) -> bool:
             agent.hands.gang = None
     host.seats.clear()
     host.boots += 1
+    host.off = True
     host.held.clear()
     host.suspended = False
     return True

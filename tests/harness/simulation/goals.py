@@ -64,7 +64,9 @@ def _content(world: World, agent: SimAgent, training: Training, members: set[str
     if not ledger.live or ledger.chair not in here:
         return False
     full = len(members) >= world.plan.max_nodes
-    return agent.node_id in members or full or ledger.counters.losses.get(agent.boot_id, 0) >= LOSSES
+    counters = ledger.counters
+    left_out = counters.losses.get(agent.boot_id, 0) >= LOSSES or agent.boot_id in counters.excluded  # L4, L5
+    return agent.node_id in members or full or left_out
 
 
 def unrest(world: World, rounds: int, chairs: int) -> str:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError
-from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RendezvousBackend, RosterRow
+from elastic_core.rendezvous.backend import TOMBSTONE, BeatReply, Cursor, Link, RendezvousBackend, RosterRow
 from simulation.engine import Hub, Process, Task
 
 MOST_CALLS = 400
 """Calls of one host in one second; more is hammering (fault 31)."""
-WRITES = frozenset({"enter", "amend", "beat", "remove", "append"})
+WRITES = frozenset({"enter", "amend", "beat", "remove", "append", "shrink"})
 GHOST_LATEST = 8.0
 """Seconds after which what a caller has given up is carried out at the latest."""
 
@@ -108,6 +108,10 @@ class Replica:
 
     def read(self, index: int) -> bytes | None:
         return self.entries[index - 1][1] if 1 <= index <= self.head else None
+
+    def shrink(self, index: int) -> None:
+        if 1 <= index < self.head:
+            self.entries[index - 1] = (self.entries[index - 1][0], TOMBSTONE)
 
     def ping(self) -> None:
         """A new connection is made."""
@@ -370,6 +374,9 @@ class Connection(RendezvousBackend):
     def read(self, index: int) -> bytes | None:
         data: bytes | None = self._do("read", index)
         return data
+
+    def shrink(self, index: int) -> None:
+        self._do("shrink", index)
 
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
         found: Cursor = self._do("wait", cursor, roster, timeout)

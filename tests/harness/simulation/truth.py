@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from elastic_core.incidents import Incident, IncidentKind
-from elastic_core.rendezvous.ledger import Chair, Closed, Entry, Halt, HaltReason, Ledger, Open, Round
+from elastic_core.rendezvous.ledger import Chair, Closed, Entry, Halt, HaltReason, Ledger, Open, Resume, Round
 from simulation import rules
 
 if TYPE_CHECKING:
@@ -275,6 +275,9 @@ def told(entry: Entry) -> str:
             return f"HALT {body.round}, {body.reason.value}: {body.why}"
         case Closed() as body:
             return f"CLOSED with {body.exit_code}: {body.why}"
+        case Resume() as body:
+            what = "halted" if body.halt is not None else "live"
+            return f"RESUME of run {entry.run} with round {body.round.number}, {what}, epoch {entry.epoch}: {body.why}"
     raise AssertionError(entry)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.rendezvous.ledger import Round
 from elastic_core.rendezvous.node import NodeEvent, Progressed, WorkerFailed, WorkersDone
+from simulation.peers import sundered
 
 if TYPE_CHECKING:
     from simulation.world import Host, World
@@ -71,7 +72,7 @@ class Training:
         here = [self.gangs[i] for i in members if i in self.gangs and self.gangs[i].state is State.RUNNING]
         if self.broken or self.whole_at is not None or len(here) < len(members):
             return
-        if any(gang.host.isolated for gang in here) and len(here) > 1:
+        if sundered(self.round, {gang.node_id: gang.host for gang in here}):
             self.world.count("workers reach the store, not each other")
             return
         hub, random = self.world.hub, self.world.hub.random

@@ -34,7 +34,11 @@ class Host:
         self.boots = 1
         self.lag = 0.0
         self.isolated = False
-        """Its workers cannot reach those of other hosts."""
+        """It reaches the store, and no other host."""
+        self.severed: set[int] = set()
+        """The numbers of other hosts that it does not reach, and that do not reach it."""
+        self.off = False
+        """It has no power, or has yet to be used again."""
         self.ports_taken = False
         """No worker can listen anywhere."""
         self.suspended = False
@@ -50,6 +54,11 @@ class Host:
     def boot_id(self) -> str:
         """The stable host id: another one after each boot."""
         return f"{self.name}-boot{self.boots}"
+
+    @property
+    def address(self) -> str:
+        """Where other hosts reach it."""
+        return f"10.0.0.{self.number + 1}"
 
     def now(self) -> float:
         """What its agents take for the time."""
@@ -67,6 +76,7 @@ class Host:
         self.agents.append(agent)
         self.world.enlist(agent)
         self.seats[seat] = agent
+        self.off = False
         self.world.note(agent.node_id, f"starts on host {self.name}, seat {seat}")
         return agent
 
@@ -109,6 +119,7 @@ class World:
         """When the last fault of the store ends."""
         self._trainings: dict[tuple[str, int, str], Training] = {}
         self._agents: dict[str, SimAgent] = {}
+        self._addresses = {host.address: host for host in self.hosts}
         self._ids = 0
 
     @property
@@ -153,6 +164,10 @@ class World:
     def agent(self, node_id: str) -> SimAgent | None:
         """The agent of this id."""
         return self._agents.get(node_id)
+
+    def at_address(self, address: str) -> Host:
+        """The host that is reached there."""
+        return self._addresses[address]
 
     def trainings(self) -> list[Training]:
         """All that anybody ever started."""
