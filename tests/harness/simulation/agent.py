@@ -20,7 +20,7 @@ from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous.join import Applicant, Clock, join
 from elastic_core.rendezvous.ledger import Closed, Offer, Round
-from elastic_core.rendezvous.node import EntriesRead, NodeEvent, WorkerFailed
+from elastic_core.rendezvous.node import EntriesRead, HistoryReplaced, NodeEvent, WorkerFailed
 from elastic_core.rendezvous.rows import NodeInfo
 from elastic_core.rendezvous.settings import Agreement, Settings, Versions
 from simulation.engine import TICK, Process, Task, expire_after, late
@@ -100,6 +100,8 @@ class Inbox:
         for event in self._taken:
             if isinstance(event, EntriesRead):
                 self._agent.host.world.truth.read(self._agent, event.entries)
+            elif isinstance(event, HistoryReplaced):
+                self._agent.host.world.truth.adopted(self._agent, event.ledger)
         if not self._events:
             task = self._hub.task()
             self._taker = (task, task.ticket)
@@ -120,6 +122,8 @@ class Hands:
     def __init__(self, agent: SimAgent) -> None:
         self.agent, self.host = agent, agent.host
         self.gang: Gang | None = None
+        self.offer = ""
+        """That of the newest round whose workers were started."""
         self._over = False
         self._fences = 0
         self._fenced_at = 0.0
@@ -130,7 +134,7 @@ class Hands:
     def start(self, current: Round, restart_count: int) -> None:
         world = self.host.world
         world.truth.started(self.agent, current, restart_count)
-        self._over = False
+        self._over, self.offer = False, current.offer.id
         self.gang = Gang(self.host, self.agent.node_id, world.training(self.agent.run, current), self._report)
 
     def alive(self) -> bool:

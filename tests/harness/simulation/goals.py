@@ -36,7 +36,7 @@ def reached(world: World) -> bool:
 
 def ghosts(world: World) -> list[str]:
     """Rows of agents that are no more and have no place in a newest round either (P2)."""
-    newest = [world.truth.newest_round(agent.run) for agent in world.living()]
+    newest = [world.newest_round(agent.run) for agent in world.living()]
     if world.store.down:
         return []
     members = {member.node_id for current in newest if current is not None for member in current.members}

@@ -27,8 +27,10 @@ def reach(one: Host, other: Host) -> bool:
 
 def sundered(current: Round, host_of: dict[str, Host]) -> bool:
     """Whether members of a round do not reach each other that have to: neighbours in a ring, and all rank 0."""
-    ids = [member.node_id for member in current.members]
-    needed = [(one, other) for one in ids for other in (*neighbours(current, one), ids[0])]
+    if not any(host.isolated or host.severed for host in host_of.values()):
+        return False
+    ids = [member.node_id for member in current.members if member.node_id in host_of]
+    needed = [(one, other) for one in ids for other in (*neighbours(current, one), ids[0]) if other in host_of]
     return not all(reach(host_of[one], host_of[other]) for one, other in needed)
 
 

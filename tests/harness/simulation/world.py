@@ -35,8 +35,9 @@ class Host:
         self.lag = 0.0
         self.isolated = False
         """It reaches the store, and no other host."""
-        self.severed: set[int] = set()
-        """The numbers of other hosts that it does not reach, and that do not reach it."""
+        self.isolated_at = self.isolated_until = 0.0
+        self.severed: dict[int, float] = {}
+        """The numbers of other hosts that it does not reach, and that do not reach it; until when."""
         self.off = False
         """It has no power, or has yet to be used again."""
         self.ports_taken = False
@@ -113,6 +114,8 @@ class World:
         self.store.embedded, self.store.may_forget = plan.embedded, plan.may_forget
         self.hosts = [Host(self, number) for number in range(plan.hosts)]
         self.work_left = plan.work
+        self.forgot = False
+        """Whether the store ever came back without something that it had taken."""
         self.remembered: dict[Fault, Replica] = {}
         """What the store will have gone back to after each fault that makes it forget."""
         self.troubled_until = 0.0
@@ -168,6 +171,14 @@ class World:
     def at_address(self, address: str) -> Host:
         """The host that is reached there."""
         return self._addresses[address]
+
+    def served(self, offer: str) -> bool:
+        """Whether any workers ever met at a place."""
+        return any(training.round.offer.id == offer for training in self._trainings.values())
+
+    def newest_round(self, run: str) -> Round | None:
+        """The newest round of a run on the server that everybody will ask in the end."""
+        return self.truth.histories.newest_round(self.store.master, run)
 
     def trainings(self) -> list[Training]:
         """All that anybody ever started."""
