@@ -36,6 +36,12 @@ def unaware(world: World, training: Training) -> bool:
     return world.forgot and not _overdue(world, training)
 
 
+def served(world: World, offer: str) -> bool:
+    """Whether workers ever met at a place whose agents can be expected to know that."""
+    gangs = [g for training in world.trainings() if training.round.offer.id == offer for g in training.gangs.values()]
+    return any(not world.forgot or aware(world, gang.host) for gang in gangs)
+
+
 def _overdue(world: World, training: Training) -> str:
     """A member of a round that trains, who must know that it is not the newest any more; '' if nobody must."""
     for node_id, gang in training.gangs.items():

@@ -40,8 +40,8 @@ class Violation:
 class _Node:
     """What one agent has been told and has done."""
 
-    newest_round: int = 0
-    started: int = 0
+    newest: Round | None = None
+    started: Round | None = None
     served: set[str] = field(default_factory=set)
     """The offers of the rounds whose workers it has started."""
     closed: Closed | None = None
@@ -128,7 +128,7 @@ class Truth:
         plan, earlier = self.world.plan, self.histories.newest_round(replica, entry.run, but=1)
         served = self.histories.rounds.get(body.offer.id)
         members = self.histories.seal(body, earlier).members
-        if served is not None and self.world.served(body.offer.id) and served != self.histories.rounds[body.offer.id]:
+        if served not in (None, self.histories.rounds[body.offer.id]) and forgetting.served(self.world, body.offer.id):
             self.violated("I2", f"round {body.number} is given a store that served before")
         rules.check_seats(self.world, before, entry, body)
         unreached.check_seal(self.world, before, entry, replace(body, members=members), earlier)
@@ -173,7 +173,7 @@ class Truth:
     def joined(self, agent: SimAgent, ledger: Ledger) -> None:
         """An agent has come in."""
         node = self._node(agent)
-        node.newest_round = ledger.round.number if ledger.round is not None else 0
+        node.newest = ledger.round
         rules.check_joined(self.world, agent, ledger)
         self.world.note(agent.node_id, f"has joined run {ledger.head.run} at entry {ledger.head.index}")
 
@@ -182,7 +182,7 @@ class Truth:
         node = self._node(agent)
         for entry in entries:
             if node.closed is None and isinstance(entry.body, Round):
-                node.newest_round = max(node.newest_round, entry.body.number)
+                node.newest = self.histories.rounds[entry.body.offer.id]
             elif node.closed is None and isinstance(entry.body, Closed):
                 node.closed = entry.body
         rules.check_obedience(self.world, agent)
@@ -192,7 +192,7 @@ class Truth:
     def adopted(self, agent: SimAgent, ledger: Ledger) -> None:
         """An agent's loop will be told that the store has lost what it had read, and of what the run has come to."""
         node = self._node(agent)
-        node.newest_round, node.started = (ledger.round.number if ledger.round is not None else 0), 0
+        node.newest = ledger.round
         if node.closed is None:
             node.closed = ledger.closed
         rules.check_obedience(self.world, agent)
@@ -208,17 +208,17 @@ class Truth:
             self.violated("I11", f"{who} starts round {current.number}, which nobody ever wrote")
         elif (sealed.number, sealed.members) != (current.number, current.members):
             self.violated("I2", f"{who} starts another round {current.number} than was written")
-        if current.number < node.newest_round:
-            self.violated("I5", f"{who} starts round {current.number} after it has read of {node.newest_round}")
-        if current.number <= node.started:
-            self.violated("I4", f"{who} starts round {current.number} after {node.started}")
+        if node.newest is not None and self._follows(agent.run, node.newest, current):
+            self.violated("I5", f"{who} starts round {current.number} after it has read of {node.newest.number}")
+        if node.started is not None and self._follows(agent.run, node.started, current):
+            self.violated("I4", f"{who} starts round {current.number} after {node.started.number}")
         if node.closed is not None:
             self.violated("I12", f"{who} starts round {current.number} after it has read CLOSED")
         if agent.hands.gang is not None and agent.hands.gang.alive:
             self.violated("I9", f"{who} starts round {current.number} while {agent.hands.gang.number} is there")
         if current.offer.id in node.served:
             self.violated("I4", f"{who} starts round {current.number} once more")
-        node.started = current.number
+        node.started = current
         node.served.add(current.offer.id)
         # Two histories of a run may have a round of one number each; a place serves one round all the same.
         key = current.offer.id if self.world.plan.may_forget else f"{agent.run} {current.number}"
@@ -227,6 +227,12 @@ class Truth:
         rank = [member.node_id for member in current.members].index(who)
         if self._ranks.setdefault((key, rank), who) != who:
             self.violated("I1", f"rank {rank} of round {current.number} belongs to two nodes")
+
+    def _follows(self, run: str, later: Round, current: Round) -> bool:
+        """Whether one round comes after another; where a run has two histories, in one of them."""
+        if run in self.histories.forked:
+            return self.histories.came_after(later, current)
+        return later.number > current.number
 
     def failed(self, gang: Gang, why: str) -> None:
         """A worker exited with 1."""

@@ -172,10 +172,6 @@ class World:
         """The host that is reached there."""
         return self._addresses[address]
 
-    def served(self, offer: str) -> bool:
-        """Whether any workers ever met at a place."""
-        return any(training.round.offer.id == offer for training in self._trainings.values())
-
     def newest_round(self, run: str) -> Round | None:
         """The newest round of a run on the server that everybody will ask in the end."""
         return self.truth.histories.newest_round(self.store.master, run)

@@ -280,11 +280,17 @@ def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
 
 
 def _replaced(state: NodeState, ledger: Ledger) -> NodeState:
-    """The state on another history: what a round of the old one that is not in the new led to is forgotten."""
+    """The state on another history: what a round of the old one that is not in the new led to is forgotten.
+
+    A round of the new one may have been given the offer, so there is another.
+    """
     before, after = state.ledger.round, ledger.round
     same = before is not None and after is not None and (before.number, before.offer) == (after.number, after.offer)
     state = replace(state, ledger=ledger)
-    if same or not state.round:
+    if same:
+        return state
+    state = replace(state, offer=None, spent=True)
+    if not state.round:
         return state
     phase = Phase.RUNNING if state.work in (Work.RUNNING, Work.STOPPING) else Phase.WAITING
     return replace(state, round=0, phase=phase, incident=None, progressed=False)

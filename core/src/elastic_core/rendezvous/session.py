@@ -53,7 +53,7 @@ class Session:
         self._ledger = ledger
         self._memory = Memory((ledger.head,))
         self._doubt = False
-        """Whether the store may have lost entries: the reader hangs up, compares on its next connection (S3), or does."""
+        """Whether the store may have lost entries: the reader compares on its next connection, or does so now (S3)."""
         self._unread: HistoryChangedError | None = None
         """Why the reader could not read on from where it is."""
         self._chair = ChairDriver(node_id, calls.judge, clock, calls.publish)

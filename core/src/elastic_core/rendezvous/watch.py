@@ -112,12 +112,8 @@ def _last_sign(watch: Watch, seen: Observation, now: float) -> float:
 
     A row that was not there when the chair first looked is a sign by itself.
     """
-    heard = watch.heard
-    if (
-        heard is not None
-        and watch.read_at is None
-        and (heard.node_id, heard.beat) == (seen.row.info.node_id, seen.beat)
-    ):
+    heard = watch.heard if watch.read_at is None else None
+    if heard is not None and (heard.node_id, heard.beat) == (seen.row.info.node_id, seen.beat):
         return heard.changed_at
     return now
 
