@@ -319,8 +319,29 @@ def test_a_round_that_is_not_in_the_new_history_is_stopped_and_the_right_one_sta
     assert (node.state.work, row_of(node.state).phase, row_of(node.state).round) == (Work.STOPPING, Phase.RUNNING, 0)
     current = node.state.ledger.round
     assert current is not None
-    assert node.hears(WorkersGone()) == (Start(current, 0),), "only when no process of the other is left (I9)"
+    assert node.hears(WorkersGone()) == (Start(current, 0), MakeOffer()), "only when no process is left (I9)"
     assert (node.state.phase, node.state.round) == (Phase.RUNNING, 1)
+
+
+def test_a_round_that_was_stopped_here_is_not_started_again_when_the_store_goes_back_to_it() -> None:
+    node = running()
+    first = node.ledger
+    node.reads(halt())
+    node.hears(WorkersGone())
+    node.reads(sealed(2, "a"))
+    node.hears(HistoryReplaced(resumed(first, on=first.head.link)))
+    assert node.state.work is Work.STOPPING
+    assert node.hears(WorkersGone()) == (MakeOffer(),)
+    assert (node.state.phase, node.state.round) == (Phase.STOPPED, 1), "which proves that the round is over"
+
+
+def test_an_offer_that_the_new_history_may_have_used_is_renewed() -> None:
+    node = Node()
+    mine = node.state.offer
+    assert mine is not None
+    used = then(start(), Round(number=1, offer=mine, members=members("ab")), at=1.0)
+    assert node.hears(HistoryReplaced(then(used, halt(), at=2.0))) == (MakeOffer(),)
+    assert row_of(node.state).offer is None
 
 
 def test_a_node_that_the_new_history_left_out_waits_as_a_newcomer() -> None:

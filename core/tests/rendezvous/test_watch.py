@@ -11,8 +11,10 @@ from elastic_core.rendezvous.watch import Heard, Observation, Watch, dead, forge
 TIMING = Timing()
 
 
-def row(name: str, serial: int, beat: int = 0, *, head: int = 1, host: str | None = None) -> Observation:
-    return Observation(NodeRow(info=info(name, host=host), head=head), serial, beat)
+def row(
+    name: str, serial: int, beat: int = 0, *, head: int = 1, host: str | None = None, revision: int = 0
+) -> Observation:
+    return Observation(NodeRow(info=info(name, host=host), head=head), serial, beat, revision)
 
 
 def watched(*reads: tuple[float, list[Observation]]) -> Watch:
@@ -56,13 +58,20 @@ def test_a_newer_incarnation_on_the_same_seat_is_proof_of_death() -> None:
 
 
 def test_an_older_row_from_a_copy_of_the_store_takes_nothing_back() -> None:
-    watch = watched((0.0, [row("a", 1, 5, head=7)]), (2.0, [row("a", 1, 2, head=3)]))
+    watch = watched((0.0, [row("a", 1, 5, head=7, revision=4)]), (2.0, [row("a", 1, 2, head=3, revision=2)]))
     seen = watch.nodes["a"]
     assert (seen.row.head, seen.listed, seen.changed_at) == (7, False, 2.0), "its beat shows that it is alive"
-    watch = observe(watch, [row("a", 1, 2, head=3)], 4.0)
+    watch = observe(watch, [row("a", 1, 2, head=3, revision=2)], 4.0)
     assert watch.nodes["a"].changed_at == 2.0
-    watch = observe(watch, [row("a", 1, 3, head=7)], 6.0)
+    watch = observe(watch, [row("a", 1, 3, head=7, revision=4)], 6.0)
     assert watch.nodes["a"].listed
+
+
+def test_a_node_that_has_gone_back_to_an_earlier_entry_says_so_itself() -> None:
+    """What it had read before was of a history that the job has not gone on with (rule S3)."""
+    watch = watched((0.0, [row("a", 1, 5, head=7, revision=4)]), (2.0, [row("a", 1, 6, head=3, revision=5)]))
+    seen = watch.nodes["a"]
+    assert (seen.row.head, seen.listed) == (3, True)
 
 
 def test_a_row_that_the_store_lost_proves_nothing_of_one_that_came_after() -> None:
@@ -98,6 +107,12 @@ def test_a_node_that_was_never_seen_is_dead() -> None:
 
 def test_forgotten_nodes_are_gone() -> None:
     assert list(forget(watched((0.0, [row("a", 1), row("b", 2)])), ["a"]).nodes) == ["b"]
+
+
+def test_an_old_chair_whose_row_was_removed_is_alive_when_it_enters_again() -> None:
+    """Its beat begins at 0 again, which may be all that was heard of it."""
+    first = observe(Watch(heard=Heard("a", 0, 1.0)), [row("b", 2)], 7.0)
+    assert not dead(observe(first, [row("b", 2), row("a", 3, 0)], 9.0), "a", TIMING, 9.0)
 
 
 def test_a_new_chair_goes_on_from_what_it_had_heard_of_the_old_one() -> None:

@@ -19,11 +19,12 @@ from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous.join import Applicant, Clock, join
-from elastic_core.rendezvous.ledger import Closed, Round
-from elastic_core.rendezvous.node import EntriesRead, NodeEvent, WorkerFailed
+from elastic_core.rendezvous.ledger import Closed, Offer, Round
+from elastic_core.rendezvous.node import EntriesRead, HistoryReplaced, NodeEvent, WorkerFailed
 from elastic_core.rendezvous.rows import NodeInfo
 from elastic_core.rendezvous.settings import Agreement, Settings, Versions
-from simulation.engine import TICK, Process, Task, late
+from simulation.engine import TICK, Process, Task, expire_after, late
+from simulation.peers import DOOR
 from simulation.store import Connection
 from simulation.workers import Gang, State
 
@@ -99,6 +100,8 @@ class Inbox:
         for event in self._taken:
             if isinstance(event, EntriesRead):
                 self._agent.host.world.truth.read(self._agent, event.entries)
+            elif isinstance(event, HistoryReplaced):
+                self._agent.host.world.truth.adopted(self._agent, event.ledger)
         if not self._events:
             task = self._hub.task()
             self._taker = (task, task.ticket)
@@ -119,6 +122,8 @@ class Hands:
     def __init__(self, agent: SimAgent) -> None:
         self.agent, self.host = agent, agent.host
         self.gang: Gang | None = None
+        self.offer = ""
+        """That of the newest round whose workers were started."""
         self._over = False
         self._fences = 0
         self._fenced_at = 0.0
@@ -129,7 +134,7 @@ class Hands:
     def start(self, current: Round, restart_count: int) -> None:
         world = self.host.world
         world.truth.started(self.agent, current, restart_count)
-        self._over = False
+        self._over, self.offer = False, current.offer.id
         self.gang = Gang(self.host, self.agent.node_id, world.training(self.agent.run, current), self._report)
 
     def alive(self) -> bool:
@@ -237,13 +242,32 @@ class Hands:
             self.agent.inbox.post(_News(gang, event))
 
 
+class Stores:
+    """In place of the agent's: offers without ports."""
+
+    def __init__(self, address: str, new_id: Callable[[], str]) -> None:
+        self._address, self._new_id, self._port = address, new_id, 29500
+
+    def offer(self) -> Offer:
+        """A new place."""
+        self._port += 1
+        return Offer(self._address, self._port, self._new_id())
+
+    def dead(self, _offer: Offer) -> bool:
+        """No store dies by itself here."""
+        return False
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
 class SimAgent:
     """One incarnation, from its start to its end."""
 
     def __init__(self, host: Host, node_id: str, seat: int, uid: str | None) -> None:
         self.host, self.node_id, self.seat, self.uid = host, node_id, seat, uid
         self.process_hub = host.world.hub
-        self.process = Process(node_id, host.clock)
+        self.process = Process(node_id, host.clock, host)
         self.process.lag = host.lag
         self.info = NodeInfo(
             node_id=node_id,
@@ -253,13 +277,15 @@ class SimAgent:
             local_world_size=1,
             role="default",
             versions=VERSIONS,
+            address=host.address,
+            port=DOOR + seat if host.world.plan.max_nodes > 1 else 0,
         )
         self.inbox, self.hands = Inbox(self), Hands(self)
         self.supervisor: Supervisor | None = None
         self.run = ""
         self.exit_code: int | None = None
         self.why = ""
-        self.leaving = False
+        self.leaving = self.rejoins = False
         self.started_at = self.process_hub.now
         self.boot_id = host.boot_id
         self.hosting = host.world.store.embedded and host.number == 0 and seat == 0
@@ -301,6 +327,13 @@ class SimAgent:
         self.process.dead = True
         self.gone()
         world.hub.at(world.hub.now, self.hands.orphaned)
+        if self.rejoins:
+            world.count("S3 a node of a run that was lost joins another")
+            world.hub.at(world.hub.now + TICK, self._rejoin)
+
+    def _rejoin(self) -> None:
+        """The same process begins again, as a node that was never there."""
+        self.host.start(self.uid)
 
     def _run(self) -> tuple[int, str]:
         world, plan = self.host.world, self.host.world.plan
@@ -329,19 +362,19 @@ class SimAgent:
             round_starts=lambda *_: None,
             stop_planned=lambda *_: None,
         )
+        stores = cast("Any", Stores(self.host.address, world.new_id))
         self.supervisor = Supervisor(
-            config, cast("Any", plugins), self._hear, store, self.info, found, clock, cast("Any", hands)
+            config, cast("Any", plugins), self._hear, store, self.info, found, clock, cast("Any", hands), stores
         )
         try:
             ending = self.supervisor.run()
         finally:
             if not world.hub.over:
                 self.supervisor.close()
+        self.rejoins = ending.rejoin and not self.leaving
         return ending.exit_code, ending.why
 
     def _sleep(self, seconds: float) -> None:
-        from simulation.engine import expire_after
-
         task = self.process_hub.task()
         expire_after(self.process_hub, task, seconds, None)
         task.park()

@@ -59,8 +59,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "below the minimum",
         "decide",
-        "    if len(nodes) >= scene.agreement.min_nodes:\n        return _seal",
-        "    if nodes:\n        return _seal",
+        "    if len(nodes) >= scene.agreement.min_nodes:\n        why",
+        "    if nodes:\n        why",
         "agents",
     ),
     _m("the first round below the minimum", "decide", "if len(came) >= agreement.min_nodes:", "if came:", "agents"),
@@ -78,7 +78,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _m(
         "a used store again for the same members",
-        "decide",
+        "sealing",
         "if offer is None or offer == current.offer:",
         "if offer is None:",
         "workers",
@@ -111,7 +111,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _m(
         "rounds that never get anywhere go on",
-        "decide",
+        "sealing",
         "MAX_BARREN_ROUNDS = 10",
         "MAX_BARREN_ROUNDS = 10_000",
         "barren",
@@ -170,7 +170,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "agents",
         3000,
     ),
-    _m("a host has one seat", "watch", " and other.row.info.seat == info.seat and", " and", "agents"),
+    _m("a host has one seat", "watch", "other.row.info.seat == info.seat", "True", "agents"),
     _m(
         "the older one of a seat lives",
         "watch",
@@ -195,7 +195,11 @@ MUTANTS: tuple[Mutant, ...] = (
         first=100,
     ),
     _m(
-        "a lost member is not missed", "decide", "if seen is None or scene.dead(node_id):", "if seen is None:", "agents"
+        "a lost member is not missed",
+        "decide",
+        "    if scene.dead(node_id):\n        lost",
+        "    if False:\n        lost",
+        "agents",
     ),
     # The node
     _m(

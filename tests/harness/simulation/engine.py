@@ -44,10 +44,10 @@ class Clock:
 class Process:
     """What the threads of one agent share: a clock, and whether they run at all."""
 
-    __slots__ = ("clock", "dead", "frozen", "held", "lag", "name", "tasks")
+    __slots__ = ("clock", "dead", "frozen", "held", "host", "lag", "name", "tasks")
 
-    def __init__(self, name: str, clock: Clock) -> None:
-        self.name, self.clock = name, clock
+    def __init__(self, name: str, clock: Clock, host: Any = None) -> None:
+        self.name, self.clock, self.host = name, clock, host
         self.dead = self.frozen = False
         self.lag = 0.0
         """Seconds by which its threads may run late: the host is busy."""

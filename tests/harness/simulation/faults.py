@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from elastic_core.incidents import IncidentKind
 from simulation import outages
+from simulation.plan import LONELY, Fault
 from simulation.world import UID
 
 if TYPE_CHECKING:
     from simulation.agent import SimAgent
-    from simulation.plan import Fault
     from simulation.workers import Gang
     from simulation.world import Host, World
 
@@ -47,7 +47,9 @@ def heal(world: World) -> None:
     outages.one_master(world)
     for host in world.hosts:
         host.lag = host.line.slow = host.line.lossy = 0.0
-        host.line.read_only = host.isolated = host.ports_taken = False
+        host.line.read_only = host.ports_taken = False
+        host.isolated_until = 0.0
+        host.severed.clear()
         host.troubled_until = max(host.troubled_until, world.hub.now)
         for agent in host.agents:
             agent.process.lag = 0.0
@@ -58,11 +60,12 @@ def heal(world: World) -> None:
     if (broken := world.broken_host) is not None:
         broken.line.to_cut = outages.FOR_EVER if world.plan.broken in (1, 3) else 0.0
         broken.line.from_cut = outages.FOR_EVER if world.plan.broken in (2, 3) else 0.0
+        if world.plan.broken == LONELY:
+            _isolate(world, broken, Fault(world.hub.now, "isolate", broken.number, outages.FOR_EVER))
         broken.troubled_until = outages.FOR_EVER
         world.hub.at(world.hub.now + outages.KEEPALIVE, outages.find_broken, world, broken)
         world.count("a host stays cut off")
-    for training in world.trainings():
-        training.meet()
+    _reconnect(world)
 
 
 def replenish(world: World) -> None:
@@ -120,6 +123,7 @@ def _power(world: World, host: Host, fault: Fault) -> bool:
             agent.hands.gang = None
     host.seats.clear()
     host.boots += 1
+    host.off = True
     host.held.clear()
     host.suspended = False
     return True
@@ -225,13 +229,32 @@ def _unstick(gang: Gang) -> None:
 
 
 def _isolate(world: World, host: Host, fault: Fault) -> bool:
-    """For ``span`` the host's workers reach the store, but not those of other hosts."""
-    host.isolated = True
-    world.hub.at(world.hub.now + fault.span, _end_isolation, world, host)
-    gang = _gang(host)
-    if gang is not None and gang.training.whole and len(gang.training.gangs) > 1:
-        world.hub.at(world.hub.now + 2.0, gang.fail, "cannot reach its peers")
+    """For ``span`` the host reaches the store, but no other host, nor they it."""
+    if not host.isolated:
+        host.isolated_at = world.hub.now
+    host.isolated, host.isolated_until = True, max(host.isolated_until, world.hub.now + fault.span)
+    world.hub.at(host.isolated_until, _reconnect, world)
+    _notice(world, host)
     return True
+
+
+def _sever(world: World, host: Host, fault: Fault) -> bool:
+    """For ``span``, the host and the ``value``-th after it do not reach each other; they do all others."""
+    other = world.hosts[(host.number + int(fault.value)) % len(world.hosts)]
+    if other is host:
+        return False
+    host.severed[other.number] = max(host.severed.get(other.number, 0.0), world.hub.now + fault.span)
+    other.troubled_until = max(other.troubled_until, world.hub.now + fault.span)
+    world.hub.at(world.hub.now + fault.span, _reconnect, world)
+    _notice(world, host)
+    return True
+
+
+def _notice(world: World, host: Host) -> None:
+    """Workers that train notice it soon, if they need each other."""
+    gang = _gang(host)
+    if gang is not None and gang.training.whole and gang.training.sundered:
+        world.hub.at(world.hub.now + 2.0, gang.fail, "cannot reach its peers")
 
 
 def _ports(world: World, host: Host, fault: Fault) -> bool:
@@ -247,8 +270,11 @@ def _end_ports(host: Host) -> None:
     host.ports_taken = False
 
 
-def _end_isolation(world: World, host: Host) -> None:
-    host.isolated = False
+def _reconnect(world: World) -> None:
+    """Hosts whose time is over reach each other again."""
+    for host in world.hosts:
+        host.isolated = host.isolated and host.isolated_until > world.hub.now
+        host.severed = {number: until for number, until in host.severed.items() if until > world.hub.now}
     for training in world.trainings():
         training.meet()
 
@@ -281,6 +307,7 @@ KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
     "hang": _hang,
     "stuck": _stuck,
     "isolate": _isolate,
+    "sever": _sever,
     "ports": _ports,
     **outages.KINDS,
 }

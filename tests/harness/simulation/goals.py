@@ -36,7 +36,7 @@ def reached(world: World) -> bool:
 
 def ghosts(world: World) -> list[str]:
     """Rows of agents that are no more and have no place in a newest round either (P2)."""
-    newest = [world.truth.newest_round(agent.run) for agent in world.living()]
+    newest = [world.newest_round(agent.run) for agent in world.living()]
     if world.store.down:
         return []
     members = {member.node_id for current in newest if current is not None for member in current.members}
@@ -64,7 +64,9 @@ def _content(world: World, agent: SimAgent, training: Training, members: set[str
     if not ledger.live or ledger.chair not in here:
         return False
     full = len(members) >= world.plan.max_nodes
-    return agent.node_id in members or full or ledger.counters.losses.get(agent.boot_id, 0) >= LOSSES
+    counters = ledger.counters
+    left_out = counters.losses.get(agent.boot_id, 0) >= LOSSES or agent.boot_id in counters.excluded  # L4, L5
+    return agent.node_id in members or full or left_out
 
 
 def unrest(world: World, rounds: int, chairs: int) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from simulation.plan import Fault, Plan
+from simulation.plan import LONELY, Fault, Plan
 
 PREPARED = 4.0
 """Seconds after which most jobs have their first round."""
@@ -65,7 +65,11 @@ def _fenced(lots: random.Random) -> dict[str, Any]:
 
 
 def _forgetful(_lots: random.Random) -> dict[str, Any]:
-    return {"may_forget": True, "uid": True}
+    return {"may_forget": True}
+
+
+def _lonely(lots: random.Random) -> dict[str, Any]:
+    return {"thinking": 0.0, "max_restarts": lots.choice([0, 1, 3, 10])}
 
 
 def _few(lots: random.Random) -> dict[str, Any]:
@@ -85,14 +89,20 @@ PROFILES: dict[str, Profile] = {
         {"wipe": 3, "rollback": 4, "masters": 4, "fail": 5, "crash": 3, "start": 3, "cut": 2, "lossy": 1},
         job=_forgetful,
     ),
+    "lonely": Profile(
+        {"isolate": 8, "sever": 3, "fail": 2, "crash": 1, "start": 2, "cut": 1},
+        length=70.0,
+        most=3,
+        hosts=(2, 3, 3, 4, 4, 5),
+        finishing=0.1,
+        job=_lonely,
+    ),
     "barren": Profile({"ports": 4, "crash": 1, "start": 1}, length=40.0, hosts=(3, 4), job=_barren),
     "flapping": Profile({"crash": 5, "start": 6}, length=45.0, most=16, hosts=(3, 4), job=_flapping),
     "fenced": Profile({"cut": 6, "suspend": 2, "freeze": 3, "start": 2}, length=50.0, most=4, job=_fenced),
     "fleet": Profile(ALL, length=14.0, most=10, hosts=(8, 10, 12)),
 }
 """All of them."""
-HELD_BACK = ("forgetful",)
-"""Those that no campaign takes: they need the part of rule S3 that puts lost entries back, which is to come."""
 ORDER = (
     "everything",
     "network",
@@ -105,8 +115,11 @@ ORDER = (
     "embedded",
     "few",
     "network",
+    "forgetful",
     "fleet",
     "fenced",
+    "lonely",
+    "forgetful",
     "everything",
     "barren",
     "flapping",
@@ -149,7 +162,8 @@ def draw(seed: int, profile: str, liveness: bool = True) -> Plan:
     )
     plan = replace(plan, **kind.job(lots))
     if plan.liveness and plan.hosts > max(2, plan.min_nodes) and not plan.embedded and lots.random() < 0.25:
-        plan = replace(plan, broken=lots.randint(1, 3))
+        plan = replace(plan, broken=lots.randint(1, 3) if profile != "lonely" else LONELY)
+    plan = replace(plan, whole=random.Random(f"whole {profile} {seed}").choice([4, 8, 64]))
     return replace(plan, faults=tuple(sorted([*_starts(lots, plan), *_trouble(lots, plan, kind)])))
 
 
@@ -203,6 +217,8 @@ def _numbers(lots: random.Random, kind: str, plan: Plan) -> tuple[float, float]:
             return long, lots.choice([0.1, 0.5, 2.0])
         case "lossy":
             return span, lots.choice([0.1, 0.3, 0.7])
+        case "isolate" | "sever" if plan.profile == "lonely":
+            return lots.choice([short, long, 60.0]), float(lots.randrange(1, 3)) if kind == "sever" else 0.0
         case "stuck":
             return lots.choice([short, 25.0]), 0.0
     return span, 0.0

@@ -101,6 +101,9 @@ def _come_back(world: World, fault: Fault, replica: Replica) -> bool:
         return False
     world.store.stop()
     world.store.master.take_over(replica)
+    world.forgot = True
+    for one in world.hosts:
+        one.line.met_at = None
     world.hub.at(world.hub.now + fault.span, store_up, world)
     return True
 
@@ -113,7 +116,7 @@ def _masters(world: World, host: Host, fault: Fault) -> bool:
     old, promoted = world.store.master, world.remembered[fault]
     if world.store.down or world.store.embedded:
         return False
-    world.store.master = promoted
+    world.store.master, world.forgot = promoted, True
     for one in world.hosts:
         if one.line.replica is old and not int(fault.value) >> one.number & 1:
             _ask(world, one, promoted)
@@ -130,7 +133,7 @@ def _ask(world: World, host: Host, replica: Replica) -> None:
     """The host's clients find out that another server is the one to ask."""
     if host.line.replica is not replica:
         world.store.reset(lambda one: one.line is host.line)
-        host.line.replica = replica
+        host.line.replica, host.line.met_at = replica, None
 
 
 KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {

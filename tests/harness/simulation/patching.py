@@ -1,7 +1,7 @@
 """Makes core's drivers run in virtual time: what they know of threads and bytes is exchanged, in this process only.
 
 Only names of the standard library and of the codec are exchanged, wherever a module of the rendezvous has
-imported them. No line of the protocol is.
+imported them, and the connections that a probe makes. No line of the protocol is.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import elastic_core.rendezvous
-from elastic_core.agent import supervisor
-from simulation import engine
+from elastic_core.agent import probing
+from elastic_core.rendezvous import tombstones
+from simulation import engine, peers
 from simulation.store import Wire
 
 THREADS = SimpleNamespace(Condition=engine.Condition, Event=engine.Event, Thread=engine.Thread)
@@ -86,38 +87,15 @@ def install() -> None:
         for name, substitute in EXCHANGED.items():
             if hasattr(module, name):
                 setattr(module, name, substitute)
-    setattr(supervisor, "Stores", Stores)  # noqa: B010  # no real port is held; mypy forbids the plain assignment
+    setattr(probing, "unreachable", peers.unreachable)  # noqa: B010  # mypy forbids the plain assignment
+
+
+def keep_whole(entries: int) -> None:
+    """Let the ledger shrink sooner than after the many entries that few plans come to."""
+    setattr(tombstones, "WHOLE", entries)  # noqa: B010
 
 
 def _modules() -> list[ModuleType]:
     package = elastic_core.rendezvous
     names = [found.name for found in pkgutil.iter_modules(package.__path__) if found.name not in KEPT]
-    return [importlib.import_module(f"{package.__name__}.{name}") for name in sorted(names)]
-
-
-class Stores:
-    """In place of the agent's: offers without ports."""
-
-    def __init__(self, _warden: object, address: str, new_id: Callable[[], str], *, hosted: bool) -> None:
-        self._address, self._new_id, self._port = address, new_id, 29500
-        self._dead: set[str] = set()
-
-    def offer(self) -> Any:
-        """A new place."""
-        from elastic_core.rendezvous.ledger import Offer
-
-        self._port += 1
-        return Offer(self._address, self._port, self._new_id())
-
-    def dead(self, offer: Any) -> bool:
-        """Whether its store is gone."""
-        return offer.id in self._dead
-
-    def handle(self, _event: object) -> None:
-        """There are no services here."""
-
-    def stop_hosting(self) -> None:
-        """Nor a template."""
-
-    def close(self) -> None:
-        """Nothing to let go."""
+    return [probing, *(importlib.import_module(f"{package.__name__}.{name}") for name in sorted(names))]

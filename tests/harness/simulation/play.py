@@ -39,6 +39,7 @@ class Outcome:
 def play(plan: Plan, *, traced: bool = False) -> Outcome:
     """Let a plan happen, from the beginning to its end or the first violation."""
     world = World(plan, traced=traced)
+    patching.keep_whole(plan.whole)
     hub = world.hub
     for fault in plan.faults:
         if fault.kind in outages.FORGETTING:

@@ -13,6 +13,7 @@ from elastic_core.incidents import IncidentKind
 from elastic_core.rendezvous.ledger import Closed, Entry, Halt, HaltReason, Ledger, Round
 from elastic_core.rendezvous.node import Work
 from elastic_core.rendezvous.rows import NodeRow, Phase
+from simulation import unreached
 from simulation.workers import State
 
 if TYPE_CHECKING:
@@ -48,9 +49,9 @@ def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None
         return
     now = world.hub.now
     resized_at = world.truth.resized_at.get(entry.run)
-    if resized_at is not None and now - resized_at < RESIZES_APART:
+    if resized_at is not None and now - resized_at < RESIZES_APART and entry.run not in world.truth.histories.forked:
         world.truth.violated("L4", f"the second resize within {now - resized_at:.1f} s")
-    current = world.truth.newest_round(entry.run)
+    current = world.truth.histories.newest_round(replica, entry.run)
     for member in current.members if current is not None else ():
         row = row_of(replica, member.node_id)
         gang = world.gang(entry.run, current, member.node_id) if current is not None else None
@@ -70,7 +71,8 @@ def check_chair(world: World, before: Entry | None, entry: Entry, kind: str) -> 
 
 def check_closed(world: World, replica: Replica, entry: Entry, body: Closed) -> None:
     """Success means that all have finished; P3: a verdict names who is missing; S6: the living are not abandoned."""
-    current = world.truth.newest_round(entry.run)
+    unreached.check_closed(world, entry, body)
+    current = world.truth.histories.newest_round(replica, entry.run)
     if body.success:
         for member in current.members if current is not None else ():
             gang = world.gang(entry.run, current, member.node_id)

@@ -24,6 +24,7 @@ PLAIN: dict[str, object] = {
     "replace_lost": True,
     "min_nodes": 1,
     "noise": 0,
+    "whole": 64,
 }
 """What is not worth a reader's attention."""
 

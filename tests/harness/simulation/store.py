@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError
-from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RendezvousBackend, RosterRow
+from elastic_core.rendezvous.backend import TOMBSTONE, BeatReply, Cursor, Link, RendezvousBackend, RosterRow
 from simulation.engine import Hub, Process, Task
 
 MOST_CALLS = 400
 """Calls of one host in one second; more is hammering (fault 31)."""
-WRITES = frozenset({"enter", "amend", "beat", "remove", "append"})
+WRITES = frozenset({"enter", "amend", "beat", "remove", "append", "shrink"})
 GHOST_LATEST = 8.0
 """Seconds after which what a caller has given up is carried out at the latest."""
 
@@ -45,12 +45,12 @@ class Wire(bytes):
 class Replica:
     """What one server holds: the plainest statement of what a store does."""
 
-    def __init__(self, appended: Callable[[Replica, Any], None]) -> None:
+    def __init__(self, appended: Callable[[Replica, Any], None], shrunk: Callable[[], None] = lambda: None) -> None:
         self.entries: list[tuple[str, bytes]] = []
         self.rows: dict[str, RosterRow] = {}
         self.arrivals = self.version = 0
         self.waiting: list[Call] = []
-        self._appended = appended
+        self._appended, self.shrunk = appended, shrunk
 
     @property
     def head(self) -> int:
@@ -59,14 +59,14 @@ class Replica:
 
     def copy(self) -> Replica:
         """Another server with the same data."""
-        other = Replica(self._appended)
+        other = Replica(self._appended, self.shrunk)
         other.take_over(self)
         return other
 
     def take_over(self, other: Replica) -> None:
         """Forget everything, and hold what another one holds."""
         self.entries, self.rows = list(other.entries), dict(other.rows)
-        self.arrivals, self.version = other.arrivals, max(self.version, other.version) + 1
+        self.arrivals, self.version = other.arrivals, other.version
 
     def enter(self, node_id: str, value: bytes) -> int:
         """As the backend's, like all that follow."""
@@ -109,6 +109,11 @@ class Replica:
     def read(self, index: int) -> bytes | None:
         return self.entries[index - 1][1] if 1 <= index <= self.head else None
 
+    def shrink(self, index: int) -> None:
+        if 1 <= index < self.head:
+            self.shrunk()
+            self.entries[index - 1] = (self.entries[index - 1][0], TOMBSTONE)
+
     def ping(self) -> None:
         """A new connection is made."""
 
@@ -149,6 +154,8 @@ class Line:
     lossy: float = 0.0
     """The share of calls that are broken off: before the store has them, after, or neither is known."""
     read_only: bool = False
+    met_at: float | None = 0.0
+    """When the host was first answered by this server, as it is now; None before."""
     second: int = 0
     calls: int = 0
     """In that second of the hub's."""
@@ -167,7 +174,7 @@ class SimStore:
         count: Callable[[str], None],
     ) -> None:
         self.hub, self.latency, self.timeout, self.count = hub, latency, timeout, count
-        self.master = Replica(appended)
+        self.master = Replica(appended, lambda: count("an entry is shrunk"))
         self.down = False
         self.embedded = self.may_forget = False
         self.connections: dict[Connection, None] = {}
@@ -311,6 +318,8 @@ class Call:
         """The answer has arrived."""
         if not self.over:
             self.over = True
+            if self.line.met_at is None:
+                self.line.met_at = self.store.hub.now
             self.task.wake(self.ticket, value)
 
     def fail(self, why: str) -> None:
@@ -370,6 +379,9 @@ class Connection(RendezvousBackend):
     def read(self, index: int) -> bytes | None:
         data: bytes | None = self._do("read", index)
         return data
+
+    def shrink(self, index: int) -> None:
+        self._do("shrink", index)
 
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
         found: Cursor = self._do("wait", cursor, roster, timeout)

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from elastic_core.incidents import Incident, IncidentKind
-from elastic_core.rendezvous.ledger import Chair, Closed, Entry, Halt, HaltReason, Ledger, Open, Round
-from simulation import rules
+from elastic_core.rendezvous.ledger import Chair, Closed, Entry, Halt, HaltReason, Ledger, Open, Resume, Round
+from simulation import forgetting, rules, unreached
+from simulation.histories import Histories
 
 if TYPE_CHECKING:
     from simulation.agent import SimAgent
@@ -39,8 +40,10 @@ class Violation:
 class _Node:
     """What one agent has been told and has done."""
 
-    newest_round: int = 0
-    started: int = 0
+    newest: Round | None = None
+    started: Round | None = None
+    served: set[str] = field(default_factory=set)
+    """The offers of the rounds whose workers it has started."""
     closed: Closed | None = None
 
 
@@ -57,17 +60,17 @@ class Truth:
     chairs: int = 0
     """How many CHAIR entries there were."""
     _nodes: dict[str, _Node] = field(default_factory=dict)
-    _last_whole: dict[str, int] = field(default_factory=dict)
-    _ranks: dict[tuple[str, str, int], str] = field(default_factory=dict)
-    _agreed: dict[tuple[str, str], object] = field(default_factory=dict)
-    _sealed: dict[str, Round] = field(default_factory=dict)
+    histories: Histories = field(default_factory=Histories)
+    _ranks: dict[tuple[str, int], str] = field(default_factory=dict)
+    _agreed: dict[str, object] = field(default_factory=dict)
     resized_at: dict[str, float] = field(default_factory=dict)
     """When the last planned resize of a run was over."""
-    _newest: dict[str, Round] = field(default_factory=dict)
-    uncharged: set[int] = field(default_factory=set)
-    """Rounds in which something failed that spends no restart."""
+    uncharged: set[str] = field(default_factory=set)
+    """Rounds in which something failed that spends no restart; they go by their offers here."""
     _failures: Counter[str] = field(default_factory=Counter)
-    _failed_rounds: set[tuple[str, int]] = field(default_factory=set)
+    _failed_rounds: set[str] = field(default_factory=set)
+    _trained: dict[str, list[Round]] = field(default_factory=dict)
+    """Every round of a run that was ever whole."""
 
     def violated(self, name: str, what: str) -> None:
         """Note it; the plan ends with the first."""
@@ -79,11 +82,17 @@ class Truth:
     def appended(self, replica: Replica, data: Any) -> None:
         """An entry was written."""
         entry: Entry = data.value
-        before: Entry | None = replica.entries[-2][1].value if len(replica.entries) > 1 else None  # type: ignore[attr-defined]
+        if entry.id in self.histories.written:
+            self.world.count("S3 an entry is put back")
+            self.world.note("store", f"has entry {entry.index} again: {told(entry)}")
+            return
+        before = self.histories.add(replica, entry)
         self.world.note(entry.author, f"writes entry {entry.index}, term {entry.term}: {told(entry)}")
         if before is not None:
             self._check_order(before, entry)
         match entry.body:
+            case Resume() as body:
+                forgetting.check_resume(self.world, replica, before, entry, body)
             case Round() as body:
                 self._check_round(replica, entry, body, before)
             case Halt() as body:
@@ -102,6 +111,8 @@ class Truth:
                 self.world.count("OPEN" if before is None else "OPEN of the next run")
 
     def _check_order(self, before: Entry, entry: Entry) -> None:
+        if isinstance(entry.body, Resume):
+            return
         if isinstance(entry.body, Open):
             if not isinstance(before.body, Closed):
                 self.violated("I12", f"{entry.author} opens a run upon one that is not closed")
@@ -114,21 +125,24 @@ class Truth:
             self.violated("S1", f"a CHAIR of term {entry.term} follows term {before.term}")
 
     def _check_round(self, replica: Replica, entry: Entry, body: Round, before: Entry | None) -> None:
-        plan, earlier = self.world.plan, self._last_round(replica, entry.run)
-        members = body.members or (earlier.members if earlier is not None else ())
+        plan, earlier = self.world.plan, self.histories.newest_round(replica, entry.run, but=1)
+        served = self.histories.rounds.get(body.offer.id)
+        members = self.histories.seal(body, earlier).members
+        if served not in (None, self.histories.rounds[body.offer.id]) and forgetting.served(self.world, body.offer.id):
+            self.violated("I2", f"round {body.number} is given a store that served before")
         rules.check_seats(self.world, before, entry, body)
+        unreached.check_seal(self.world, before, entry, replace(body, members=members), earlier)
         ids = [member.node_id for member in members]
         if len(set(ids)) != len(ids) or not plan.min_nodes <= len(ids) <= plan.max_nodes:
             self.violated("I3", f"round {body.number} of {ids}, with {plan.min_nodes} to {plan.max_nodes} nodes")
         if earlier is not None:
             if body.number <= earlier.number:
                 self.violated("I4", f"round {body.number} follows round {earlier.number}")
-            if any(t.run == entry.run and t.round.number < body.number for t in self.whole_now.values()):
-                self.violated("S4", f"round {body.number} is sealed while round {earlier.number} trains")
-        if body.offer.id in self._sealed:
-            self.violated("I2", f"round {body.number} is given a store that served before")
-        self._sealed[body.offer.id] = Round(number=body.number, offer=body.offer, members=members)
-        self._newest[entry.run] = self._sealed[body.offer.id]
+            for training in self.whole_now.values():
+                if training.run == entry.run and not forgetting.unaware(self.world, training):
+                    self.violated("S4", f"round {body.number} is sealed while round {training.round.number} trains")
+        else:
+            forgetting.check_first(self.world, entry)
         if before is not None and isinstance(before.body, Halt) and before.body.reason is HaltReason.RESIZE:
             self.resized_at[entry.run] = self.world.hub.now
         self.rounds.append(entry)
@@ -148,31 +162,18 @@ class Truth:
             return
         blamed = before.body.incident if isinstance(before.body, Halt) else None
         failure = body.same_as or (blamed is not None and blamed.kind is IncidentKind.WORKER_FAILED)
-        known = (entry.run, earlier.number) in self._failed_rounds and earlier.number not in self.uncharged
+        known = earlier.offer.id in self._failed_rounds and earlier.offer.id not in self.uncharged
         if failure and known and body.members == earlier.members and spent != before.counters.restarts + 1:
             self.violated("I13", f"a failure of round {earlier.number} spends no restart")
         if spent < before.counters.restarts:
             self.world.count("a restart is given back")
 
-    def _last_round(self, replica: Replica, run: str) -> Round | None:
-        for _, data in reversed(replica.entries[:-1]):
-            entry: Entry = data.value  # type: ignore[attr-defined]
-            if entry.run != run:
-                return None
-            if isinstance(entry.body, Round):
-                return self._sealed.get(entry.body.offer.id)
-        return None
-
     # Nodes -----------------------------------------------------------------------------------------------------------
-
-    def newest_round(self, run: str) -> Round | None:
-        """The round of a run that was written last, with its members."""
-        return self._newest.get(run)
 
     def joined(self, agent: SimAgent, ledger: Ledger) -> None:
         """An agent has come in."""
         node = self._node(agent)
-        node.newest_round = ledger.round.number if ledger.round is not None else 0
+        node.newest = ledger.round
         rules.check_joined(self.world, agent, ledger)
         self.world.note(agent.node_id, f"has joined run {ledger.head.run} at entry {ledger.head.index}")
 
@@ -181,37 +182,57 @@ class Truth:
         node = self._node(agent)
         for entry in entries:
             if node.closed is None and isinstance(entry.body, Round):
-                node.newest_round = max(node.newest_round, entry.body.number)
+                node.newest = self.histories.rounds[entry.body.offer.id]
             elif node.closed is None and isinstance(entry.body, Closed):
                 node.closed = entry.body
         rules.check_obedience(self.world, agent)
-        if self.world.trace is not None:
+        if self.world.trace is not None and entries:
             self.world.note(agent.node_id, f"reads entry {', '.join(str(entry.index) for entry in entries)}")
+
+    def adopted(self, agent: SimAgent, ledger: Ledger) -> None:
+        """An agent's loop will be told that the store has lost what it had read, and of what the run has come to."""
+        node = self._node(agent)
+        node.newest = ledger.round
+        if node.closed is None:
+            node.closed = ledger.closed
+        rules.check_obedience(self.world, agent)
+        self.world.count("S3 another history is adopted")
+        self.world.note(agent.node_id, f"goes on from entry {ledger.head.index} in epoch {ledger.head.epoch}")
 
     def started(self, agent: SimAgent, current: Round, restart_count: int) -> None:
         """An agent starts workers."""
         node, who = self._node(agent), agent.node_id
         self.world.note(who, f"starts workers of round {current.number}, restart count {restart_count}")
-        sealed = self._sealed.get(current.offer.id)
+        sealed = self.histories.rounds.get(current.offer.id)
         if sealed is None:
             self.violated("I11", f"{who} starts round {current.number}, which nobody ever wrote")
         elif (sealed.number, sealed.members) != (current.number, current.members):
             self.violated("I2", f"{who} starts another round {current.number} than was written")
-        if current.number < node.newest_round:
-            self.violated("I5", f"{who} starts round {current.number} after it has read of {node.newest_round}")
-        if current.number <= node.started:
-            self.violated("I4", f"{who} starts round {current.number} after {node.started}")
+        if node.newest is not None and self._follows(agent.run, node.newest, current):
+            self.violated("I5", f"{who} starts round {current.number} after it has read of {node.newest.number}")
+        if node.started is not None and self._follows(agent.run, node.started, current):
+            self.violated("I4", f"{who} starts round {current.number} after {node.started.number}")
         if node.closed is not None:
             self.violated("I12", f"{who} starts round {current.number} after it has read CLOSED")
         if agent.hands.gang is not None and agent.hands.gang.alive:
             self.violated("I9", f"{who} starts round {current.number} while {agent.hands.gang.number} is there")
-        node.started = current.number
-        key = (agent.run, str(current.number) if not self.world.plan.may_forget else current.offer.id)
+        if current.offer.id in node.served:
+            self.violated("I4", f"{who} starts round {current.number} once more")
+        node.started = current
+        node.served.add(current.offer.id)
+        # Two histories of a run may have a round of one number each; a place serves one round all the same.
+        key = current.offer.id if self.world.plan.may_forget else f"{agent.run} {current.number}"
         if self._agreed.setdefault(key, (current.members, current.offer)) != (current.members, current.offer):
             self.violated("I2", f"{who} has other members of round {current.number} than somebody else")
         rank = [member.node_id for member in current.members].index(who)
-        if self._ranks.setdefault((*key, rank), who) != who:
+        if self._ranks.setdefault((key, rank), who) != who:
             self.violated("I1", f"rank {rank} of round {current.number} belongs to two nodes")
+
+    def _follows(self, run: str, later: Round, current: Round) -> bool:
+        """Whether one round comes after another; where a run has two histories, in one of them."""
+        if run in self.histories.forked:
+            return self.histories.came_after(later, current)
+        return later.number > current.number
 
     def failed(self, gang: Gang, why: str) -> None:
         """A worker exited with 1."""
@@ -219,10 +240,11 @@ class Truth:
 
     def reported(self, agent: SimAgent, incident: Incident) -> None:
         """An agent reports a failure."""
+        offer = agent.hands.offer
         if incident.kind is not IncidentKind.WORKER_FAILED:
-            self.uncharged.add(incident.round)
-        elif (agent.run, incident.round) not in self._failed_rounds:
-            self._failed_rounds.add((agent.run, incident.round))
+            self.uncharged.add(offer)
+        elif offer not in self._failed_rounds:
+            self._failed_rounds.add(offer)
             self._failures[agent.run] += 1
 
     def exited(self, agent: SimAgent, code: int, why: str) -> None:
@@ -243,13 +265,17 @@ class Truth:
         number = training.round.number
         self.world.note("training", f"round {number} trains")
         for other in self.whole_now.values():
-            if other.run == training.run:
+            if self.world.forgot:
+                forgetting.check_pair(self.world, training, other)
+            elif other.run == training.run:
                 self.violated("S4", f"round {number} trains while round {other.round.number} does")
             else:
                 self.world.count("two runs train at once")
-        if number < self._last_whole.get(training.run, 0):
-            self.violated("I6", f"round {number} trains after round {self._last_whole[training.run]} did")
-        self._last_whole[training.run] = number
+        trained = self._trained.setdefault(training.run, [])
+        for later in trained:
+            if self.histories.came_after(later, training.round):
+                self.violated("I6", f"round {number} trains after round {later.number} did")
+        trained.append(training.round)
         self.whole_now[id(training)] = training
 
     def no_longer_whole(self, training: Training) -> None:
@@ -275,6 +301,9 @@ def told(entry: Entry) -> str:
             return f"HALT {body.round}, {body.reason.value}: {body.why}"
         case Closed() as body:
             return f"CLOSED with {body.exit_code}: {body.why}"
+        case Resume() as body:
+            what = "halted" if body.halt is not None else "live"
+            return f"RESUME of run {entry.run} with round {body.round.number}, {what}, epoch {entry.epoch}: {body.why}"
     raise AssertionError(entry)
 
 

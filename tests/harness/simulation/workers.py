@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.rendezvous.ledger import Round
 from elastic_core.rendezvous.node import NodeEvent, Progressed, WorkerFailed, WorkersDone
+from simulation.peers import sundered
 
 if TYPE_CHECKING:
     from simulation.world import Host, World
@@ -50,6 +51,8 @@ class Training:
     gangs: dict[str, Gang] = field(default_factory=dict)
     broken: bool = False
     """Somebody stopped or failed: this round will never be whole again."""
+    in_vain_at: float = 0.0
+    """When all were there and could not reach each other."""
     whole_at: float | None = None
     ended_at: float | None = None
 
@@ -57,6 +60,11 @@ class Training:
     def whole(self) -> bool:
         """Whether it trains right now."""
         return self.whole_at is not None and self.ended_at is None
+
+    @property
+    def sundered(self) -> bool:
+        """Whether some of the members that are here do not reach others that they have to."""
+        return sundered(self.round, {node_id: gang.host for node_id, gang in self.gangs.items()})
 
     def ready(self, gang: Gang) -> None:
         """One node's workers wait for their peers."""
@@ -71,7 +79,8 @@ class Training:
         here = [self.gangs[i] for i in members if i in self.gangs and self.gangs[i].state is State.RUNNING]
         if self.broken or self.whole_at is not None or len(here) < len(members):
             return
-        if any(gang.host.isolated for gang in here) and len(here) > 1:
+        if self.sundered:
+            self.in_vain_at = self.world.hub.now
             self.world.count("workers reach the store, not each other")
             return
         hub, random = self.world.hub, self.world.hub.random

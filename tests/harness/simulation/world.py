@@ -34,7 +34,12 @@ class Host:
         self.boots = 1
         self.lag = 0.0
         self.isolated = False
-        """Its workers cannot reach those of other hosts."""
+        """It reaches the store, and no other host."""
+        self.isolated_at = self.isolated_until = 0.0
+        self.severed: dict[int, float] = {}
+        """The numbers of other hosts that it does not reach, and that do not reach it; until when."""
+        self.off = False
+        """It has no power, or has yet to be used again."""
         self.ports_taken = False
         """No worker can listen anywhere."""
         self.suspended = False
@@ -50,6 +55,11 @@ class Host:
     def boot_id(self) -> str:
         """The stable host id: another one after each boot."""
         return f"{self.name}-boot{self.boots}"
+
+    @property
+    def address(self) -> str:
+        """Where other hosts reach it."""
+        return f"10.0.0.{self.number + 1}"
 
     def now(self) -> float:
         """What its agents take for the time."""
@@ -67,6 +77,7 @@ class Host:
         self.agents.append(agent)
         self.world.enlist(agent)
         self.seats[seat] = agent
+        self.off = False
         self.world.note(agent.node_id, f"starts on host {self.name}, seat {seat}")
         return agent
 
@@ -103,12 +114,15 @@ class World:
         self.store.embedded, self.store.may_forget = plan.embedded, plan.may_forget
         self.hosts = [Host(self, number) for number in range(plan.hosts)]
         self.work_left = plan.work
+        self.forgot = False
+        """Whether the store ever came back without something that it had taken."""
         self.remembered: dict[Fault, Replica] = {}
         """What the store will have gone back to after each fault that makes it forget."""
         self.troubled_until = 0.0
         """When the last fault of the store ends."""
         self._trainings: dict[tuple[str, int, str], Training] = {}
         self._agents: dict[str, SimAgent] = {}
+        self._addresses = {host.address: host for host in self.hosts}
         self._ids = 0
 
     @property
@@ -153,6 +167,14 @@ class World:
     def agent(self, node_id: str) -> SimAgent | None:
         """The agent of this id."""
         return self._agents.get(node_id)
+
+    def at_address(self, address: str) -> Host:
+        """The host that is reached there."""
+        return self._addresses[address]
+
+    def newest_round(self, run: str) -> Round | None:
+        """The newest round of a run on the server that everybody will ask in the end."""
+        return self.truth.histories.newest_round(self.store.master, run)
 
     def trainings(self) -> list[Training]:
         """All that anybody ever started."""

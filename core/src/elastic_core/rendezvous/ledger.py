@@ -288,7 +288,10 @@ def opened(entry: Entry, now: float) -> Ledger:
     if isinstance(body, Open):
         return ledger
     known = body.epoch, body.index
-    return replace(ledger, round=body.round, round_at=now, halt=body.halt, halt_at=now, resumed_from=known)
+    # When it was resized last is not told: whoever reads this takes it for just now, as a newcomer does (rule L4).
+    return replace(
+        ledger, round=body.round, round_at=now, halt=body.halt, halt_at=now, resized_at=now, resumed_from=known
+    )
 
 
 def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:

@@ -62,6 +62,8 @@ class NodeState:
     """The newest round after whose failure this node has probed its peers; 0 for none."""
     unreachable: tuple[str, ...] = ()
     """Those that it did not reach then."""
+    ran: frozenset[str] = frozenset()
+    """The rounds whose workers were ever started here, by their offers: none is started twice (S3)."""
     outrun: str = ""
     """Why the store's run is not this node's any more; '' while it is."""
 
@@ -278,11 +280,17 @@ def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
 
 
 def _replaced(state: NodeState, ledger: Ledger) -> NodeState:
-    """The state on another history: what a round of the old one that is not in the new led to is forgotten."""
+    """The state on another history: what a round of the old one that is not in the new led to is forgotten.
+
+    A round of the new one may have been given the offer, so there is another.
+    """
     before, after = state.ledger.round, ledger.round
     same = before is not None and after is not None and (before.number, before.offer) == (after.number, after.offer)
     state = replace(state, ledger=ledger)
-    if same or not state.round:
+    if same:
+        return state
+    state = replace(state, offer=None, spent=True)
+    if not state.round:
         return state
     phase = Phase.RUNNING if state.work in (Work.RUNNING, Work.STOPPING) else Phase.WAITING
     return replace(state, round=0, phase=phase, incident=None, progressed=False)
@@ -299,6 +307,8 @@ def _reconcile(state: NodeState) -> tuple[NodeState, tuple[Effect, ...]]:
     if state.work is Work.NONE:
         if wanted is not None:
             return _start(state, wanted)
+        if (resumed := _run_before(state)) is not None:
+            state = replace(state, phase=Phase.STOPPED, round=resumed.number)
         if dropped and state.phase in (Phase.STOPPED, Phase.FINISHED):
             state = replace(state, phase=Phase.WAITING)  # alive, and a newcomer from now on
     if state.spent and wanted is None:
@@ -345,9 +355,17 @@ def _end(state: NodeState) -> Exit | None:
 def _wanted(state: NodeState) -> Round | None:
     """The round whose workers should run here and do not yet."""
     current = state.ledger.round
-    if current is None or not state.ledger.live or current.number <= state.round:
+    if current is None or not state.ledger.live or current.number <= state.round or current.offer.id in state.ran:
         return None
     return current if state.ledger.is_member(state.info.node_id) else None
+
+
+def _run_before(state: NodeState) -> Round | None:
+    """The live round, if the store has gone back to it and the workers that it had here were stopped (rule S3)."""
+    current = state.ledger.round
+    if current is None or not state.ledger.live or current.number == state.round:
+        return None
+    return current if current.offer.id in state.ran else None
 
 
 def _start(state: NodeState, wanted: Round) -> tuple[NodeState, tuple[Effect, ...]]:
@@ -355,4 +373,4 @@ def _start(state: NodeState, wanted: Round) -> tuple[NodeState, tuple[Effect, ..
     if state.spent:
         effects = (*effects, MakeOffer())
     state = replace(state, work=Work.RUNNING, phase=Phase.RUNNING, round=wanted.number, incident=None, progressed=False)
-    return replace(state, spent=False), effects
+    return replace(state, spent=False, ran=state.ran | {wanted.offer.id}), effects

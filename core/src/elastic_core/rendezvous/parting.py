@@ -96,5 +96,5 @@ def readable(found: Iterable[RosterRow]) -> list[Observation]:
     rows = []
     for seen in found:
         with contextlib.suppress(RendezvousStateError):
-            rows.append(Observation(decode_row(seen.value), seen.serial, seen.beat))
+            rows.append(Observation(decode_row(seen.value), seen.serial, seen.beat, seen.revision))
     return rows

@@ -53,7 +53,7 @@ class Session:
         self._ledger = ledger
         self._memory = Memory((ledger.head,))
         self._doubt = False
-        """Whether the store may have lost entries: the reader hangs up, and compares on its next connection (S3)."""
+        """Whether the store may have lost entries: the reader compares on its next connection, or does so now (S3)."""
         self._unread: HistoryChangedError | None = None
         """Why the reader could not read on from where it is."""
         self._chair = ChairDriver(node_id, calls.judge, clock, calls.publish)
@@ -214,8 +214,12 @@ class Session:
 
     def _restore(self, store: RendezvousBackend) -> None:
         """Compare the store's history with ours, and make them one (rule S3)."""
-        self._doubt, unread, self._unread = False, self._unread, None
-        found = restore(store, self._ledger, self._memory, self._node_id, self._clock, unread=unread)
+        unread, self._unread = self._unread, None
+        self._doubt = True  # and whoever has doubts meanwhile must let this comparison come to its end
+        try:
+            found = restore(store, self._ledger, self._memory, self._node_id, self._clock, unread=unread)
+        finally:
+            self._doubt = False
         if isinstance(found, Rejoin):
             self._end_for(Outrun(found.why), Event("outrun", f"{found.why}: joining anew", Level.WARNING))
         elif found is not None:
@@ -327,6 +331,8 @@ class Session:
     def _reenter(self, store: RendezvousBackend, row: NodeRow) -> None:
         if not self._stopping.is_set():
             store.enter(self._node_id, encode_row(row))
+            with self._wake:
+                self._sent = 0  # what was sent before this found no row
 
     # Connections -----------------------------------------------------------------------------------------------------
 

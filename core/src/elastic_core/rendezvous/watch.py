@@ -32,6 +32,8 @@ class Sighting:
     """When its row first showed its present :attr:`NodeRow.head`."""
     listed: bool = True
     """Whether the newest read still had it, and no older one; without it the node is judged by its beats alone."""
+    revision: int = 0
+    """The row's, which grows for as long as the node lives, whatever its store forgets (rule S7)."""
 
     @property
     def node_id(self) -> str:
@@ -74,6 +76,7 @@ class Observation:
     row: NodeRow
     serial: int
     beat: int
+    revision: int = 0
 
 
 def observe(watch: Watch, rows: Iterable[Observation], now: float) -> Watch:
@@ -82,7 +85,7 @@ def observe(watch: Watch, rows: Iterable[Observation], now: float) -> Watch:
     nodes = {}
     for seen in sorted(rows, key=lambda seen: seen.serial):
         old = watch.get(seen.row.info.node_id)
-        if old is not None and _older(seen.row, old.row):  # from a copy of the store; the node will send it again
+        if old is not None and seen.revision < old.revision:  # from a copy of the store; the node will send it again
             changed_at = now if gap or old.beat != seen.beat else old.changed_at
             nodes[old.node_id] = replace(old, serial=seen.serial, beat=seen.beat, changed_at=changed_at, listed=False)
             continue
@@ -94,6 +97,7 @@ def observe(watch: Watch, rows: Iterable[Observation], now: float) -> Watch:
             arrived_at=now if old is None else old.arrived_at,
             changed_at=_last_sign(watch, seen, now) if old is None else now if fresh else old.changed_at,
             seen_at=now if old is None or old.row.head != seen.row.head else old.seen_at,
+            revision=seen.revision,
         )
     for node_id, old in watch.nodes.items():
         if node_id not in nodes:
@@ -103,16 +107,12 @@ def observe(watch: Watch, rows: Iterable[Observation], now: float) -> Watch:
     return replace(watch, nodes=in_order, read_at=now, began_at=began_at, gap_at=now if gap else watch.gap_at)
 
 
-def _older(row: NodeRow, known: NodeRow) -> bool:
-    """Whether a row says less than what was known of its node, which only ever reads on."""
-    if row.run != known.run:
-        return row.run == ""
-    return row.epoch == known.epoch and 0 < row.head < known.head
-
-
 def _last_sign(watch: Watch, seen: Observation, now: float) -> float:
-    """When a node that is seen for the first time last gave a sign: now, unless it is the old chair, and still."""
-    heard = watch.heard
+    """When a node that is seen for the first time last gave a sign: now, unless it is the old chair, and still.
+
+    A row that was not there when the chair first looked is a sign by itself.
+    """
+    heard = watch.heard if watch.read_at is None else None
     if heard is not None and (heard.node_id, heard.beat) == (seen.row.info.node_id, seen.beat):
         return heard.changed_at
     return now

@@ -1,0 +1,98 @@
+"""What must hold of a store that forgets (rule S3), and for how long a node may not know what it has forgotten.
+
+A store that lost entries, or is two for a while, can let a run be decided upon twice, and nobody can know before having
+asked the server that is right. That is the window of replication that is documented. So a node that trains is
+*unaware* until it has been in touch with that server for a few seconds; from then on everything holds as ever.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic_core.rendezvous.ledger import Closed, Entry, Resume
+
+if TYPE_CHECKING:
+    from simulation.store import Replica
+    from simulation.workers import Training
+    from simulation.world import Host, World
+
+AWARE = 7.0
+"""Seconds of undisturbed contact with a store after which a node must have compared: a beat, a client that gives up."""
+LOOKS = 1.0
+"""Seconds between two looks at two rounds that train."""
+
+
+def aware(world: World, host: Host, seconds: float = AWARE) -> bool:
+    """Whether the agents of a host have been in touch with their server for so long, and with nothing in the way."""
+    line, now = host.line, world.hub.now
+    troubled = max(host.troubled_until, line.to_cut, line.from_cut)
+    if line.met_at is None or line.slow or line.lossy or line.read_only or host.lag or host.suspended:
+        return False
+    return now - max(line.met_at, troubled) >= seconds and not world.store.down
+
+
+def unaware(world: World, training: Training) -> bool:
+    """Whether a round may train on, although its run has gone on without it: no member can know of that yet."""
+    return world.forgot and not _overdue(world, training)
+
+
+def served(world: World, offer: str) -> bool:
+    """Whether workers ever met at a place whose agents can be expected to know that."""
+    gangs = [g for training in world.trainings() if training.round.offer.id == offer for g in training.gangs.values()]
+    return any(not world.forgot or aware(world, gang.host) for gang in gangs)
+
+
+def _overdue(world: World, training: Training) -> str:
+    """A member of a round that trains, who must know that it is not the newest any more; '' if nobody must."""
+    for node_id, gang in training.gangs.items():
+        agent, host = world.agent(node_id), gang.host
+        if agent is None or agent.over or agent.process.frozen or not aware(world, host):
+            continue
+        newest = world.truth.histories.newest_round(host.line.replica, training.run)
+        if newest is None or newest.offer.id != training.round.offer.id:
+            return node_id
+    return ""
+
+
+def check_pair(world: World, one: Training, other: Training) -> None:
+    """S4, I12: two rounds train at once, which only somebody who does not know of it may do, and not for long."""
+    if not one.whole or not other.whole:
+        return
+    for training in (one, other):
+        if node_id := _overdue(world, training):
+            both = f"rounds {one.round.number} of {one.run} and {other.round.number} of {other.run}"
+            world.truth.violated("S4", f"{both} train at once, and {node_id} must know of it")
+            return
+    world.count("S3 two rounds train, and nobody can know of it yet")
+    world.hub.at(world.hub.now + LOOKS, check_pair, world, one, other)
+
+
+def check_resume(world: World, replica: Replica, before: Entry | None, entry: Entry, body: Resume) -> None:
+    """S3: a run goes on where it was, over nobody else's."""
+    truth = world.truth
+    if not world.forgot:
+        truth.violated("S3", f"{entry.author} resumes a run, and the store has lost nothing")
+    sealed = truth.histories.rounds.get(body.round.offer.id)
+    if sealed is None or (sealed.number, sealed.members) != (body.round.number, body.round.members):
+        truth.violated("S3", f"{entry.author} resumes round {body.round.number}, which nobody ever wrote")
+    if entry.epoch != body.epoch + 1:
+        truth.violated("S3", f"epoch {entry.epoch} follows epoch {body.epoch}")
+    if before is None:
+        world.count("S3 RESUME over an empty store")
+    elif before.run == entry.run:
+        world.count("S3 RESUME over what was put back")
+    else:
+        world.count("S3 RESUME over another run")
+        if truth.histories.newest_round(replica, before.run, but=1) is not None and not isinstance(before.body, Closed):
+            truth.violated("S3", f"{entry.author} resumes its run over run {before.run}, which has had a round")
+
+
+def check_first(world: World, entry: Entry) -> None:
+    """S3: a newcomer does not bury a run that others are in, who have met this store before."""
+    for agent in world.living() if world.forgot else ():
+        if agent.run in ("", entry.run) or agent.state is None or agent.leaving or agent.process.frozen:
+            continue
+        ledger = agent.state.ledger
+        mine = ledger.round is not None and ledger.closed is None and not agent.state.outrun
+        if mine and agent.host.line.replica is world.store.master and aware(world, agent.host):
+            world.truth.violated("S3", f"{entry.author} buries the run that {agent.node_id} is in")

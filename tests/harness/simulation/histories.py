@@ -1,0 +1,68 @@
+"""Everything that was ever written, on whichever server: what stands on what, and where one history became two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from elastic_core.rendezvous.ledger import Entry, Resume, Round
+
+if TYPE_CHECKING:
+    from simulation.store import Replica
+
+
+@dataclass
+class Histories:
+    """The entries by their ids, and the rounds by the ids of their offers, which serve one round each."""
+
+    written: dict[str, Entry] = field(default_factory=dict)
+    rounds: dict[str, Round] = field(default_factory=dict)
+    """With their members spelled out."""
+    followed: dict[str, str] = field(default_factory=dict)
+    """The round before each one, in its own history."""
+    forked: set[str] = field(default_factory=set)
+    """Runs of which there are two histories, since a store has forgotten one."""
+    _after: dict[str, str] = field(default_factory=dict)
+    """What was first built upon each entry."""
+    _newest: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """How far each run has come on any server."""
+
+    def add(self, replica: Replica, entry: Entry) -> Entry | None:
+        """Take note of the newest entry of a server; the one before it there."""
+        self.written[entry.id] = entry
+        body, newest = entry.body, self._newest.get(entry.run, (0, 0))
+        if entry.prev and self._after.setdefault(entry.prev, entry.id) != entry.id:
+            self.forked.add(entry.run)
+        if isinstance(body, Resume) and (body.epoch, body.index) < newest:
+            self.forked.add(entry.run)
+        self._newest[entry.run] = max(newest, (entry.epoch, entry.index))
+        return self.written[entry.prev] if entry.prev else None
+
+    def seal(self, body: Round, earlier: Round | None) -> Round:
+        """Take note of a round; what it is, spelled out."""
+        members = body.members or (earlier.members if earlier is not None else ())
+        self.rounds[body.offer.id] = spelled = Round(number=body.number, offer=body.offer, members=members)
+        if earlier is not None:
+            self.followed[body.offer.id] = earlier.offer.id
+        return spelled
+
+    def newest_round(self, replica: Replica, run: str, *, but: int = 0) -> Round | None:
+        """The newest round of a run on a server, while that run is the newest there; without the last entries."""
+        for place in range(len(replica.entries) - 1 - but, -1, -1):
+            entry = self.written[replica.entries[place][0]]
+            if entry.run != run:
+                return None
+            if isinstance(entry.body, Round):
+                return self.rounds[entry.body.offer.id]
+            if isinstance(entry.body, Resume):
+                return self.rounds.get(entry.body.round.offer.id)
+        return None
+
+    def came_after(self, later: Round, round: Round) -> bool:
+        """Whether one round is in the history of another."""
+        at = later.offer.id
+        while (before := self.followed.get(at)) is not None:
+            if before == round.offer.id:
+                return True
+            at = before
+        return False
