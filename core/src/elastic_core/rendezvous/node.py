@@ -282,6 +282,8 @@ def _replaced(state: NodeState, ledger: Ledger) -> NodeState:
     before, after = state.ledger.round, ledger.round
     same = before is not None and after is not None and (before.number, before.offer) == (after.number, after.offer)
     state = replace(state, ledger=ledger)
+    if after is not None and after.offer == state.offer:
+        state = replace(state, offer=None, spent=True)
     if same or not state.round:
         return state
     phase = Phase.RUNNING if state.work in (Work.RUNNING, Work.STOPPING) else Phase.WAITING
