@@ -1,8 +1,9 @@
 """Two nodes train a CNN, are hurt on the way, recover, and finish: ``make demo``.
 
 Each node is an agent of its own, started as a user would start it, and all of them run on this host. The kills are
-real: SIGKILL, to one worker and then to every process of one node. A recovery is timed from outside, from the kill to
-the moment when rank 0 has finished a training step, which takes the gradients of all ranks.
+real: SIGKILL, to one worker and then to every process of one node, and before that, over Redis and etcd, to the server
+that leads. A recovery is timed from outside, from the kill to the moment when rank 0 has finished a training step,
+which takes the gradients of all ranks.
 """
 
 from __future__ import annotations
@@ -12,9 +13,7 @@ import contextlib
 import os
 import queue
 import re
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from stores import Store, StoreFailed, store_for
 
 TRAIN = Path(__file__).with_name("train.py")
 WORKERS_PER_NODE = 2
@@ -61,7 +62,8 @@ class Recovery:
     event: str
     before: int
     after: int
-    seconds: float
+    seconds: float | None
+    """How long nobody trained; None where nobody stopped."""
     epoch: int
 
 
@@ -78,6 +80,8 @@ class Stage:
     history: deque[str] = field(default_factory=lambda: deque(maxlen=40))
     workers: int = 0
     epoch: int = 0
+    starts: int = 0
+    """How often workers have begun to train."""
     _shown: set[str] = field(default_factory=set)
     _quiet_until: float = 0.0
 
@@ -109,9 +113,13 @@ class Stage:
                 self.lines.put(Line(name, text.rstrip("\n"), time.monotonic()))
         self.lines.put(Line(name, None, time.monotonic()))
 
+    def worker_pids(self, *names: str) -> list[int]:
+        """The workers that run on these nodes now."""
+        return [pid for name in names for pid in family(self.agents[name].pid) if is_worker(pid)]
+
     def kill_worker(self, name: str) -> float:
         """Kill the last worker of a node; return when that was."""
-        pid = [pid for pid in family(self.agents[name].pid) if is_worker(pid)][-1]
+        pid = self.worker_pids(name)[-1]
         self.say(f"KILL     kill -9 {pid}: a worker on node {name}")
         os.kill(pid, signal.SIGKILL)
         return time.monotonic()
@@ -171,6 +179,7 @@ class Stage:
                 self.say(f"train    {text}")
         elif STARTED.search(text):
             self._quiet_until = 0.0
+            self.starts += 1
             self.say(f"train    {text}")
         elif (found := AGENT.match(text)) and found["message"] not in self._shown:
             self._shown.add(found["message"])
@@ -189,6 +198,28 @@ class Stage:
     def progress(self, epochs: int) -> None:
         """Wait until some more epochs are done."""
         self.wait_for(EPOCH, f"{epochs} more epochs", epoch=self.epoch + epochs)
+
+    def undisturbed(self, event: str, store: Store) -> None:
+        """Kill the server that leads; see that another one leads then, and that the same workers trained all the time.
+
+        Raises:
+            DemoFailed: They did not.
+            StoreFailed: No other server leads.
+        """
+        workers, starts, epoch, leader = self.worker_pids(*self.agents), self.starts, self.epoch, store.leader()
+        server = store.servers[leader]
+        self.say(f"KILL     kill -9 {server.pid}: {store.title}, at port {leader}")
+        server.kill()
+        self.progress(5)
+        heir = store.leader(after=leader)
+        self.progress(5)
+        if self.worker_pids(*self.agents) != workers or self.starts != starts:
+            raise DemoFailed(f"workers were stopped when {store.title} was killed")
+        self.recoveries.append(Recovery(event, self.workers, self.workers, None, self.epoch))
+        epochs = self.epoch - epoch
+        self.say(
+            f"GO ON    workers never stopped: the same {len(workers)} have done {epochs} epochs since; {heir} leads now"
+        )
 
     def finish(self) -> float:
         """Wait for the accuracy, and for the agents to end well."""
@@ -250,90 +281,33 @@ def variable(pid: int, name: str) -> str | None:
     return next((value.decode() for value in values), None)
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextlib.contextmanager
-def redis_server(folder: Path) -> Iterator[str]:
-    """A Redis server for as long as the block runs; yields its address.
+def staged(backend: str, epochs: int) -> Iterator[tuple[Stage, Store]]:
+    """A stage in a temporary folder, and where its nodes meet; nothing is left of them.
 
     Raises:
-        DemoFailed: There is none here, or it does not start.
-    """
-    program = shutil.which("redis-server")
-    if program is None:
-        raise DemoFailed("redis-server is not installed (apt-get install redis-server)")
-    port = free_port()
-    flags = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
-    with subprocess.Popen([program, *flags], stdout=subprocess.PIPE, text=True, start_new_session=True) as server:
-        assert server.stdout is not None
-        try:
-            if not any("Ready to accept connections" in line for line in server.stdout):
-                raise DemoFailed(f"redis-server ended with code {server.wait()}")
-            yield f"127.0.0.1:{port}"
-        finally:
-            server.terminate()
-
-
-@contextlib.contextmanager
-def etcd_server() -> Iterator[str]:
-    """An etcd for as long as the block runs; yields its address.
-
-    Raises:
-        DemoFailed: There is none here, or it does not start.
-    """
-    from elastic_core.errors import ElasticError
-    from elastic_rdzv_etcd.sidecar import Sidecar, find_binary
-
-    try:
-        server = Sidecar.start(find_binary({}))
-    except ElasticError as exc:
-        raise DemoFailed(str(exc)) from exc
-    with contextlib.closing(server):
-        yield f"127.0.0.1:{server.port}"
-
-
-@contextlib.contextmanager
-def endpoint_of(backend: str, folder: Path) -> Iterator[str]:
-    """Where the nodes meet, for as long as the block runs."""
-    if backend in ("redis", "etcd"):
-        with redis_server(folder) if backend == "redis" else etcd_server() as address:
-            yield address
-    else:
-        yield f"127.0.0.1:{free_port()}" if backend == "c10d" else str(folder)
-
-
-@contextlib.contextmanager
-def staged(backend: str, epochs: int) -> Iterator[Stage]:
-    """A stage in a temporary folder; nothing is left of either.
-
-    Raises:
-        DemoFailed: There is no such server here.
+        StoreFailed: There are no such servers here.
     """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastic-demo-")))
-        endpoint = stack.enter_context(endpoint_of(backend, folder))
-        rendezvous = [f"--rdzv_backend={backend}", f"--rdzv_endpoint={endpoint}", "--rdzv_id=digits"]
+        store = stack.enter_context(store_for(backend, folder))
+        rendezvous = [f"--rdzv_backend={backend}", f"--rdzv_endpoint={store.endpoint}", "--rdzv_id=digits"]
         size = ["--nnodes=1:2", f"--nproc_per_node={WORKERS_PER_NODE}", "--max_restarts=3"]
         training = [os.path.relpath(TRAIN), f"--epochs={epochs}", f"--checkpoint={folder / 'digits.pt'}"]
         stage = Stage([*size, *rendezvous, *training])
         try:
-            yield stage
+            yield stage, store
         finally:
             stage.clear()
 
 
-def perform(stage: Stage, backend: str) -> float:
+def perform(stage: Stage, backend: str, store: Store) -> float:
     """The whole play; returns the test accuracy."""
     # Both agents come within seconds of each other, and once both are here nobody waits for more.
-    flags = {"A": "--rdzv_conf=last_call_timeout=20", "B": "--rdzv_conf=last_call_timeout=20"}
+    conf = ",".join(filter(None, ["--rdzv_conf=last_call_timeout=20", store.conf]))
+    flags = {"A": conf, "B": conf}
     if backend == "c10d":  # the store lives in one of the agents; the node to be killed must be the other
-        flags = {"A": f"{flags['A']},is_host=true", "B": f"{flags['B']},is_host=false"}
+        flags = {"A": f"{conf},is_host=true", "B": f"{conf},is_host=false"}
     print("Nodes A and B, each with two workers, all of them on this host:")
     print("  elastic run", *stage.command[:5], "\\\n    ", *stage.command[5:])
     stage.say("START    both nodes")
@@ -341,6 +315,10 @@ def perform(stage: Stage, backend: str) -> float:
     for name, flag in flags.items():
         stage.start(name, flag)
     stage.recovered("both nodes started", began, 2 * WORKERS_PER_NODE)
+
+    if store.servers:
+        stage.progress(5)
+        stage.undisturbed("the leader killed", store)
 
     stage.progress(5)
     killed_at = stage.kill_worker("B")
@@ -363,7 +341,8 @@ def print_table(stage: Stage, accuracy: float) -> None:
     print(f"\n{'what happened':<24}{'workers':>10}{'training again after':>24}{'from epoch':>14}")
     for row in stage.recoveries:
         size = f"{row.before} -> {row.after}"
-        print(f"{row.event:<24}{size:>10}{f'{row.seconds:.1f} s':>24}{row.epoch:>14}")
+        again = "never stopped" if row.seconds is None else f"{row.seconds:.1f} s"
+        print(f"{row.event:<24}{size:>10}{again:>24}{row.epoch:>14}")
     print(f"\ntest accuracy {accuracy:.1%}", flush=True)
 
 
@@ -372,19 +351,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Two nodes train, are hurt, recover, and finish.")
     choices = ["c10d", "etcd", "file", "redis"]
     parser.add_argument("--rdzv_backend", "--rdzv-backend", choices=choices, default="c10d")
-    parser.add_argument("--epochs", type=int, default=80)
+    parser.add_argument("--epochs", type=int, default=100)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     with contextlib.ExitStack() as stack:
         try:
-            stage = stack.enter_context(staged(args.rdzv_backend, args.epochs))
-        except DemoFailed as failed:
+            stage, store = stack.enter_context(staged(args.rdzv_backend, args.epochs))
+        except StoreFailed as failed:
             print(f"The demo failed: {failed}.")
             return 1
         try:
-            accuracy = perform(stage, args.rdzv_backend)
+            accuracy = perform(stage, args.rdzv_backend, store)
             left = stage.left_over()
-        except DemoFailed as failed:
+        except (DemoFailed, StoreFailed) as failed:
             print("\nthe last lines of the nodes:", *stage.history, f"\nThe demo failed: {failed}.", sep="\n")
             return 1
         print_table(stage, accuracy)

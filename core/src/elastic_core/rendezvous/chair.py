@@ -22,7 +22,7 @@ from elastic_core.rendezvous.reading import check_head
 from elastic_core.rendezvous.rows import NodeRow
 from elastic_core.rendezvous.scene import Judgement, Scene
 from elastic_core.rendezvous.tombstones import due
-from elastic_core.rendezvous.watch import Observation, Watch, dead, forget, observe
+from elastic_core.rendezvous.watch import Observation, Watch, contact_gap, dead, forget, observe
 
 Judge = Callable[[Incident, History], Verdict]
 """Asks the failure policies; returns within its own time limit."""
@@ -65,7 +65,8 @@ class ChairDriver:
             RendezvousConnectionError: The store cannot be reached; what was being written may or may not have landed.
         """
         self._looked_at = self.clock.now()  # before the look: a pause after it must not count as anybody's silence
-        self.watch = observe(self.watch, self._rows(store, ledger), self._looked_at)
+        gap = contact_gap(ledger.settings.timing)
+        self.watch = observe(self.watch, self._rows(store, ledger), self._looked_at, gap=gap)
         self._prune(store, ledger)
         self._shrink(store, ledger)
         decision = decide(self._scene(store, ledger))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 
-from elastic_core.errors import RendezvousStateError
+from elastic_core.errors import ElasticError, RendezvousStateError
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend, RosterRow
 from elastic_core.rendezvous.codec import decode_row, encode_entry
 from elastic_core.rendezvous.join import Clock
@@ -89,6 +89,13 @@ def others_finished(store: RendezvousBackend, ledger: Ledger, node_id: str) -> b
     members = [member.node_id for member in ledger.round.members] if ledger.round is not None else []
     rows = readable(seen for seen in store.roster(members) if seen.node_id != node_id)
     return ledger.live and any(seen.row.phase is Phase.FINISHED for seen in rows)
+
+
+def let_go(store: RendezvousBackend | None) -> None:
+    """Close a connection, whatever it says to that; there is none then."""
+    if store is not None:
+        with contextlib.suppress(ElasticError):
+            store.close()
 
 
 def readable(found: Iterable[RosterRow]) -> list[Observation]:

@@ -9,6 +9,7 @@ Each beat watches the chair's, and so this thread is the one that notices when t
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.rendezvous.backend import BeatReply, RendezvousBackend
 from elastic_core.rendezvous.ledger import Ledger
 from elastic_core.rendezvous.succession import ChairSigns, standing, takeover_at
-from elastic_core.rendezvous.watch import CONTACT_GAP, Heard
+from elastic_core.rendezvous.watch import CONTACT_GAP, Heard, contact_gap
 
 RETRY = 0.1
 """Seconds between two looks at a chair that seems to be gone, while others stand before us."""
@@ -57,6 +58,10 @@ class Pulse:
         self._chair_beat: int | None = None
         self._watched = ledger.chair
         self._reported_at: float | None = None
+        self._cut_off = False
+        """Whether the connection has broken since the last beat."""
+        self._gap_at = -math.inf
+        """When this node had the store back after it had last been cut off."""
         self._place = 0
         """How many take the chair before us; for a node without a rank, as of the newest look at the roster."""
         self._stopped = False
@@ -113,7 +118,7 @@ class Pulse:
         """Beat over this connection from now on."""
         with self._changed:
             if not self._stopped:
-                self._store = store
+                self._store, self._cut_off = store, True
                 self._changed.notify()
                 return
         store.close()
@@ -171,7 +176,9 @@ class Pulse:
     def _absorb(self, reply: BeatReply, ledger: Ledger) -> None:
         now = self._now()
         self._count += 1
-        gap = now - self._contact_at > max(CONTACT_GAP, 2 * ledger.settings.timing.beat_interval)
+        gap = self._cut_off or now - self._contact_at > contact_gap(ledger.settings.timing)
+        if gap:
+            self._gap_at, self._cut_off = now, False
         if gap or self._watched != ledger.chair or reply.watched != self._chair_beat:
             self._watched, self._chair_beat, self._chair_changed_at = ledger.chair, reply.watched, now
         self._contact_at = now
@@ -182,7 +189,7 @@ class Pulse:
         return ledger.chair != self._node_id and ledger.closed is None
 
     def _signs(self) -> ChairSigns:
-        return ChairSigns(beat_changed_at=self._chair_changed_at, reported_at=self._reported_at)
+        return ChairSigns(beat_changed_at=self._chair_changed_at, reported_at=self._reported_at, gap_at=self._gap_at)
 
     def _heard(self, ledger: Ledger) -> Heard:
         unanswered = self._silence() < ledger.settings.timing.lost_after

@@ -96,7 +96,10 @@ def _leap(store: RendezvousBackend, mine: Ledger, unread: HistoryChangedError, c
     theirs = load(store, clock.now())
     if theirs is None or theirs.head.run != mine.head.run:
         return Rejoin(unread.message)
-    if peek(store, mine.head.index + 1) is not None:
+    following = peek(store, mine.head.index + 1)
+    if following is not None and following.prev == mine.head.id:
+        return None  # others have put back meanwhile what could not be read
+    if following is not None:
         raise RendezvousStateError(unread.message, hint="Something else writes to the store; use another --rdzv_id.")
     return "this node was away for long", theirs
 

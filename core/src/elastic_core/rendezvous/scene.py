@@ -57,11 +57,13 @@ class Scene:
     def suspicion(self) -> float:
         """How long a member may take to show that it has seen an entry (rule L2), in seconds.
 
-        That the run was resumed, nodes learn by their next beat.
+        That the run was resumed, nodes learn by their next beat. Where the chair was cut off, others were, too, and
+        have a full period to be back.
         """
         if isinstance(self.ledger.head.body, Resume):
             return self.timing.lost_after
-        return max(SUSPICION, SUSPICION_FACTOR * self.ledger.counters.worst_seen)
+        usual = max(SUSPICION, SUSPICION_FACTOR * self.ledger.counters.worst_seen)
+        return max(usual, self.watch.gap_at + self.timing.lost_after - self.ledger.head_at)
 
     def judged(self, number: int) -> bool:
         """Whether the policies were asked about round ``number``."""

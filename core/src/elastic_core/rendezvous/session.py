@@ -12,12 +12,12 @@ stop healthy workers (rule S4), unless the store is embedded and so gone for goo
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError
 from elastic_core.events import Event, Level
+from elastic_core.incidents import Incident
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
 from elastic_core.rendezvous.chair import ChairDriver
 from elastic_core.rendezvous.codec import encode_row
@@ -25,14 +25,14 @@ from elastic_core.rendezvous.history import Memory, Rejoin
 from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.ledger import HistoryChangedError, Ledger, advance
 from elastic_core.rendezvous.node import EntriesRead, HistoryReplaced, NodeEvent, Outrun, StoreLost
-from elastic_core.rendezvous.parting import append_chair, hand_over, linger, others_finished, readable
+from elastic_core.rendezvous.parting import append_chair, hand_over, let_go, linger, others_finished, readable
 from elastic_core.rendezvous.pulse import Pulse, PulseCalls
 from elastic_core.rendezvous.reading import news
 from elastic_core.rendezvous.restoring import restore
 from elastic_core.rendezvous.retry import Backoff
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
 from elastic_core.rendezvous.session_calls import SessionCalls
-from elastic_core.rendezvous.watch import Heard, Watch
+from elastic_core.rendezvous.watch import Heard, Watch, interrupted
 
 __all__ = ["Session", "SessionCalls"]
 
@@ -62,6 +62,8 @@ class Session:
         self._row: NodeRow | None = None
         self._revision = 0
         self._sent = 0
+        self._unlisted = False  # whether the store has lost our row, which has to be entered anew
+        self._reported: Incident | None = None  # what the store was last told of
         self._jobs: list[Callable[[RendezvousBackend], None]] = []
         self._stopping = threading.Event()
         self._reading: RendezvousBackend | None = None
@@ -71,8 +73,7 @@ class Session:
         self._unreachable = False
         self._done = threading.Event()
         """Nothing is left to tell the store: this node has left, or there is no store any more."""
-        self._lost = False
-        """There will be no further entry for this node, for good."""
+        self._lost = False  # whether there will be no further entry for this node, for good
         pulse_calls = PulseCalls(
             contact=self._contact,
             lost=self._pulse_lost,
@@ -100,14 +101,12 @@ class Session:
     def publish_row(self, row: NodeRow) -> None:
         """Make the roster say this; returns at once, and the newest row wins."""
         with self._wake:
-            if self._is_news(row):
-                self._pulse.reported()
             self._row, self._revision = row, self._revision + 1
             self._wake.notify()
 
     def _is_news(self, row: NodeRow) -> bool:
         """Whether the row has an incident that the chair owes an entry for; the answer may have come before it."""
-        if row.incident is None or (self._row is not None and self._row.incident == row.incident):
+        if row.incident is None or row.incident == self._reported:
             return False
         current = self._ledger.round
         return self._ledger.live and current is not None and row.incident.round == current.number
@@ -154,6 +153,7 @@ class Session:
                 return
             with self._wake:
                 self._reading = store
+            self._chair.watch = interrupted(self._chair.watch)
             try:
                 self._restore(store)
                 while not self._stopping.is_set() and not self._lost:
@@ -261,9 +261,7 @@ class Session:
                 with self._wake:
                     self._writing = store
                 if row is not None and self._sent < revision:
-                    store.amend(self._node_id, revision, encode_row(row))
-                    with self._wake:
-                        self._sent = max(self._sent, revision)
+                    self._tell(store, row, revision)
                 while jobs:
                     jobs[0](store)
                     jobs.pop(0)
@@ -275,14 +273,27 @@ class Session:
                     self._jobs = [*jobs[1:], *self._jobs]
             except RendezvousConnectionError as exc:
                 self._store_failed(exc)
-                store = self._dropped(store)
+                let_go(store)
+                store = None
                 with self._wake:
                     self._jobs = [*jobs, *self._jobs]
                 self._stopping.wait(backoff.failed())
             except RendezvousStateError as exc:
                 self._give_up(exc)
                 break
-        self._dropped(store)
+        let_go(store)
+
+    def _tell(self, store: RendezvousBackend, row: NodeRow, revision: int) -> None:
+        """Bring our row up to date; the chair owes an answer from when it can have read what happened here."""
+        if unlisted := self._unlisted:
+            store.enter(self._node_id, encode_row(row))
+        store.amend(self._node_id, revision, encode_row(row))
+        with self._wake:
+            if unlisted or not self._unlisted:  # else it was lost meanwhile
+                self._sent, self._unlisted = max(self._sent, revision), False
+            if self._is_news(row):
+                self._pulse.reported()
+            self._reported = row.incident
 
     def _farewell(self, store: RendezvousBackend, timeout: float) -> None:
         try:
@@ -320,19 +331,10 @@ class Session:
     def _row_seen(self, revision: int | None) -> None:
         """Rule S7: the store is behind what we sent, or lost our row; send again."""
         with self._wake:
-            if self._row is None or (revision is not None and revision >= self._sent):
+            if self._row is None or self._done.is_set() or (revision is not None and revision >= self._sent):
                 return
-            if revision is None:
-                row = self._row
-                self._jobs.append(lambda store: self._reenter(store, row))
-            self._sent = 0
+            self._unlisted, self._sent = revision is None, 0
             self._wake.notify()
-
-    def _reenter(self, store: RendezvousBackend, row: NodeRow) -> None:
-        if not self._stopping.is_set():
-            store.enter(self._node_id, encode_row(row))
-            with self._wake:
-                self._sent = 0  # what was sent before this found no row
 
     # Connections -----------------------------------------------------------------------------------------------------
 
@@ -401,9 +403,3 @@ class Session:
             body()
         except Exception as exc:
             self._calls.crashed(exc)
-
-    @staticmethod
-    def _dropped(store: RendezvousBackend | None) -> None:
-        if store is not None:
-            with contextlib.suppress(ElasticError):
-                store.close()

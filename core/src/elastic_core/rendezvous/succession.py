@@ -6,6 +6,7 @@ of them writes the CHAIR entry and the others read it. Should two write, the led
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,8 @@ class ChairSigns:
     """When the chair's beat was last seen to change, over this node's own successful beats."""
     reported_at: float | None = None
     """When this node reported an incident that no ledger entry has answered; None when there is none."""
+    gap_at: float = -math.inf
+    """When this node had the store back after it had last been cut off, as the chair may have been."""
 
 
 def takeover_at(ledger: Ledger, signs: ChairSigns, place: int) -> float:
@@ -39,10 +42,11 @@ def takeover_at(ledger: Ledger, signs: ChairSigns, place: int) -> float:
 
     A silent chair is given the same limit as any node. An incident that gets no entry within the suspicion delay is
     the faster sign; it deposes only a chair that was in office before it was reported, so a new one starts with a
-    clean slate.
+    clean slate. A chair that may have been cut off has a full period to be back.
     """
     due = signs.beat_changed_at + ledger.settings.timing.lost_after
     if signs.reported_at is not None:
         patience = max(SUSPICION, SUSPICION_FACTOR * ledger.counters.worst_seen)
-        due = min(due, max(signs.reported_at, ledger.head_at) + patience)
+        back = signs.gap_at + ledger.settings.timing.lost_after
+        due = min(due, max(signs.reported_at + patience, ledger.head_at + patience, back))
     return due + SUCCESSOR_SPACING * place

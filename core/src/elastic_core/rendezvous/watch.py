@@ -15,7 +15,15 @@ from elastic_core.config import Timing
 from elastic_core.rendezvous.rows import NodeRow
 
 CONTACT_GAP = 3.0
-"""Seconds without a successful read after which the chair judges nobody for one full period."""
+"""Seconds without contact after which a node judges nobody for one full period, at most; see :func:`contact_gap`."""
+
+
+def contact_gap(timing: Timing) -> float:
+    """Seconds without contact after which a node judges nobody for one full period (rule L1).
+
+    More than a beat, since it looks once a beat; and well below what others are judged by.
+    """
+    return max(min(CONTACT_GAP, timing.lost_after / 2), 1.5 * timing.beat_interval)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +87,25 @@ class Observation:
     revision: int = 0
 
 
-def observe(watch: Watch, rows: Iterable[Observation], now: float) -> Watch:
-    """The watch after one successful read of the whole roster at ``now``."""
-    gap = watch.read_at is not None and now - watch.read_at > CONTACT_GAP
+def interrupted(watch: Watch) -> Watch:
+    """The watch of a chair whose connection has broken: that is a gap, however short it was (rule L1).
+
+    Others were cut off as well, and need not all be back at once.
+    """
+    return watch if watch.read_at is None else replace(watch, read_at=-math.inf)
+
+
+def observe(watch: Watch, rows: Iterable[Observation], now: float, *, gap: float = CONTACT_GAP) -> Watch:
+    """The watch after one successful read of the whole roster at ``now``; ``gap`` is as :func:`contact_gap` says."""
+    cut_off = watch.read_at is not None and now - watch.read_at > gap
     nodes = {}
     for seen in sorted(rows, key=lambda seen: seen.serial):
         old = watch.get(seen.row.info.node_id)
         if old is not None and seen.revision < old.revision:  # from a copy of the store; the node will send it again
-            changed_at = now if gap or old.beat != seen.beat else old.changed_at
+            changed_at = now if cut_off or old.beat != seen.beat else old.changed_at
             nodes[old.node_id] = replace(old, serial=seen.serial, beat=seen.beat, changed_at=changed_at, listed=False)
             continue
-        fresh = gap or old is None or (old.beat, old.row) != (seen.beat, seen.row)
+        fresh = cut_off or old is None or (old.beat, old.row) != (seen.beat, seen.row)
         nodes[seen.row.info.node_id] = Sighting(
             row=seen.row,
             serial=seen.serial,
@@ -101,10 +117,10 @@ def observe(watch: Watch, rows: Iterable[Observation], now: float) -> Watch:
         )
     for node_id, old in watch.nodes.items():
         if node_id not in nodes:
-            nodes[node_id] = replace(old, listed=False, changed_at=now if gap else old.changed_at)
+            nodes[node_id] = replace(old, listed=False, changed_at=now if cut_off else old.changed_at)
     in_order = dict(sorted(nodes.items(), key=lambda item: item[1].serial))
-    began_at = now if watch.read_at is None else watch.began_at
-    return replace(watch, nodes=in_order, read_at=now, began_at=began_at, gap_at=now if gap else watch.gap_at)
+    began_at = now if watch.read_at is None or cut_off else watch.began_at
+    return replace(watch, nodes=in_order, read_at=now, began_at=began_at, gap_at=now if cut_off else watch.gap_at)
 
 
 def _last_sign(watch: Watch, seen: Observation, now: float) -> float:

@@ -41,6 +41,21 @@ class Unreachable(Exception):
         self.reason, self.final = reason, final
 
 
+class _AtOnce(http.client.HTTPConnection):
+    """Sends a request's head and body together: in one packet, mostly, where the standard library makes two."""
+
+    _unsent: tuple[bytes, ...] = ()
+
+    def send(self, data: Any) -> None:
+        """Keep it until the request is complete."""
+        self._unsent = (*self._unsent, data)
+
+    def flush(self) -> None:
+        """Send what was kept."""
+        whole, self._unsent = b"".join(self._unsent), ()
+        super().send(whole)
+
+
 class Gateway:
     """A connection.
 
@@ -56,7 +71,7 @@ class Gateway:
     def __init__(self, site: Site, context: ssl.SSLContext | None, timeout: float) -> None:
         self.site = site
         self._socket = _dial(site, context, timeout)
-        self._http = http.client.HTTPConnection(site.endpoint.host, site.endpoint.port)
+        self._http = _AtOnce(site.endpoint.host, site.endpoint.port)
         self._http.sock = self._socket
         self._http.auto_open = 0  # a connection that broke stays broken
         self._doubt = (
@@ -125,6 +140,7 @@ class Gateway:
         if token is not None:
             headers["Authorization"] = token
         self._http.request("POST", path, body, headers)
+        self._http.flush()
         answer = self._http.getresponse()
         self._doubt = ""
         return answer
