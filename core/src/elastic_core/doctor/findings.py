@@ -59,11 +59,11 @@ def warning(name: str, seen: str, advice: str, **measured: float) -> Finding:
     return Finding(name=name, state=State.WARNING, seen=seen, advice=advice, measured=measured)
 
 
-def wrong(name: str, seen: str, advice: str | None, exit_code: int = ExitCode.UNREACHABLE, **measured: float) -> Finding:
+def wrong(
+    name: str, seen: str, advice: str | None, exit_code: int = ExitCode.UNREACHABLE, **measured: float
+) -> Finding:
     """A job cannot run so."""
-    return Finding(
-        name=name, state=State.WRONG, seen=seen, advice=advice, exit_code=exit_code, measured=measured
-    )
+    return Finding(name=name, state=State.WRONG, seen=seen, advice=advice, exit_code=exit_code, measured=measured)
 
 
 def skipped(name: str, seen: str) -> Finding:

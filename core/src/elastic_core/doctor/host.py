@@ -11,8 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as Late
+from concurrent.futures import Future, TimeoutError as Late
 from threading import Thread
 from typing import TypeVar
 

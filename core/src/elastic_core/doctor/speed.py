@@ -63,10 +63,10 @@ def judge_beats(seconds: Sequence[float], timing: Timing) -> Finding:
     if median(seconds) >= interval or max(seconds) >= limit:
         times = f"--rdzv_conf beat_interval={_round(5 * max(seconds))},lost_after={_round(15 * max(seconds))}"
         advice = f"{faster}; or let nodes beat more seldom: {times}."
-        return wrong("beats", f"{seen}: too slow, since {limits}", advice, ExitCode.UNREACHABLE, **figures)
+        return wrong("beat time", f"{seen}: too slow, since {limits}", advice, ExitCode.UNREACHABLE, **figures)
     if median(seconds) >= interval / 10 or max(seconds) >= interval / 2:
-        return warning("beats", f"{seen}: slow, since {limits}", f"{faster}; healthy nodes may be lost.", **figures)
-    return ok("beats", f"{seen}; {limits}", **figures)
+        return warning("beat time", f"{seen}: slow, since {limits}", f"{faster}; healthy nodes may be lost.", **figures)
+    return ok("beat time", f"{seen}; {limits}", **figures)
 
 
 def judge_wake_ups(seconds: Sequence[float]) -> Finding:
@@ -75,10 +75,10 @@ def judge_wake_ups(seconds: Sequence[float]) -> Finding:
     limit = f"a node that does not show within {SUSPICION:g} s that it saw an entry is suspected"
     advice = "Use a store nearer to the nodes, or one with less to do."
     if median(seconds) >= SUSPICION:
-        return wrong("wake-ups", f"{seen}: too slow, since {limit}", advice, ExitCode.UNREACHABLE, **figures)
+        return wrong("wake-up time", f"{seen}: too slow, since {limit}", advice, ExitCode.UNREACHABLE, **figures)
     if max(seconds) >= SUSPICION / 2:
-        return warning("wake-ups", f"{seen}: slow, since {limit}", advice, **figures)
-    return ok("wake-ups", f"{seen}; {limit}", **figures)
+        return warning("wake-up time", f"{seen}: slow, since {limit}", advice, **figures)
+    return ok("wake-up time", f"{seen}; {limit}", **figures)
 
 
 def _repeat(once: Callable[[], float], most: int) -> list[float]:
