@@ -185,9 +185,10 @@ class RendezvousOptions:
             backend as it is, and gives it no endpoint.
         handler: Whether it makes a ``RendezvousHandler``, which is asked for newcomers every ``--monitor_interval``
             seconds, and checks all of ``--rdzv_conf`` itself.
+        embedded: Whether the store lives in one of the job's agents, so that nobody listens before that one starts.
     """
 
-    __slots__ = ("conf", "endpoint", "endpoint_required", "handler", "ignored", "single_node", "standalone")
+    __slots__ = ("conf", "embedded", "endpoint", "endpoint_required", "handler", "ignored", "single_node", "standalone")
 
     def __init__(
         self,
@@ -199,6 +200,7 @@ class RendezvousOptions:
         handler: bool = False,
         ignored: Mapping[str, str] | None = None,
         standalone: bool = False,
+        embedded: bool = False,
     ) -> None:
         self.endpoint = endpoint
         self.endpoint_required = endpoint_required
@@ -207,3 +209,4 @@ class RendezvousOptions:
         self.handler = handler
         self.ignored = dict(ignored or {})
         self.standalone = standalone
+        self.embedded = embedded

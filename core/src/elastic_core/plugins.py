@@ -268,13 +268,17 @@ def rendezvous_options(
     Raises:
         PluginError: The backend is not installed, cannot be imported, or does not fit the hook specs.
     """
-    catalogue = catalogue or Catalogue.read()
+    return load_backend(backend, catalogue or Catalogue.read(), named).rendezvous_options()
+
+
+def load_backend(backend: str, catalogue: Catalogue, named: Sequence[str] = ()) -> Plugins:
+    """A backend alone, for who asks it and runs nothing; the arguments and errors of :func:`rendezvous_options`."""
     if backend not in catalogue.names(*BACKENDS):
         for name in named:
             discovery.load(catalogue.find(name, Group.PLUGINS, Group.AUTOLOAD))
     plugins = Plugins()
     _register_backend(plugins, backend, catalogue)
-    return plugins.rendezvous_options()
+    return plugins
 
 
 def core_plugins(config: RunConfig | None = None) -> dict[str, object]:

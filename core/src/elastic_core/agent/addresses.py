@@ -32,6 +32,22 @@ def endpoint_host(endpoint: str) -> str | None:
         return None
 
 
+def advertised(endpoint: str, form: str, local_addr: str | None, *, single_node: bool) -> str:
+    """The address that an agent tells the others of: their workers' ``MASTER_ADDR`` if rank 0 runs here.
+
+    Args:
+        endpoint: As the user typed it.
+        form: What the backend says of it; one with ``HOST`` names a host (``RendezvousOptions.endpoint``).
+        local_addr: ``--local_addr``.
+        single_node: Whether nobody else can join.
+
+    Raises:
+        RendezvousConnectionError: The endpoint's host cannot be looked up.
+    """
+    host = endpoint_host(endpoint) if "HOST" in form else None
+    return local_address(host, local_addr, single_node=single_node)
+
+
 def local_address(endpoint_host: str | None, local_addr: str | None, *, single_node: bool) -> str:
     """Where workers on other nodes find a rank 0 that runs here.
 
@@ -50,7 +66,7 @@ def local_address(endpoint_host: str | None, local_addr: str | None, *, single_n
     if endpoint_host is not None:
         for target in _look_up(endpoint_host):
             source = _source(target)
-            if source is not None and (not _is_loopback(source) or _says_loopback(endpoint_host)):
+            if source is not None and (not _is_loopback(source) or says_loopback(endpoint_host)):
                 return source
     return next((source for target in _FAR_AWAY if (source := _source(target)) is not None), LOOPBACK)
 
@@ -91,7 +107,7 @@ def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
 
 
-def _says_loopback(host: str) -> bool:
+def says_loopback(host: str) -> bool:
     """Whether a host's very name means this host to everybody."""
     try:
         return ipaddress.ip_address(host).is_loopback

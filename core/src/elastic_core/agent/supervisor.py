@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 
 from elastic_core.agent import outcome, preloading
-from elastic_core.agent.addresses import endpoint_host, local_address
+from elastic_core.agent.addresses import advertised
 from elastic_core.agent.enrolment import applicant_for, cpus_of_workers, make_log_dir, parameters
 from elastic_core.agent.hands import CLOSING, WARDEN_PATIENCE, Hands, hands, warden_for
 from elastic_core.agent.identity import Seat
@@ -110,8 +110,8 @@ def _run_once(config: RunConfig, plugins: Plugins, *, alone: bool) -> Ending:
 
             return polling.run(config, plugins, store, seat, warden, warm=bool(names))
         stack.callback(store.close)
-        host = endpoint_host(config.rdzv_endpoint) if "HOST" in plugins.rendezvous_options().endpoint else None
-        address = local_address(host, config.local_addr, single_node=config.max_nodes == 1)
+        form, single = plugins.rendezvous_options().endpoint, config.max_nodes == 1
+        address = advertised(config.rdzv_endpoint, form, config.local_addr, single_node=single)
         door = stack.enter_context(closing(Door(address))) if config.max_nodes > 1 else None
         applicant = applicant_for(config, plugins, seat, clock, door)
         info = applicant.info

@@ -42,10 +42,10 @@ def run(**flags: Any) -> int:
     catalogue, given = Catalogue.read(), Flags(**flags)
     named = plugins_named(given, os.environ)
     try:
-        config = configure(given, os.environ, lambda name: plugins.rendezvous_options(name, catalogue, named), _warn)
+        config = configure(given, os.environ, lambda name: plugins.rendezvous_options(name, catalogue, named), warn)
         loaded = plugins.load(config, catalogue)
     except (UsageError, PluginError) as exc:
-        exc.hint = _with_sources(exc, click.get_current_context(silent=True))
+        exc.hint = with_sources(exc, click.get_current_context(silent=True))
         raise
 
     from elastic_core.agent import supervisor
@@ -60,7 +60,7 @@ def run(**flags: Any) -> int:
 command = RunCommand(run)
 
 
-def _with_sources(error: ElasticError, context: click.Context | None) -> str | None:
+def with_sources(error: ElasticError, context: click.Context | None) -> str | None:
     """The hint of an error, with the variables that what its message quotes, or the flags in it, came from."""
     if context is None:
         return error.hint
@@ -80,7 +80,8 @@ def _with_sources(error: ElasticError, context: click.Context | None) -> str | N
     return "\n".join([*([error.hint] if error.hint else []), *told]) or None
 
 
-def _warn(warning: str) -> None:
+def warn(warning: str) -> None:
+    """Tell the user in one line, on stderr."""
     click.echo(f"elastic: warning: {warning}", err=True)
 
 

@@ -152,6 +152,15 @@ class RendezvousBackend(ABC):
         the data is right, and only larger; so this does nothing unless a backend knows better.
         """
 
+    def erase(self) -> bool:
+        """Delete all that the job has in the store, and its name; whether this store can.
+
+        For what was no job, such as the trial of ``elastic doctor``: never called while anybody else is there, and the
+        job's connections are only closed afterwards. Nothing is no error. A backend that cannot is right, and a trial
+        then leaves a few small keys; so this is False unless a backend knows better.
+        """
+        return False
+
     # Both ------------------------------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -83,14 +83,18 @@ class FileBackend(RendezvousBackend):
         """Where rows were last seen, by name: most are still there, and need not be searched for."""
 
     @classmethod
-    def open(cls, parent: Path, run_id: str, poll_interval: float | None = None) -> FileBackend:
-        """The first connection to the store of job ``run_id`` below ``parent``, which is made if it is not there.
+    def open(
+        cls, parent: Path, run_id: str, poll_interval: float | None = None, *, made: bool = False
+    ) -> FileBackend:
+        """The first connection to the store of job ``run_id`` below ``parent``.
+
+        ``made`` says that ``parent`` was made for it, so that :meth:`erase` deletes that, too.
 
         Raises:
             RendezvousConnectionError: It cannot be made.
             RendezvousStateError: Somebody else has put something else there.
         """
-        store = JobDirectory(parent / safe_name(run_id))
+        store = JobDirectory(parent / safe_name(run_id), parent_is_ours=made)
         store.make()
         return cls(store, poll_interval)
 
@@ -191,6 +195,12 @@ class FileBackend(RendezvousBackend):
             if entry_id is not None and data:
                 tombstone = pack_record(f"Ledger entry {index}", entry_id, TOMBSTONE)
                 republish(self._store.scratch, self._store.ledger.path(index), tombstone)
+
+    def erase(self) -> bool:
+        """Delete the job's directory, and the endpoint if that was made for it."""
+        with self._io():
+            self._store.erase()
+        return True
 
     # Both ------------------------------------------------------------------------------------------------------------
 
@@ -316,12 +326,12 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend:
         RendezvousStateError: Somebody else has put something else there.
     """
     interval = params.config.get("poll_interval")
-    parent = _directory(params.endpoint)
-    return FileBackend.open(parent, params.run_id, None if interval is None else _seconds(interval))
+    parent, made = _directory(params.endpoint)
+    return FileBackend.open(parent, params.run_id, None if interval is None else _seconds(interval), made=made)
 
 
-def _directory(endpoint: str) -> Path:
-    """The endpoint as an absolute path, made if its parent is there."""
+def _directory(endpoint: str) -> tuple[Path, bool]:
+    """The endpoint as an absolute path, made if its parent is there; and whether it was made."""
     path = Path(endpoint)
     if endpoint.startswith("file:"):
         url = urlsplit(endpoint)
@@ -336,6 +346,8 @@ def _directory(endpoint: str) -> Path:
             "The backend 'file' needs --rdzv_endpoint=DIRECTORY.", hint="Name one that every node can reach."
         )
     path = Path(os.path.abspath(os.path.expanduser(path)))
+    if path.is_dir():
+        return path, False
     try:
         path.mkdir(exist_ok=True)
     except FileNotFoundError as exc:
@@ -354,7 +366,7 @@ def _directory(endpoint: str) -> Path:
             f"The rendezvous directory {str(path)!r} cannot be made: {exc.strerror}.",
             hint="Create it, writable for this user, or use another one.",
         ) from exc
-    return path
+    return path, True
 
 
 def _seconds(text: str) -> float:

@@ -91,6 +91,11 @@ class GuardedBackend(RendezvousBackend):
         with self._calling("shrink"):
             self.inner.shrink(index)
 
+    def erase(self) -> bool:
+        """As the backend's."""
+        with self._calling("erase"):
+            return self.inner.erase()
+
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
         """As the backend's."""
         with self._calling("wait"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -12,10 +13,16 @@ from elastic_core.rendezvous.disk import PLANTED, Numbered, store_errors
 
 
 class JobDirectory:
-    """Where things are in one job's directory, and what its connections remember together."""
+    """Where things are in one job's directory, and what its connections remember together.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        directory: Where.
+        parent_is_ours: Whether what it is in was made for this job.
+    """
+
+    def __init__(self, directory: Path, *, parent_is_ours: bool = False) -> None:
         self.directory = directory
+        self._parent_is_ours = parent_is_ours
         self.ledger = Numbered(directory / "ledger")
         self.serials = Numbered(directory / "serials")
         self.roster = directory / "roster"
@@ -49,6 +56,18 @@ class JobDirectory:
             numbered = (self.ledger.directory, self.serials.directory)
             for part in (*numbered, self.roster, self.values, self.beats, self.scratch):
                 part.mkdir(exist_ok=True)
+
+    def erase(self) -> None:
+        """Delete it, with all that is in it; and its parent if that was made for it, and nobody else is there.
+
+        Raises:
+            OSError: That is not permitted.
+        """
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self.directory)
+        if self._parent_is_ours:
+            with suppress(OSError):  # somebody else is there
+                self.directory.parent.rmdir()
 
     def _check_mount(self) -> None:
         """Refuse to begin anew, each host for itself, on the bare mount point of a share that is gone."""

@@ -131,6 +131,14 @@ class LocalBackend(RendezvousBackend):
             if 1 <= index <= store.head:
                 store.entries[index - 1] = (store.entries[index - 1][0], TOMBSTONE)
 
+    def erase(self) -> bool:
+        """Forget everything."""
+        with self._opened() as store:
+            store.entries, store.rows, store.arrivals = [], {}, 0
+            store.version += 1
+            store.changed.notify_all()
+            return True
+
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
         """Block until something is new."""
 

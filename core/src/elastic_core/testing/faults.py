@@ -253,6 +253,10 @@ class LossyBackend(RendezvousBackend):
         """As the backend's, if the line lets it."""
         self._line.call(lambda: self._inner.shrink(index))
 
+    def erase(self) -> bool:
+        """As the backend's, if the line lets it."""
+        return self._line.call(self._inner.erase)
+
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
         """As the backend's, if the line lets it."""
         return self._line.call(lambda: self._inner.wait(cursor, roster=roster, timeout=timeout))

@@ -121,3 +121,20 @@ class JobConformance(Connections):
         assert one.read(1) == b"one"
         again = open_job(name)
         assert again.read(1) == b"other"
+
+    def test_an_erased_job_has_never_been_and_others_stay(self, open_job: MakeBackend) -> None:
+        other, trial = open_job("job"), open_job("job/1")
+        for store in (other, trial):
+            assert store.enter("node", b"here") == 1
+            store.amend("node", 1, b"here")
+            assert store.append(ORIGIN, Link(1, "one"), b"one")
+            assert store.append(Link(1, "one"), Link(2, "two"), b"two")
+            store.shrink(1)
+        if not trial.erase():
+            pytest.skip("this backend cannot erase a job")
+        again = open_job("job/1")
+        assert (again.roster(), again.read(1), again.read(2), again.beat("node", 1).head) == ([], None, None, 0)
+        assert again.enter("node", b"again") == 1
+        assert again.append(ORIGIN, Link(1, "another"), b"another")
+        assert ([row.value for row in other.roster()], other.read(2)) == ([b"here"], b"two")
+        assert open_job("job/2").erase(), "what has never been is erased, too"

@@ -203,6 +203,16 @@ class C10dBackend(RendezvousBackend):
         if (record := self._client.peek(key)) is not None:
             self._client.swap(key, record, Entry(Entry.unpack(record).id, TOMBSTONE).pack())
 
+    def erase(self) -> bool:
+        """Delete all of the job's keys, where this torch can list them."""
+        names = self._client.names()
+        if names is None:
+            return False
+        for name in names:
+            if name.startswith(self._keys.prefix):
+                self._client.delete(name)
+        return True
+
     def _newest(self) -> int:
         """The index of the newest entry."""
         step = 1

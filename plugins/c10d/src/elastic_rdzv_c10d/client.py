@@ -52,6 +52,8 @@ class _Store(Protocol):
     def compare_set(self, key: str, expected: bytes, desired: bytes, /) -> bytes: ...
     def multi_get(self, keys: Sequence[str], /) -> list[bytes]: ...
     def wait(self, keys: Sequence[str], timeout: timedelta, /) -> None: ...
+    def list_keys(self) -> list[str]: ...
+    def delete_key(self, key: str, /) -> bool: ...
     def set_timeout(self, timeout: timedelta, /) -> None: ...
 
 
@@ -128,6 +130,16 @@ class StoreClient:
         """The values of keys that exist, as they are at one instant."""
         with self._asking() as store:
             return store.multi_get(keys) if keys else []
+
+    def names(self) -> list[str] | None:
+        """The names of all keys, of every job; None where torch is too old to tell."""
+        with self._asking() as store:
+            return store.list_keys() if hasattr(store, "list_keys") else None
+
+    def delete(self, key: str) -> None:
+        """Delete a key, which nobody waits for or will."""
+        with self._asking() as store:
+            store.delete_key(key)
 
     def wait_for(self, key: str, timeout: float) -> bool:
         """Block until there is a key; False when there is none after ``timeout`` seconds."""

@@ -44,6 +44,7 @@ def elastic_rendezvous_options() -> RendezvousOptions:
     return RendezvousOptions(
         endpoint=FORM,
         endpoint_required=True,
+        embedded=True,
         conf={
             "is_host": "true: this agent hosts the store; false: it does not; by default the first agent on the host "
             f"that has the endpoint's address does (port {DEFAULT_PORT} unless given)",

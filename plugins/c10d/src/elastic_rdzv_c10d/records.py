@@ -38,6 +38,11 @@ class Keys:
 
     run_id: str
 
+    @property
+    def prefix(self) -> str:
+        """What the names of all of them begin with."""
+        return self._key("")
+
     def ledger(self, index: int) -> str:
         """An entry."""
         return self._key("ledger", index)

@@ -25,6 +25,7 @@ def elastic_rendezvous_options() -> RendezvousOptions:
     return RendezvousOptions(
         endpoint=FORM,
         endpoint_required=True,
+        embedded=True,
         conf={
             "read_timeout": f"seconds that one answer of the store may take [{Options().read_timeout:g}]",
             "connect_timeout": f"seconds to wait for node 0 to come up [{Options().connect_timeout:g}]",

@@ -14,6 +14,7 @@ Reads are linearizable (etcd's default), so none is older than what was known be
 
 from __future__ import annotations
 
+import contextlib
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Sequence
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from elastic_rdzv_etcd.sidecar import Sidecar
 
 TXN, RANGE, GRANT, KEEP_ALIVE = "/v3/kv/txn", "/v3/kv/range", "/v3/lease/grant", "/v3/lease/keepalive"
+REVOKE = "/v3/lease/revoke"
 LOOK_AGAIN = 15.0
 """Seconds after which a waiter that was told nothing reads all the same: a member may be stuck, its streams open."""
 
@@ -221,6 +223,12 @@ class EtcdBackend(RendezvousBackend):
         if data:
             unchanged = _compare(key, "MOD", "EQUAL", mod_revision=str(kvs[0]["mod_revision"]))
             self._txn([unchanged], [self._put(key, pack_entry(entry_id, b""))], [])
+
+    def erase(self) -> bool:
+        """Revoke the job's lease, on which all of its keys hang."""
+        with contextlib.suppress(Lost):  # nothing was ever written
+            self._client.call(REVOKE, {"ID": str(self._keys.lease)})
+        return True
 
     # Both ------------------------------------------------------------------------------------------------------------
 

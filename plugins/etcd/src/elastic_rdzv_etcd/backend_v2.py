@@ -171,6 +171,12 @@ class EtcdV2Backend(RendezvousBackend):
             entry = Link(index, unquoted(found[0].encode()))
             self._swap(f"entry/{_entry(entry)}", _encoded(b""), prevExist=True)
 
+    def erase(self) -> bool:
+        """Delete the job's directory."""
+        with contextlib.suppress(etcd.EtcdKeyNotFound):
+            self._ask(lambda client: client.delete(self._root, recursive=True, dir=True))
+        return True
+
     def _head(self) -> tuple[Link, int | None]:
         """The newest entry's link, and when it was written."""
         found = self._peek("state/head")

@@ -147,6 +147,11 @@ class RedisBackend(RendezvousBackend):
         """Let go of an entry's data; its id stays, so that nobody else's entry can take its place."""
         self._run(scripts.SHRINK, index)
 
+    def erase(self) -> bool:
+        """Delete the job's four keys."""
+        self._run(scripts.ERASE)
+        return True
+
     # Both ------------------------------------------------------------------------------------------------------------
 
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:

@@ -153,6 +153,11 @@ if id and id ~= entry then redis.call('HSET', ledger, ARGV[1], id) end
 """)
 """What is left of an entry is its id."""
 
+ERASE = Script("""
+for _, key in ipairs(KEYS) do redis.call('EXPIRE', key, 0) end
+""")
+"""Deletes the keys, by a command that every access list for this backend has."""
+
 LOOK = Script("""
 return {number(ledger, 'head'), number(roster, 'version'), rung(ledger_bell), rung(roster_bell)}
 """)

@@ -1,0 +1,154 @@
+"""``elastic doctor``: whether nodes can meet with these flags, tried from this host, and what is wrong if not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from elastic_core.cli.flags import Flags
+from elastic_core.cli.run import NUMBERED, meeting_place, plugins_named, warn, with_sources, without_effect
+from elastic_core.cli.surface import FLAGS
+from elastic_core.conf import check_reach, parse
+from elastic_core.errors import PluginError, UsageError
+from elastic_core.exit_codes import signalled
+from elastic_core.values import NodeRange
+
+if TYPE_CHECKING:
+    from elastic_core.doctor.examination import Subject
+
+TAKEN = (
+    "rdzv_backend",
+    "rdzv_endpoint",
+    "rdzv_id",
+    "rdzv_conf",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "local_addr",
+    "plugin",
+)
+"""The flags of ``elastic run`` that say where and how nodes meet."""
+SEVERAL = NodeRange(1, 2)
+WIDEST = 120
+"""Columns that lines have at most, on a terminal."""
+
+
+class DoctorCommand(click.Command):
+    """``elastic doctor``: takes its flags in both spellings, as ``elastic run`` does."""
+
+    def __init__(self) -> None:
+        as_json = click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object, for programs.")
+        super().__init__(
+            "doctor",
+            callback=doctor,
+            params=[*(flag for flag in FLAGS if flag.name in TAKEN), as_json],
+            help="Try from this host whether nodes can meet with these flags, those of `elastic run`, and say what is "
+            "wrong and what to do.\n\nIt connects to the store, does all that a job does there, under a job id that no "
+            "job uses, measures how long that takes, and leaves nothing. It looks at this host's address, names and "
+            "limits, too. Jobs that run over the same store do not notice.",
+            epilog="Exits with 0 if nothing is wrong; else with the code that `elastic run` would end with "
+            "(docs/exit_codes.md): 69 for what cannot be reached, 76 for what answers as it must not, 2 for a wrong "
+            "flag. Flags may be written with - or _, and are also read from PET_<FLAG>.",
+            context_settings={
+                "token_normalize_func": lambda token: token.replace("-", "_"),
+                "help_option_names": ["-h", "--help"],
+                "max_content_width": 100,
+            },
+        )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line; an error knows whose it is, so that the hint names the right help."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as exc:
+            exc.ctx = exc.ctx or ctx
+            raise
+
+
+def doctor(*, as_json: bool, **given: Any) -> int:
+    """Examine; return the exit code."""
+    from elastic_core.agent.identity import host_name  # none of this for --help
+    from elastic_core.doctor import report
+    from elastic_core.doctor.findings import Finding, verdict
+    from elastic_core.doctor.runner import Signalled, examined
+
+    known = {item.name for item in fields(Flags)}
+    flags = Flags(nnodes=SEVERAL, **{name: value for name, value in given.items() if name in known})
+    try:
+        subject = subject_of(flags)
+    except (UsageError, PluginError) as exc:
+        exc.hint = with_sources(exc, click.get_current_context(silent=True))
+        raise
+    backend, endpoint = subject.params.backend, subject.params.endpoint
+    findings: list[Finding] = []
+    width = min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else None
+    heading = ""
+    if not as_json:
+        click.echo(report.title(backend, endpoint, host_name()))
+    try:
+        for finding in examined(subject):
+            findings.append(finding)
+            if not as_json:
+                if (under := report.section(finding)) != heading:
+                    heading = under
+                    click.echo(f"\n{heading}")
+                click.echo(report.line(finding, width), color=_colour())
+    except Signalled as told:
+        return signalled(told.signum)
+    click.echo(report.as_json(findings, backend, endpoint) if as_json else f"\n{report.summary(findings, backend)}")
+    return verdict(findings)
+
+
+def subject_of(flags: Flags) -> Subject:
+    """What the flags mean, as ``elastic run`` would take them.
+
+    Raises:
+        UsageError: A value is wrong, or two contradict each other.
+        PluginError: The backend is not installed, or cannot be imported.
+    """
+    from elastic_core import plugins
+    from elastic_core.discovery import Catalogue
+    from elastic_core.doctor.examination import Subject, bounded_conf, needs_torch, trial_id
+    from elastic_core.rendezvous.api import RendezvousParameters
+
+    catalogue = Catalogue.read()
+    backend, endpoint = meeting_place(flags)
+    loaded = plugins.load_backend(backend, catalogue, plugins_named(flags, os.environ))
+    options = loaded.rendezvous_options()
+    nnodes = NodeRange(1, 1) if options.single_node else SEVERAL
+    check_reach(backend, endpoint, nnodes, options)
+    conf = parse(flags.rdzv_conf, backend=backend, options=options)
+    for warning in (*without_effect(flags, backend, polled=options.handler), *conf.without_effect):
+        warn(warning)
+    params = RendezvousParameters(
+        backend=backend,
+        endpoint=endpoint,
+        run_id=trial_id(flags.rdzv_id),
+        min_nodes=nnodes.least,
+        max_nodes=nnodes.most,
+        local_addr=flags.local_addr,
+        node_rank=(flags.node_rank or 0) if backend in NUMBERED else None,
+        config=bounded_conf(conf.backend, options),
+    )
+    installed = [offer for offer in catalogue.offers(plugins.BACKENDS[0]) if offer.name == backend]
+    return Subject(
+        plugins=loaded,
+        options=options,
+        params=params,
+        timing=conf.timing,
+        source=installed[0].source if installed else "",
+        needs_torch=needs_torch(backend, catalogue),
+    )
+
+
+def _colour() -> bool | None:
+    """Whether to colour; None where click knows, which asks whether it writes to a terminal."""
+    return False if os.environ.get("NO_COLOR") else None
+
+
+command = DoctorCommand()

@@ -1,0 +1,351 @@
+"""All checks in their order: this host first, then the store, step by step, each standing on the one before."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+from elastic_core.agent.addresses import advertised, endpoint_host
+from elastic_core.config import Timing
+from elastic_core.discovery import Catalogue
+from elastic_core.doctor import host, speed, store
+from elastic_core.doctor.findings import Finding, State, ok, refused, skipped, warning, wrong
+from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousError
+from elastic_core.exit_codes import ExitCode
+from elastic_core.hookspecs import RendezvousOptions
+from elastic_core.plugins import BACKENDS, Plugins
+from elastic_core.rendezvous.api import RendezvousParameters
+from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.settings import Versions
+
+ANSWER = 3.0
+"""Seconds that anything which has to be answered may take, before it counts as hanging."""
+CONNECTING = ANSWER + 1.0
+"""The same for a first connection, for which a client library has to be imported."""
+IMPORT = 120.0
+"""Seconds that ``import torch`` may take, from a slow network mount."""
+
+OF_STORE = ("connect", "second line", "roster", "ledger", "waiting", "isolation", "beat time", "wake-up time")
+_QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
+"""What torch reads when it is imported, so that it starts no thread before a store is forked, and prints nothing."""
+
+
+class Listener(Protocol):
+    """Who is told of an examination while it goes on."""
+
+    def at(self, check: str, during: str, limit: float) -> None:
+        """What is tried next, as ``during`` of a check, may take so many seconds."""
+
+    def found(self, finding: Finding) -> None:
+        """A check has ended."""
+
+    def made(self, leaves: bool) -> None:
+        """Whether, from now on, something would be left if this process were killed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is examined: a backend and what it is given, as ``elastic run`` would give it."""
+
+    plugins: Plugins
+    """With the backend registered."""
+    options: RendezvousOptions
+    params: RendezvousParameters
+    """Its run id is the trial's."""
+    timing: Timing
+    source: str
+    """The distribution that the backend is from, with its version; '' for none."""
+    needs_torch: bool = False
+
+    @property
+    def form(self) -> str:
+        """The endpoint's form; a handler of others is taken to be given a host, as its agent takes it."""
+        return "HOST" if self.options.handler else self.options.endpoint
+
+    @property
+    def stranger(self) -> RendezvousParameters:
+        """The parameters of another job's first connection."""
+        return replace(self.params, run_id=f"{self.params.run_id}-b")
+
+
+def trial_id(rdzv_id: str | None) -> str:
+    """A job id that no job uses, for what is tried."""
+    return f"{rdzv_id or 'none'}-doctor-{secrets.token_hex(8)}"
+
+
+def bounded_conf(conf: Mapping[str, str], options: RendezvousOptions) -> dict[str, str]:
+    """What the user said, with less patience where the backend can be told so."""
+    bounded = dict(conf)
+    for key in {"connect_timeout", "read_timeout"} & options.conf.keys():
+        with contextlib.suppress(ValueError):  # the backend says what is wrong with it
+            if not float(bounded.get(key, store.PATIENCE)) < store.PATIENCE:
+                bounded[key] = f"{store.PATIENCE:g}"
+    return bounded
+
+
+def needs_torch(backend: str, catalogue: Catalogue) -> bool:
+    """Whether the distribution that brings a backend cannot do without torch."""
+    if backend not in catalogue.names(*BACKENDS):
+        return False
+    distribution = catalogue.find(backend, *BACKENDS).entry_point.dist
+    needed = (distribution.requires if distribution is not None else None) or ()
+    return any(re.match(r"torch\b(?!-)", line) and "extra" not in line for line in needed)
+
+
+def examine(subject: Subject, listener: Listener) -> None:
+    """Do all of it; what cannot be known is said, too."""
+    fine = True
+    for name, check, limit in host_checks(subject):
+        listener.at(name, "", limit)
+        finding = _tried(name, check)
+        listener.found(finding)
+        fine = fine and not (finding.state is State.WRONG and name in ("endpoint", "torch"))
+    if not fine:
+        listener.found(skipped("store", "not tried: what is wrong above comes first"))
+    elif subject.options.handler:
+        _examine_handler(subject, listener)
+    else:
+        examine_store(subject, listener)
+
+
+def host_checks(subject: Subject) -> list[tuple[str, Callable[[], Finding], float]]:
+    """The checks of this host: a name, what to do, and how many seconds that may take."""
+    params, alone, long = subject.params, subject.options.single_node, 3 * ANSWER
+    told = params.endpoint, subject.form, params.local_addr
+    checks: list[tuple[str, Callable[[], Finding], float]] = [
+        ("versions", partial(host.check_versions, subject.source), ANSWER),
+        ("torch", partial(check_torch, subject), IMPORT),
+        ("shared memory", host.check_shared_memory, ANSWER),
+        ("open files", host.check_open_files, ANSWER),
+    ]
+    if "HOST" in subject.form:
+        checks.append(("endpoint", partial(host.check_endpoint, params.endpoint), long))
+    checks.append(("address", partial(host.check_address, *told, single_node=alone), long))
+    if not alone:
+        checks += [
+            ("host name", partial(_with_address, told, lambda at: host.check_host_name(at, os.environ)), long),
+            ("resolver", partial(_with_address, told, host.check_resolver), long),
+        ]
+    return checks
+
+
+def check_torch(subject: Subject) -> Finding:
+    """Whether torch is there, and can be imported if the backend needs it."""
+    version, backend = Versions.here().torch, subject.params.backend
+    if not subject.needs_torch:
+        there = f"torch {version}" if version else "not installed"
+        return ok("torch", f"{there}; the {backend} backend does without it")
+    os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
+    began = time.monotonic()
+    try:
+        importlib.import_module("torch")
+    except Exception as exc:
+        seen = f"the {backend} backend needs torch, which cannot be imported: {type(exc).__name__}: {exc}"
+        advice = "Install torch for this Python, or mend it; or take a backend that does without, as redis and etcd."
+        return wrong("torch", seen, advice, ExitCode.USAGE)
+    return ok("torch", f"torch {version}, which the {backend} backend needs; imported in {_since(began)}")
+
+
+def examine_store(subject: Subject, listener: Listener) -> None:
+    """Connect, and try every operation; leave nothing."""
+    with ExitStack() as stack:
+        try:
+            listener.at("connect", "", CONNECTING)
+            began = time.monotonic()
+            first = subject.plugins.make_rendezvous(subject.params)
+        except ElasticError as exc:
+            listener.found(_no_connection(subject, exc))
+            _skip(OF_STORE[1:], listener)
+            return
+        if not isinstance(first, RendezvousBackend):
+            stack.callback(first.shutdown)
+            listener.found(_is_handler(subject))
+            return
+        stack.callback(first.close)
+        own = first.embedded and first.hosting
+        listener.made(not own)
+        listener.found(_connected(subject, first, _since(began)))
+        trial = _Trial(subject, first, listener)
+        try:
+            for finding in trial.findings():
+                listener.found(finding)
+        finally:
+            listener.at("traces", "", CONNECTING)
+            traces = erase(subject, first)
+            if traces.state is State.OK:
+                listener.made(False)
+        if own:
+            traces = ok("traces", "none: the store was this doctor's own, and ends with it")
+        if trial.written or traces.state is State.OK:
+            listener.found(traces)
+        listener.made(False)
+
+
+def erase(subject: Subject, store: RendezvousBackend) -> Finding:
+    """Let nothing stay in the store; what came of it."""
+    name, job = "traces", subject.params.run_id
+    try:
+        with closing(store.connect()) as fresh:  # the one that there is may be broken
+            erased = fresh.erase()
+    except RendezvousError as exc:
+        seen = f"what was tried may still be in the store, as job {job!r}: {exc.message}"
+        return warning(name, seen, exc.hint or "Delete it once the store works.")
+    if not erased:
+        seen = f"a few small keys stay in the store, as job {job!r}: this backend cannot delete a job"
+        return warning(name, seen, "They harm nobody; delete them as you delete those of finished jobs.")
+    return ok(name, "none: all that was tried is deleted from the store")
+
+
+class _Trial:
+    """The operations, tried over a first connection and more.
+
+    Args:
+        subject: Whose.
+        first: The first connection.
+        listener: Told what is tried.
+    """
+
+    def __init__(self, subject: Subject, first: RendezvousBackend, listener: Listener) -> None:
+        self._subject, self._first, self._listener = subject, first, listener
+        self._name, self._during = OF_STORE[1], ""
+
+    @property
+    def written(self) -> bool:
+        """Whether the store has taken anything."""
+        return self._name not in OF_STORE[:3] or self._during not in ("", "connect", "enter")
+
+    def findings(self) -> Iterator[Finding]:
+        """What comes of each, up to the first that is wrong."""
+        first, timing = self._first, self._subject.timing
+        with ExitStack() as stack:
+            try:
+                self._at("connect")
+                second = first.connect()
+                stack.callback(second.close)
+                yield ok(self._name, "a second connection is made beside the first")
+                checks: dict[str, Callable[[], Finding]] = {
+                    "roster": lambda: store.check_roster(first, second, self._at),
+                    "ledger": lambda: store.check_ledger(first, second, self._at),
+                    "waiting": lambda: store.check_wake_up(first, second, self._at),
+                    "isolation": lambda: _isolation(self._subject, first, self._at),
+                    "beat time": lambda: speed.measure_beats(first, timing, self._at),
+                    "wake-up time": lambda: speed.measure_wake_ups(first, second, self._at),
+                }
+                for self._name, check in checks.items():
+                    yield check()
+            except ElasticError as exc:
+                yield refused(self._name, exc, self._during)
+                _skip(OF_STORE[OF_STORE.index(self._name) + 1 :], self._listener)
+
+    def _at(self, during: str) -> None:
+        self._during = during
+        self._listener.at(self._name, during, ANSWER)
+
+
+def _isolation(subject: Subject, first: RendezvousBackend, at: store.At) -> Finding:
+    params = subject.params
+    if first.embedded and first.hosting and (params.node_rank is not None or "is_host" in params.config):
+        return skipped("isolation", "not tried: one node hosts the store, and this host can be that node once only")
+    at("another job id")
+    stranger = subject.plugins.make_rendezvous(subject.stranger)
+    assert isinstance(stranger, RendezvousBackend)
+    with closing(stranger):
+        try:
+            return store.check_isolation(first, stranger, at)
+        finally:
+            with contextlib.suppress(RendezvousError):
+                stranger.erase()
+
+
+def _connected(subject: Subject, made: RendezvousBackend, taken: str) -> Finding:
+    endpoint = subject.params.endpoint
+    if not made.embedded:
+        return ok("connect", f"the store lets this host in, after {taken}")
+    if made.hosting:
+        seen = (
+            f"nobody hosts the store yet, so this doctor does, at {endpoint}, until it ends; an agent here would, too"
+        )
+        return ok("connect", seen)
+    return ok("connect", f"an agent hosts the store at {endpoint}, and lets this host in, after {taken}")
+
+
+def _no_connection(subject: Subject, error: ElasticError) -> Finding:
+    """Why there is no connection. Nobody listening is no fault where the first agent is to listen."""
+    early = isinstance(error, RendezvousConnectionError) and isinstance(error.__cause__, ConnectionRefusedError)
+    if not (early and subject.options.embedded):
+        return refused("connect", error)
+    host_of = endpoint_host(subject.params.endpoint) or "the endpoint's host"
+    return warning(
+        "connect",
+        f"nobody hosts the store yet. {error.message} The host can be reached: it has refused at once",
+        f"So it is before an agent starts on {host_of}: try again once one has. `elastic doctor` on {host_of} itself "
+        "tries the store without one.",
+    )
+
+
+def _examine_handler(subject: Subject, listener: Listener) -> None:
+    """The little that can be known of a handler without joining with it."""
+    endpoint = subject.params.endpoint
+    port = re.search(r":(\d+)/?$", endpoint.partition(",")[0])
+    name = endpoint_host(endpoint)
+    if name is not None and port is not None:
+        listener.at("listener", "", ANSWER)
+        listener.found(check_listener(name, int(port[1])))
+    listener.found(_is_handler(subject))
+
+
+def check_listener(name: str, port: int) -> Finding:
+    """Whether anybody takes connections there."""
+    where = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+    try:
+        host.bounded(lambda: socket.create_connection((name, port), store.PATIENCE).close())
+    except OSError as exc:
+        advice = (
+            "If a server is meant, start it or check the address; if one of the nodes, it may not have started yet."
+        )
+        return warning("listener", f"nobody takes connections at {where}: {exc.strerror or exc}", advice)
+    return ok("listener", f"somebody takes connections at {where}")
+
+
+def _is_handler(subject: Subject) -> Finding:
+    return skipped(
+        "store",
+        f"{subject.params.backend} is a rendezvous handler of others, which does its work in one call that joins a job. "
+        f"Without joining, these cannot be tried: {', '.join(OF_STORE)}",
+    )
+
+
+def _skip(names: Sequence[str], listener: Listener) -> None:
+    if names:
+        listener.found(skipped("the rest", f"not tried: {', '.join(names)}"))
+
+
+def _with_address(told: tuple[str, str, str | None], check: Callable[[str], Finding]) -> Finding:
+    address = host.bounded(lambda: advertised(*told, single_node=False))
+    return check(host.look_up(address)[0])
+
+
+def _tried(name: str, check: Callable[[], Finding]) -> Finding:
+    try:
+        return check()
+    except ElasticError as exc:
+        return refused(name, exc)
+    except OSError as exc:
+        if name in ("host name", "resolver"):
+            return skipped(name, "not tried: this host's address is not known")
+        return wrong(name, f"{exc.strerror or exc}", None, ExitCode.WITHDRAWN)
+
+
+def _since(began: float) -> str:
+    taken = time.monotonic() - began
+    return f"{taken:.1f} s" if taken >= 1 else f"{1000 * taken:.0f} ms"

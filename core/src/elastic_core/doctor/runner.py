@@ -1,0 +1,236 @@
+"""A process that is examined in, and one that watches it: so nothing hangs, and nothing is left in the store.
+
+The checks run in a fork of this process, on its main thread, as an agent's do. Before everything that has to be
+answered it tells how long that may take; when that is over it is killed, and what it was at is what hangs. Whatever it
+may have left in the store is then deleted by another fork. Ctrl-C, SIGTERM and SIGHUP end it the same way; if this
+process itself is killed, the fork finds nobody to tell, and cleans up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import TypeAlias
+
+from elastic_core.doctor.examination import ANSWER, CONNECTING, IMPORT, Listener, Subject, erase, examine
+from elastic_core.doctor.findings import Finding, State, warning, wrong
+from elastic_core.errors import ElasticError, in_one_line
+from elastic_core.exit_codes import ExitCode
+from elastic_core.rendezvous.backend import RendezvousBackend
+
+GRACE = 1.0
+"""Seconds that a process which is told to end gets to clean up after itself."""
+FOR_EVER = 600
+"""Seconds after which one that nobody watches any more ends."""
+
+Examine: TypeAlias = Callable[[Subject, Listener], None]
+_fork = multiprocessing.get_context("fork")
+
+
+class Signalled(BaseException):
+    """This process was told to end.
+
+    Attributes:
+        signum: By which signal.
+    """
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    check: str
+    during: str
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    leaves: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    pass
+
+
+class _Told:
+    """The listener in the process that is watched."""
+
+    def __init__(self, line: Connection) -> None:
+        self._line = line
+
+    def at(self, check: str, during: str, limit: float) -> None:
+        """Tell what is tried."""
+        self._line.send(_At(check, during, limit))
+
+    def found(self, finding: Finding) -> None:
+        """Tell what came of it."""
+        self._line.send(finding)
+
+    def made(self, leaves: bool) -> None:
+        """Tell whether something would be left."""
+        self._line.send(_Made(leaves))
+
+
+def examined(subject: Subject, examining: Examine = examine) -> Iterator[Finding]:
+    """The findings, each as soon as it is there. Closing the iterator ends all.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed; nothing is left.
+        Signalled: The same for SIGTERM and SIGHUP.
+    """
+    with _signals_raise():
+        watched = _Watched(subject, examining)
+        try:
+            yield from watched.findings()
+        except BaseException:
+            watched.stop()
+            if watched.leaves:
+                _tidied(subject)
+            raise
+        watched.join()
+        if watched.leaves:
+            yield _tidied(subject)
+
+
+class _Watched:
+    """The process, from its start to its end."""
+
+    def __init__(self, subject: Subject, body: Examine) -> None:
+        self._line, theirs = _fork.Pipe(duplex=False)
+        self._process = _fork.Process(target=_body, args=(subject, body, theirs, self._line), daemon=False)
+        self._process.start()
+        theirs.close()
+        self._at = _At("doctor", "", ANSWER)
+        self.leaves = False
+        """Whether it would have left something, when it was last heard of."""
+
+    def findings(self) -> Iterator[Finding]:
+        """What it finds, and that it hangs or dies if it does."""
+        deadline = time.monotonic() + self._at.limit
+        while True:
+            if not self._line.poll(max(0.0, deadline - time.monotonic())):
+                self._process.kill()
+                yield self._hangs()
+                return
+            try:
+                message = self._line.recv()
+            except EOFError:
+                yield self._died()
+                return
+            if isinstance(message, Finding):
+                yield message
+            elif isinstance(message, _At):
+                self._at = message
+                deadline = time.monotonic() + message.limit
+            elif isinstance(message, _Made):
+                self.leaves = message.leaves
+            else:
+                return
+
+    def stop(self) -> None:
+        """End it; first it may clean up after itself."""
+        self._process.terminate()
+        deadline = time.monotonic() + GRACE
+        with contextlib.suppress(EOFError, OSError):
+            while self._line.poll(max(0.0, deadline - time.monotonic())):
+                if isinstance(message := self._line.recv(), _Made):
+                    self.leaves = message.leaves
+        self.join(0)
+
+    def join(self, grace: float = GRACE) -> None:
+        """Return when it is gone, which after so many seconds it is in any case."""
+        self._process.join(grace)
+        self._process.kill()
+        self._process.join()
+
+    def _hangs(self) -> Finding:
+        at = self._at
+        what = f"{at.during}: " if at.during else ""
+        seen = f"{what}nothing that the backend understands has come back within {at.limit:g} s"
+        advice = (
+            "If something else listens at the endpoint, name another port. Else the store hangs, or a firewall "
+            "swallows what is sent."
+        )
+        return wrong(at.check, seen, advice)
+
+    def _died(self) -> Finding:
+        self._process.join()
+        code = self._process.exitcode
+        seen = f"the process that tried it is gone, with exit code {code}{'' if not self._at.during else ', at '}"
+        advice = "What it said, if anything, is above; a client library may have crashed. Please report it."
+        return wrong(self._at.check, f"{seen}{self._at.during}", advice, ExitCode.INTERNAL)
+
+
+def _tidied(subject: Subject) -> Finding:
+    """What came of deleting, in a process of its own, what another one has left."""
+    tidying, why = _Watched(subject, _tidy), "nothing was said of it"
+    try:
+        for finding in tidying.findings():
+            if finding.state is not State.WRONG:
+                return finding
+            why = finding.seen
+    finally:
+        tidying.join(0)
+    seen = f"what was tried may still be in the store, as job {subject.params.run_id!r}: {why}"
+    return warning("traces", seen, "It harms nobody; delete it once the store answers.")
+
+
+def _tidy(subject: Subject, listener: Listener) -> None:
+    found = []
+    for params in (subject.stranger, subject.params):
+        listener.at("traces", "", CONNECTING + (IMPORT if subject.needs_torch else 0))
+        made = subject.plugins.make_rendezvous(params)
+        if isinstance(made, RendezvousBackend):
+            with closing(made):
+                found.append(erase(subject, made))
+    listener.found(found[-1])
+
+
+def _body(subject: Subject, body: Examine, line: Connection, watcher: Connection) -> None:
+    """What the process does."""
+    watcher.close()
+    for signum in (signal.SIGINT, signal.SIGHUP):  # whoever watches tells us
+        signal.signal(signum, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.alarm(FOR_EVER)
+    told = _Told(line)
+    try:
+        body(subject, told)
+        line.send(_Done())
+    except BrokenPipeError:  # nobody watches any more; all is cleaned up by now
+        return
+    except ElasticError as exc:
+        told.found(wrong("doctor", in_one_line(exc), exc.hint, exc.exit_code))
+        line.send(_Done())
+    except Exception as exc:
+        traceback.print_exc()
+        advice = "This is a defect of Elastic or of the backend. Please report it with the lines above."
+        told.found(wrong("doctor", in_one_line(exc), advice, ExitCode.INTERNAL))
+        line.send(_Done())
+
+
+@contextlib.contextmanager
+def _signals_raise() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what goes on as Ctrl-C does."""
+
+    def told(signum: int, _: object) -> None:
+        raise Signalled(signum)
+
+    before = {signum: signal.signal(signum, told) for signum in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

@@ -1,0 +1,100 @@
+"""How long a beat and a wake-up take, and whether that is fast enough for the limits that a job judges its nodes by."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from elastic_core.config import Timing
+from elastic_core.doctor.findings import Finding, ok, warning, wrong
+from elastic_core.doctor.store import OTHER, PATIENCE, At, Waiter
+from elastic_core.errors import RendezvousStateError
+from elastic_core.exit_codes import ExitCode
+from elastic_core.rendezvous.backend import Cursor, Link, RendezvousBackend
+from elastic_core.rendezvous.scene import SUSPICION
+
+BEATS, WAKE_UPS = 20, 10
+"""How many are measured, at most."""
+ENOUGH = 2.0
+"""Seconds after which no further one is begun."""
+
+
+def measure_beats(store: RendezvousBackend, timing: Timing, at: At) -> Finding:
+    """Beat, again and again, as each node of a job does with one connection."""
+    count = 0
+
+    def beat() -> float:
+        nonlocal count
+        count += 1
+        at(f"beat {count}")
+        began = time.monotonic()
+        store.beat(OTHER, count, OTHER)
+        return time.monotonic() - began
+
+    return judge_beats(_repeat(beat, BEATS), timing)
+
+
+def measure_wake_ups(store: RendezvousBackend, second: RendezvousBackend, at: At) -> Finding:
+    """Append over one connection, and see when who waits on another knows."""
+    head = store.wait(Cursor(), roster=False, timeout=0).head
+    prev = Link(head, "doctor-third")  # the wake-up check's, its last
+
+    def wake() -> float:
+        nonlocal prev
+        entry = Link(prev.index + 1, f"doctor-{prev.index + 1}")
+        at(f"entry {entry.index}")
+        waiting = Waiter(store, Cursor(prev.index), roster=False)
+        began = time.monotonic()
+        if not second.append(prev, entry, b"measured"):
+            raise RendezvousStateError(f"Entry {entry.index} does not go in, and nobody else writes there.")
+        prev, woken_at = entry, waiting.woken()
+        return (began + PATIENCE if woken_at is None else woken_at) - began
+
+    return judge_wake_ups(_repeat(wake, WAKE_UPS))
+
+
+def judge_beats(seconds: Sequence[float], timing: Timing) -> Finding:
+    """Whether beats that took so long are fast enough."""
+    seen, figures = _figures(seconds)
+    interval, limit = timing.beat_interval, timing.lost_after
+    limits = f"a node beats every {interval:g} s, and is lost after {limit:g} s of silence"
+    faster = "Use a store nearer to the nodes, or one with less to do"
+    if median(seconds) >= interval or max(seconds) >= limit:
+        times = f"--rdzv_conf beat_interval={_round(5 * max(seconds))},lost_after={_round(15 * max(seconds))}"
+        advice = f"{faster}; or let nodes beat more seldom: {times}."
+        return wrong("beat time", f"{seen}: too slow, since {limits}", advice, ExitCode.UNREACHABLE, **figures)
+    if median(seconds) >= interval / 10 or max(seconds) >= interval / 2:
+        return warning("beat time", f"{seen}: slow, since {limits}", f"{faster}; healthy nodes may be lost.", **figures)
+    return ok("beat time", f"{seen}; {limits}", **figures)
+
+
+def judge_wake_ups(seconds: Sequence[float]) -> Finding:
+    """Whether wake-ups that took so long are fast enough."""
+    seen, figures = _figures(seconds)
+    limit = f"a node that does not show within {SUSPICION:g} s that it saw an entry is suspected"
+    advice = "Use a store nearer to the nodes, or one with less to do."
+    if median(seconds) >= SUSPICION:
+        return wrong("wake-up time", f"{seen}: too slow, since {limit}", advice, ExitCode.UNREACHABLE, **figures)
+    if max(seconds) >= SUSPICION / 2:
+        return warning("wake-up time", f"{seen}: slow, since {limit}", advice, **figures)
+    return ok("wake-up time", f"{seen}; {limit}", **figures)
+
+
+def _repeat(once: Callable[[], float], most: int) -> list[float]:
+    """What it returned, so many times or until it has been enough; at least once."""
+    until = time.monotonic() + ENOUGH
+    taken = [once()]
+    while len(taken) < most and time.monotonic() < until:
+        taken.append(once())
+    return taken
+
+
+def _figures(seconds: Sequence[float]) -> tuple[str, dict[str, float]]:
+    middle, worst = (1000 * value for value in (median(seconds), max(seconds)))
+    figures = {"median_ms": round(middle, 3), "worst_ms": round(worst, 3), "count": float(len(seconds))}
+    return f"{middle:.1f} ms, the worst of {len(seconds)} {worst:.1f} ms", figures
+
+
+def _round(seconds: float) -> int:
+    return max(1, round(seconds))

@@ -1,0 +1,149 @@
+"""A store, tried: every operation that the protocol needs, with the answers that it needs.
+
+All of it is done to a job that nobody else uses. What answers otherwise than it must raises RendezvousStateError, as a
+job would meet it. The checks stand on each other: the rows and entries of one are there in the next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, TimeoutError as Late
+from threading import Thread
+from typing import TypeAlias
+
+from elastic_core.doctor.findings import Finding, ok
+from elastic_core.errors import RendezvousStateError
+from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend, RosterRow
+
+At: TypeAlias = Callable[[str], None]
+"""Told what is tried next, which from then on has its own time to answer."""
+
+NODE, OTHER = "doctor-1", "doctor-2"
+PATIENCE = 2.5
+"""Seconds that a wake-up may take, and an answer of a backend that can be told so."""
+
+FALLS_ASLEEP = 0.01
+"""Seconds for a waiter to fall asleep, so that it has to be woken."""
+
+GRACE = 0.2
+"""Seconds for which a wait that is over may take to say so."""
+
+_FIRST, _SECOND = Link(1, "doctor-first"), Link(2, "doctor-second")
+_HINT = (
+    "Either the store is not what it should be, or the backend has a defect: its conformance tests "
+    "(elastic_core.testing) would show which."
+)
+
+
+def check_roster(store: RendezvousBackend, second: RendezvousBackend, at: At) -> Finding:
+    """Enter, amend, beat, list and remove; one row stays for the checks that follow."""
+    at("enter")
+    serial = store.enter(NODE, b"waiting")
+    _expect(serial >= 1 and store.enter(NODE, b"again") == serial, "a node that entered twice has two serials")
+    at("amend")
+    store.amend(NODE, 2, b"running")
+    second.amend(NODE, 1, b"a late write")
+    at("beat")
+    reply = store.beat(NODE, 7)
+    _expect(reply.revision == 2, f"the row is at revision {reply.revision} after it was amended to 2")
+    at("roster")
+    rows = second.roster()
+    _expect(rows == [RosterRow(NODE, serial, 2, b"running", 7)], f"another connection sees {rows}")
+    at("remove")
+    store.enter(OTHER, b"waiting")
+    store.remove(NODE)
+    left = [row.node_id for row in second.roster()]
+    _expect(left == [OTHER], f"with one of two rows removed, the roster has {left}")
+    _expect(second.beat(NODE, 8).revision is None, "a beat brings a removed row back")
+    return ok("roster", "a row can be entered, amended, beaten, listed and removed")
+
+
+def check_ledger(store: RendezvousBackend, second: RendezvousBackend, at: At) -> Finding:
+    """Append what wins, what loses and what is repeated after a lost reply; read and shrink."""
+    at("append")
+    _expect(store.append(ORIGIN, _FIRST, b"first"), "the first entry does not go in")
+    _expect(not second.append(ORIGIN, Link(1, "doctor-rival"), b"rival"), "two writers won one index")
+    _expect(second.append(ORIGIN, _FIRST, b"first"), "an entry repeated after a lost reply counts as lost")
+    _expect(not second.append(Link(1, "doctor-rival"), _SECOND, b"second"), "an entry was built on one that lost")
+    _expect(second.append(_FIRST, _SECOND, b"second"), "a second entry does not go in")
+    at("read")
+    entries = [store.read(index) for index in (1, 2, 3)]
+    _expect(entries == [b"first", b"second", None], f"of two entries, this is read: {entries}")
+    at("shrink")
+    store.shrink(1)
+    data = second.read(1)
+    _expect(data in (TOMBSTONE, b"first"), f"of an entry that was let go, this is left: {data!r}")
+    _expect(not second.append(ORIGIN, Link(1, "doctor-ghost"), b"ghost"), "the place of an old entry is free again")
+    shrinks = "shrinks old entries" if data == TOMBSTONE else "keeps old entries whole"
+    return ok("ledger", f"of two writers one wins, a repeated entry is recognised, all are read back; it {shrinks}")
+
+
+def check_wake_up(store: RendezvousBackend, second: RendezvousBackend, at: At) -> Finding:
+    """A wait must end when another connection appends or amends."""
+    at("wait for a row")
+    before = store.wait(Cursor(), roster=True, timeout=0)
+    waiting = Waiter(store, before, roster=True)
+    second.amend(OTHER, 1, b"running")
+    _expect(waiting.woken() is not None, f"an amendment over another connection wakes nobody within {PATIENCE:g} s")
+    at("wait for an entry")
+    before = store.wait(Cursor(), roster=False, timeout=0)
+    waiting = Waiter(store, before, roster=False)
+    _expect(second.append(_SECOND, Link(3, "doctor-third"), b"third"), "a third entry does not go in")
+    _expect(waiting.woken() is not None, f"an entry over another connection wakes nobody within {PATIENCE:g} s")
+    return ok("waiting", "an append and an amendment over one connection wake who waits on another")
+
+
+def check_isolation(store: RendezvousBackend, stranger: RendezvousBackend, at: At) -> Finding:
+    """Another job id must see nothing of this one, whose row and entries are still there."""
+    at("another job id")
+    seen = [*(row.node_id for row in stranger.roster()), stranger.read(1), stranger.beat(OTHER, 99).revision]
+    _expect(seen == [None, None], f"a job of another id sees {seen}")
+    _expect(stranger.append(ORIGIN, Link(1, "doctor-elsewhere"), b"elsewhere"), "a job of another id cannot begin")
+    _expect(store.read(2) == b"second", "a job of another id has changed this one")
+    return ok("isolation", "a job of another id sees nothing of this one")
+
+
+class Waiter:
+    """Somebody who waits, on a thread and with a connection that nobody else uses meanwhile.
+
+    Args:
+        store: The connection.
+        cursor: Where they are.
+        roster: Whether they wait for the roster, too.
+    """
+
+    def __init__(self, store: RendezvousBackend, cursor: Cursor, *, roster: bool) -> None:
+        self._store, self._cursor, self._roster = store, cursor, roster
+        self._woken: Future[float | None] = Future()
+        Thread(target=self._wait, name="elastic-doctor-waiter", daemon=True).start()
+        time.sleep(FALLS_ASLEEP)
+
+    def woken(self) -> float | None:
+        """When the wait ended, by ``time.monotonic()``; None if nothing had woken it within :data:`PATIENCE`.
+
+        Raises:
+            RendezvousError: The wait failed.
+        """
+        try:
+            return self._woken.result(PATIENCE + GRACE)
+        except Late:
+            return None
+
+    def _wait(self) -> None:
+        try:
+            deadline = time.monotonic() + PATIENCE
+            while (left := deadline - time.monotonic()) > 0:
+                now = self._store.wait(self._cursor, roster=self._roster, timeout=left)
+                moved = now.head != self._cursor.head or (self._roster and now.roster != self._cursor.roster)
+                if moved and (woken_at := time.monotonic()) < deadline:
+                    self._woken.set_result(woken_at)
+                    return
+            self._woken.set_result(None)
+        except BaseException as exc:
+            self._woken.set_exception(exc)
+
+
+def _expect(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise RendezvousStateError(f"{otherwise[0].upper()}{otherwise[1:]}.", hint=_HINT)
