@@ -1,9 +1,9 @@
 """A process that is examined in, and one that watches it: so nothing hangs, and nothing is left in the store.
 
 The checks run in a fork of this process, on its main thread, as an agent's do. Before everything that has to be
-answered it tells how long that may keep it waiting; after that it is killed, and what it was at is what hangs. Whatever it
-may have left in the store is then deleted by another fork. Ctrl-C, SIGTERM and SIGHUP end it the same way; if this
-process itself is killed, the fork finds nobody to tell, and cleans up.
+answered it tells for how long that may keep it waiting; after that it is killed, and what it was at is what hangs.
+Whatever it may have left in the store is then deleted by another fork. Ctrl-C, SIGTERM and SIGHUP end it the same way;
+if this process itself is killed, the fork finds nobody to tell, and cleans up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -86,7 +86,7 @@ class _Told:
         self._line.send(_Made(leaves))
 
 
-def examined(subject: Subject, examining: Examine = examine) -> Iterator[Finding]:
+def examined(subject: Subject, examining: Examine = examine) -> Generator[Finding, None, None]:
     """The findings, each as soon as it is there. Closing the iterator ends all.
 
     Raises:
