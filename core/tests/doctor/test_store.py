@@ -19,7 +19,7 @@ Make: TypeAlias = Callable[[MemoryStore], RendezvousBackend]
 
 def all_checks(make: Make) -> list[str]:
     """What is tried, in order, until a check raises."""
-    memory, tried = MemoryStore(), []
+    memory, tried = MemoryStore(), list[str]()
     first, second, stranger = make(memory), make(memory), make(MemoryStore())
     for check in (checks.check_roster, checks.check_ledger, checks.check_wake_up):
         assert check(first, second, tried.append).state is State.OK
