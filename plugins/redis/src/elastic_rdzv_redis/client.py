@@ -168,9 +168,14 @@ class Client:
     def _error(self, exc: Exception) -> RendezvousError:
         server = f"The Redis server at {self.where}"
         if isinstance(exc, (redis.exceptions.TimeoutError, TimeoutError)):
-            return RendezvousConnectionError(f"{server} has not answered for {self._patience:g} s.")
+            waited = f"{self._patience:.2g}"
+            return RendezvousConnectionError(
+                f"{server} has not answered for {waited} s.", hint="See its log, and the network in between."
+            )
         said = _said(exc)
         code = next((code for code in _HINTS if re.search(rf"\b{code}\b", said)), "")
+        if "can't run this command" in said:  # what a script is refused, which has no first word of its own
+            code = "NOPERM"
         if isinstance(exc, redis.exceptions.InvalidResponse):
             return RendezvousConnectionError(
                 f"Whoever listens at {self.where} is no Redis server: {said}", hint="Check --rdzv_endpoint."
