@@ -11,14 +11,22 @@ from elastic_core.rendezvous.scene import Scene
 PROBING = 3.0
 """Seconds after a HALT to wait for the members' probes; those of a sound network take milliseconds."""
 
+FAILURES = (HaltReason.FAILURE, HaltReason.GIVING_UP)
+"""Why a round is halted that has failed: all who took part in it probe then."""
+
 
 def complaints(scene: Scene, old: Round) -> list[tuple[str, str]]:
-    """Who could not reach whom, among the members of a round, after it or the one before had failed."""
+    """Who could not reach whom, among the members of a round, after it or the one before had failed.
+
+    What was found out after the one before is of no account when this one ended for another reason than a failure.
+    """
     ids = {member.node_id for member in old.members}
+    halt = scene.ledger.halt
+    first = old.number - (halt is None or halt.reason in FAILURES)
     return [
         (seen.node_id, other)
         for seen in scene.sightings(old)
-        if old.number - 1 <= seen.row.probed <= old.number
+        if first <= seen.row.probed <= old.number
         for other in seen.row.unreachable
         if other in ids and other != seen.node_id
     ]
@@ -51,7 +59,7 @@ def told(scene: Scene, old: Round, node_id: str) -> str:
 def unprobed(scene: Scene, old: Round, halt: Halt, fit: list[str]) -> float | None:
     """Until when to wait for probes that are still under way; None when there is nothing to wait for."""
     until = scene.ledger.halt_at + PROBING
-    if halt.reason not in (HaltReason.FAILURE, HaltReason.GIVING_UP) or len(old.members) < 2 or scene.now >= until:
+    if halt.reason not in FAILURES or len(old.members) < 2 or scene.now >= until:
         return None
     rows = [seen.row for node_id in fit if (seen := scene.seen(node_id)) is not None]
     took_part = [row for row in rows if row.round == old.number and row.phase is not Phase.FINISHED]
