@@ -36,14 +36,16 @@ def accused(scene: Scene, old: Round) -> str | None:
     """The member with most broken connections; None without complaints.
 
     One that hears nobody complains of all, and one that nobody hears is complained of by all: so both ends count. Where
-    that says nothing, more complaints of others decide, and then the place in rank order: rank 0 has the state.
+    that says nothing, more complaints of others decide, then those of nodes outside the round, which may have been left
+    out before for the same member's sake, and then the place in rank order: rank 0 has the state.
     """
     found = complaints(scene, old)
     ends = Counter(node_id for pair in found for node_id in pair)
     blamed = Counter(other for _, other in found)
-    ranked = [(ends[m.node_id], blamed[m.node_id], rank, m.node_id) for rank, m in enumerate(old.members)]
-    worst = max(ranked)
-    return worst[3] if worst[0] else None
+    ids = [member.node_id for member in old.members]
+    outside = Counter(o for seen in scene.watch.nodes.values() if seen.node_id not in ids for o in seen.row.unreachable)
+    worst = max((ends[i], blamed[i], outside[i], rank, i) for rank, i in enumerate(ids))
+    return worst[-1] if worst[0] else None
 
 
 def told(scene: Scene, old: Round, node_id: str) -> str:
