@@ -84,12 +84,13 @@ class Crowd:
         self._job = job
         self._agents: dict[int, Agent] = {}
         self._sightings = Sightings()
+        self._store: object = None
 
     def host(self) -> None:
         """Serve a TCPStore, in a process of its own, where the store is torch's alone. Before there are threads."""
         from elastic_rdzv_c10d.server import StoreServer
 
-        StoreServer.start(socket.create_server(("127.0.0.1", self._job.port), backlog=4096))
+        self._store = StoreServer.start(socket.create_server(("127.0.0.1", self._job.port), backlog=4096))
 
     def connect(self, numbers: Sequence[int], hosting: bool) -> None:
         """Make all connections of these agents; the first one hosts the store, if it is hosted."""
