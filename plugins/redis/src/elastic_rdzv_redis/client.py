@@ -141,12 +141,16 @@ class Client:
             except redis.exceptions.NoScriptError:  # the server has not seen it, or was started anew
                 return self._ask("EVAL", script.text, len(keys), *keys, *arguments)
 
-    def sleep_until_rung(self, bells: Sequence[str], strokes: Sequence[bytes], timeout: float) -> None:
-        """Block until one of the streams has an element after the one named, for ``timeout`` seconds at most."""
+    def sleep_until_rung(self, bells: Sequence[str], strokes: Sequence[bytes], timeout: float) -> Any:
+        """Block until one of the streams has an element after the one named, for ``timeout`` seconds at most.
+
+        Returns the streams that have, each with its elements; None where none has.
+        """
         with self._asking():
             self._socket.settimeout(timeout + self._patience)
-            self._ask("XREAD", "BLOCK", max(1, math.ceil(timeout * 1000)), "STREAMS", *bells, *strokes)
+            rung = self._ask("XREAD", "BLOCK", max(1, math.ceil(timeout * 1000)), "STREAMS", *bells, *strokes)
             self._socket.settimeout(self._patience)
+            return rung
 
     def _ask(self, *command: str | bytes | int) -> Any:
         self._line.send_command(*command, check_health=False)
