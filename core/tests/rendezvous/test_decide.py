@@ -296,6 +296,13 @@ class TestReforming:
         nodes = [stopped("a", now=late), running("b", head=2, now=late)]
         assert ids(body(decide(scene(ledger, *nodes, now=late)))) == "a"
 
+    def test_a_member_that_may_have_been_cut_off_with_the_chair_has_a_full_period_to_answer(self) -> None:
+        ledger = halted("ab", HaltReason.FAILURE, at=NOW - 0.9, blame=incident("a"))
+        waits = scene(ledger, stopped("a"), running("b", head=2), verdict=RESTART)
+        back_at = NOW - 2.0
+        waits = replace(waits, watch=replace(waits.watch, gap_at=back_at))
+        assert decide(waits) == LookAgain(back_at + 6.0)
+
     @pytest.mark.parametrize(
         ("reason", "head", "worst_seen", "after"),
         [

@@ -386,8 +386,8 @@ class Session:
 
     def _give_up(self, exc: ElasticError) -> None:
         """There will be no further entry for this node: healthy workers may finish without one."""
-        message = " ".join(filter(None, ["the store is lost:", exc.message, exc.hint]))
-        self._end_for(StoreLost(), Event("store_lost", message, Level.ERROR))
+        what = " ".join(filter(None, [exc.message, exc.hint]))
+        self._end_for(StoreLost(), Event("store_lost", f"the store is lost: {what}", Level.ERROR))
 
     def _end_for(self, end: NodeEvent, told: Event) -> None:
         """Deal with the store no more.
