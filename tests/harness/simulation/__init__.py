@@ -8,6 +8,7 @@ General layout, from what everything stands on up to what is run:
 * ``plan`` is one schedule, every choice in it; ``lots`` draws one from a seed; ``faults`` and ``outages`` carry it out.
 * ``truth`` watches everything and knows the invariants, ``rules`` what else was promised; ``goals`` says when a job has
   got where it must.
-* ``play`` runs one plan. ``shrinking`` makes a failing one small, ``campaign`` runs thousands on all cores, ``mutants``
-  plants the ``defects`` and sees whether they are noticed. ``python -m simulation`` is the command line.
+* ``play`` runs one plan. ``shrinking`` makes a failing one small, ``campaign`` runs thousands on all cores. ``mutants``
+  plants the ``defects``, and those of ``repairs``, and sees whether they are noticed. ``python -m simulation`` is the
+  command line.
 """

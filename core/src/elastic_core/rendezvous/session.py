@@ -62,6 +62,8 @@ class Session:
         self._row: NodeRow | None = None
         self._revision = 0
         self._sent = 0
+        self._reporting = 0
+        """The revision that first had an incident of which the store has yet to hear; 0 for none."""
         self._jobs: list[Callable[[RendezvousBackend], None]] = []
         self._stopping = threading.Event()
         self._reading: RendezvousBackend | None = None
@@ -100,17 +102,20 @@ class Session:
     def publish_row(self, row: NodeRow) -> None:
         """Make the roster say this; returns at once, and the newest row wins."""
         with self._wake:
-            if self._is_news(row):
-                self._pulse.reported()
+            if row.incident is not None and (self._row is None or self._row.incident != row.incident):
+                self._reporting = self._revision + 1
             self._row, self._revision = row, self._revision + 1
             self._wake.notify()
 
-    def _is_news(self, row: NodeRow) -> bool:
-        """Whether the row has an incident that the chair owes an entry for; the answer may have come before it."""
-        if row.incident is None or (self._row is not None and self._row.incident == row.incident):
-            return False
-        current = self._ledger.round
-        return self._ledger.live and current is not None and row.incident.round == current.number
+    def _has_sent(self, row: NodeRow, revision: int) -> None:
+        """The store has a row; with an incident in it the chair owes an entry from now on, if that has not come yet."""
+        with self._wake:
+            self._sent = max(self._sent, revision)
+            current, incident = self._ledger.round, row.incident
+            if 0 < self._reporting <= revision:
+                self._reporting = 0
+                if self._ledger.live and current and incident and incident.round == current.number:
+                    self._pulse.reported()
 
     def ask_finished(self, answer: Callable[[bool], None]) -> None:
         """Find out whether any other member of the round has finished; ``answer`` is called on the writer's thread."""
@@ -261,8 +266,7 @@ class Session:
                     self._writing = store
                 if row is not None and self._sent < revision:
                     store.amend(self._node_id, revision, encode_row(row))
-                    with self._wake:
-                        self._sent = max(self._sent, revision)
+                    self._has_sent(row, revision)
                 while jobs:
                     jobs[0](store)
                     jobs.pop(0)
