@@ -133,12 +133,4 @@ REPAIRS: tuple[Mutant, ...] = (
     _m(
         "entries shrink before all have read them", "tombstones", ", *needed, *passed])", ", *needed])", "network", 1000
     ),
-    _m(
-        "who was away for long reads on no more",
-        "restoring",
-        "            case Intact() if unread is not None:",
-        "            case Intact() if False:",
-        "network",
-        3000,
-    ),
 )
