@@ -94,7 +94,10 @@ def check_outrun(world: World, agent: SimAgent) -> None:
     replica = agent.host.line.replica
     if agent.state.ledger.round is None or not replica.entries:
         return
-    newest = world.truth.histories.written[replica.entries[-1][0]]
+    entries = [world.truth.histories.written[entry_id] for entry_id, _ in replica.entries]
+    newest = entries[-1]
+    if any(entry.run == agent.run and isinstance(entry.body, Closed) for entry in entries):
+        return
     if newest.run != agent.run and not world.truth.histories.has_round(newest.run):
         world.truth.violated("S3", f"{agent.node_id} gives its run up for {newest.run}, which has had no round")
 
