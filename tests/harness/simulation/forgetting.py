@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from elastic_core.rendezvous.ledger import Closed, Entry, Resume
 
 if TYPE_CHECKING:
+    from simulation.agent import SimAgent
     from simulation.store import Replica
     from simulation.workers import Training
     from simulation.world import Host, World
@@ -86,6 +87,19 @@ def check_resume(world: World, replica: Replica, before: Entry | None, entry: En
         world.count("S3 RESUME over another run")
         if truth.histories.newest_round(replica, before.run, but=1) is not None and not isinstance(before.body, Closed):
             truth.violated("S3", f"{entry.author} resumes its run over run {before.run}, which has had a round")
+
+
+def check_outrun(world: World, agent: SimAgent) -> None:
+    """S3: only a run that has had a round takes the place of one that has."""
+    replica = agent.host.line.replica
+    if agent.state.ledger.round is None or not replica.entries:
+        return
+    entries = [world.truth.histories.written[entry_id] for entry_id, _ in replica.entries]
+    newest = entries[-1]
+    if any(entry.run == agent.run and isinstance(entry.body, Closed) for entry in entries):
+        return
+    if newest.run != agent.run and not world.truth.histories.has_round(newest.run):
+        world.truth.violated("S3", f"{agent.node_id} gives its run up for {newest.run}, which has had no round")
 
 
 def check_first(world: World, entry: Entry) -> None:

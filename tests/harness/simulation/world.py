@@ -108,7 +108,12 @@ class World:
         self.trace: list[tuple[float, str, str]] | None = [] if traced else None
         self.truth = Truth(self)
         self.store = SimStore(
-            self.hub, self.truth.appended, latency=plan.latency, timeout=plan.timeout, count=self.count
+            self.hub,
+            self.truth.appended,
+            self.truth.shrunk,
+            latency=plan.latency,
+            timeout=plan.timeout,
+            count=self.count,
         )
         self.store.hammered = lambda what: self.truth.violated("fault 31", what)
         self.store.embedded, self.store.may_forget = plan.embedded, plan.may_forget
