@@ -62,7 +62,7 @@ def decode_entry(data: bytes) -> Entry:
         raise RendezvousStateError("A ledger entry is of no known kind.", hint=_FOREIGN)
     raw = plain.get("body")
     sealed = raw.get("round") if body is Resume and isinstance(raw, dict) else raw
-    members = ()
+    members: tuple[Member, ...] = ()
     if body in (Round, Resume) and isinstance(sealed, dict):
         members = _unpack_members(sealed.pop("members", None))
     entry = _build(Entry, plain, "entry", {"body": body})
