@@ -69,7 +69,7 @@ tox: setup
 
 bench: setup
 	PYTHONPATH=tests/harness:tests/workers $(BIN)/python -m benchmarks.launchers $(ARGS)
-	PYTHONPATH=tests/harness:plugins/etcd/tests/harness $(BIN)/python -m benchmarks.rendezvous $(MANY)
+	PYTHONPATH=tests/harness:tests/workers:plugins/etcd/tests/harness $(BIN)/python -m benchmarks.rendezvous $(MANY)
 
 clean:
 	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .pytest_cache

@@ -20,7 +20,7 @@ from elastic_core.rendezvous.succession import ChairSigns, standing, takeover_at
 from elastic_core.rendezvous.watch import CONTACT_GAP, Heard
 
 LOOKS_APART = 0.02
-"""How much later than the one who came before it a node looks how many that are, in places: 10 ms."""
+"""How much later than the one that came before it a node looks how many take the chair before it, in places: 10 ms."""
 RETRY = 0.1
 """Seconds between two looks at a chair that seems to be gone, while others stand before us."""
 
@@ -176,14 +176,14 @@ class Pulse:
     def _find_place(self, store: RendezvousBackend, ledger: Ledger) -> float:
         """The place of a node without a rank, in order of arrival.
 
-        Only the whole roster tells, and thousands must not read it at once: those who came later look a little later,
-        by when mostly somebody has taken the chair.
+        Only the whole roster tells, and thousands must not read it at once: those who came long after the chair (or
+        before it) look a little later, by when mostly somebody has taken its place.
         """
         if self._guessed:
             return standing(ledger, [row.node_id for row in store.roster()], self._node_id)
         self._guessed = True
         serials = {row.node_id: row.serial for row in store.roster((self._node_id, ledger.chair))}
-        return LOOKS_APART * max(0, serials.get(self._node_id, 0) - serials.get(ledger.chair, 0) - 1)
+        return LOOKS_APART * max(1, abs(serials.get(self._node_id, 0) - serials.get(ledger.chair, 0)))
 
     def _absorb(self, reply: BeatReply, ledger: Ledger) -> None:
         now = self._now()
