@@ -7,7 +7,8 @@
 #   make soak    the tests that draw lots, with many more seeds, the simulator with a million plans, stores away for a minute
 #   make lint    ruff and mypy, both strict
 #   make tox     every distribution alone with core, and core on every Python that is here
-#   make bench   measures what docs/performance.md says, and rewrites its tables
+#   make bench   measures what docs/performance.md says, and rewrites its tables; ARGS=... for the launchers' times,
+#                MANY=... for the rendezvous of many nodes
 #   make clean   removes .venv and all caches
 
 SHELL := bash
@@ -20,6 +21,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DISTRIBUTIONS := core plugins/c10d plugins/etcd plugins/metrics plugins/redis examples/plugin
 ARGS ?=
+MANY ?=
 SEEDS ?= 100
 PLANS ?= 1000000
 OUTAGE ?= 60
@@ -68,6 +70,7 @@ tox: setup
 
 bench: setup
 	PYTHONPATH=tests/harness:tests/workers $(BIN)/python -m benchmarks.launchers $(ARGS)
+	PYTHONPATH=tests/harness:tests/workers:plugins/etcd/tests/harness $(BIN)/python -m benchmarks.rendezvous $(MANY)
 
 clean:
 	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .pytest_cache

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from benchmarks.counting import CountedBackend, Tally, counted
 from elastic_core.agent.probing import neighbours
 from elastic_core.config import Timing
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
@@ -42,8 +43,6 @@ from elastic_core.rendezvous.places import place
 from elastic_core.rendezvous.rows import NodeInfo
 from elastic_core.rendezvous.session import Session, SessionCalls
 from elastic_core.rendezvous.settings import Agreement, Settings, Versions
-
-from benchmarks.counting import CountedBackend, Tally, counted
 
 TICK = 2.0
 """Seconds between two signs of an agent's loop."""
@@ -239,7 +238,6 @@ class TorchAgent(Agent):
             run_id, store, backend, nodes[0], nodes[1], local_addr="127.0.0.1", timeout=timeout
         )
         self._again = threading.Event()
-        self._left = False
 
     def arrive(self) -> None:
         """Run the loop in a thread."""
@@ -250,16 +248,13 @@ class TorchAgent(Agent):
         self._again.set()
 
     def leave(self) -> None:
-        """It is gone without a word, and is never heard of again."""
-        self._left = True
-        self._handler._stop_heartbeats()
+        """It cannot: whoever is gone is waited for, until its heartbeats are missed, or closes the rendezvous."""
+        raise NotImplementedError
 
     def _run(self) -> None:
-        while not self._left:
+        while True:
             info = self._handler.next_rendezvous()
             self._held(self.number, time.monotonic(), info.world_size)
-            while not self._left and not self._again.wait(MONITOR):
-                if self._handler.num_nodes_waiting() > 0:
-                    break
+            while not self._again.wait(MONITOR) and self._handler.num_nodes_waiting() == 0:
+                pass
             self._again.clear()
-

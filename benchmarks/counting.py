@@ -154,17 +154,29 @@ def counted(counts: Counter[tuple[str, str]], name: str, ask: Callable[..., _T],
         return ask(*arguments, **named)
 
 
-def bytes_to(port: int) -> int:
-    """Bytes that have gone over this process's connections to a port, both ways; headers of TCP not counted."""
-    total, known = 0, set()
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):  # closed since, or not connected
-            status = os.fstat(fd)
-            if not stat.S_ISSOCK(status.st_mode) or status.st_ino in known:
-                continue
-            with socket.socket(fileno=os.dup(fd)) as duplicate:
-                if duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.getpeername()[1] == port:
-                    known.add(status.st_ino)
-                    # tcpi_bytes_acked and tcpi_bytes_received of linux/tcp.h
-                    total += sum(struct.unpack_from("@QQ", duplicate.getsockopt(socket.SOL_TCP, socket.TCP_INFO, 136), 120))
-    return total
+class Traffic:
+    """Bytes over this process's connections to a port, both ways, those that are closed by now too; no TCP headers.
+
+    Args:
+        port: The store's.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._known: dict[int, int] = {}
+        """The bytes of each connection when it was last seen, by inode."""
+
+    def total(self) -> int:
+        """All of them so far."""
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError):  # closed since, or not connected
+                status = os.fstat(fd)
+                if stat.S_ISSOCK(status.st_mode):
+                    self._look(status.st_ino, fd)
+        return sum(self._known.values())
+
+    def _look(self, inode: int, fd: int) -> None:
+        with socket.socket(fileno=os.dup(fd)) as duplicate:
+            if duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.getpeername()[1] == self._port:
+                facts = duplicate.getsockopt(socket.SOL_TCP, socket.TCP_INFO, 136)
+                self._known[inode] = sum(struct.unpack_from("@QQ", facts, 120))  # tcpi_bytes_acked and _received

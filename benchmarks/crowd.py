@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
+from benchmarks.agents import TICK, Agent, ElasticAgent, TorchAgent
+from benchmarks.counting import Traffic, count_requests
 from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.guard import GuardedBackend
-
-from benchmarks.agents import TICK, Agent, ElasticAgent, TorchAgent
-from benchmarks.counting import bytes_to, count_requests
 
 DIALLERS = 16
 """Threads that make connections: a resolver that drops questions costs a connection to a TCPStore 5 s."""
@@ -84,6 +83,7 @@ class Crowd:
         self._job = job
         self._agents: dict[int, Agent] = {}
         self._sightings = Sightings()
+        self._traffic = Traffic(job.port)
         self._store: object = None
 
     def host(self) -> None:
@@ -103,7 +103,7 @@ class Crowd:
                 self._agents[number] = agent
             return
         self._count()
-        spares = {number: 4 for number in numbers}
+        spares = dict.fromkeys(numbers, 4)
         founders: list[RendezvousBackend] = []
         if hosting:  # what it connects to is its own store, and its further connections say so
             root = self._open(hosting=True)
@@ -154,7 +154,7 @@ class Crowd:
     def asked(self) -> tuple[dict[int, Counter[tuple[str, str]]], list[int], int]:
         """What each agent has asked so far, who of them decides, and the bytes of all of their connections."""
         chairs = [n for n, agent in self._agents.items() if isinstance(agent, ElasticAgent) and agent.chairs]
-        return {n: agent.asked() for n, agent in self._agents.items()}, chairs, bytes_to(self._job.port)
+        return {n: agent.asked() for n, agent in self._agents.items()}, chairs, self._traffic.total()
 
     def _open(self, *, hosting: bool) -> RendezvousBackend:
         job = self._job

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+from collections.abc import ValuesView
+from dataclasses import replace
+
 import pytest
 from scenes import info
 
 from elastic_core.config import Timing
 from elastic_core.rendezvous.rows import NodeRow
-from elastic_core.rendezvous.watch import Heard, Observation, Watch, contact_gap, dead, forget, interrupted, observe
+from elastic_core.rendezvous.watch import (
+    Heard,
+    Observation,
+    Sighting,
+    Watch,
+    contact_gap,
+    dead,
+    forget,
+    interrupted,
+    observe,
+)
 
 TIMING = Timing()
 
@@ -140,3 +154,21 @@ def test_a_new_chair_goes_on_from_what_it_had_heard_of_the_old_one() -> None:
     started = Watch(heard=Heard("a", 5, 1.0))
     still, stirred = observe(started, [row("a", 1, 5)], 7.0), observe(started, [row("a", 1, 6)], 7.0)
     assert [dead(watch, "a", TIMING, 7.0) for watch in (still, stirred)] == [True, False]
+
+
+class Counted(UserDict[str, Sighting]):
+    """Nodes that count how often somebody has gone through all of them."""
+
+    looks = 0
+
+    def values(self) -> ValuesView[Sighting]:
+        self.looks += 1
+        return super().values()
+
+
+def test_judging_all_nodes_looks_at_each_a_few_times_however_many_there_are() -> None:
+    watch = watched(*[(now, [row(f"n{i}", i) for i in range(1, 100)]) for now in (0.0, 2.0)])
+    nodes = Counted(watch.nodes)
+    watch = replace(watch, nodes=nodes)
+    assert not any(dead(watch, node_id, TIMING, 3.0) for node_id in list(nodes))
+    assert nodes.looks <= 2

@@ -153,15 +153,15 @@ def _whole(scene: Scene, current: Round, finished: set[str]) -> bool:
 
 def _departure(scene: Scene, current: Round, node_id: str) -> Append | None:
     """The HALT for a member that is lost, leaves, or stopped its workers by itself; None for one that stays."""
-    seen, name = scene.seen(node_id), scene.names([node_id])
+    seen = scene.seen(node_id)
     if seen is not None and seen.row.leaving:
-        return end_round(scene, current, HaltReason.NODE_LEFT, f"{name} leaves")
+        return end_round(scene, current, HaltReason.NODE_LEFT, f"{scene.names([node_id])} leaves")
     if scene.dead(node_id):
         lost = Incident(
             kind=IncidentKind.NODE_LOST,
             round=current.number,
             node_id=node_id,
-            host=name,
+            host=scene.names([node_id]),
             message=_how_lost(scene, seen),
         )
         return end_round_for(scene, current, HaltReason.NODE_LOST, lost)
@@ -170,7 +170,10 @@ def _departure(scene: Scene, current: Round, node_id: str) -> Append | None:
     stopped = seen.row.phase is Phase.STOPPED and seen.row.round == current.number
     if stopped and seen.row.incident is None:
         return end_round(
-            scene, current, HaltReason.NODE_LEFT, f"{name} stopped its workers: it had lost sight of the store"
+            scene,
+            current,
+            HaltReason.NODE_LEFT,
+            f"{scene.names([node_id])} stopped its workers: it had lost sight of the store",
         )
     return None
 

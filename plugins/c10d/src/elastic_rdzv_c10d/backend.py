@@ -38,7 +38,6 @@ from elastic_rdzv_c10d.records import (
 )
 from elastic_rdzv_c10d.server import StoreServer
 
-
 FEW = 8
 """Fewer rows than this are read one by one, instead of all that there are."""
 

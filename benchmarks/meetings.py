@@ -25,12 +25,11 @@ FORM, RESTART, LEAVE, JOIN = "all arrive at once", "one reports a failed worker"
 EVENTS = (FORM, RESTART, LEAVE, JOIN)
 PROCESSES = 4
 """Among which a job's agents are divided."""
-PATIENCE = {TORCH: 60.0}
-"""Seconds after which an event counts as never over; others get :data:`MOST`."""
-MOST = 30.0
+PATIENCE = 60.0
+"""Seconds after which an event counts as never over."""
 FORGETFUL = (REDIS, ETCD)
 SETTLING = 4.5
-"""Seconds that a run on a store that may forget has been open when the others arrive: it waits 4 s for its past (S3)."""
+"""Seconds for which a run on a store that may forget has been open when the others come: it waits 4 s itself (S3)."""
 SETTLE = 1.0
 """Seconds of quiet before something happens, and before it is counted what that has cost."""
 RESTARTS = 3
@@ -191,7 +190,7 @@ def play(peer: str, size: int, patience: float) -> Iterator[tuple[str, Sample]]:
 def _event(
     job: Crowds, order: str, whom: Sequence[int], who: Sequence[int], patience: float, *, pause: float = SETTLE
 ) -> Sample:
-    """After a pause, something happens to the agents ``whom``; then those of ``who`` are to hold a rank, all of them."""
+    """After a pause, something happens to the agents ``whom``; then all of ``who`` are to hold a rank."""
     time.sleep(pause)
     before = job.asked()
     begin = min(job.ask_each(order, whom))
