@@ -92,6 +92,7 @@ def test_every_rule_and_every_fault_is_reached(played: Played) -> None:
     assert [what for what in wanted if not reached[what]] == []
 
 
+@pytest.mark.timeout(900)
 def test_one_plan_leads_to_one_course_of_events_whatever_the_hash_seed() -> None:
     digests = [_digests(hash_seed) for hash_seed in ("1", "2")]
     assert digests[0] == digests[1]

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -304,7 +305,15 @@ def test_a_look_for_an_entry_that_is_not_there_wakes_nobody(port: int, monkeypat
             assert store.read(2) is None
         store.append(FIRST, Link(2, "second"), b"entry")
         woken(waiting, "append()")
-        assert len(asked) <= 2, "one sleep, and one question whether it is true"
+        assert len(asked) <= 3, "one sleep, and whether it is true, and all"
+
+
+def test_a_new_connection_is_told_of_all_entries_at_once(port: int) -> None:
+    with closing(opened(port, "job")) as store, closing(opened(port, "job")) as other:
+        links = [ORIGIN, *(Link(index, f"entry {index}") for index in range(1, 6))]
+        assert all(store.append(prev, entry, b"data") for prev, entry in pairwise(links))
+        assert other.wait(Cursor(), roster=False, timeout=0).head == 5
+        assert other.wait(Cursor(), roster=False, timeout=60).head == 5
 
 
 def test_of_a_few_rows_only_those_are_read(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -262,9 +262,10 @@ class C10dBackend(RendezvousBackend):
         key = self._keys.ledger(self._head + 1)
         while (left := deadline - time.monotonic()) > 0 and not self._client.wait_for(key, left):
             pass
-        if self._client.exist(key):  # who was woken may have been woken for nothing
-            self._head += 1
-        return self._head
+        if not self._client.exist(key):  # woken for nothing, or not at all
+            return self._head
+        self._head += 1
+        return self._newest()
 
     def _changed(self, what: int) -> None:
         """Count a change that is made, and wake who waits for one."""
