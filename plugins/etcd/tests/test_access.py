@@ -19,9 +19,12 @@ from etcd_servers import Etcd, administer, asked, free_port, running
 from elastic_core.errors import RendezvousConnectionError, UsageError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
 from elastic_core.testing.connections import long_wait, woken
+from elastic_core.testing.racing import PATIENCE
 from elastic_rdzv_etcd import plugin, plugin_v2
 from elastic_rdzv_etcd.backend import EtcdBackend
 from elastic_rdzv_etcd.options import Options
+from elastic_rdzv_etcd.records import Keys
+from elastic_rdzv_etcd.watching import Watch
 
 PASSWORD = "open, Sesame!"
 FIRST = Link(1, "first")
@@ -57,7 +60,8 @@ def password_file(tmp_path: Path) -> str:
 
 
 def entered(server: Etcd, **config: str) -> EtcdBackend:
-    return plugin.elastic_make_rendezvous(parameters(server.endpoint, **config, **IN_TIME))
+    patient = {"connect_timeout": f"{PATIENCE:g}", "read_timeout": f"{PATIENCE:g}"}
+    return plugin.elastic_make_rendezvous(parameters(server.endpoint, **config, **patient))
 
 
 def test_a_user_with_a_password_needs_no_more_than_the_prefix(guarded: Etcd, password_file: str) -> None:
@@ -86,6 +90,35 @@ def test_a_token_that_is_no_longer_good_is_renewed(guarded: Etcd, password_file:
     forget_tokens(guarded)
     assert backend.read(1) == b"data"
     assert backend._cluster._token not in (None, worn_out)
+    backend.close()
+
+
+def test_a_watch_that_is_refused_for_its_token_gets_a_new_one(guarded: Etcd, password_file: str) -> None:
+    """Tokens are each member's own affair: the one that a watch begins on may have forgotten ours."""
+    backend = entered(guarded, user="trainer", password_file=password_file)
+    watched = Keys("/elastic", "job").head
+    good = backend._cluster._token
+    backend._cluster._token = f"{good}x"
+    watch = Watch(backend._client, watched, None, 1)
+    assert backend._cluster._token not in (good, f"{good}x")
+    assert backend.append(ORIGIN, FIRST, b"data")
+    watch.sleep(0, PATIENCE)
+    assert watch.told
+    watch.close()
+    watch.bury()
+    with pytest.raises(RendezvousConnectionError, match="does not allow the user 'trainer'"):
+        Watch(backend._client, b"/others", None, 1)
+    backend.close()
+
+
+def test_passwords_that_etcd_begins_to_ask_for_are_given(guarded: Etcd, password_file: str) -> None:
+    said = asked(guarded, "/v3/auth/authenticate", {"name": "root", "password": PASSWORD})
+    administer(guarded, "/v3/auth/disable", {}, authorization=said["token"])
+    backend = entered(guarded, user="trainer", password_file=password_file)
+    assert backend.append(ORIGIN, FIRST, b"data")
+    administer(guarded, "/v3/auth/enable", {})
+    assert backend.read(1) == b"data"
+    backend.connect().close()
     backend.close()
 
 

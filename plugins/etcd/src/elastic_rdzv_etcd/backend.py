@@ -191,7 +191,9 @@ class EtcdBackend(RendezvousBackend):
         names = {key[len(keys.rows) :] for key in values if key.startswith(keys.rows)}
         if ids is not None:
             names &= {quoted(node_id).encode() for node_id in ids}
-        found = [Row.unpack(values[keys.rows + name]).seen(unquoted(name), values.get(keys.beats + name)) for name in names]
+        found = [
+            Row.unpack(values[keys.rows + name]).seen(unquoted(name), values.get(keys.beats + name)) for name in names
+        ]
         return sorted(found, key=lambda row: row.serial)
 
     # The ledger ------------------------------------------------------------------------------------------------------
