@@ -16,7 +16,7 @@ from threading import Thread
 from typing import TypeVar
 
 from elastic_core import __version__
-from elastic_core.agent.addresses import LOOPBACK, advertised, endpoint_host, says_loopback
+from elastic_core.agent.addresses import LOOPBACK, advertised, endpoint_host, parts, says_loopback
 from elastic_core.agent.identity import host_name
 from elastic_core.agent.ports import HeldPort
 from elastic_core.doctor.findings import Finding, ok, warning, wrong
@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 def check_endpoint(endpoint: str) -> Finding:
     """What the hosts that an endpoint names are on this host."""
     said = []
-    for part in endpoint.split(","):
+    for part in parts(endpoint):
         host = endpoint_host(part)
         if host is None:
             continue
