@@ -230,6 +230,23 @@ def test_a_wrong_authority_is_named(secured: Etcd, files: dict[str, str], tmp_pa
         plugin_v2.elastic_make_rendezvous(parameters(secured.endpoint, **config))
 
 
+def test_of_several_members_one_that_is_not_to_be_trusted_is_passed_over(
+    secured: Etcd, files: dict[str, str], tmp_path: Path
+) -> None:
+    config = {"cacert": files["ca.pem"], "cert": files["client.pem"], "key": files["client.key"]}
+    stranger = trustme.CA().issue_cert("127.0.0.1")
+    stranger.cert_chain_pems[0].write_to_path(str(tmp_path / "stranger.pem"))
+    stranger.private_key_pem.write_to_path(str(tmp_path / "stranger.key"))
+    flags = [f"--cert-file={tmp_path / 'stranger.pem'}", f"--key-file={tmp_path / 'stranger.key'}"]
+    with running(tmp_path / "strange", flags=flags, tls=True) as strange:
+        for hooks in (plugin, plugin_v2):
+            for first, second in ((strange, secured), (secured, strange)):
+                both = parameters(f"{first.endpoint},{second.endpoint}", **config)
+                backend = hooks.elastic_make_rendezvous(both)
+                assert backend.read(1) is None
+                backend.close()
+
+
 def test_a_missing_client_certificate_and_a_missing_scheme_are_named(secured: Etcd, files: dict[str, str]) -> None:
     with pytest.raises(RendezvousConnectionError, match="if it wants a client's certificate"):
         plugin.elastic_make_rendezvous(parameters(secured.endpoint, cacert=files["ca.pem"], **IN_TIME))
