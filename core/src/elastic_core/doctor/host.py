@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 def check_endpoint(endpoint: str) -> Finding:
     """What the hosts that an endpoint names are on this host."""
-    said = []
+    said, unknown = [], []
     for part in parts(endpoint):
         host = endpoint_host(part)
         if host is None:
@@ -47,9 +47,13 @@ def check_endpoint(endpoint: str) -> Finding:
         try:
             addresses = look_up(host)
         except OSError as exc:
-            advice = "Check the name, this host's resolver (getent hosts NAME), or write the address itself."
-            return wrong("endpoint", f"the host {host!r} cannot be looked up: {_why(exc)}", advice)
-        said.append(host if addresses == [host] else f"{host} is {' and '.join(addresses)}")
+            unknown.append(f"the host {host!r} cannot be looked up: {_why(exc)}")
+        else:
+            said.append(host if addresses == [host] else f"{host} is {' and '.join(addresses)}")
+    if unknown:
+        seen = "; ".join([*unknown, *said])
+        advice = "Check the name, this host's resolver (getent hosts NAME), or write the address itself."
+        return warning("endpoint", seen, advice) if said else wrong("endpoint", seen, advice)
     return ok("endpoint", ", ".join(said) or f"{endpoint or 'none'}, which names no host")
 
 
