@@ -19,7 +19,7 @@ from etcd_servers import Etcd, administer, asked, free_port, running
 from elastic_core.errors import RendezvousConnectionError, UsageError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
 from elastic_core.testing.connections import long_wait, woken
-from elastic_core.testing.racing import PATIENCE
+from elastic_core.testing.racing import PATIENCE, background
 from elastic_rdzv_etcd import plugin, plugin_v2
 from elastic_rdzv_etcd.backend import EtcdBackend
 from elastic_rdzv_etcd.options import Options
@@ -324,6 +324,22 @@ def test_a_listener_that_says_nothing_is_not_waited_for() -> None:
     unanswered = pytest.raises(RendezvousConnectionError, match="has not answered for")
     with socket.create_server(("127.0.0.1", 0)) as silent, unanswered:
         plugin.elastic_make_rendezvous(parameters(f"127.0.0.1:{silent.getsockname()[1]}", connect_timeout="0.5"))
+
+
+def test_a_server_of_another_kind_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def answer() -> None:
+            with other.accept()[0] as connection:
+                connection.recv(1)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+                while connection.recv(1 << 16):  # it hangs up
+                    pass
+
+        answering = background(answer)
+        with pytest.raises(RendezvousConnectionError, match="answered with something other than etcd's JSON"):
+            plugin.elastic_make_rendezvous(parameters(f"127.0.0.1:{other.getsockname()[1]}"))
+        answering.result(PATIENCE)
 
 
 def test_a_server_without_api_v2_is_answered_with_what_to_do(tmp_path: Path) -> None:

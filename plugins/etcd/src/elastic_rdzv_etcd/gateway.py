@@ -160,7 +160,8 @@ def _messages(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
 def _message(said: Any) -> dict[str, Any]:
     if isinstance(said, dict) and isinstance(error := said.get("error"), dict):
         raise from_error(error)
-    if isinstance(said, dict) and isinstance(result := said.get("result", said), dict):
+    result = said.get("result", said) if isinstance(said, dict) else None
+    if isinstance(result, dict) and "header" in result:  # which every answer of etcd's has
         return result
     raise Unreachable("it answered with something other than etcd's JSON", final=True)
 
