@@ -12,7 +12,7 @@ from elastic_core.cli.doctor import SEVERAL, subject_of
 from elastic_core.cli.flags import Flags
 from elastic_core.doctor.examination import OF_STORE, Subject, bounded_conf, examine, trial_id
 from elastic_core.doctor.findings import Finding, State
-from elastic_core.doctor.report import as_json, line, summary
+from elastic_core.doctor.report import as_json, line, summary, title
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.exit_codes import ExitCode
 from elastic_core.hookspecs import RendezvousOptions
@@ -219,3 +219,9 @@ def test_foreign_words_do_not_reach_the_terminal_as_commands() -> None:
     finding = Finding(name="connect", state=State.WRONG, seen="\x1b[2J", exit_code=RendezvousConnectionError.exit_code)
     assert "\\x1b[2J" in line(finding)
     assert "\x1b[2J" not in summary([finding], "redis")
+
+
+def test_a_report_shows_no_password_whatever_it_is_made_of() -> None:
+    endpoint = "redis://user:s3 cr,et@host:1"
+    assert "redis://***@host:1" in title("redis", endpoint, "here")
+    assert '"redis://***@host:1"' in as_json([], "redis", endpoint)

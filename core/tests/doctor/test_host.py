@@ -133,7 +133,9 @@ def test_among_agents_of_one_host_its_name_does_not_matter() -> None:
     [
         ("store.example:6379", State.OK, "store.example is 192.0.2.9"),
         ("redis://user:pw@192.0.2.9:1", State.OK, "192.0.2.9"),
-        ("store.example:1,nosuch:2", State.WRONG, "'nosuch' cannot be looked up: Name or service not known"),
+        ("redis://user:p,w@192.0.2.9:1", State.OK, "192.0.2.9"),
+        ("nosuch:1,nosuch:2", State.WRONG, "'nosuch' cannot be looked up: Name or service not known"),
+        ("nosuch:2,store.example:1", State.WARNING, "'nosuch' cannot be looked up: Name or service not known; store"),
         ("unix:///run/redis.sock", State.OK, "names no host"),
     ],
 )

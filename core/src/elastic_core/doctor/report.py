@@ -24,8 +24,8 @@ _OF_STORE = (*OF_STORE, "store", "listener", "traces", "the rest")
 
 def title(backend: str, endpoint: str, host: str) -> str:
     """The first line."""
-    at = f" at {endpoint}" if endpoint else ""
-    return printable(without_passwords(f"Can nodes meet over {backend}{at}? Tried from {host}."))
+    at = f" at {without_passwords(endpoint)}" if endpoint else ""
+    return printable(f"Can nodes meet over {backend}{at}? Tried from {host}.")
 
 
 def section(finding: Finding) -> str:

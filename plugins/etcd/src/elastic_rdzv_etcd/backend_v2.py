@@ -86,6 +86,7 @@ class EtcdV2Backend(RendezvousBackend):
         """Add a row: a place in the order of arrival first, and then the row, which a repetition completes."""
         name = _name(node_id)
         Row(0, 0, value).pack()  # refuses what is too large before it costs a serial
+        self._renewed_at = -RENEW  # the store may have come back empty, and would keep for ever what is put there now
         self._renew()
         while True:
             if (found := self._peek(f"row/{name}")) is not None:

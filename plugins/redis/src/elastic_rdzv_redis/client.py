@@ -35,6 +35,9 @@ _HINTS = {
 }
 """What to do about what a server answers with, by the first word of the answer."""
 
+_ECHO = ", with args beginning with"
+"""Where a server that knows no AUTH begins to repeat what it was sent: the password."""
+
 
 class _Line(AbstractConnection):
     """redis-py's side of a connection: a socket that is there already, once."""
@@ -199,7 +202,7 @@ class Client:
 
 def _said(exc: Exception) -> str:
     """The server's own words, on one line. redis-py cuts off the first of them where it knows it; put it back."""
-    said = " ".join(str(exc).split())
+    said = " ".join(str(exc).split()).partition(_ECHO)[0]
     prefixes: dict[type[Exception], str] = {
         redis.exceptions.NoPermissionError: "NOPERM",
         redis.exceptions.ReadOnlyError: "READONLY",
@@ -213,5 +216,5 @@ def _said(exc: Exception) -> str:
 
 
 def _without_details(exc: Exception) -> Exception | None:
-    """The cause, for a traceback; None for a refused identification, whose frames hold a password."""
-    return None if isinstance(exc, redis.exceptions.AuthenticationError) else exc
+    """The cause, for a traceback; None where it, or its frames, hold a password."""
+    return None if isinstance(exc, redis.exceptions.AuthenticationError) or _ECHO in str(exc) else exc
