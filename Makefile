@@ -4,10 +4,11 @@
 #   make setup   .venv, with every distribution editable and the tools for development
 #   make demo    two nodes train for real, are hurt, recover and finish
 #   make test    every test; `make test ARGS="-k chair -x"` passes arguments to pytest
-#   make soak    the tests that draw lots, with many more seeds, and the simulator with a million plans
+#   make soak    the tests that draw lots, with many more seeds, the simulator with a million plans, stores away for a minute
 #   make lint    ruff and mypy, both strict
 #   make tox     every distribution alone with core, and core on every Python that is here
-#   make bench   measures what docs/performance.md says, and rewrites its tables
+#   make bench   measures what docs/performance.md says, and rewrites its tables; ARGS=... for the launchers' times,
+#                MANY=... for the rendezvous of many nodes
 #   make clean   removes .venv and all caches
 
 SHELL := bash
@@ -20,8 +21,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DISTRIBUTIONS := core plugins/c10d plugins/etcd plugins/metrics plugins/redis plugins/torch examples/plugin
 ARGS ?=
+MANY ?=
 SEEDS ?= 100
 PLANS ?= 1000000
+OUTAGE ?= 60
 
 # An unpinned torch brings gigabytes.
 export PIP_CONSTRAINT := $(CURDIR)/requirements/constraints.txt
@@ -55,7 +58,7 @@ test: setup
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ARGS)
 
 soak: setup
-	$(BIN)/python -m pytest --seeds=$(SEEDS) --plans=$(PLANS) -m soak --timeout=3600 $(ARGS)
+	$(BIN)/python -m pytest --seeds=$(SEEDS) --plans=$(PLANS) --outage=$(OUTAGE) -m soak --timeout=3600 $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check
@@ -67,6 +70,7 @@ tox: setup
 
 bench: setup
 	PYTHONPATH=tests/harness:tests/workers $(BIN)/python -m benchmarks.launchers $(ARGS)
+	PYTHONPATH=tests/harness:tests/workers:plugins/etcd/tests/harness $(BIN)/python -m benchmarks.rendezvous $(MANY)
 
 clean:
 	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .pytest_cache

@@ -1,4 +1,4 @@
-"""What the tests of all distributions share: with how many seeds a test that draws lots is run."""
+"""What the tests of all distributions share: with how many seeds a test that draws lots is run, and the like."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ FEW = 3
 PLANS = 20_000
 """Plans that everyday runs play in the simulator, and how many of them are one test."""
 BLOCK = 1_000
+OUTAGE = 4.0
+"""Seconds for which everyday runs do without their store: well beyond what makes a silent node a lost one in tests."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -16,10 +18,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", type=int, default=FEW, metavar="N", help=help)
     help = f"how many plans the simulator plays [{PLANS}]"
     parser.addoption("--plans", type=int, default=PLANS, metavar="N", help=help)
+    help = f"for how many seconds jobs do without their store in a test that takes an `outage` [{OUTAGE:g}]"
+    parser.addoption("--outage", type=float, default=OUTAGE, metavar="SECONDS", help=help)
+
+
+@pytest.fixture
+def outage(request: pytest.FixtureRequest) -> float:
+    """Seconds for which a job does without its store."""
+    seconds: float = request.config.getoption("--outage")
+    return seconds
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "soak: draws lots from its seed; `make soak` repeats it with many")
+    config.addinivalue_line("markers", "soak: `make soak` repeats it with many seeds, or a longer outage")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -34,5 +45,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by the mark
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if isinstance(item, pytest.Function) and {"seed", "block"} & set(item.fixturenames):
+        if isinstance(item, pytest.Function) and {"seed", "block", "outage"} & set(item.fixturenames):
             item.add_marker(pytest.mark.soak)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from benchmarks import rendezvous
 from benchmarks.idle import CPU, RSS_AGENT, RSS_WARDEN
 from benchmarks.jobs import FRESH, TORCHRUN, TUNED, WARM, newest
 from benchmarks.launchers import BEGIN, END, PAGE, book, hopeless
+from benchmarks.meetings import C10D, EVENTS, FORM, REDIS, RESTART, TORCH, Sample
 from benchmarks.processes import cpu_seconds, pss, rss
 from benchmarks.scenes import KILLED_ONE, KILLED_REST, LAUNCH, LOST, STORIES, TIMES, WEIGHT, Scene, longest_pause
 from benchmarks.tables import Samples, cell, figures, median, megabytes, paragraphs, ratio, replaced, seconds, table
@@ -205,3 +210,55 @@ def test_a_process_is_seen_to_use_cpu_and_memory() -> None:
     sum(range(100_000))
     assert cpu_seconds(os.getpid()) > before
     assert 0 < pss(os.getpid()) <= rss(os.getpid())
+
+
+# Rendezvous of many nodes --------------------------------------------------------------------------------------------
+
+
+def sample(seconds: float | None, requests: float = 5.0, chair: float = 17.0, size: float = 6100.0) -> Sample:
+    return Sample(seconds, requests, chair, size)
+
+
+def test_what_a_node_asks_is_told_of_jobs_that_came_to_an_end() -> None:
+    assert rendezvous.cost([sample(0.1), sample(None, 900.0), sample(0.2)]) == "5.0 requests (chair 17), 6.1 kB"
+    assert rendezvous.cost([sample(1.0, chair=math.nan)]) == "5.0 requests, 6.1 kB"
+    assert rendezvous.cost([sample(None)]) == rendezvous.cost([]) == "-"
+
+
+def test_a_peer_is_given_up_at_the_size_where_it_never_ended_and_beyond() -> None:
+    record: rendezvous.Book = defaultdict(list)
+    record[FORM, 64, TORCH] = [sample(None), sample(None)]
+    record[FORM, 16, TORCH] = [sample(None), sample(2.0)]
+    assert [rendezvous.hopeless(TORCH, size, record) for size in (16, 64, 256)] == [False, True, True]
+    assert not rendezvous.hopeless(REDIS, 256, record)
+
+
+def test_targets_of_many_nodes_are_judged_by_medians() -> None:
+    record: rendezvous.Book = defaultdict(list)
+    record[FORM, 64, C10D], record[FORM, 64, TORCH] = [sample(0.1), sample(0.9), sample(0.2)], [sample(None)]
+    record[RESTART, 64, C10D], record[RESTART, 64, TORCH] = [sample(0.2)], [sample(3.0)]
+    record[RESTART, 1024, REDIS], record[RESTART, 16, REDIS] = [sample(0.9, 6.1)], [sample(0.1, 5.0)]
+    assert [(target.value, target.met) for target in rendezvous.targets(record)] == [
+        (0.2, True),  # anything is less than never
+        (0.2, False),
+        (0.9, True),
+        (6.1, False),
+    ]
+
+
+def test_a_few_agents_form_fail_leave_and_join_and_the_table_says_so(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{rendezvous.BEGIN}\n{rendezvous.END}\n")
+    command = [sys.executable, "-m", "benchmarks.rendezvous", "--sizes=3", "--peers=c10d", "--runs=1", f"--page={page}"]
+    root = PAGE.parents[1]
+    subprocess.run(
+        command, check=True, cwd=root, env={**os.environ, "PYTHONPATH": f"{root}/tests/harness:{root}/tests/workers"}
+    )
+    found = [line.split(" | ")[0] for line in page.read_text().splitlines()]
+    rows = [f"| {event}, 3 agents" for event in EVENTS]
+    assert [line for line in found if line in rows] == rows * 2
+    assert "never" not in page.read_text().partition("| --- |")[2]
+
+
+def test_the_page_has_the_marks_of_both() -> None:
+    assert replaced(PAGE.read_text(), rendezvous.BEGIN, rendezvous.END, []).count(rendezvous.BEGIN) == 1

@@ -55,6 +55,15 @@ def test_a_waiter_in_another_process_that_is_not_woken_is_noticed(deaf: MakeBack
         test(ProcessConformance(), deaf("job"), lambda: deaf("job"), deaf)
 
 
+def test_a_line_that_the_connections_do_not_go_over_is_noticed() -> None:
+    test = LineConformance.test_a_removal_of_unknown_outcome_is_repeated_without_harm
+    stores: dict[str, MemoryStore] = {}
+    with pytest.raises(AssertionError, match="do its connections go over the line"):
+        test(
+            LineConformance(), lambda job: LocalBackend(stores.setdefault(job, MemoryStore())), LossyCalls(), Lost.REPLY
+        )
+
+
 class Unsent(ProcessConformance):
     """What an author writes at first."""
 

@@ -82,4 +82,4 @@ def test_workers_inherit_everything_but_passwords() -> None:
         "PET_RDZV_CONF": "password_file=/f",
     }
     assert inheritable({**kept, "ELASTIC_REDIS_PASSWORD": "s3cret"}) == kept
-    assert inheritable({"PET_RDZV_ENDPOINT": "redis://:s3cret@h", "PET_RDZV_CONF": "a=1,password=s3cret"}) == {}
+    assert inheritable({"PET_RDZV_ENDPOINT": "redis://:s3 cret@h", "PET_RDZV_CONF": "a=1,password=s3cret"}) == {}

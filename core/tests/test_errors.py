@@ -63,6 +63,9 @@ def test_what_a_plugin_raised_is_quoted_in_one_line(raised: Exception, line: str
     [
         ("--rdzv_endpoint 'redis://u:s3cret@host:1' is wrong.", "--rdzv_endpoint 'redis://***@host:1' is wrong."),
         ("--rdzv_endpoint 'rediss://:s3/c@ret@host'.", "--rdzv_endpoint 'rediss://***@host'."),
+        ("--rdzv_endpoint 'redis://u:s3 cr,et@host:1': no.", "--rdzv_endpoint 'redis://***@host:1': no."),
+        ("redis://:s3c re't@host:1", "redis://***@host:1"),
+        ("No etcd answers: http://a:1: refused; 'b' hung up.", "No etcd answers: http://a:1: refused; 'b' hung up."),
         ("--rdzv_conf 'password=s3cret': no.", "--rdzv_conf 'password=***': no."),
         ("--rdzv_conf 'a=1,passwrd=s3cret,b=2' gives.", "--rdzv_conf 'a=1,passwrd=***,b=2' gives."),
         ("--rdzv_conf password=s3cret has no effect.", "--rdzv_conf password=*** has no effect."),

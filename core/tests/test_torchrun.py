@@ -16,7 +16,12 @@ import pytest
 from elastic_core import conf, torchrun
 from elastic_core.agent.ports import HeldPort
 from elastic_core.config import Timing
-from elastic_core.errors import RendezvousClosedError, RendezvousRefusedError, RendezvousTimeoutError
+from elastic_core.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousRefusedError,
+    RendezvousTimeoutError,
+)
 from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousParameters
 from elastic_core.rendezvous.backend import RendezvousBackend
@@ -75,9 +80,9 @@ def node(memory: MemoryStore) -> Iterator[Callable[..., TorchrunHandler]]:
     """``node()`` makes the handler of another agent of one job."""
     made = []
 
-    def make(min_nodes: int = 2, max_nodes: int = 2, **timing: float) -> TorchrunHandler:
+    def make(min_nodes: int = 2, max_nodes: int = 2, endpoint: str = "", **timing: float) -> TorchrunHandler:
         params = RendezvousParameters(
-            backend="memory", endpoint="", run_id="job", min_nodes=min_nodes, max_nodes=max_nodes
+            backend="memory", endpoint=endpoint, run_id="job", min_nodes=min_nodes, max_nodes=max_nodes
         )
         read = conf.RendezvousConf(timing=Timing(**timing))
         made.append(TorchrunHandler(lambda params: LocalBackend(memory), params, read, None))
@@ -182,6 +187,19 @@ def test_other_settings_are_refused(node: Callable[..., TorchrunHandler]) -> Non
         node(max_nodes=3).next_rendezvous()
 
 
+def test_a_newcomer_whose_address_cannot_be_told_leaves_the_job_alone(
+    node: Callable[..., TorchrunHandler], memory: MemoryStore
+) -> None:
+    running = node(min_nodes=1, last_call_timeout=0)
+    round_of([running])
+    newcomer = node(min_nodes=1, endpoint="no.such.host.invalid:1")
+    with pytest.raises(RendezvousConnectionError, match="cannot be looked up"):
+        newcomer.next_rendezvous()
+    assert newcomer.shutdown()
+    assert not running.is_closed()
+    assert len(LocalBackend(memory).roster()) == 1
+
+
 def test_shutting_down_before_anything_began_is_no_error(node: Callable[..., TorchrunHandler]) -> None:
     assert node().shutdown()
 
@@ -214,5 +232,6 @@ def test_torchs_parameters_are_read_as_ours(monkeypatch: pytest.MonkeyPatch, mem
     assert "ELASTIC_OURS_PASSWORD" not in os.environ, "workers inherit what is there"
     assert handler.use_agent_store
     assert handler.shutdown()
+    assert os.environ["ELASTIC_OURS_PASSWORD"] == "s3cret", "the next job of this process needs it, too"
     [params] = asked
     assert (params.endpoint, dict(params.config), params.local_addr) == ("host:1", {"color": "red"}, "127.0.0.1")

@@ -28,10 +28,20 @@ class Host:
         """Pull its cable: nothing arrives any more, and nobody is told."""
         _ip("-n", self.name, "link", "set", "eth0", "down")
 
+    def plug_in(self) -> None:
+        """Plug it in again, for IPv4: the addresses of IPv6 went with the link."""
+        _ip("-n", self.name, "link", "set", "eth0", "up")
+        _ip("-n", self.name, "route", "add", "default", "via", self.ipv4)
+
     def shut_out(self, other: Host) -> None:
         """Drop whatever would go to another host: neither reaches the other any more, and that one is not told."""
         for address in (other.ipv4, other.ipv6):
             _ip("-n", self.name, "route", "add", "blackhole", address)
+
+    def let_in(self, other: Host) -> None:
+        """Send to it again."""
+        for address in (other.ipv4, other.ipv6):
+            _ip("-n", self.name, "route", "del", "blackhole", address)
 
 
 @contextmanager

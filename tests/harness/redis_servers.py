@@ -40,10 +40,21 @@ class Daemon:
         folder: Where its configuration and its data are.
         settings: Lines of its configuration, less the port, which ``{port}`` stands for.
         sentinel: Whether it is a sentinel.
+        address: Where it listens.
+        within: What to run it with, such as ``ip netns exec NAME``.
     """
 
-    def __init__(self, folder: Path, settings: Sequence[str], *, sentinel: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: Sequence[str],
+        *,
+        sentinel: bool = False,
+        address: str = "127.0.0.1",
+        within: Sequence[str] = (),
+    ) -> None:
         self.folder, self.settings, self.sentinel = folder, settings, sentinel
+        self.address, self.within = address, within
         self.port = 0
         self.process: subprocess.Popen[str] | None = None
         self._said: list[str] = []
@@ -54,7 +65,7 @@ class Daemon:
     @property
     def endpoint(self) -> str:
         """As ``--rdzv_endpoint`` takes it."""
-        return f"127.0.0.1:{self.port}"
+        return f"{self.address}:{self.port}"
 
     def start(self) -> None:
         """Start it, and wait until it takes connections."""
@@ -70,10 +81,10 @@ class Daemon:
     def _launch(self) -> None:
         path = self.folder / "server.conf"
         if not (self.sentinel and path.exists()):  # which a sentinel rewrites, and believes
-            lines = ["bind 127.0.0.1", f"dir {self.folder}", "daemonize no", 'logfile ""', *self.settings]
+            lines = [f"bind {self.address}", f"dir {self.folder}", "daemonize no", 'logfile ""', *self.settings]
             path.write_text("\n".join(lines).replace("{port}", str(self.port)) + "\n")
         self._said = []
-        command = [SERVER, str(path), *(["--sentinel"] if self.sentinel else [])]
+        command = [*self.within, SERVER, str(path), *(["--sentinel"] if self.sentinel else [])]
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

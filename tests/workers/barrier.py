@@ -7,6 +7,7 @@ blocks for ever, as under NCCL. The job ends when the file ``--until`` is there:
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import socket
@@ -85,15 +86,19 @@ def step() -> bool:
 parser = argparse.ArgumentParser()
 parser.add_argument("--until", type=Path, required=True)
 parser.add_argument("--deaf", action="store_true")
+parser.add_argument("--tell", type=float, default=math.inf, help="seconds between two reports that training goes on")
 parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for the others at the start")
 args = parser.parse_args()
 
 peers = serve() if RANK == 0 else connect()
-first = True
+first, told_at, store = True, time.monotonic(), ":".join(map(str, ADDRESS))
 while not step():
     if first:
         restart_count = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-        report("training", world_size=WORLD_SIZE, restart_count=restart_count, store=":".join(map(str, ADDRESS)))
+        report("training", world_size=WORLD_SIZE, restart_count=restart_count, store=store)
         first = False
+    elif time.monotonic() - told_at >= args.tell:
+        report("step", world_size=WORLD_SIZE, store=store)
+        told_at = time.monotonic()
     time.sleep(0.01)
 report("done", world_size=WORLD_SIZE)

@@ -116,6 +116,21 @@ def scheduler_uid(environ: Mapping[str, str]) -> str | None:
     return f"slurm-{job}.{environ.get('SLURM_RESTART_COUNT') or 0}" if job else None
 
 
+def positive_seconds(key: str, text: str) -> float:
+    """A duration among a backend's own keys.
+
+    Raises:
+        UsageError: It is no positive number of seconds.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"--rdzv_conf {f'{key}={text}'!r}: {text!r} is not a positive number of seconds.")
+    return seconds
+
+
 def _pairs(text: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for pair in filter(None, (part.strip() for part in text.split(","))):

@@ -98,12 +98,15 @@ class StoreLostError(RendezvousError):
     exit_code = ExitCode.STORE_LOST
 
 
+_WHOLE_URL = re.compile(r"""(\A\w+://).*@|(['"]\w+://)[^'"]*@""", re.DOTALL)
+"""One that is seen to end, with quotes or with the text, may have blanks before the ``@``."""
 _IN_URL = re.compile(r"(?<=://)\S*@")
 _IN_PAIR = re.compile(r"""(?i)\b(\w*(?:passw|pwd|secret)(?:(?!_file)\w)*=)[^,\s]+?(['":.]*(?:[,\s]|$))""")
 
 
 def without_passwords(text: str) -> str:
     """A text with ``***`` for what a URL has before ``@``, and for the value of ``password=`` and the like."""
+    text = _WHOLE_URL.sub(lambda found: f"{found[1] or found[2]}***@", text)
     return _IN_PAIR.sub(r"\1***\2", _IN_URL.sub("***@", text))
 
 

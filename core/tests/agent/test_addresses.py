@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent.addresses import LOOPBACK, endpoint_host, local_address
+from elastic_core.agent.addresses import LOOPBACK, advertised, endpoint_host, local_address
 from elastic_core.errors import RendezvousConnectionError
 
 
@@ -27,6 +27,7 @@ from elastic_core.errors import RendezvousConnectionError
         ("etcd0,etcd1:2379", "etcd0"),
         ("[::1]:2379,etcd1:2379", "::1"),
         ("redis://:secret@node0:6379/0", "node0"),
+        ("redis://user:se,c@ret@node0:6379,node1/0", "node0"),
         ("https://[2001:db8::7]:2379,https://etcd1:2379", "2001:db8::7"),
         ("", None),
         (":29400", None),
@@ -41,6 +42,15 @@ from elastic_core.errors import RendezvousConnectionError
 )
 def test_the_host_of_an_endpoint_is_found_in_every_form(endpoint: str, host: str | None) -> None:
     assert endpoint_host(endpoint) == host
+
+
+def test_of_several_hosts_those_that_nobody_knows_are_passed_over() -> None:
+    """The name of a pod that is lost is lost with it; the others of its cluster go on."""
+    unknown = "no.such.host.invalid:2379"
+    for endpoint in (f"{unknown},127.0.0.1:2379", f"127.0.0.1:2379,{unknown}"):
+        assert advertised(endpoint, "HOST[:PORT],...", None, single_node=False) == LOOPBACK
+    with pytest.raises(RendezvousConnectionError, match="cannot be looked up"):
+        advertised(f"{unknown},{unknown}", "HOST[:PORT],...", None, single_node=False)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,8 @@ def test_a_plugins_command_is_imported_when_it_is_called(install: Install, capsy
     )
     assert elastic("--help") == 0
     help = capsys.readouterr().out
-    assert help.index("run ") < help.index("plugins ") < help.index("broken ") < help.index("greet ")
+    places = [help.index(f"\n  {name} ") for name in ("run", "doctor", "plugins", "broken", "greet")]
+    assert places == sorted(places)
     assert elastic("greet") == 0
     assert capsys.readouterr().out == "hello\n"
 
@@ -104,7 +105,7 @@ def test_a_missing_script_is_refused_the_same_way() -> None:
     assert refused.stderr == f"elastic: error: There is no script {wrong!r}. Did you mean {__file__!r}?\n"
 
 
-@pytest.mark.parametrize("line", ["--help", "--version", "run --help", "plugins"])
+@pytest.mark.parametrize("line", ["--help", "--version", "run --help", "doctor --help", "plugins"])
 def test_asking_for_help_imports_nothing_heavy(line: str) -> None:
     """Neither what takes long to import nor the agent itself."""
     script = (

@@ -204,7 +204,8 @@ class TestWorkerFailure:
         used = running("a", offer=offer("a", 1))
         broken = running("b", incident=incident("b"))
         ledger = live("ab", at=NOW - 0.2)
-        assert decide(scene(ledger, used, broken, verdict=RESTART)) == LookAgain(NOW - 0.2 + 1)
+        found = decide(scene(ledger, used, broken, verdict=RESTART))
+        assert found == LookAgain(NOW - 0.2 + 0.5), "whoever reported it gives the chair a second"
 
     @pytest.mark.parametrize(
         ("why", "other"),
@@ -295,6 +296,13 @@ class TestReforming:
         late = NOW + 0.2
         nodes = [stopped("a", now=late), running("b", head=2, now=late)]
         assert ids(body(decide(scene(ledger, *nodes, now=late)))) == "a"
+
+    def test_a_member_that_may_have_been_cut_off_with_the_chair_has_a_full_period_to_answer(self) -> None:
+        ledger = halted("ab", HaltReason.FAILURE, at=NOW - 0.9, blame=incident("a"))
+        waits = scene(ledger, stopped("a"), running("b", head=2), verdict=RESTART)
+        back_at = NOW - 2.0
+        waits = replace(waits, watch=replace(waits.watch, gap_at=back_at))
+        assert decide(waits) == LookAgain(back_at + 6.0)
 
     @pytest.mark.parametrize(
         ("reason", "head", "worst_seen", "after"),

@@ -17,6 +17,7 @@ from elastic_core.rendezvous.history import (
     Intact,
     Memory,
     Overlap,
+    Passed,
     PutBack,
     Rejoin,
     Settlement,
@@ -86,7 +87,6 @@ def of_run(ledger: Ledger, run: str) -> Ledger:
         pytest.param(9, MINE.head, Intact(), id="and more"),
         pytest.param(6, other(MINE), Diverged(), id="another entry at the same index"),
         pytest.param(9, other(MINE), Diverged(), id="another entry, and more"),
-        pytest.param(9, None, Diverged(), id="a tombstone: the others are far ahead"),
         pytest.param(5, RUN[4].head, PutBack((RUN[5].head,)), id="the last one is gone"),
         pytest.param(2, RUN[1].head, PutBack(MEMORY.entries[2:]), id="the last four are gone"),
         pytest.param(4, other(RUN[3]), Diverged(), id="behind, and it went another way"),
@@ -99,6 +99,11 @@ def test_what_became_of_what_was_read(head: int, at: Entry | None, expected: Ove
 
 def test_entries_from_before_one_joined_cannot_be_put_back() -> None:
     assert overlap(MINE, told(*RUN[3:]), 2, RUN[1].head) == Diverged()
+
+
+def test_a_tombstone_in_the_place_of_what_was_read_shows_that_the_others_have_long_passed_it() -> None:
+    """The run may be over, and the next one begun: nothing was lost that would have to be resumed."""
+    assert overlap(MINE, MEMORY, 9, None, shrunk=True) == Passed()
 
 
 def test_a_run_that_is_over_is_let_go() -> None:

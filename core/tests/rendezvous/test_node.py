@@ -344,6 +344,19 @@ def test_an_offer_that_the_new_history_may_have_used_is_renewed() -> None:
     assert row_of(node.state).offer is None
 
 
+def test_an_offer_that_a_round_of_the_new_history_has_taken_is_replaced() -> None:
+    """This node had not read of it before the store lost it."""
+    node, offered = running(), offer("a", 2)
+    node.hears(Offered(offered))
+    taken = then(node.state.ledger, Round(number=2, offer=offered, same_as=1), at=2.0)
+    (stop,) = node.hears(HistoryReplaced(taken))
+    assert isinstance(stop, Stop)
+    assert node.state.offer is None
+    start, make = node.hears(WorkersGone())
+    assert isinstance(start, Start)
+    assert make == MakeOffer()
+
+
 def test_a_node_that_the_new_history_left_out_waits_as_a_newcomer() -> None:
     node = running()
     node.hears(HistoryReplaced(elsewhere("b")), WorkersGone())

@@ -132,6 +132,12 @@ def test_who_was_away_for_long_leaps_over_tombstones() -> None:
     assert (found[1].head, found[1].round) == (MINE.head, MINE.round)
 
 
+def test_what_others_have_put_back_meanwhile_is_read_on() -> None:
+    """An entry could not be written, since the one before was gone; when this node looks, all is there again."""
+    unread = HistoryChangedError("Ledger entry 3 is not the one that was read before.")
+    assert restore(holding(*RUN), RUN[2], told(RUN[2]), "b", CLOCK, unread=unread) is None
+
+
 def test_a_chain_that_was_broken_by_hand_is_refused() -> None:
     store = holding(*RUN)
     store._store.entries.append(("planted", encode_entry(replace(MINE.head, index=7, id="planted", prev="nothing"))))

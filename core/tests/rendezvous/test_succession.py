@@ -32,3 +32,9 @@ def test_an_unanswered_incident_is_the_faster_sign() -> None:
 def test_an_incident_does_not_depose_a_chair_that_took_office_after_it() -> None:
     ledger = then(live("abc"), Chair(why="a is gone"), at=51.8, author="b")
     assert takeover_at(ledger, ChairSigns(beat_changed_at=51.9, reported_at=51.0), 0) == 52.8
+
+
+@pytest.mark.parametrize("reported_at", [50.5, 53.0])
+def test_a_chair_that_may_have_been_cut_off_has_a_full_period_to_answer(reported_at: float) -> None:
+    signs = ChairSigns(beat_changed_at=55.0, reported_at=reported_at, gap_at=51.0)
+    assert takeover_at(live("abc"), signs, 0) == 57.0

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+from collections.abc import ValuesView
+from dataclasses import replace
+
+import pytest
 from scenes import info
 
 from elastic_core.config import Timing
 from elastic_core.rendezvous.rows import NodeRow
-from elastic_core.rendezvous.watch import Heard, Observation, Watch, dead, forget, observe
+from elastic_core.rendezvous.watch import (
+    Heard,
+    Observation,
+    Sighting,
+    Watch,
+    contact_gap,
+    dead,
+    forget,
+    interrupted,
+    observe,
+)
 
 TIMING = Timing()
 
@@ -43,6 +58,26 @@ def test_after_a_gap_in_its_own_reads_the_chair_judges_nobody_for_a_full_period(
     assert not dead(watch, "a", TIMING, 60.0)
     assert not dead(watch, "a", TIMING, 65.9)
     assert dead(watch, "a", TIMING, 66.0)
+
+
+def test_a_connection_that_broke_is_a_gap_however_short() -> None:
+    """Others were cut off as well, and try again at instants of their own."""
+    watch = interrupted(watched((0.0, [row("a", 1)]), (2.0, [row("a", 1)])))
+    watch = observe(watch, [], 2.5)
+    assert not dead(watch, "a", TIMING, 8.4)
+    assert not dead(watch, "never seen", TIMING, 8.4)
+    assert dead(watch, "a", TIMING, 8.5)
+    assert dead(watch, "never seen", TIMING, 8.5)
+    assert interrupted(Watch()) == Watch(), "who has not looked yet has missed nothing"
+
+
+@pytest.mark.parametrize(
+    ("beat", "lost_after", "gap"), [(2.0, 6.0, 3.0), (0.5, 2.0, 1.0), (0.5, 1.5, 0.75), (5.0, 15.0, 7.5)]
+)
+def test_a_gap_is_longer_than_a_beat_and_shorter_than_what_others_are_judged_by(
+    beat: float, lost_after: float, gap: float
+) -> None:
+    assert contact_gap(Timing(beat_interval=beat, lost_after=lost_after)) == gap
 
 
 def test_a_row_that_the_store_lost_is_judged_like_a_beat_that_stopped() -> None:
@@ -119,3 +154,21 @@ def test_a_new_chair_goes_on_from_what_it_had_heard_of_the_old_one() -> None:
     started = Watch(heard=Heard("a", 5, 1.0))
     still, stirred = observe(started, [row("a", 1, 5)], 7.0), observe(started, [row("a", 1, 6)], 7.0)
     assert [dead(watch, "a", TIMING, 7.0) for watch in (still, stirred)] == [True, False]
+
+
+class Counted(UserDict[str, Sighting]):
+    """Nodes that count how often somebody has gone through all of them."""
+
+    looks = 0
+
+    def values(self) -> ValuesView[Sighting]:
+        self.looks += 1
+        return super().values()
+
+
+def test_judging_all_nodes_looks_at_each_a_few_times_however_many_there_are() -> None:
+    watch = watched(*[(now, [row(f"n{i}", i) for i in range(1, 100)]) for now in (0.0, 2.0)])
+    nodes = Counted(watch.nodes)
+    watch = replace(watch, nodes=nodes)
+    assert not any(dead(watch, node_id, TIMING, 3.0) for node_id in list(nodes))
+    assert nodes.looks <= 2

@@ -8,9 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from elastic_core.testing.backend_conformance import (
     PlantConformance,
     ProcessConformance,
 )
-from elastic_core.testing.connections import MakeBackend, long_wait
+from elastic_core.testing.connections import MakeBackend, long_wait, woken
 from elastic_core.testing.faults import LossyProxy
 from elastic_core.testing.racing import PATIENCE, background
 from elastic_core.testing.run_suite import Plant
@@ -274,6 +275,60 @@ def test_the_plugin_is_found_by_its_entry_point_and_imports_no_torch_until_it_is
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, store: C10dBackend, *methods: str) -> list[str]:
+    """The questions that one connection asks from now on."""
+    asked: list[str] = []
+    client = store._client
+
+    def counting(name: str, method: Callable[..., object]) -> Callable[..., object]:
+        def ask(*arguments: object) -> object:
+            asked.append(name)
+            return method(*arguments)
+
+        return ask
+
+    for name in methods:
+        monkeypatch.setattr(client, name, counting(name, getattr(client, name)))
+    return asked
+
+
+def test_a_look_for_an_entry_that_is_not_there_wakes_nobody(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparing a missing key wakes whoever waits for it: a thousand that join would wake a thousand, each."""
+    with closing(opened(port, "job")) as store, closing(store.connect()) as waiter:
+        store.append(ORIGIN, FIRST, b"entry")
+        waiter.wait(Cursor(), roster=False, timeout=0)
+        asked = counted(monkeypatch, waiter, "wait_for", "exist")
+        waiting = long_wait(waiter, Cursor(1), roster=False)
+        for _ in range(20):
+            assert store.read(2) is None
+        store.append(FIRST, Link(2, "second"), b"entry")
+        woken(waiting, "append()")
+        assert len(asked) <= 3, "one sleep, and whether it is true, and all"
+
+
+def test_a_new_connection_is_told_of_all_entries_at_once(port: int) -> None:
+    with closing(opened(port, "job")) as store, closing(opened(port, "job")) as other:
+        links = [ORIGIN, *(Link(index, f"entry {index}") for index in range(1, 6))]
+        assert all(store.append(prev, entry, b"data") for prev, entry in pairwise(links))
+        assert other.wait(Cursor(), roster=False, timeout=0).head == 5
+        assert other.wait(Cursor(), roster=False, timeout=60).head == 5
+
+
+def test_of_a_few_rows_only_those_are_read(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(opened(port, "job")) as store, closing(store.connect()) as reader:
+        for number in range(20):
+            store.enter(f"node{number}", b"row")
+        store.amend("node7", 1, b"amended")
+        store.beat("node7", 5)
+        asked = counted(monkeypatch, reader, "fetch")
+        found = reader.roster(["node7", "node3", "stranger"])
+        assert [(row.node_id, row.serial, row.revision, row.value, row.beat) for row in found] == [
+            ("node3", 4, 0, b"row", 0),
+            ("node7", 8, 1, b"amended", 5),
+        ]
+        assert not asked
 
 
 @pytest.mark.parametrize(

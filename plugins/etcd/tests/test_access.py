@@ -19,9 +19,12 @@ from etcd_servers import Etcd, administer, asked, free_port, running
 from elastic_core.errors import RendezvousConnectionError, UsageError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
 from elastic_core.testing.connections import long_wait, woken
+from elastic_core.testing.racing import PATIENCE, background
 from elastic_rdzv_etcd import plugin, plugin_v2
 from elastic_rdzv_etcd.backend import EtcdBackend
 from elastic_rdzv_etcd.options import Options
+from elastic_rdzv_etcd.records import Keys
+from elastic_rdzv_etcd.watching import Watch
 
 PASSWORD = "open, Sesame!"
 FIRST = Link(1, "first")
@@ -57,7 +60,8 @@ def password_file(tmp_path: Path) -> str:
 
 
 def entered(server: Etcd, **config: str) -> EtcdBackend:
-    return plugin.elastic_make_rendezvous(parameters(server.endpoint, **config, **IN_TIME))
+    patient = {"connect_timeout": f"{PATIENCE:g}", "read_timeout": f"{PATIENCE:g}"}
+    return plugin.elastic_make_rendezvous(parameters(server.endpoint, **config, **patient))
 
 
 def test_a_user_with_a_password_needs_no_more_than_the_prefix(guarded: Etcd, password_file: str) -> None:
@@ -67,6 +71,8 @@ def test_a_user_with_a_password_needs_no_more_than_the_prefix(guarded: Etcd, pas
     assert backend.append(ORIGIN, FIRST, b"data")
     assert other.wait(Cursor(), roster=True, timeout=60).head == 1
     assert other.beat("node", 1, "node").head == 1
+    assert other.erase()
+    assert other.beat("node", 1, "node").head == 0
     other.close()
     backend.close()
 
@@ -84,6 +90,35 @@ def test_a_token_that_is_no_longer_good_is_renewed(guarded: Etcd, password_file:
     forget_tokens(guarded)
     assert backend.read(1) == b"data"
     assert backend._cluster._token not in (None, worn_out)
+    backend.close()
+
+
+def test_a_watch_that_is_refused_for_its_token_gets_a_new_one(guarded: Etcd, password_file: str) -> None:
+    """Tokens are each member's own affair: the one that a watch begins on may have forgotten ours."""
+    backend = entered(guarded, user="trainer", password_file=password_file)
+    watched = Keys("/elastic", "job").head
+    good = backend._cluster._token
+    backend._cluster._token = f"{good}x"
+    watch = Watch(backend._client, watched, None, 1)
+    assert backend._cluster._token not in (good, f"{good}x")
+    assert backend.append(ORIGIN, FIRST, b"data")
+    watch.sleep(0, PATIENCE)
+    assert watch.told
+    watch.close()
+    watch.bury()
+    with pytest.raises(RendezvousConnectionError, match="does not allow the user 'trainer'"):
+        Watch(backend._client, b"/others", None, 1)
+    backend.close()
+
+
+def test_passwords_that_etcd_begins_to_ask_for_are_given(guarded: Etcd, password_file: str) -> None:
+    said = asked(guarded, "/v3/auth/authenticate", {"name": "root", "password": PASSWORD})
+    administer(guarded, "/v3/auth/disable", {}, authorization=said["token"])
+    backend = entered(guarded, user="trainer", password_file=password_file)
+    assert backend.append(ORIGIN, FIRST, b"data")
+    administer(guarded, "/v3/auth/enable", {})
+    assert backend.read(1) == b"data"
+    backend.connect().close()
     backend.close()
 
 
@@ -195,6 +230,23 @@ def test_a_wrong_authority_is_named(secured: Etcd, files: dict[str, str], tmp_pa
         plugin_v2.elastic_make_rendezvous(parameters(secured.endpoint, **config))
 
 
+def test_of_several_members_one_that_is_not_to_be_trusted_is_passed_over(
+    secured: Etcd, files: dict[str, str], tmp_path: Path
+) -> None:
+    config = {"cacert": files["ca.pem"], "cert": files["client.pem"], "key": files["client.key"]}
+    stranger = trustme.CA().issue_cert("127.0.0.1")
+    stranger.cert_chain_pems[0].write_to_path(str(tmp_path / "stranger.pem"))
+    stranger.private_key_pem.write_to_path(str(tmp_path / "stranger.key"))
+    flags = [f"--cert-file={tmp_path / 'stranger.pem'}", f"--key-file={tmp_path / 'stranger.key'}"]
+    with running(tmp_path / "strange", flags=flags, tls=True) as strange:
+        for hooks in (plugin, plugin_v2):
+            for first, second in ((strange, secured), (secured, strange)):
+                both = parameters(f"{first.endpoint},{second.endpoint}", **config)
+                backend = hooks.elastic_make_rendezvous(both)
+                assert backend.read(1) is None
+                backend.close()
+
+
 def test_a_missing_client_certificate_and_a_missing_scheme_are_named(secured: Etcd, files: dict[str, str]) -> None:
     with pytest.raises(RendezvousConnectionError, match="if it wants a client's certificate"):
         plugin.elastic_make_rendezvous(parameters(secured.endpoint, cacert=files["ca.pem"], **IN_TIME))
@@ -272,6 +324,22 @@ def test_a_listener_that_says_nothing_is_not_waited_for() -> None:
     unanswered = pytest.raises(RendezvousConnectionError, match="has not answered for")
     with socket.create_server(("127.0.0.1", 0)) as silent, unanswered:
         plugin.elastic_make_rendezvous(parameters(f"127.0.0.1:{silent.getsockname()[1]}", connect_timeout="0.5"))
+
+
+def test_a_server_of_another_kind_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def answer() -> None:
+            with other.accept()[0] as connection:
+                connection.recv(1)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+                while connection.recv(1 << 16):  # it hangs up
+                    pass
+
+        answering = background(answer)
+        with pytest.raises(RendezvousConnectionError, match="answered with something other than etcd's JSON"):
+            plugin.elastic_make_rendezvous(parameters(f"127.0.0.1:{other.getsockname()[1]}"))
+        answering.result(PATIENCE)
 
 
 def test_a_server_without_api_v2_is_answered_with_what_to_do(tmp_path: Path) -> None:

@@ -152,6 +152,19 @@ def test_all_keys_of_a_job_hang_on_one_lease_that_a_beat_renews(own_server: Etcd
     backend.close()
 
 
+def test_keys_in_a_store_over_v2_that_came_back_empty_are_gone_in_a_week_too(own_server: Etcd) -> None:
+    backend = opened_v2(own_server.endpoint, "/elastic", "job")
+    for _ in range(2):
+        backend.enter("node", b"")
+        assert backend.append(ORIGIN, FIRST, b"data")
+        backend.beat("node", 1)
+        assert 0 < backend._ask(lambda client: client.read(backend._root)).ttl <= EXPIRY
+        own_server.stop()
+        own_server.forget()
+        own_server.start().serving()
+    backend.close()
+
+
 def test_a_beat_an_append_and_an_amendment_are_one_operation_each(own_server: Etcd) -> None:
     backend = opened(own_server.endpoint, "/elastic", "job")
     for node in range(20):

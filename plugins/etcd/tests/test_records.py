@@ -46,7 +46,9 @@ def test_rows_sort_by_their_revision() -> None:
         assert record < before(revision + 1)
 
 
-@pytest.mark.parametrize("record", [b"", b"x", b"x\n", b"1\nvalue", b"1 x\n", b"1 1\n" + bytes(MAX_VALUE_BYTES + 1)])
+@pytest.mark.parametrize(
+    "record", [b"", b"x", b"x\n", b"1\nvalue", b"1 x\n", b"5 1\nvalue", b"1 1\n" + bytes(MAX_VALUE_BYTES + 1)]
+)
 def test_what_is_no_row_is_refused(record: bytes) -> None:
     with pytest.raises(RendezvousStateError, match="etcd holds"):
         Row.unpack(record)

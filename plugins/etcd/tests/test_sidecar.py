@@ -64,10 +64,15 @@ def test_a_standalone_run_brings_an_etcd_and_takes_it_away(temporary_folder: Pat
 
 def test_users_and_settings_of_another_etcd_do_not_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTIC_ETCD_USER", "somebody")
-    monkeypatch.setenv("ELASTIC_ETCD_PASSWORD", "something")
+    for name in ("ETCD", "REDIS"):
+        monkeypatch.setenv(f"ELASTIC_{name}_PASSWORD", "something")
     monkeypatch.setenv("ETCD_LISTEN_CLIENT_URLS", "http://127.0.0.1:1")
     backend = plugin.elastic_make_rendezvous(parameters(""))
     assert backend.append(ORIGIN, FIRST, b"data")
+    assert backend._sidecar is not None
+    sidecar = backend._sidecar.process.pid
+    for pid in (sidecar, etcd_of(sidecar)):
+        assert b"something" not in Path(f"/proc/{pid}/environ").read_bytes()
     backend.close()
 
 

@@ -85,6 +85,22 @@ def test_one_wake_up_is_a_blocked_read_and_a_look(store: RedisBackend, admin: re
     waiter.close()
 
 
+def test_who_was_woken_knows_enough_to_sleep_again(store: RedisBackend, admin: redis.Redis) -> None:
+    waiter = store.connect()
+    store.append(ORIGIN, FIRST, b"entry")
+    assert waiter.wait(Cursor(), roster=True, timeout=60) == Cursor(1, 0)
+    waiting = long_wait(waiter, Cursor(1), roster=True)
+    store.enter("node", b"")
+    woken(waiting, "enter()")
+    before = commands(admin)
+    waiting = long_wait(waiter, Cursor(1, 1), roster=True)
+    store.append(FIRST, SECOND, b"entry")
+    woken(waiting, "append()")
+    assert waiter.wait(Cursor(1, 1), roster=True, timeout=60) == Cursor(2, 1)
+    assert commands(admin) - before <= 3, "a sleep, the append, and a look for a cursor that is behind"
+    waiter.close()
+
+
 def test_a_waiter_for_entries_sleeps_through_changes_of_the_roster(store: RedisBackend, admin: redis.Redis) -> None:
     waiter = store.connect()
     waiting = long_wait(waiter, Cursor(), roster=False)

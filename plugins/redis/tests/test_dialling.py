@@ -8,11 +8,12 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import redis
-from redis_servers import Daemon, authority, certificate, opened, redis_server, sentinel_set
+from redis_servers import Daemon, authority, certificate, opened, redis_server, running, sentinel_set
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, UsageError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
@@ -88,6 +89,13 @@ def test_no_password_is_said(guarded: Daemon) -> None:
 
 def test_a_password_that_the_server_does_not_want_is_said(server: Daemon) -> None:
     refused(f"redis://:s3cret@{server.endpoint}", "without any password configured")
+
+
+@pytest.mark.parametrize("user", [":s3cret", "user:s3cret"])
+def test_a_server_that_repeats_what_it_was_sent_does_not_give_the_password_away(tmp_path: Path, user: str) -> None:
+    with redis_server(tmp_path / "server", 'rename-command AUTH ""') as server:
+        error = refused(f"redis://{user}@{server.endpoint}", "refuses: .*unknown command 'AUTH'$")
+    assert "s3cret" not in "".join(traceback.format_exception(error))
 
 
 def access_line() -> str:
@@ -258,12 +266,47 @@ def test_a_server_of_another_kind_is_told() -> None:
                 connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
         answering = background(answer)
-        refused(where, f"Whoever listens at {where} is no Redis server: .*HTTP")
+        refused(where, f"Whoever listens at {where} is no Redis server: ")
         answering.result(PATIENCE)
 
 
 def test_a_name_that_nobody_knows_is_an_error_that_says_it() -> None:
     refused("no.such.host.invalid", r"The host 'no\.such\.host\.invalid' cannot be looked up", connect_timeout="30")
+
+
+def test_a_name_that_cannot_be_one_is_said() -> None:
+    refused("a" * 64 + ".example", r"cannot be looked up: it cannot be a name")
+
+
+def test_a_name_is_looked_up_again_when_what_answers_there_will_not_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a managed server fails over, its name moves to the new master, and the old one comes back as a replica."""
+    real = socket.getaddrinfo
+
+    def look_up(host: str, *where: int, **how: int) -> object:
+        if host != "redis.example":
+            return real(host, *where, **how)
+        if "flags" in how:  # whether it is a number
+            raise socket.gaierror
+        return real("127.0.0.1", master.port, **how)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with redis_server(tmp_path / "one") as one, redis_server(tmp_path / "other") as other:
+        master = one
+        backend = opened("redis.example")
+        master = other
+        backend.connect().close()  # the one that is known still does
+        with redis.Redis(port=one.port) as admin:
+            admin.replicaof("127.0.0.1", other.port)
+        with pytest.raises(RendezvousConnectionError, match=f"is a replica of 127.0.0.1:{other.port}"):
+            backend.connect()
+        after = backend.connect()
+        assert after.append(ORIGIN, FIRST, b"entry")
+        with redis.Redis(port=other.port) as admin:
+            assert admin.keys()
+        after.close()
+        backend.close()
 
 
 def test_a_name_is_looked_up_once(server: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,6 +368,34 @@ def test_a_replica_is_refused_and_a_master_that_becomes_one_is_left(tmp_path: Pa
 def test_sentinels_that_do_not_know_are_all_named(server: Daemon, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    error = refused(f"127.0.0.1:{port},{server.endpoint}", "No sentinel says where the master 'm' is", sentinel="m")
+    error = refused(f"127.0.0.1:{port},{server.endpoint}", "No sentinel leads to the master 'm'", sentinel="m")
     assert f"127.0.0.1:{port} (sentinel): Connection refused" in str(error)
     assert f"{server.endpoint} (sentinel) refuses" in str(error)
+
+
+def test_a_sentinel_that_names_a_master_which_is_gone_is_not_the_last_to_be_asked(
+    server: Daemon, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        gone = probe.getsockname()[1]
+    lone, other = (
+        Daemon(tmp_path / str(port), ["port {port}", f"sentinel monitor m 127.0.0.1 {port} 1"], sentinel=True)
+        for port in (gone, server.port)
+    )
+    with running(lone, other):
+        works(f"{lone.endpoint},{other.endpoint}", sentinel="m")
+        error = refused(f"{lone.endpoint},{lone.endpoint}", r"can be reached at .*\(master 'm'\)", sentinel="m")
+        assert str(gone) in error.message
+
+
+def test_a_sentinel_that_wants_a_user_needs_no_more_than_the_readme_says(
+    server: Daemon, tmp_path: Path, password_file: str
+) -> None:
+    [permitted] = re.findall(r"^Sentinels, where they want a user: `(.*)`", README.read_text(), re.MULTILINE)
+    users = ["user default off", f'user elastic on "#{sha256(PASSWORD.encode()).hexdigest()}" {permitted}']
+    watch = f"sentinel monitor m 127.0.0.1 {server.port} 1"
+    sentinel = Daemon(tmp_path / "sentinel", ["port {port}", watch, *users], sentinel=True)
+    with running(sentinel):
+        assert "password" in str(refused(sentinel.endpoint, r"\(sentinel\) .*NOAUTH", sentinel="m"))
+        who = {"sentinel_username": "elastic", "sentinel_password_file": password_file}
+        works(sentinel.endpoint, sentinel="m", **who)

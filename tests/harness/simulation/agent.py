@@ -23,6 +23,7 @@ from elastic_core.rendezvous.ledger import Closed, Offer, Round
 from elastic_core.rendezvous.node import EntriesRead, HistoryReplaced, NodeEvent, WorkerFailed
 from elastic_core.rendezvous.rows import NodeInfo
 from elastic_core.rendezvous.settings import Agreement, Settings, Versions
+from simulation import forgetting
 from simulation.engine import TICK, Process, Task, expire_after, late
 from simulation.peers import DOOR
 from simulation.store import Connection
@@ -328,6 +329,7 @@ class SimAgent:
         self.gone()
         world.hub.at(world.hub.now, self.hands.orphaned)
         if self.rejoins:
+            forgetting.check_outrun(world, self)
             world.count("S3 a node of a run that was lost joins another")
             world.hub.at(world.hub.now + TICK, self._rejoin)
 

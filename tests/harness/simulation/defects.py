@@ -2,30 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-RENDEZVOUS = "elastic_core.rendezvous."
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One planted defect."""
-
-    name: str
-    module: str
-    old: str
-    new: str
-    profile: str
-    """The profile whose plans notice it soonest."""
-    most: int = 400
-    """Plans that it may survive."""
-    first: int = 0
-    """The plan to begin with: rare ones are known to be noticed soon after it."""
-
-
-def _m(name: str, module: str, old: str, new: str, profile: str, most: int = 400, first: int = 0) -> Mutant:
-    return Mutant(name, module if "." in module else RENDEZVOUS + module, old, new, profile, most, first)
-
+from simulation.mutant import Mutant, mutant as _m
+from simulation.repairs import REPAIRS
 
 MUTANTS: tuple[Mutant, ...] = (
     # Who decides
@@ -231,7 +209,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "workers",
     ),
     _m(
-        "a round is started twice", "node", "current.number <= state.round:", "current.number < state.round:", "workers"
+        "a round is started twice",
+        "node",
+        "current.number <= state.round or current.offer.id in state.ran:",
+        "current.number < state.round:",
+        "workers",
     ),
     _m(
         "who is left out starts, too",
@@ -309,4 +291,5 @@ MUTANTS: tuple[Mutant, ...] = (
         3000,
         first=280,
     ),
+    *REPAIRS,
 )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from elastic_core.rendezvous.ledger import Closed, Entry, Resume
 
 if TYPE_CHECKING:
+    from simulation.agent import SimAgent
     from simulation.store import Replica
     from simulation.workers import Training
     from simulation.world import Host, World
@@ -36,10 +37,11 @@ def unaware(world: World, training: Training) -> bool:
     return world.forgot and not _overdue(world, training)
 
 
-def served(world: World, offer: str) -> bool:
-    """Whether workers ever met at a place whose agents can be expected to know that."""
+def served(world: World, replica: Replica, offer: str) -> bool:
+    """Whether workers ever met at a place whose agents a server must have heard of since."""
     gangs = [g for training in world.trainings() if training.round.offer.id == offer for g in training.gangs.values()]
-    return any(not world.forgot or aware(world, gang.host) for gang in gangs)
+    hosts = [gang.host for gang in gangs]
+    return any(not world.forgot or (host.line.replica is replica and aware(world, host)) for host in hosts)
 
 
 def _overdue(world: World, training: Training) -> str:
@@ -85,6 +87,19 @@ def check_resume(world: World, replica: Replica, before: Entry | None, entry: En
         world.count("S3 RESUME over another run")
         if truth.histories.newest_round(replica, before.run, but=1) is not None and not isinstance(before.body, Closed):
             truth.violated("S3", f"{entry.author} resumes its run over run {before.run}, which has had a round")
+
+
+def check_outrun(world: World, agent: SimAgent) -> None:
+    """S3: only a run that has had a round takes the place of one that has."""
+    replica = agent.host.line.replica
+    if agent.state.ledger.round is None or not replica.entries:
+        return
+    entries = [world.truth.histories.written[entry_id] for entry_id, _ in replica.entries]
+    newest = entries[-1]
+    if any(entry.run == agent.run and isinstance(entry.body, Closed) for entry in entries):
+        return
+    if newest.run != agent.run and not world.truth.histories.has_round(newest.run):
+        world.truth.violated("S3", f"{agent.node_id} gives its run up for {newest.run}, which has had no round")
 
 
 def check_first(world: World, entry: Entry) -> None:

@@ -24,6 +24,7 @@ class Histories:
     """Runs of which there are two histories, since a store has forgotten one."""
     _after: dict[str, str] = field(default_factory=dict)
     """What was first built upon each entry."""
+    _begun: set[str] = field(default_factory=set)
     _newest: dict[str, tuple[int, int]] = field(default_factory=dict)
     """How far each run has come on any server."""
 
@@ -33,18 +34,23 @@ class Histories:
         body, newest = entry.body, self._newest.get(entry.run, (0, 0))
         if entry.prev and self._after.setdefault(entry.prev, entry.id) != entry.id:
             self.forked.add(entry.run)
-        if isinstance(body, Resume) and (body.epoch, body.index) < newest:
+        if (isinstance(body, Resume) and (body.epoch, body.index) < newest) or entry.epoch < newest[0]:
             self.forked.add(entry.run)
         self._newest[entry.run] = max(newest, (entry.epoch, entry.index))
         return self.written[entry.prev] if entry.prev else None
 
-    def seal(self, body: Round, earlier: Round | None) -> Round:
+    def seal(self, run: str, body: Round, earlier: Round | None) -> Round:
         """Take note of a round; what it is, spelled out."""
         members = body.members or (earlier.members if earlier is not None else ())
         self.rounds[body.offer.id] = spelled = Round(number=body.number, offer=body.offer, members=members)
+        self._begun.add(run)
         if earlier is not None:
             self.followed[body.offer.id] = earlier.offer.id
         return spelled
+
+    def has_round(self, run: str) -> bool:
+        """Whether a run ever had one, on any server."""
+        return run in self._begun
 
     def newest_round(self, replica: Replica, run: str, *, but: int = 0) -> Round | None:
         """The newest round of a run on a server, while that run is the newest there; without the last entries."""

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Sequence
 from types import CodeType, ModuleType
 
-from simulation.defects import MUTANTS, Mutant
+from simulation.defects import MUTANTS
+from simulation.mutant import Mutant
 
 
 class _Loader(importlib.machinery.SourceFileLoader):

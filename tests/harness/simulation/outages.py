@@ -88,7 +88,7 @@ def remember(world: World, fault: Fault) -> None:
 
 def _wipe(world: World, host: Host, fault: Fault) -> bool:
     """The store is down for ``span``, and comes back empty."""
-    return _come_back(world, fault, Replica(world.truth.appended))
+    return _come_back(world, fault, Replica(world.truth.appended, world.truth.shrunk))
 
 
 def _rollback(world: World, host: Host, fault: Fault) -> bool:

@@ -1,4 +1,4 @@
-"""Makes core's drivers run in virtual time: what they know of threads and bytes is exchanged, in this process only.
+"""Makes core's drivers run in virtual time: what they know of threads and bytes is exchanged while a plan is played.
 
 Only names of the standard library and of the codec are exchanged, wherever a module of the rendezvous has
 imported them, and the connections that a probe makes. No line of the protocol is.
@@ -6,9 +6,11 @@ imported them, and the connections that a probe makes. No line of the protocol i
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -81,20 +83,25 @@ KEPT = {"codec", "local", "file", "disk", "inotify", "polling", "asker", "regist
 """Modules that no simulated agent comes to: stores of core's own, the codec, and handlers of others."""
 
 
-def install() -> None:
-    """Exchange the names, for good: the process serves the simulator from now on."""
-    for module in _modules():
-        for name, substitute in EXCHANGED.items():
-            if hasattr(module, name):
-                setattr(module, name, substitute)
+@contextlib.contextmanager
+def exchanged(whole: int) -> Iterator[None]:
+    """Exchange the names, and let the ledger shrink after ``whole`` entries: few plans come to as many as it takes."""
+    originals = [
+        (module, name, getattr(module, name)) for module in _modules() for name in EXCHANGED if hasattr(module, name)
+    ]
+    for module, name, _ in originals:
+        setattr(module, name, EXCHANGED[name])
+    originals += [(probing, "unreachable", probing.unreachable), (tombstones, "WHOLE", tombstones.WHOLE)]
     setattr(probing, "unreachable", peers.unreachable)  # noqa: B010  # mypy forbids the plain assignment
+    setattr(tombstones, "WHOLE", whole)  # noqa: B010
+    try:
+        yield
+    finally:
+        for module, name, original in originals:
+            setattr(module, name, original)
 
 
-def keep_whole(entries: int) -> None:
-    """Let the ledger shrink sooner than after the many entries that few plans come to."""
-    setattr(tombstones, "WHOLE", entries)  # noqa: B010
-
-
+@functools.cache
 def _modules() -> list[ModuleType]:
     package = elastic_core.rendezvous
     names = [found.name for found in pkgutil.iter_modules(package.__path__) if found.name not in KEPT]

@@ -16,8 +16,6 @@ from simulation.world import World
 LOOKS = 1.0
 """Seconds between two looks at whether the job has got where it must."""
 
-patching.install()
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -38,8 +36,12 @@ class Outcome:
 
 def play(plan: Plan, *, traced: bool = False) -> Outcome:
     """Let a plan happen, from the beginning to its end or the first violation."""
+    with patching.exchanged(plan.whole):
+        return _play(plan, traced)
+
+
+def _play(plan: Plan, traced: bool) -> Outcome:
     world = World(plan, traced=traced)
-    patching.keep_whole(plan.whole)
     hub = world.hub
     for fault in plan.faults:
         if fault.kind in outages.FORGETTING:

@@ -45,7 +45,7 @@ class Wire(bytes):
 class Replica:
     """What one server holds: the plainest statement of what a store does."""
 
-    def __init__(self, appended: Callable[[Replica, Any], None], shrunk: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, appended: Callable[[Replica, Any], None], shrunk: Callable[[Replica, int], None]) -> None:
         self.entries: list[tuple[str, bytes]] = []
         self.rows: dict[str, RosterRow] = {}
         self.arrivals = self.version = 0
@@ -111,8 +111,8 @@ class Replica:
 
     def shrink(self, index: int) -> None:
         if 1 <= index < self.head:
-            self.shrunk()
             self.entries[index - 1] = (self.entries[index - 1][0], TOMBSTONE)
+            self.shrunk(self, index)
 
     def ping(self) -> None:
         """A new connection is made."""
@@ -168,13 +168,14 @@ class SimStore:
         self,
         hub: Hub,
         appended: Callable[[Replica, Any], None],
+        shrunk: Callable[[Replica, int], None],
         *,
         latency: float,
         timeout: float,
         count: Callable[[str], None],
     ) -> None:
         self.hub, self.latency, self.timeout, self.count = hub, latency, timeout, count
-        self.master = Replica(appended, lambda: count("an entry is shrunk"))
+        self.master = Replica(appended, shrunk)
         self.down = False
         self.embedded = self.may_forget = False
         self.connections: dict[Connection, None] = {}

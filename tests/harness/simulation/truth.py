@@ -110,6 +110,18 @@ class Truth:
             case Open():
                 self.world.count("OPEN" if before is None else "OPEN of the next run")
 
+    def shrunk(self, replica: Replica, index: int) -> None:
+        """An entry becomes a tombstone."""
+        self.world.count("an entry is shrunk")
+        head = self.histories.written[replica.entries[-1][0]]
+        at = head.anchors
+        if index in (at.open, at.round, at.latest, at.halt):
+            self.violated("tombstones", f"entry {index} is shrunk, and entry {head.index} stands on it")
+        rows = [rules.row_of(replica, node_id) for node_id in replica.rows]
+        late = [row.info.node_id for row in rows if row is not None and row.run == head.run and row.head < index]
+        if late and not self.world.forgot:
+            self.violated("tombstones", f"entry {index} is shrunk, and {', '.join(late)} may not have read it")
+
     def _check_order(self, before: Entry, entry: Entry) -> None:
         if isinstance(entry.body, Resume):
             return
@@ -127,8 +139,10 @@ class Truth:
     def _check_round(self, replica: Replica, entry: Entry, body: Round, before: Entry | None) -> None:
         plan, earlier = self.world.plan, self.histories.newest_round(replica, entry.run, but=1)
         served = self.histories.rounds.get(body.offer.id)
-        members = self.histories.seal(body, earlier).members
-        if served not in (None, self.histories.rounds[body.offer.id]) and forgetting.served(self.world, body.offer.id):
+        members = self.histories.seal(entry.run, body, earlier).members
+        if served not in (None, self.histories.rounds[body.offer.id]) and forgetting.served(
+            self.world, replica, body.offer.id
+        ):
             self.violated("I2", f"round {body.number} is given a store that served before")
         rules.check_seats(self.world, before, entry, body)
         unreached.check_seal(self.world, before, entry, replace(body, members=members), earlier)
@@ -196,7 +210,7 @@ class Truth:
         if node.closed is None:
             node.closed = ledger.closed
         rules.check_obedience(self.world, agent)
-        self.world.count("S3 another history is adopted")
+        self.world.count("S3 another history is adopted" if self.world.forgot else "over entries that were shrunk")
         self.world.note(agent.node_id, f"goes on from entry {ledger.head.index} in epoch {ledger.head.epoch}")
 
     def started(self, agent: SimAgent, current: Round, restart_count: int) -> None:
@@ -221,7 +235,7 @@ class Truth:
         node.started = current
         node.served.add(current.offer.id)
         # Two histories of a run may have a round of one number each; a place serves one round all the same.
-        key = current.offer.id if self.world.plan.may_forget else f"{agent.run} {current.number}"
+        key = f"{current.offer.id} {current.members}" if self.world.forgot else f"{agent.run} {current.number}"
         if self._agreed.setdefault(key, (current.members, current.offer)) != (current.members, current.offer):
             self.violated("I2", f"{who} has other members of round {current.number} than somebody else")
         rank = [member.node_id for member in current.members].index(who)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from simulation.agent import SimAgent
 from simulation.engine import Clock, Hub, use
-from simulation.plan import Fault, Plan
+from simulation.plan import LONELY, Fault, Plan
 from simulation.store import Line, Replica, SimStore
 from simulation.truth import Truth
 from simulation.workers import Gang, Training
@@ -108,7 +108,12 @@ class World:
         self.trace: list[tuple[float, str, str]] | None = [] if traced else None
         self.truth = Truth(self)
         self.store = SimStore(
-            self.hub, self.truth.appended, latency=plan.latency, timeout=plan.timeout, count=self.count
+            self.hub,
+            self.truth.appended,
+            self.truth.shrunk,
+            latency=plan.latency,
+            timeout=plan.timeout,
+            count=self.count,
         )
         self.store.hammered = lambda what: self.truth.violated("fault 31", what)
         self.store.embedded, self.store.may_forget = plan.embedded, plan.may_forget
@@ -127,8 +132,8 @@ class World:
 
     @property
     def broken_host(self) -> Host | None:
-        """The one that is never well again, if there is one."""
-        return self.hosts[-1] if self.plan.broken else None
+        """The one that never reaches the store again, if there is one."""
+        return self.hosts[-1] if self.plan.broken not in (0, LONELY) else None
 
     def count(self, what: str) -> None:
         """A rule or a fault was reached."""

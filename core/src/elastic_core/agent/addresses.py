@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import re
 import socket
 from urllib.parse import urlsplit
 
@@ -20,7 +22,7 @@ def endpoint_host(endpoint: str) -> str | None:
 
     It takes ``HOST``, ``HOST:PORT``, ``[IPV6]:PORT`` and URLs; of several separated by commas it is the first one's.
     """
-    first = endpoint.partition(",")[0]
+    first = parts(endpoint)[0]
     if "://" not in first:
         if "/" in first or first.startswith("file:"):
             return None
@@ -30,6 +32,11 @@ def endpoint_host(endpoint: str) -> str | None:
         return None if url.scheme in ("file", "unix") else url.hostname
     except ValueError:  # brackets without an address between them
         return None
+
+
+def parts(endpoint: str) -> list[str]:
+    """What an endpoint has between its commas, less the user and the password, where a comma separates nothing."""
+    return re.sub(r"^(\w+://).*@", r"\1", endpoint, flags=re.DOTALL).split(",")
 
 
 def advertised(endpoint: str, form: str, local_addr: str | None, *, single_node: bool) -> str:
@@ -42,10 +49,15 @@ def advertised(endpoint: str, form: str, local_addr: str | None, *, single_node:
         single_node: Whether nobody else can join.
 
     Raises:
-        RendezvousConnectionError: The endpoint's host cannot be looked up.
+        RendezvousConnectionError: None of the endpoint's hosts can be looked up.
     """
-    host = endpoint_host(endpoint) if "HOST" in form else None
-    return local_address(host, local_addr, single_node=single_node)
+    if "HOST" not in form:
+        return local_address(None, local_addr, single_node=single_node)
+    *others, last = parts(endpoint)
+    for part in others:  # the name of one that is lost may be gone with it
+        with contextlib.suppress(RendezvousConnectionError):
+            return local_address(endpoint_host(part), local_addr, single_node=single_node)
+    return local_address(endpoint_host(last), local_addr, single_node=single_node)
 
 
 def local_address(endpoint_host: str | None, local_addr: str | None, *, single_node: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from contextlib import closing
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -91,13 +92,14 @@ def doctor(*, as_json: bool, **given: Any) -> int:
     if not as_json:
         click.echo(report.title(backend, endpoint, host_name()))
     try:
-        for finding in examined(subject):
-            findings.append(finding)
-            if not as_json:
-                if (under := report.section(finding)) != heading:
-                    heading = under
-                    click.echo(f"\n{heading}")
-                click.echo(report.line(finding, width), color=_colour())
+        with closing(examined(subject)) as found:
+            for finding in found:
+                findings.append(finding)
+                if not as_json:
+                    if (under := report.section(finding)) != heading:
+                        heading = under
+                        click.echo(f"\n{heading}")
+                    click.echo(report.line(finding, width), color=_colour())
     except Signalled as told:
         return signalled(told.signum)
     click.echo(report.as_json(findings, backend, endpoint) if as_json else f"\n{report.summary(findings, backend)}")

@@ -29,13 +29,11 @@ from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.settings import Versions
 
 ANSWER = 3.0
-"""Seconds that anything which has to be answered may take, before it counts as hanging."""
-CONNECTING = ANSWER + 1.0
-"""The same for a first connection, for which a client library has to be imported."""
+"""Seconds for which anything that has to be answered may keep this process waiting, before it counts as hanging."""
 IMPORT = 120.0
-"""Seconds that ``import torch`` may take, from a slow network mount."""
+"""The same for ``import torch``, which may come from a slow network mount."""
 
-OF_STORE = ("connect", "second line", "roster", "ledger", "waiting", "isolation", "beat time", "wake-up time")
+OF_STORE = ("connect", "connections", "roster", "ledger", "waiting", "isolation", "beat time", "wake-up time")
 _QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
 """What torch reads when it is imported, so that it starts no thread before a store is forked, and prints nothing."""
 
@@ -110,6 +108,8 @@ def examine(subject: Subject, listener: Listener) -> None:
         finding = _tried(name, check)
         listener.found(finding)
         fine = fine and not (finding.state is State.WRONG and name in ("endpoint", "torch"))
+        if not fine and name == "endpoint":
+            break  # the address and the names stand on it
     if not fine:
         listener.found(skipped("store", "not tried: what is wrong above comes first"))
     elif subject.options.handler:
@@ -160,7 +160,7 @@ def examine_store(subject: Subject, listener: Listener) -> None:
     """Connect, and try every operation; leave nothing."""
     with ExitStack() as stack:
         try:
-            listener.at("connect", "", CONNECTING)
+            listener.at("connect", "", ANSWER)
             began = time.monotonic()
             first = subject.plugins.make_rendezvous(subject.params)
         except ElasticError as exc:
@@ -180,7 +180,7 @@ def examine_store(subject: Subject, listener: Listener) -> None:
             for finding in trial.findings():
                 listener.found(finding)
         finally:
-            listener.at("traces", "", CONNECTING)
+            listener.at("traces", "", ANSWER)
             traces = erase(subject, first)
             if traces.state is State.OK:
                 listener.made(False)
@@ -272,9 +272,7 @@ def _connected(subject: Subject, made: RendezvousBackend, taken: str) -> Finding
     if not made.embedded:
         return ok("connect", f"the store lets this host in, after {taken}")
     if made.hosting:
-        seen = (
-            f"nobody hosts the store yet, so this doctor does, at {endpoint}, until it ends; an agent here would, too"
-        )
+        seen = f"nobody hosts the store at {endpoint} yet; this doctor does until it ends, as an agent here would"
         return ok("connect", seen)
     return ok("connect", f"an agent hosts the store at {endpoint}, and lets this host in, after {taken}")
 
@@ -287,7 +285,7 @@ def _no_connection(subject: Subject, error: ElasticError) -> Finding:
     host_of = endpoint_host(subject.params.endpoint) or "the endpoint's host"
     return warning(
         "connect",
-        f"nobody hosts the store yet. {error.message} The host can be reached: it has refused at once",
+        f"nobody hosts the store at {subject.params.endpoint} yet; that host itself answers",
         f"So it is before an agent starts on {host_of}: try again once one has. `elastic doctor` on {host_of} itself "
         "tries the store without one.",
     )
@@ -310,9 +308,7 @@ def check_listener(name: str, port: int) -> Finding:
     try:
         host.bounded(lambda: socket.create_connection((name, port), store.PATIENCE).close())
     except OSError as exc:
-        advice = (
-            "If a server is meant, start it or check the address; if one of the nodes, it may not have started yet."
-        )
+        advice = "If a server is meant, start it or check the address; a node may not have started yet."
         return warning("listener", f"nobody takes connections at {where}: {exc.strerror or exc}", advice)
     return ok("listener", f"somebody takes connections at {where}")
 
@@ -320,8 +316,8 @@ def check_listener(name: str, port: int) -> Finding:
 def _is_handler(subject: Subject) -> Finding:
     return skipped(
         "store",
-        f"{subject.params.backend} is a rendezvous handler of others, which does its work in one call that joins a job. "
-        f"Without joining, these cannot be tried: {', '.join(OF_STORE)}",
+        f"{subject.params.backend} is a rendezvous handler of others, which does its work in one call that joins a "
+        f"job. Without joining, these cannot be tried: {', '.join(OF_STORE)}",
     )
 
 

@@ -16,7 +16,7 @@ from threading import Thread
 from typing import TypeVar
 
 from elastic_core import __version__
-from elastic_core.agent.addresses import LOOPBACK, advertised, endpoint_host, says_loopback
+from elastic_core.agent.addresses import LOOPBACK, advertised, endpoint_host, parts, says_loopback
 from elastic_core.agent.identity import host_name
 from elastic_core.agent.ports import HeldPort
 from elastic_core.doctor.findings import Finding, ok, warning, wrong
@@ -39,17 +39,21 @@ _T = TypeVar("_T")
 
 def check_endpoint(endpoint: str) -> Finding:
     """What the hosts that an endpoint names are on this host."""
-    said = []
-    for part in endpoint.split(","):
+    said, unknown = [], []
+    for part in parts(endpoint):
         host = endpoint_host(part)
         if host is None:
             continue
         try:
             addresses = look_up(host)
         except OSError as exc:
-            advice = "Check the name, this host's resolver (getent hosts NAME), or write the address itself."
-            return wrong("endpoint", f"the host {host!r} cannot be looked up: {_why(exc)}", advice)
-        said.append(host if addresses == [host] else f"{host} is {' and '.join(addresses)}")
+            unknown.append(f"the host {host!r} cannot be looked up: {_why(exc)}")
+        else:
+            said.append(host if addresses == [host] else f"{host} is {' and '.join(addresses)}")
+    if unknown:
+        seen = "; ".join([*unknown, *said])
+        advice = "Check the name, this host's resolver (getent hosts NAME), or write the address itself."
+        return warning("endpoint", seen, advice) if said else wrong("endpoint", seen, advice)
     return ok("endpoint", ", ".join(said) or f"{endpoint or 'none'}, which names no host")
 
 

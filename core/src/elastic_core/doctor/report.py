@@ -24,8 +24,8 @@ _OF_STORE = (*OF_STORE, "store", "listener", "traces", "the rest")
 
 def title(backend: str, endpoint: str, host: str) -> str:
     """The first line."""
-    at = f" at {endpoint}" if endpoint else ""
-    return printable(without_passwords(f"Can nodes meet over {backend}{at}? Tried from {host}."))
+    at = f" at {without_passwords(endpoint)}" if endpoint else ""
+    return printable(f"Can nodes meet over {backend}{at}? Tried from {host}.")
 
 
 def section(finding: Finding) -> str:
@@ -58,11 +58,11 @@ def summary(findings: Sequence[Finding], backend: str) -> str:
         if any(finding.name in ("store", "the rest") for finding in untried):
             well = f"Nothing is wrong as far as it could be tried over {backend}"
         else:
-            well = f"All is well: nodes can meet over {backend}"
-        return f"{well}; {noted}." if noted else f"{well}."
+            well = f"{'Nodes' if noted else 'All is well: nodes'} can meet over {backend}"
+        return f"{well}; mind the {noted}." if noted else f"{well}."
     first = wrongs[0]
     others = [*([f"{len(wrongs) - 1} more wrong"] if len(wrongs) > 1 else []), *([noted] if noted else [])]
-    said = f"Wrong: {first.name}. {printable(first.seen)}"
+    said = f"Wrong: {first.name}: {printable(first.seen)}"
     told = [said if said.endswith(".") else f"{said}."]
     if first.advice:
         told.append(f"What to do: {printable(first.advice)}")

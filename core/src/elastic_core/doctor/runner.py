@@ -1,9 +1,9 @@
 """A process that is examined in, and one that watches it: so nothing hangs, and nothing is left in the store.
 
 The checks run in a fork of this process, on its main thread, as an agent's do. Before everything that has to be
-answered it tells how long that may take; when that is over it is killed, and what it was at is what hangs. Whatever it
-may have left in the store is then deleted by another fork. Ctrl-C, SIGTERM and SIGHUP end it the same way; if this
-process itself is killed, the fork finds nobody to tell, and cleans up.
+answered it tells for how long that may keep it waiting; after that it is killed, and what it was at is what hangs.
+Whatever it may have left in the store is then deleted by another fork. Ctrl-C, SIGTERM and SIGHUP end it the same way;
+if this process itself is killed, the fork finds nobody to tell, and cleans up.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TypeAlias
 
-from elastic_core.doctor.examination import ANSWER, CONNECTING, IMPORT, Listener, Subject, erase, examine
+from elastic_core.doctor.examination import ANSWER, IMPORT, Listener, Subject, erase, examine
 from elastic_core.doctor.findings import Finding, State, warning, wrong
 from elastic_core.errors import ElasticError, in_one_line
 from elastic_core.exit_codes import ExitCode
@@ -28,6 +29,8 @@ from elastic_core.rendezvous.backend import RendezvousBackend
 
 GRACE = 1.0
 """Seconds that a process which is told to end gets to clean up after itself."""
+TICK = 0.1
+"""Seconds between two looks at one that says nothing."""
 FOR_EVER = 600
 """Seconds after which one that nobody watches any more ends."""
 
@@ -83,7 +86,7 @@ class _Told:
         self._line.send(_Made(leaves))
 
 
-def examined(subject: Subject, examining: Examine = examine) -> Iterator[Finding]:
+def examined(subject: Subject, examining: Examine = examine) -> Generator[Finding, None, None]:
     """The findings, each as soon as it is there. Closing the iterator ends all.
 
     Raises:
@@ -118,12 +121,14 @@ class _Watched:
 
     def findings(self) -> Iterator[Finding]:
         """What it finds, and that it hangs or dies if it does."""
-        deadline = time.monotonic() + self._at.limit
+        waited = _Waited(self._process.pid or 0)
         while True:
-            if not self._line.poll(max(0.0, deadline - time.monotonic())):
-                self._process.kill()
-                yield self._hangs()
-                return
+            if not self._line.poll(TICK):
+                if waited.seconds() > self._at.limit:
+                    self._process.kill()
+                    yield self._hangs()
+                    return
+                continue
             try:
                 message = self._line.recv()
             except EOFError:
@@ -132,8 +137,7 @@ class _Watched:
             if isinstance(message, Finding):
                 yield message
             elif isinstance(message, _At):
-                self._at = message
-                deadline = time.monotonic() + message.limit
+                self._at, waited = message, _Waited(self._process.pid or 0)
             elif isinstance(message, _Made):
                 self.leaves = message.leaves
             else:
@@ -173,6 +177,30 @@ class _Watched:
         return wrong(self._at.check, f"{seen}{self._at.during}", advice, ExitCode.INTERNAL)
 
 
+class _Waited:
+    """For how long a process has only waited. One that works, or would if the machine let it, does not hang."""
+
+    def __init__(self, pid: int) -> None:
+        self._stat = Path(f"/proc/{pid}/stat")
+        self._seconds, self._looked_at, self._worked = 0.0, time.monotonic(), self._work()
+
+    def seconds(self) -> float:
+        """So long by now; asked once in a while."""
+        now, worked = time.monotonic(), self._work()
+        if worked is not None and worked == self._worked:
+            self._seconds += now - self._looked_at
+        self._looked_at, self._worked = now, worked
+        return self._seconds
+
+    def _work(self) -> tuple[str, str] | None:
+        """How much it has done so far; None if it is at it now (proc(5))."""
+        try:
+            fields = self._stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it is gone, which its line tells
+            return None
+        return None if fields[0] == "R" else (fields[11], fields[12])
+
+
 def _tidied(subject: Subject) -> Finding:
     """What came of deleting, in a process of its own, what another one has left."""
     tidying, why = _Watched(subject, _tidy), "nothing was said of it"
@@ -190,7 +218,7 @@ def _tidied(subject: Subject) -> Finding:
 def _tidy(subject: Subject, listener: Listener) -> None:
     found = []
     for params in (subject.stranger, subject.params):
-        listener.at("traces", "", CONNECTING + (IMPORT if subject.needs_torch else 0))
+        listener.at("traces", "", IMPORT if subject.needs_torch else ANSWER)
         made = subject.plugins.make_rendezvous(params)
         if isinstance(made, RendezvousBackend):
             with closing(made):

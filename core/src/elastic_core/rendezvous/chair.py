@@ -150,11 +150,9 @@ class ChairDriver:
     def _prune(self, store: RendezvousBackend, ledger: Ledger) -> None:
         """Remove rows of the dead (P2), but not of the newest round: they still prove that it is over (rule S4)."""
         timing, now = ledger.settings.timing, self._looked_at
-        done = [
-            node_id
-            for node_id in self.watch.nodes
-            if not ledger.is_member(node_id) and dead(self.watch, node_id, timing, now)
-        ]
+        members = {member.node_id for member in ledger.round.members} if ledger.round is not None else set()
+        others = [node_id for node_id in self.watch.nodes if node_id not in members]
+        done = [node_id for node_id in others if dead(self.watch, node_id, timing, now)]
         for node_id in done:
             store.remove(node_id)
         self.watch = forget(self.watch, done)

@@ -60,12 +60,19 @@ def decode_entry(data: bytes) -> Entry:
     body = _KINDS.get(str(plain.pop("kind", None)))
     if body is None:
         raise RendezvousStateError("A ledger entry is of no known kind.", hint=_FOREIGN)
-    raw = plain.pop("body", None)
+    raw = plain.get("body")
     sealed = raw.get("round") if body is Resume and isinstance(raw, dict) else raw
+    members: tuple[Member, ...] = ()
     if body in (Round, Resume) and isinstance(sealed, dict):
-        sealed["members"] = _unpack_members(sealed.get("members"))
-    plain["body"] = raw
-    return _build(Entry, plain, "entry", {"body": body})
+        members = _unpack_members(sealed.pop("members", None))
+    entry = _build(Entry, plain, "entry", {"body": body})
+    match entry.body:
+        case Round() as plan:
+            return dataclasses.replace(entry, body=dataclasses.replace(plan, members=members))
+        case Resume(round=plan) as resumed:
+            plan = dataclasses.replace(plan, members=members)
+            return dataclasses.replace(entry, body=dataclasses.replace(resumed, round=plan))
+    return entry
 
 
 def encode_row(row: NodeRow) -> bytes:
@@ -128,14 +135,15 @@ def _pack_members(members: tuple[Member, ...]) -> list[Any]:
     return [ids, collapsed([m.local_world_size for m in members]), collapsed([m.role for m in members])]
 
 
-def _unpack_members(packed: object) -> list[dict[str, Any]]:
+def _unpack_members(packed: object) -> tuple[Member, ...]:
+    """The members; checked column by column, since there may be thousands."""
     match packed:
         case [list() as ids, sizes, roles]:
             sizes = sizes if isinstance(sizes, list) else [sizes] * len(ids)
             roles = roles if isinstance(roles, list) else [roles] * len(ids)
-            if len(sizes) == len(roles) == len(ids):
-                columns = zip(ids, sizes, roles, strict=True)
-                return [{"node_id": i, "local_world_size": s, "role": r} for i, s, r in columns]
+            columns = ((ids, str), (sizes, int), (roles, str))
+            if len(sizes) == len(roles) == len(ids) and all({*map(type, column)} <= {kind} for column, kind in columns):
+                return tuple(map(Member, ids, sizes, roles))
     raise RendezvousStateError("A ROUND's members are not of the schema.", hint=_FOREIGN)
 
 

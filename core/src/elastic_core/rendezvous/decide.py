@@ -153,15 +153,15 @@ def _whole(scene: Scene, current: Round, finished: set[str]) -> bool:
 
 def _departure(scene: Scene, current: Round, node_id: str) -> Append | None:
     """The HALT for a member that is lost, leaves, or stopped its workers by itself; None for one that stays."""
-    seen, name = scene.seen(node_id), scene.names([node_id])
+    seen = scene.seen(node_id)
     if seen is not None and seen.row.leaving:
-        return end_round(scene, current, HaltReason.NODE_LEFT, f"{name} leaves")
+        return end_round(scene, current, HaltReason.NODE_LEFT, f"{scene.names([node_id])} leaves")
     if scene.dead(node_id):
         lost = Incident(
             kind=IncidentKind.NODE_LOST,
             round=current.number,
             node_id=node_id,
-            host=name,
+            host=scene.names([node_id]),
             message=_how_lost(scene, seen),
         )
         return end_round_for(scene, current, HaltReason.NODE_LOST, lost)
@@ -170,7 +170,10 @@ def _departure(scene: Scene, current: Round, node_id: str) -> Append | None:
     stopped = seen.row.phase is Phase.STOPPED and seen.row.round == current.number
     if stopped and seen.row.incident is None:
         return end_round(
-            scene, current, HaltReason.NODE_LEFT, f"{name} stopped its workers: it had lost sight of the store"
+            scene,
+            current,
+            HaltReason.NODE_LEFT,
+            f"{scene.names([node_id])} stopped its workers: it had lost sight of the store",
         )
     return None
 
@@ -215,16 +218,18 @@ class _Muster:
 def _muster(scene: Scene, old: Round) -> _Muster:
     ids = [member.node_id for member in old.members]
     leaving = [node_id for node_id in ids if scene.leaving(node_id)]
-    lost = [node_id for node_id in ids if node_id not in leaving and scene.dead(node_id)]
-    fit = [node_id for node_id in ids if node_id not in leaving and node_id not in lost]
-    unseen = scene.unseen(old, scene.ledger.head.anchors.halt)
+    lost = [node_id for node_id in ids if not scene.leaving(node_id) and scene.dead(node_id)]
+    gone = {*leaving, *lost}
+    fit = [node_id for node_id in ids if node_id not in gone]
+    unseen = set(scene.unseen(old, scene.ledger.head.anchors.halt))
     joining = scene.waiting()
-    late = scene.late(old, scene.ledger.head.anchors.halt)
+    late = set(scene.late(old, scene.ledger.head.anchors.halt))
     suspected = [node_id for node_id in fit if node_id in late and scene.now >= scene.suspect_at(node_id)]
     enough = len(fit) - len(suspected) + len(joining) >= scene.agreement.min_nodes
     if not enough or scene.agreement.on_node_loss is OnNodeLoss.FAIL:
         suspected = []  # L2: suspicion never takes a job below min, nor ends it; the beat limit does
-    fit = [node_id for node_id in fit if node_id not in suspected]
+    gone |= set(suspected)
+    fit = [node_id for node_id in fit if node_id not in gone]
     busy = [node_id for node_id in fit if node_id in unseen or scene.running(node_id) or scene.seen(node_id) is None]
     out = accused(scene, old) if scene.agreement.on_node_loss is OnNodeLoss.REPLACE else None
     if out not in fit or len(fit) - 1 + len(joining) < scene.agreement.min_nodes:

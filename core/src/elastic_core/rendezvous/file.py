@@ -83,9 +83,7 @@ class FileBackend(RendezvousBackend):
         """Where rows were last seen, by name: most are still there, and need not be searched for."""
 
     @classmethod
-    def open(
-        cls, parent: Path, run_id: str, poll_interval: float | None = None, *, made: bool = False
-    ) -> FileBackend:
+    def open(cls, parent: Path, run_id: str, poll_interval: float | None = None, *, made: bool = False) -> FileBackend:
         """The first connection to the store of job ``run_id`` below ``parent``.
 
         ``made`` says that ``parent`` was made for it, so that :meth:`erase` deletes that, too.

@@ -44,6 +44,11 @@ class Intact:
 
 
 @dataclass(frozen=True, slots=True)
+class Passed:
+    """The others have long passed what this node has read, so the store has not lost it: what it says now is right."""
+
+
+@dataclass(frozen=True, slots=True)
 class PutBack:
     """The store is behind: append these, in order."""
 
@@ -72,11 +77,11 @@ class Rejoin:
     why: str
 
 
-Overlap: TypeAlias = "Intact | PutBack | Diverged"
+Overlap: TypeAlias = "Intact | Passed | PutBack | Diverged"
 Settlement: TypeAlias = "WriteResume | Adopt | Rejoin"
 
 
-def overlap(mine: Ledger, memory: Memory, head: int, at: Entry | None) -> Overlap:
+def overlap(mine: Ledger, memory: Memory, head: int, at: Entry | None, *, shrunk: bool = False) -> Overlap:
     """What became of what this node has read.
 
     Args:
@@ -85,10 +90,13 @@ def overlap(mine: Ledger, memory: Memory, head: int, at: Entry | None) -> Overla
         head: The index of the store's newest entry, 0 for none.
         at: The store's entry at ``head``, or at the index of ``mine``'s newest if that is smaller; None for a
             tombstone, or nothing.
+        shrunk: Whether it is a tombstone.
     """
     if mine.closed is not None:
         return Intact()  # nothing of it matters to anybody any more
     if head >= mine.head.index:
+        if shrunk:
+            return Passed()
         return Intact() if at is not None and at.link == mine.head.link else Diverged()
     known = memory.get(head)
     if at is None or known is None or known.link != at.link:

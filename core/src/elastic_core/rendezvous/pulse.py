@@ -20,6 +20,8 @@ from elastic_core.rendezvous.ledger import Ledger
 from elastic_core.rendezvous.succession import ChairSigns, standing, takeover_at
 from elastic_core.rendezvous.watch import CONTACT_GAP, Heard, contact_gap
 
+LOOKS_APART = 0.02
+"""How much later than the one that came before it a node looks how many take the chair before it, in places: 10 ms."""
 RETRY = 0.1
 """Seconds between two looks at a chair that seems to be gone, while others stand before us."""
 
@@ -62,8 +64,9 @@ class Pulse:
         """Whether the connection has broken since the last beat."""
         self._gap_at = -math.inf
         """When this node had the store back after it had last been cut off."""
-        self._place = 0
-        """How many take the chair before us; for a node without a rank, as of the newest look at the roster."""
+        self._place = 0.0
+        """How many take the chair before us; a node without a rank finds that out when it matters."""
+        self._guessed = False
         self._stopped = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="elastic-pulse", daemon=True)
@@ -105,7 +108,9 @@ class Pulse:
         """The ledger has grown, which answers whatever was reported before."""
         with self._changed:
             self._ledger, self._reported_at = ledger, None
-            self._place = standing(ledger, (), self._node_id) if ledger.is_member(self._node_id) else 0
+            self._place, self._guessed = 0.0, False
+            if ledger.is_member(self._node_id):
+                self._place = standing(ledger, (), self._node_id)
             self._changed.notify()
 
     def reported(self) -> None:
@@ -162,7 +167,7 @@ class Pulse:
             signs = self._signs()
             if self._heir(ledger) and self._now() >= takeover_at(ledger, signs, self._place):
                 if not ledger.is_member(self._node_id):
-                    self._place = standing(ledger, [row.node_id for row in store.roster()], self._node_id)
+                    self._place = self._find_place(store, ledger)
                 if self._now() >= takeover_at(ledger, signs, self._place):
                     self._calls.take_chair(ledger, self._heard(ledger), self._why(ledger))
         except RendezvousConnectionError as exc:
@@ -172,6 +177,18 @@ class Pulse:
             self._calls.lost(exc)
         except RendezvousStateError:
             return  # the reader meets it too, and reports it
+
+    def _find_place(self, store: RendezvousBackend, ledger: Ledger) -> float:
+        """The place of a node without a rank, in order of arrival.
+
+        Only the whole roster tells, and thousands must not read it at once: those who came long after the chair (or
+        before it) look a little later, by when mostly somebody has taken its place.
+        """
+        if self._guessed:
+            return standing(ledger, [row.node_id for row in store.roster()], self._node_id)
+        self._guessed = True
+        serials = {row.node_id: row.serial for row in store.roster((self._node_id, ledger.chair))}
+        return LOOKS_APART * max(1, abs(serials.get(self._node_id, 0) - serials.get(ledger.chair, 0)))
 
     def _absorb(self, reply: BeatReply, ledger: Ledger) -> None:
         now = self._now()

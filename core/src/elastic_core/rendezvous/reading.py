@@ -55,8 +55,8 @@ def has_round(store: RendezvousBackend, now: float) -> bool:
     return ledger is not None and ledger.live and ledger.round is not None
 
 
-def news(store: RendezvousBackend, ledger: Ledger) -> tuple[Entry, ...]:
-    """The entries after ``ledger.head``, in order; one read more than there are entries.
+def news(store: RendezvousBackend, ledger: Ledger, head: int | None = None) -> tuple[Entry, ...]:
+    """The entries after ``ledger.head``, in order: as far as ``head``, or to where there is none (one read more).
 
     Raises:
         HistoryChangedError: They are tombstones: the others have long passed them.
@@ -64,11 +64,12 @@ def news(store: RendezvousBackend, ledger: Ledger) -> tuple[Entry, ...]:
         RendezvousConnectionError: The store cannot be reached.
     """
     found: list[Entry] = []
-    while (data := store.read(ledger.head.index + len(found) + 1)) is not None:
+    index = ledger.head.index + 1
+    while (head is None or index <= head) and (data := store.read(index)) is not None:
         if data == TOMBSTONE:
-            index = ledger.head.index + len(found) + 1
             raise HistoryChangedError(f"Ledger entry {index} was shrunk before it was read.")
         found.append(decode_entry(data))
+        index += 1
     return tuple(found)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from elastic_core.errors import RendezvousStateError
-from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
+from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend
 from elastic_core.rendezvous.codec import encode_entry
 from elastic_core.rendezvous.history import (
     Adopt,
     Intact,
     Memory,
+    Passed,
     PutBack,
     Rejoin,
     missing,
@@ -59,8 +60,11 @@ def restore(
     lost = None
     for _ in range(ATTEMPTS):
         head = store.wait(Cursor(), roster=False, timeout=0).head
-        at = peek(store, min(head, mine.head.index))
-        match overlap(mine, memory, head, at):
+        at = peek(store, index := min(head, mine.head.index))
+        shrunk = at is None and index > 0 and store.read(index) == TOMBSTONE
+        match overlap(mine, memory, head, at, shrunk=shrunk):
+            case Passed():
+                return _newest(store, mine, clock, "another run has begun since this node was here")
             case Intact() if unread is not None:
                 return _leap(store, mine, unread, clock)
             case Intact():
@@ -93,14 +97,20 @@ def _leap(store: RendezvousBackend, mine: Ledger, unread: HistoryChangedError, c
     Raises:
         RendezvousStateError: The chain is broken, which no store that lost entries has brought about.
     """
+    found = _newest(store, mine, clock, unread.message)
+    following = None if isinstance(found, Rejoin) else peek(store, mine.head.index + 1)
+    if following is None:
+        return found
+    if following.prev == mine.head.id:
+        return None  # others have put back meanwhile what could not be read
+    raise RendezvousStateError(unread.message, hint="Something else writes to the store; use another --rdzv_id.")
+
+
+def _newest(store: RendezvousBackend, mine: Ledger, clock: Clock, why: str) -> tuple[str, Ledger] | Rejoin:
+    """What the store says now, if this node's run goes on there."""
     theirs = load(store, clock.now())
     if theirs is None or theirs.head.run != mine.head.run:
-        return Rejoin(unread.message)
-    following = peek(store, mine.head.index + 1)
-    if following is not None and following.prev == mine.head.id:
-        return None  # others have put back meanwhile what could not be read
-    if following is not None:
-        raise RendezvousStateError(unread.message, hint="Something else writes to the store; use another --rdzv_id.")
+        return Rejoin(why)
     return "this node was away for long", theirs
 
 

@@ -71,7 +71,7 @@ def seal_again(scene: Scene, current: Round, incident: Incident) -> Decision:
     host = scene.seen(current.members[0].node_id)
     offer = host.row.offer if host is not None else None
     if offer is None or offer == current.offer:
-        offered_by = scene.ledger.round_at + scene.suspicion
+        offered_by = scene.ledger.round_at + scene.suspicion / 2  # who reported it gives a chair twice that (rule L2)
         if scene.now < offered_by:
             return LookAgain(offered_by)
         return end_round_for(scene, current, HaltReason.FAILURE, incident)

@@ -146,7 +146,7 @@ class Session:
     # The reader ------------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        version, backoff = 0, Backoff()
+        backoff = Backoff()
         while not self._stopping.is_set():
             store = self._connected()
             if store is None:
@@ -156,8 +156,9 @@ class Session:
             self._chair.watch = interrupted(self._chair.watch)
             try:
                 self._restore(store)
+                seen: Cursor | None = None
                 while not self._stopping.is_set() and not self._lost:
-                    version = self._look(store, version)
+                    seen = self._look(store, seen)
                     backoff.worked()
             except HistoryChangedError as exc:
                 self._unread = exc  # a new connection begins with a comparison
@@ -174,10 +175,13 @@ class Session:
                     self._reading = None
                 store.close()
 
-    def _look(self, store: RendezvousBackend, version: int) -> int:
-        """Read what is new, take the chair's turn if it is ours, and wait for more. Returns the roster's version."""
+    def _look(self, store: RendezvousBackend, seen: Cursor | None) -> Cursor | None:
+        """Read what is new, take the chair's turn if it is ours, and wait for more.
+
+        ``seen`` is what the last look returned: how far the store has come, None where that is not known.
+        """
         now = self._clock.now()
-        if entries := news(store, self._ledger):
+        if entries := news(store, self._ledger, None if seen is None else seen.head):
             ledger = self._ledger
             for entry in entries:
                 ledger = advance(ledger, entry, now)
@@ -189,23 +193,26 @@ class Session:
         self._contact()
         if self._ledger.closed is not None:
             self._stopping.wait()
-            return version
+            return seen
         wait = IDLE_WAIT
         chairs = self._ledger.chair == self._node_id
         if chairs:
             if self._chair.watch.read_at is None:
                 self._chair.watch = Watch(heard=self._heard)
             at = self._chair.turn(store, self._ledger)
-            if any(node_id != self._node_id for node_id in self._chair.watch.nodes):
-                wait = self._ledger.settings.timing.beat_interval  # their beats wake nobody
+            current = self._ledger.round
+            members = [member.node_id for member in current.members] if current is not None else []
+            if any(node_id != self._node_id for node_id in (*self._chair.watch.nodes, *members)):
+                wait = self._ledger.settings.timing.beat_interval  # their beats, or that there is none, wake nobody
             wait = wait if at is None else min(wait, max(0.0, at - self._clock.now()))
         elif self._chair.watch.nodes:
             self._chair.watch = Watch()  # deposed: what was seen then must not be judged by later
-        cursor = Cursor(self._ledger.head.index, version)
-        now_at = store.wait(cursor, roster=chairs, timeout=wait)
-        if now_at.head < cursor.head:
+        cursor = Cursor(self._ledger.head.index, 0 if seen is None else seen.roster)
+        seen = store.wait(cursor, roster=chairs, timeout=wait)
+        if seen.head < cursor.head:
             self._restore(store)
-        return now_at.roster
+            return None
+        return seen
 
     def _follow(self, ledger: Ledger) -> None:
         with self._wake:  # together, for who reports meanwhile
@@ -381,7 +388,8 @@ class Session:
 
     def _give_up(self, exc: ElasticError) -> None:
         """There will be no further entry for this node: healthy workers may finish without one."""
-        self._end_for(StoreLost(), Event("store_lost", f"the store is lost: {exc.message}", Level.ERROR))
+        what = " ".join(filter(None, [exc.message, exc.hint]))
+        self._end_for(StoreLost(), Event("store_lost", f"the store is lost: {what}", Level.ERROR))
 
     def _end_for(self, end: NodeEvent, told: Event) -> None:
         """Deal with the store no more.

@@ -37,7 +37,7 @@ class ChairSigns:
     """When this node had the store back after it had last been cut off, as the chair may have been."""
 
 
-def takeover_at(ledger: Ledger, signs: ChairSigns, place: int) -> float:
+def takeover_at(ledger: Ledger, signs: ChairSigns, place: float) -> float:
     """The instant at which the successor at ``place`` takes the chair, unless something is heard from it before.
 
     A silent chair is given the same limit as any node. An incident that gets no entry within the suspicion delay is

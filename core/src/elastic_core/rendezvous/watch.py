@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from elastic_core.config import Timing
 from elastic_core.rendezvous.rows import NodeRow
@@ -60,7 +61,7 @@ class Heard:
     """Whether it was deposed because an incident got no entry, and not for a beat that stood still (rule L2)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Watch:
     """Everybody that the chair has ever seen in this run and not yet forgotten, in order of arrival."""
 
@@ -75,6 +76,24 @@ class Watch:
     def get(self, node_id: str) -> Sighting | None:
         """The sighting of a node; None for one that was never seen."""
         return self.nodes.get(node_id)
+
+    # Of all nodes, once for each look: whatever is asked of every node must not look at every other one.
+
+    @cached_property
+    def holders(self) -> Mapping[tuple[str, int], int]:
+        """The serial of each seat's newest holder."""
+        holders: dict[tuple[str, int], int] = {}
+        for seen in self.nodes.values():
+            if seen.listed:  # else its serial may be from before the store lost everything
+                info = seen.row.info
+                seat = info.host_id, info.seat
+                holders[seat] = max(seen.serial, holders.get(seat, 0))
+        return holders
+
+    @cached_property
+    def most_changed_at(self) -> float:
+        """The instant up to which more than half of the nodes last gave a sign."""
+        return sorted(seen.changed_at for seen in self.nodes.values())[len(self.nodes) // 2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +170,7 @@ def dead(watch: Watch, node_id: str, timing: Timing, now: float) -> bool:
 def superseded(watch: Watch, seen: Sighting) -> bool:
     """Whether a newer incarnation holds this node's seat, which proves that its last process is gone (rule S8)."""
     info = seen.row.info
-    return any(
-        other.listed  # else its serial may be from before the store lost everything
-        and other.row.info.host_id == info.host_id
-        and other.row.info.seat == info.seat
-        and other.serial > seen.serial
-        for other in watch.nodes.values()
-    )
+    return watch.holders.get((info.host_id, info.seat), 0) > seen.serial
 
 
 def silent_at(watch: Watch, seen: Sighting, timing: Timing) -> float:
@@ -167,8 +180,6 @@ def silent_at(watch: Watch, seen: Sighting, timing: Timing) -> float:
     time (rule L1).
     """
     limit = timing.lost_after
-    if len(watch.nodes) > 3 and watch.read_at is not None:
-        silent = sum(watch.read_at - other.changed_at >= limit for other in watch.nodes.values())
-        if silent > len(watch.nodes) / 2:
-            limit *= 2
+    if len(watch.nodes) > 3 and watch.read_at is not None and watch.read_at - watch.most_changed_at >= limit:
+        limit *= 2
     return seen.changed_at + limit

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable
 
 from elastic_core import conf
-from elastic_core.agent.addresses import endpoint_host, local_address
+from elastic_core.agent.addresses import advertised
 from elastic_core.agent.identity import host_name
 from elastic_core.agent.ports import HeldPort
 from elastic_core.environment import inheritable
@@ -90,6 +90,10 @@ class TorchrunHandler(RendezvousHandler):
         self._exit: Exit | None = None
         self._crash: BaseException | None = None
         self._shut = threading.Event()
+        self._address = ""
+        """Where the others find this node."""
+        self._secrets: dict[str, str] = {}
+        """Passwords that were taken out of this process' environment."""
         self._ports: dict[str, HeldPort] = {}
         self._stores: list[object] = []
         """Those of the newest rounds: workers of the one before may still end."""
@@ -164,9 +168,9 @@ class TorchrunHandler(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """The agent ends: with the job, if its workers have finished; else the job is closed as failed, for all."""
-        if self._session is None or self._store is None:
-            return True
         try:
+            if self._session is None:
+                return True
             with self._changed:
                 finished = self._last > 0
                 if finished:  # the last of all to finish closes the job
@@ -177,19 +181,25 @@ class TorchrunHandler(RendezvousHandler):
             return False
         finally:
             self._shut.set()
-            self._session.close(FAREWELL)
-            self._store.close()
+            if self._session is not None:
+                self._session.close(FAREWELL)
+            if self._store is not None:
+                self._store.close()
             for port in self._ports.values():
                 port.close()
+            os.environ.update(self._secrets)  # this process may run another job
         return True
 
     # The node --------------------------------------------------------------------------------------------------------
 
     def _enrol(self) -> None:
         params, versions = self._params, Versions.here()
+        single_node = params.max_nodes == 1
+        # First: whoever fails after it has joined ends the job for all.
+        self._address = advertised(params.endpoint, "HOST", params.local_addr, single_node=single_node)
         self._store = self._connect(params)
-        for secret in os.environ.keys() - inheritable(os.environ).keys():  # which has been read by now
-            del os.environ[secret]  # torchrun's workers get all that there is
+        for name in os.environ.keys() - inheritable(os.environ).keys():  # which has been read by now
+            self._secrets[name] = os.environ.pop(name)  # torchrun's workers get all that there is
         info = NodeInfo(
             node_id=self._clock.new_id(),
             host=host_name(),
@@ -293,11 +303,9 @@ class TorchrunHandler(RendezvousHandler):
     # The round's store -----------------------------------------------------------------------------------------------
 
     def _offer(self) -> Offer:
-        params = self._params
-        address = local_address(endpoint_host(params.endpoint), params.local_addr, single_node=params.max_nodes == 1)
-        port = HeldPort.take(address)
+        port = HeldPort.take(self._address)
         port.listen()  # the others may be faster than this node's agent
-        offer = Offer(address, port.port, self._clock.new_id(), hosted=True)
+        offer = Offer(self._address, port.port, self._clock.new_id(), hosted=True)
         self._ports[offer.id] = port
         while len(self._ports) > 2:  # offers that went into rounds which never began here
             self._ports.pop(next(iter(self._ports))).close()
@@ -316,7 +324,9 @@ class TorchrunHandler(RendezvousHandler):
         """The round as torchrun's agent takes it, once all agents are there; None if it was over before."""
         node_id = self._state.info.node_id
         rank = [member.node_id for member in current.members].index(node_id)
-        offer, port = current.offer, self._ports.pop(current.offer.id, None)
+        offer = current.offer
+        with self._changed:
+            port = self._ports.pop(offer.id, None)
         store = stores.open_store(offer, port)
         self._stores = [*self._stores[-1:], store]
         if not stores.gather(store, len(current.members), lambda: self._over(current)):

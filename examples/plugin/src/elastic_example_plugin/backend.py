@@ -161,6 +161,13 @@ class SqliteBackend(RendezvousBackend):
         with self._transaction() as database:
             database.execute("UPDATE entry SET data = x'' WHERE job = ? AND number = ?", (self._job, index))
 
+    def erase(self) -> bool:
+        """Delete the job's rows in every table."""
+        with self._transaction() as database:
+            for table, job in (("job", "name"), ("node", "job"), ("entry", "job"), ("bell", "job")):
+                database.execute(f"DELETE FROM {table} WHERE {job} = ?", (self._job,))
+        return True
+
     # Both ------------------------------------------------------------------------------------------------------------
 
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:

@@ -38,6 +38,9 @@ from elastic_rdzv_c10d.records import (
 )
 from elastic_rdzv_c10d.server import StoreServer
 
+FEW = 8
+"""Fewer rows than this are read one by one, instead of all that there are."""
+
 
 class C10dBackend(RendezvousBackend):
     """One connection to one job's keys.
@@ -137,6 +140,8 @@ class C10dBackend(RendezvousBackend):
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
         """The rows, in order of serial; four round trips, however many they are."""
+        if ids is not None and len(ids) < FEW:
+            return self._rows(ids)
         arrived = self._client.count(self._keys.arrivals)
         serials = [serial for serial in range(1, arrived + 1) if serial not in self._gone]
         self._make_readable([serial for serial in serials if serial > self._listed])
@@ -152,6 +157,15 @@ class C10dBackend(RendezvousBackend):
                 if ids is None or row.node_id in ids:
                     found.append(RosterRow(row.node_id, serial, row.revision, row.value, number(beat or b"0")))
         return found
+
+    def _rows(self, ids: Collection[str]) -> list[RosterRow]:
+        """A few rows; two or three round trips for each, however large the job is."""
+        found = []
+        for node_id in ids:
+            if (place := self._find(node_id)) is not None:
+                row, beat = Row.unpack(place[1]), self._client.count(self._keys.beat(place[0]))
+                found.append(RosterRow(node_id, place[0], row.revision, row.value, beat))
+        return sorted(found, key=lambda row: row.serial)
 
     def _find(self, node_id: str) -> tuple[int, bytes] | None:
         """The serial and the record of a node's row: one round trip where that was seen before and still stands."""
@@ -189,10 +203,14 @@ class C10dBackend(RendezvousBackend):
         return True
 
     def read(self, index: int) -> bytes | None:
-        """An entry's data."""
-        record = self._client.peek(self._keys.ledger(index))
+        """An entry's data. One that may not be there is not peeked at, which would wake all who wait for it."""
+        key = self._keys.ledger(index)
+        if index > self._head and not self._client.exist(key):
+            return None
+        record = self._client.peek(key)
         if record is None:
             return None
+        self._head = max(self._head, index)
         entry = Entry.unpack(record)
         self._last = Link(index, entry.id)
         return entry.data
@@ -229,6 +247,8 @@ class C10dBackend(RendezvousBackend):
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
         """Block until something is new: until the next entry's key is there, or the next change's bell."""
         deadline = time.monotonic() + timeout
+        if not roster and cursor.head == self._head:  # whether the next entry is there already, the wait says as well
+            return Cursor(self._await_next(deadline), cursor.roster)
         while True:
             changes, version = split_changes(self._client.count(self._keys.changes)) if roster else (0, cursor.roster)
             now = Cursor(self._newest(), version)
@@ -236,6 +256,16 @@ class C10dBackend(RendezvousBackend):
             if now != cursor or left <= 0:
                 return now
             self._client.wait_for(self._keys.change(changes + 1) if roster else self._keys.ledger(now.head + 1), left)
+
+    def _await_next(self, deadline: float) -> int:
+        """Block until there is an entry after the newest known one, or the deadline; the index of the newest then."""
+        key = self._keys.ledger(self._head + 1)
+        while (left := deadline - time.monotonic()) > 0 and not self._client.wait_for(key, left):
+            pass
+        if not self._client.exist(key):  # woken for nothing, or not at all
+            return self._head
+        self._head += 1
+        return self._newest()
 
     def _changed(self, what: int) -> None:
         """Count a change that is made, and wake who waits for one."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from elastic_core.conf import positive_seconds
 from elastic_core.errors import UsageError
 from elastic_core.hookspecs import RendezvousOptions, hookimpl
 from elastic_rdzv_c10d.endpoint import DEFAULT_PORT, FORM, Endpoint, Patience, find_site, reach, resolve
@@ -34,7 +34,9 @@ class Options:
         Raises:
             UsageError: A value is no boolean, or no positive number of seconds.
         """
-        durations = {key: _seconds(key, config[key]) for key in ("read_timeout", "connect_timeout") if key in config}
+        durations = {
+            key: positive_seconds(key, config[key]) for key in ("read_timeout", "connect_timeout") if key in config
+        }
         return cls(_boolean("is_host", config["is_host"]) if "is_host" in config else None, **durations)
 
 
@@ -91,13 +93,3 @@ def _boolean(key: str, text: str) -> bool:
         return _SPELLINGS[text.lower()]
     except KeyError:
         raise UsageError(f"--rdzv_conf {f'{key}={text}'!r}: {text!r} is neither true nor false.") from None
-
-
-def _seconds(key: str, text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise UsageError(f"--rdzv_conf {f'{key}={text}'!r}: {text!r} is not a positive number of seconds.")
-    return seconds

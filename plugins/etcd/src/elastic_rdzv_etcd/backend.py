@@ -48,6 +48,9 @@ REVOKE = "/v3/lease/revoke"
 LOOK_AGAIN = 15.0
 """Seconds after which a waiter that was told nothing reads all the same: a member may be stuck, its streams open."""
 
+FEW = 32
+"""So many rows are asked for by name, since etcd takes 128 questions at a time; of more, all that there are."""
+
 Json: TypeAlias = dict[str, Any]
 
 
@@ -178,16 +181,18 @@ class EtcdBackend(RendezvousBackend):
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
         """The rows, with their beats as they are at one instant: one round trip, however many they are."""
-        _, answers = self._txn([], [_get(self._keys.rows, prefix=True), _get(self._keys.beats, prefix=True)], [])
-        rows, beats = (
-            {_key(kv)[len(start) :]: _value(kv) for kv in answer.get("kvs", ())}
-            for start, answer in zip((self._keys.rows, self._keys.beats), answers, strict=True)
-        )
-        wanted = None if ids is None else {quoted(node_id).encode() for node_id in ids}
+        keys = self._keys
+        if ids is not None and len(ids) <= FEW:
+            wanted = [*map(keys.row, ids), *map(keys.beat, ids)]
+            _, answers = self._txn([], [_get(key) for key in wanted], []) if wanted else (True, [])
+        else:
+            _, answers = self._txn([], [_get(keys.rows, prefix=True), _get(keys.beats, prefix=True)], [])
+        values = {_key(kv): _value(kv) for answer in answers for kv in answer.get("kvs", ())}
+        names = {key[len(keys.rows) :] for key in values if key.startswith(keys.rows)}
+        if ids is not None:
+            names &= {quoted(node_id).encode() for node_id in ids}
         found = [
-            Row.unpack(record).seen(unquoted(name), beats.get(name))
-            for name, record in rows.items()
-            if wanted is None or name in wanted
+            Row.unpack(values[keys.rows + name]).seen(unquoted(name), values.get(keys.beats + name)) for name in names
         ]
         return sorted(found, key=lambda row: row.serial)
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import etcd
 
-from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
+from elastic_core.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from elastic_core.rendezvous.backend import ORIGIN, BeatReply, Cursor, Link, RendezvousBackend, RosterRow
 from elastic_rdzv_etcd.backend import LOOK_AGAIN
 from elastic_rdzv_etcd.client_v2 import ClientV2, Members
@@ -86,6 +86,7 @@ class EtcdV2Backend(RendezvousBackend):
         """Add a row: a place in the order of arrival first, and then the row, which a repetition completes."""
         name = _name(node_id)
         Row(0, 0, value).pack()  # refuses what is too large before it costs a serial
+        self._renewed_at = -RENEW  # the store may have come back empty, and would keep for ever what is put there now
         self._renew()
         while True:
             if (found := self._peek(f"row/{name}")) is not None:
@@ -172,9 +173,11 @@ class EtcdV2Backend(RendezvousBackend):
             self._swap(f"entry/{_entry(entry)}", _encoded(b""), prevExist=True)
 
     def erase(self) -> bool:
-        """Delete the job's directory."""
+        """Delete the job's directory, and that of all jobs if it was the only one."""
         with contextlib.suppress(etcd.EtcdKeyNotFound):
             self._ask(lambda client: client.delete(self._root, recursive=True, dir=True))
+            with contextlib.suppress(RendezvousError):  # there are others
+                self._ask(lambda client: client.delete(self._members.options.prefix, dir=True))
         return True
 
     def _head(self) -> tuple[Link, int | None]:

@@ -96,7 +96,11 @@ class Client:
             return gateway.stream(path, body, token, timeout)
 
         beside = Client(self.cluster)
-        messages = beside._using_it(ask, self.cluster.options.read_timeout)
+        try:
+            messages = beside._using_it(ask, self.cluster.options.read_timeout)
+        except BaseException:
+            beside.close()
+            raise
         assert beside._gateway is not None
         if self.closed:
             beside._gateway.discard()
@@ -160,9 +164,11 @@ class Client:
         try:
             return ask(gateway, token, timeout)
         except Refusal as refused:
-            if refused.kind is not Kind.TOKEN:
+            if refused.kind is not Kind.TOKEN or self.cluster.options.password is None:
                 raise
-            return ask(gateway, self.cluster.token(gateway, timeout, worn_out=token), timeout)
+            self._drop()  # a stream that was refused has used it up
+            gateway = self._at(site, timeout)
+            return ask(gateway, self.cluster.another_token(gateway, timeout, token), timeout)
 
     def _at(self, site: Site, timeout: float) -> Gateway:
         gateway = self._gateway

@@ -162,7 +162,7 @@ class ClientV2:
     def _somewhere(self, ask: Callable[[Any], _T], budget: float, once: bool) -> _T:
         began = time.monotonic()
         deadline = began + budget
-        failures: dict[Site, str] = {}
+        failures: dict[Site, _Failed] = {}
         while True:
             sites = self.members.sites()
             for number, site in enumerate(sites):
@@ -178,10 +178,10 @@ class ClientV2:
                     self._drop()
                     if self._closed.is_set():
                         raise self._is_closed() from failed
-                    failures[site] = str(failed)
-                    if failed.final or once:
+                    failures[site] = failed
+                    if once:
                         raise self._failed(failures, time.monotonic() - began) from failed
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or all(site in failures and failures[site].final for site in sites):
                 raise self._failed(failures, time.monotonic() - began)
             if self._closed.wait(PAUSE):
                 raise self._is_closed()
@@ -248,7 +248,7 @@ class ClientV2:
     def _is_closed(self) -> RendezvousConnectionError:
         return RendezvousConnectionError(f"This connection to etcd at {self.members} is closed.")
 
-    def _failed(self, failures: dict[Site, str], seconds: float) -> RendezvousConnectionError:
+    def _failed(self, failures: dict[Site, _Failed], seconds: float) -> RendezvousConnectionError:
         said = "; ".join(f"{site}: {reason}" for site, reason in failures.items())
         return RendezvousConnectionError(
             f"No etcd answers, after {seconds:.1f} s: {said}.",

@@ -41,7 +41,7 @@ class Cluster:
         self._authenticating = threading.Lock()
         self._token: str | None = None
         self.passwords = options.password is not None
-        """Whether a token is needed; not where the cluster turns out to ask nobody."""
+        """Whether a token is needed; not while the cluster asks nobody."""
         self._sites = look_up(endpoints)
         self._favourite = self._sites[os.getpid() % len(self._sites)]  # so that agents spread over the members
 
@@ -71,8 +71,8 @@ class Cluster:
             if self._favourite not in sites:
                 self._favourite = sites[0]
 
-    def token(self, gateway: Gateway, timeout: float, worn_out: str | None = None) -> str | None:
-        """The token, asked for if there is none, or only the ``worn_out`` one; None where none is needed.
+    def token(self, gateway: Gateway, timeout: float) -> str | None:
+        """The token, asked for if there is none; None where none is needed.
 
         Raises:
             Refusal: The member does not let us in.
@@ -80,8 +80,22 @@ class Cluster:
         """
         if not self.passwords:
             return None
+        return self._token or self.another_token(gateway, timeout, None)
+
+    def another_token(self, gateway: Gateway, timeout: float, worn_out: str | None) -> str | None:
+        """The token, asked for unless somebody has a newer one than that by now; None where none is needed.
+
+        Args:
+            gateway: Whom to ask.
+            timeout: Seconds that the answer may take.
+            worn_out: The one that a member has refused; None where it was given none, and wants one.
+
+        Raises:
+            Refusal: The member does not let us in.
+            Unreachable: It did not answer.
+        """
         with self._authenticating:
-            if self._token is None or self._token == worn_out:
+            if self._token == worn_out:
                 self._token = self._authenticate(gateway, timeout)
             return self._token
 
@@ -95,4 +109,5 @@ class Cluster:
                 raise
             self.passwords = False
             return None
+        self.passwords = True
         return str(answer["token"]) if "token" in answer else None

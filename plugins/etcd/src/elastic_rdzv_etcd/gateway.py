@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from elastic_rdzv_etcd.endpoint import Site
-from elastic_rdzv_etcd.refusals import Refusal, from_error, refusal
+from elastic_rdzv_etcd.refusals import Refusal, from_error, from_text, refusal
 
 MOST_BYTES = 512 * 1024 * 1024
 """No answer is read beyond this: a roster of a thousand rows of the greatest size, in base64."""
@@ -121,7 +121,7 @@ class Gateway:
         """Ask, and read one message after the other, for as long as they come; the first one is waited for here.
 
         Raises:
-            Refusal: The member does not do it.
+            Refusal: The member does not do it. If its first message says so, this connection has been used up.
             Unreachable: There was no answer, or no further one.
         """
         with _reported(timeout, self._doubt):
@@ -131,7 +131,8 @@ class Gateway:
                 raise refusal(answer.status, answer.read(MOST_BYTES))
             first = json.loads(answer.readline(MOST_BYTES))
             self._socket.settimeout(None)
-        _message(first)
+        if _message(first).get("canceled"):
+            raise from_text(str(_message(first).get("cancel_reason", "it was cancelled")))
         return _messages(answer)
 
     def _ask(self, path: str, body: bytes, token: str | None) -> http.client.HTTPResponse:
@@ -159,7 +160,8 @@ def _messages(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
 def _message(said: Any) -> dict[str, Any]:
     if isinstance(said, dict) and isinstance(error := said.get("error"), dict):
         raise from_error(error)
-    if isinstance(said, dict) and isinstance(result := said.get("result", said), dict):
+    result = said.get("result", said) if isinstance(said, dict) else None
+    if isinstance(result, dict) and "header" in result:  # which every answer of etcd's has
         return result
     raise Unreachable("it answered with something other than etcd's JSON", final=True)
 

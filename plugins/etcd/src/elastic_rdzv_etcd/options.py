@@ -6,13 +6,13 @@ file or from the environment, and from then on it is a :class:`Secret`, which pr
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elastic_core.conf import positive_seconds
 from elastic_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -178,12 +178,4 @@ def _boolean(config: Mapping[str, str], key: str) -> bool:
 
 
 def _seconds(config: Mapping[str, str], key: str, default: float) -> float:
-    if (text := config.get(key)) is None:
-        return default
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise UsageError(f"--rdzv_conf {f'{key}={text}'!r}: {text!r} is not a positive number of seconds.")
-    return seconds
+    return default if key not in config else positive_seconds(key, config[key])

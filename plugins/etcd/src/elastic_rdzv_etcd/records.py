@@ -115,6 +115,8 @@ class Row:
         """
         header, value = _unpack(record)
         revision, _, serial = header.partition(b" ")
+        if len(revision) != len(before(0)):  # it would not sort
+            raise _no_record(record)
         return cls(number(revision), number(serial), value)
 
     def seen(self, node_id: str, beat: bytes | None) -> RosterRow:
@@ -193,5 +195,9 @@ def _pack(header: bytes, value: bytes) -> bytes:
 def _unpack(record: bytes) -> tuple[bytes, bytes]:
     header, end, value = record.partition(b"\n")
     if not end or len(value) > MAX_VALUE_BYTES:
-        raise RendezvousStateError(f"etcd holds {len(record)} bytes, {record[:80]!r}, for a record.", hint=_HINT)
+        raise _no_record(record)
     return header, value
+
+
+def _no_record(record: bytes) -> RendezvousStateError:
+    return RendezvousStateError(f"etcd holds {len(record)} bytes, {record[:80]!r}, for a record.", hint=_HINT)

@@ -25,7 +25,7 @@ class Kind(enum.Enum):
     PASSING = enum.auto()
     """Another member, or the same one a moment later, may do it."""
     TOKEN = enum.auto()
-    """The token is no longer good: a new one is needed."""
+    """The token is no longer good, or there was none: a new one is needed."""
     NO_LEASE = enum.auto()
     """The lease that a key was to hang on is not there (yet, or any more)."""
     LEASE_THERE = enum.auto()
@@ -61,7 +61,7 @@ _TEXTS: tuple[tuple[str, Kind], ...] = (
     ("lease already exists", Kind.LEASE_THERE),
     ("authentication is not enabled", Kind.NO_PASSWORDS),
     ("invalid user ID or password", Kind.DENIED),
-    ("user name is empty", Kind.DENIED),
+    ("user name is empty", Kind.TOKEN),
     ("permission denied", Kind.DENIED),
     ("database space exceeded", Kind.FULL),
     ("no leader", Kind.PASSING),

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from elastic_core.environment import inheritable
 from elastic_core.errors import RendezvousConnectionError, UsageError
 from elastic_rdzv_etcd import sidecar_main
-from elastic_rdzv_etcd.options import PASSWORD_VARIABLE
 
 BINARY_VARIABLES = ("ELASTIC_ETCD_BINARY", "TORCHELASTIC_ETCD_BINARY_PATH")
 """Where the environment names the binary; the second is torch's."""
@@ -72,7 +72,7 @@ class Sidecar:
             command = [sys.executable, "-I", "-S", sidecar_main.__file__, str(theirs.fileno()), binary]
             process = subprocess.Popen(
                 command,
-                env={name: value for name, value in os.environ.items() if name != PASSWORD_VARIABLE},
+                env=inheritable(os.environ),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,

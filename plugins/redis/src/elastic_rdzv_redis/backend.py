@@ -4,8 +4,9 @@ Four keys hold one job (``scripts`` says what is in each). Every operation is on
 entry is written only onto the very entry that it was built on, also on a server whose history has rolled back.
 
 A waiter looks, with one script, and then blocks on the streams that ring whenever something changes (XREAD BLOCK).
-Nothing can come between the two: it waits for the stroke after the last one that it saw. A failover or a restart
-ends the wait with an error, and whoever connects anew looks again.
+Nothing can come between the two: it waits for the stroke after the last one that it saw. Each stroke tells what is new,
+so that whoever is woken need not look again before it sleeps the next time. A failover or a restart ends the wait with
+an error, and whoever connects anew looks again; and so does whoever was not woken for long.
 """
 
 from __future__ import annotations
@@ -51,6 +52,24 @@ class Keys:
         return f"{job}:ledger", f"{job}:roster", f"{job}:ledger-bell", f"{job}:roster-bell"
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What was there, and the last strokes of the ledger's bell and the roster's that had told of it."""
+
+    cursor: Cursor
+    strokes: tuple[bytes, bytes]
+
+    def differs(self, cursor: Cursor, roster: bool) -> bool:
+        """Whether a waiter with this cursor has something to see."""
+        return self.cursor.head != cursor.head or (roster and self.cursor.roster != cursor.roster)
+
+    def after(self, bell: int, stroke: bytes, now: int) -> _Look:
+        """The same after a bell, the first or the second one, has rung."""
+        if bell == 0:
+            return _Look(Cursor(now, self.cursor.roster), (stroke, self.strokes[1]))
+        return _Look(Cursor(self.cursor.head, now), (self.strokes[0], stroke))
+
+
 class RedisBackend(RendezvousBackend):
     """One connection to one job's keys.
 
@@ -69,6 +88,7 @@ class RedisBackend(RendezvousBackend):
         self._run_id = run_id
         self._keys = Keys(dialler.options.prefix, run_id).all
         self._client: Client = dialler.dial()
+        self._look: _Look | None = None
 
     def connect(self) -> RedisBackend:
         """Another connection to the same job, on whichever server is the master by now."""
@@ -157,14 +177,31 @@ class RedisBackend(RendezvousBackend):
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
         """Block until something is new."""
         deadline = time.monotonic() + timeout
-        watched = slice(2, 4) if roster else slice(2, 3)
         while True:
-            look = self._known(list, self._run(scripts.LOOK), length=4)
-            now = Cursor(self._known(int, look[0]), self._known(int, look[1]))
             left = deadline - time.monotonic()
-            if now.head != cursor.head or (roster and now.roster != cursor.roster) or left <= 0:
-                return now
-            self._client.sleep_until_rung(self._keys[watched], look[watched], min(left, LONGEST_SLEEP))
+            if self._look is None or self._look.differs(cursor, roster) or left <= 0:
+                self._look = self._look_around()
+                if self._look.differs(cursor, roster) or left <= 0:
+                    return self._look.cursor
+            self._look = self._sleep(self._look, roster, min(left, LONGEST_SLEEP))
+            if self._look is not None and self._look.differs(cursor, roster):
+                return self._look.cursor
+
+    def _look_around(self) -> _Look:
+        head, version, *strokes = self._known(list, self._run(scripts.LOOK), length=4)
+        return _Look(Cursor(self._known(int, head), self._known(int, version)), (strokes[0], strokes[1]))
+
+    def _sleep(self, look: _Look, roster: bool, timeout: float) -> _Look | None:
+        """What has become of what was seen, as the bells tell; None when none of them has rung."""
+        bells = self._keys[2:] if roster else self._keys[2:3]
+        rung = self._client.sleep_until_rung(bells, look.strokes[: len(bells)], timeout)
+        try:
+            for name, strokes in rung or ():
+                stroke, (_, now) = strokes[-1]
+                look = look.after(self._keys.index(name.decode()) - 2, stroke, int(now))
+        except (ValueError, TypeError) as exc:
+            raise self._planted("a bell") from exc
+        return look if rung else None
 
     def _run(self, script: scripts.Script, *arguments: str | bytes | int) -> Any:
         encoded = (each.encode(errors="surrogateescape") if isinstance(each, str) else each for each in arguments)

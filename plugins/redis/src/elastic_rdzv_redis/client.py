@@ -35,6 +35,9 @@ _HINTS = {
 }
 """What to do about what a server answers with, by the first word of the answer."""
 
+_ECHO = ", with args beginning with"
+"""Where a server that knows no AUTH begins to repeat what it was sent: the password."""
+
 
 class _Line(AbstractConnection):
     """redis-py's side of a connection: a socket that is there already, once."""
@@ -141,12 +144,16 @@ class Client:
             except redis.exceptions.NoScriptError:  # the server has not seen it, or was started anew
                 return self._ask("EVAL", script.text, len(keys), *keys, *arguments)
 
-    def sleep_until_rung(self, bells: Sequence[str], strokes: Sequence[bytes], timeout: float) -> None:
-        """Block until one of the streams has an element after the one named, for ``timeout`` seconds at most."""
+    def sleep_until_rung(self, bells: Sequence[str], strokes: Sequence[bytes], timeout: float) -> Any:
+        """Block until one of the streams has an element after the one named, for ``timeout`` seconds at most.
+
+        Returns the streams that have, each with its elements; None where none has.
+        """
         with self._asking():
             self._socket.settimeout(timeout + self._patience)
-            self._ask("XREAD", "BLOCK", max(1, math.ceil(timeout * 1000)), "STREAMS", *bells, *strokes)
+            rung = self._ask("XREAD", "BLOCK", max(1, math.ceil(timeout * 1000)), "STREAMS", *bells, *strokes)
             self._socket.settimeout(self._patience)
+            return rung
 
     def _ask(self, *command: str | bytes | int) -> Any:
         self._line.send_command(*command, check_health=False)
@@ -168,9 +175,14 @@ class Client:
     def _error(self, exc: Exception) -> RendezvousError:
         server = f"The Redis server at {self.where}"
         if isinstance(exc, (redis.exceptions.TimeoutError, TimeoutError)):
-            return RendezvousConnectionError(f"{server} has not answered for {self._patience:g} s.")
+            waited = f"{self._patience:.2g}"
+            return RendezvousConnectionError(
+                f"{server} has not answered for {waited} s.", hint="See its log, and the network in between."
+            )
         said = _said(exc)
         code = next((code for code in _HINTS if re.search(rf"\b{code}\b", said)), "")
+        if "can't run this command" in said:  # what a script is refused, which has no first word of its own
+            code = "NOPERM"
         if isinstance(exc, redis.exceptions.InvalidResponse):
             return RendezvousConnectionError(
                 f"Whoever listens at {self.where} is no Redis server: {said}", hint="Check --rdzv_endpoint."
@@ -190,7 +202,7 @@ class Client:
 
 def _said(exc: Exception) -> str:
     """The server's own words, on one line. redis-py cuts off the first of them where it knows it; put it back."""
-    said = " ".join(str(exc).split())
+    said = " ".join(str(exc).split()).partition(_ECHO)[0]
     prefixes: dict[type[Exception], str] = {
         redis.exceptions.NoPermissionError: "NOPERM",
         redis.exceptions.ReadOnlyError: "READONLY",
@@ -204,5 +216,5 @@ def _said(exc: Exception) -> str:
 
 
 def _without_details(exc: Exception) -> Exception | None:
-    """The cause, for a traceback; None for a refused identification, whose frames hold a password."""
-    return None if isinstance(exc, redis.exceptions.AuthenticationError) else exc
+    """The cause, for a traceback; None where it, or its frames, hold a password."""
+    return None if isinstance(exc, redis.exceptions.AuthenticationError) or _ECHO in str(exc) else exc

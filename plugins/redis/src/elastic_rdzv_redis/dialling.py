@@ -1,7 +1,7 @@
 """From an endpoint to a connection: names, sentinels, TLS, and whether the server will do.
 
-Names are looked up once, when the first connection is made, and again only when none of the addresses answers: a
-resolver can stall for seconds, and a managed server may have moved to another address.
+Names are looked up once, when the first connection is made, and again only after an attempt has failed: a resolver can
+stall for seconds, and a managed server may have moved, while at its old address a replica answers, or nobody.
 """
 
 from __future__ import annotations
@@ -38,44 +38,56 @@ class Dialler:
             RendezvousConnectionError: Nobody answers, lets us in, or is fit to hold the store.
         """
         deadline = time.monotonic() + self.options.connect_timeout
-        master, whose = next(iter(self.options.endpoint.hosts), None), ""
         if self.options.sentinel is not None:
-            master, whose = self._master(self.options.sentinel, deadline), f" (master {self.options.sentinel!r})"
-        client = self._client(master, self.options.credentials, deadline, whose=whose, db=self.options.endpoint.db)
+            return self._by_sentinels(self.options.sentinel, deadline)
+        return self._to_master(next(iter(self.options.endpoint.hosts), None), "", deadline)
+
+    def _by_sentinels(self, name: str, deadline: float) -> Client:
+        """A connection to the first master that a sentinel names and that will do.
+
+        One that has lost sight of the others may go on naming an old master, so it is not the last to be asked.
+        """
+        failures: list[RendezvousConnectionError] = []
+        tried: set[Host] = set()
+        for sentinel in self.options.endpoint.hosts:
+            try:
+                master = self._named_by(sentinel, name, deadline)
+                if master not in tried:
+                    tried.add(master)
+                    return self._to_master(master, f" (master {name!r})", deadline)
+            except RendezvousConnectionError as exc:
+                failures.append(exc)
+        if len(failures) == 1:
+            raise failures[0]
+        said = " ".join(exc.message for exc in failures)
+        raise RendezvousConnectionError(
+            f"No sentinel leads to the master {name!r}. {said}", hint=failures[-1].hint
+        ) from failures[-1]
+
+    def _named_by(self, sentinel: Host, name: str, deadline: float) -> Host:
+        """Where a sentinel says that the master is."""
+        share = (deadline - time.monotonic()) / 2  # what one that hangs may take from the others
+        credentials = self.options.sentinel_credentials
+        client = self._client(sentinel, credentials, time.monotonic() + share, whose=" (sentinel)")
+        with contextlib.closing(client):
+            found = client.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)
+        if found is None:
+            raise RendezvousConnectionError(
+                f"The sentinel at {sentinel} knows no master {name!r}.", hint="See --rdzv_conf sentinel."
+            )
+        return Host(found[0].decode(), int(found[1]))
+
+    def _to_master(self, host: Host | None, whose: str, deadline: float) -> Client:
+        """A connection to a server that will do, with no host to the endpoint's unix socket."""
+        client = self._client(host, self.options.credentials, deadline, whose=whose, db=self.options.endpoint.db)
         try:
             _check_fitness(client)
             client.settle(self.options.read_timeout)
         except BaseException:
             client.close()
+            self._forget(host)
             raise
         return client
-
-    def _master(self, name: str, deadline: float) -> Host:
-        """Where the sentinels say that the master is."""
-        failures = []
-        for sentinel in self.options.endpoint.hosts:
-            share = (deadline - time.monotonic()) / 2  # what one that hangs may take from the others
-            try:
-                credentials = self.options.sentinel_credentials
-                client = self._client(sentinel, credentials, time.monotonic() + share, whose=" (sentinel)")
-                with contextlib.closing(client):
-                    found = client.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)
-            except RendezvousConnectionError as exc:
-                failures.append(exc)
-                continue
-            if found is not None:
-                return Host(found[0].decode(), int(found[1]))
-            failures.append(
-                RendezvousConnectionError(
-                    f"The sentinel at {sentinel} knows no master {name!r}.", hint="See --rdzv_conf sentinel."
-                )
-            )
-        if len(failures) == 1:
-            raise failures[0]
-        said = " ".join(exc.message for exc in failures)
-        raise RendezvousConnectionError(
-            f"No sentinel says where the master {name!r} is. {said}", hint=failures[-1].hint
-        ) from failures[-1]
 
     def _client(
         self, host: Host | None, credentials: Credentials, deadline: float, *, whose: str = "", db: int = 0
@@ -87,11 +99,17 @@ class Dialler:
         try:
             if self._context is not None and host is not None:
                 sock = self._encrypted(self._context, sock, host, where)
+            patience = max(0.1, deadline - time.monotonic())
+            return Client(sock, where, db=db, username=username, password=password, patience=patience)
         except BaseException:
             sock.close()
+            self._forget(host)
             raise
-        patience = max(0.1, deadline - time.monotonic())
-        return Client(sock, where, db=db, username=username, password=password, patience=patience)
+
+    def _forget(self, host: Host | None) -> None:
+        """Let the next attempt look the name up anew."""
+        if host is not None:
+            self._addresses.pop(host, None)
 
     def _unix(self, where: str) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -120,7 +138,7 @@ class Dialler:
             else:
                 self._addresses[host] = addresses
                 return sock
-        self._addresses.pop(host, None)  # the next attempt looks it up anew
+        self._forget(host)
         waited = f"no answer within {self.options.connect_timeout:g} s"
         why = waited if failure is None or isinstance(failure, TimeoutError) else failure.strerror or str(failure)
         raise _unreachable(where, why) from failure
@@ -153,7 +171,7 @@ def _unreachable(where: str, why: str) -> RendezvousConnectionError:
 
 def _look_up(host: Host, patience: float) -> list[Any]:
     """What a name stands for. A thread asks, since nothing else ends a question that the resolver does not answer."""
-    with contextlib.suppress(socket.gaierror):
+    with contextlib.suppress(socket.gaierror, UnicodeError):
         return socket.getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     answer: futures.Future[list[Any]] = futures.Future()
 
@@ -168,7 +186,9 @@ def _look_up(host: Host, patience: float) -> list[Any]:
     try:
         found = answer.result(patience)
     except (futures.TimeoutError, OSError, UnicodeError) as exc:
-        why = exc.strerror if isinstance(exc, socket.gaierror) else f"no answer within {patience:.1f} s"
+        why = f"no answer within {patience:.1f} s"
+        if not isinstance(exc, futures.TimeoutError):
+            why = "it cannot be a name" if isinstance(exc, UnicodeError) else exc.strerror or str(exc)
         raise RendezvousConnectionError(
             f"The host {host.name!r} cannot be looked up: {why}.", hint="Check the name, or write the address itself."
         ) from exc

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elastic_core.conf import positive_seconds
 from elastic_core.errors import RendezvousConnectionError, UsageError
 from elastic_rdzv_redis.endpoint import Endpoint
 
@@ -98,7 +98,7 @@ class Options:
         if "sentinel" in config and not config["sentinel"]:
             raise UsageError("--rdzv_conf 'sentinel=': the master has no name.")
         where = Endpoint.parse(endpoint, sentinels="sentinel" in config)
-        durations = {k: _seconds(k, config[k]) for k in ("connect_timeout", "read_timeout") if k in config}
+        durations = {k: positive_seconds(k, config[k]) for k in ("connect_timeout", "read_timeout") if k in config}
         return cls(
             endpoint=where,
             credentials=_credentials(where, config, environ),
@@ -173,13 +173,3 @@ def _prefix(text: str) -> str:
             hint="Those have no special meaning in the server's access list.",
         )
     return text
-
-
-def _seconds(key: str, text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise UsageError(f"--rdzv_conf {f'{key}={text}'!r}: {text!r} is not a positive number of seconds.")
-    return seconds

@@ -28,14 +28,13 @@ local function keep()
   for _, key in ipairs(KEYS) do redis.call('EXPIRE', key, {EXPIRY}) end
 end
 local function number(key, field) return tonumber(redis.call('HGET', key, field) or 0) end
-local function ring(bell) redis.call('XADD', bell, 'MAXLEN', 1, '*', 'r', '') end
+local function ring(bell, now) redis.call('XADD', bell, 'MAXLEN', 1, '*', 'now', now) end
 local function rung(bell)
   local last = redis.call('XREVRANGE', bell, '+', '-', 'COUNT', 1)[1]
   return last and last[1] or '0-0'
 end
 local function changed()
-  redis.call('HINCRBY', roster, 'version', 1)
-  ring(roster_bell)
+  ring(roster_bell, redis.call('HINCRBY', roster, 'version', 1))
   keep()
 end
 local function row(id)
@@ -133,7 +132,7 @@ if before ~= '0' then
   if not built_on then return 0 end
 end
 redis.call('HSET', ledger, index, id .. '\\n' .. data, 'head', index)
-ring(ledger_bell)
+ring(ledger_bell, index)
 keep()
 return 1
 """)

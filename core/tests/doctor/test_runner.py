@@ -1,0 +1,121 @@
+"""The process that is examined in: whatever it does, its end is told, and it leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from elastic_core.cli.doctor import SEVERAL, subject_of
+from elastic_core.cli.flags import Flags
+from elastic_core.doctor import runner
+from elastic_core.doctor.examination import Listener, Subject
+from elastic_core.doctor.findings import Finding, State, ok
+from elastic_core.doctor.runner import Signalled, examined
+from elastic_core.errors import RendezvousStateError
+from elastic_core.exit_codes import ExitCode
+
+
+@pytest.fixture
+def subject(tmp_path: Path) -> Subject:
+    return subject_of(Flags(rdzv_backend="file", rdzv_endpoint=str(tmp_path), nnodes=SEVERAL))
+
+
+def hangs(subject: Subject, listener: Listener) -> None:
+    listener.found(ok("first", "there"))
+    listener.at("second", "a question", 0.0)
+    threading.Event().wait()
+
+
+def works_hard(subject: Subject, listener: Listener) -> None:
+    listener.at("first", "", 0.0)
+    for number in range(3_000_000):
+        hash(number)
+    listener.found(ok("first", "done"))
+
+
+def dies(subject: Subject, listener: Listener) -> None:
+    listener.at("first", "a step", 60.0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raises(subject: Subject, listener: Listener) -> None:
+    raise ZeroDivisionError("division by zero")
+
+
+def refuses(subject: Subject, listener: Listener) -> None:
+    raise RendezvousStateError("Two heads.", hint="Take one off.")
+
+
+def leaves_and(then: Callable[[], object], limit: float = 0.0) -> runner.Examine:
+    """It has written when it does that, for which it has ``limit`` seconds."""
+
+    def body(subject: Subject, listener: Listener) -> None:
+        store = subject.plugins.make_rendezvous(subject.params)
+        listener.made(True)
+        store.enter("node", b"left behind")  # type: ignore[union-attr]  # it is no handler
+        listener.found(ok("roster", "written"))
+        listener.at("ledger", "append", limit)
+        then()
+
+    return body
+
+
+def test_what_hangs_is_told_with_what_it_was_at(subject: Subject) -> None:
+    first, second = examined(subject, hangs)
+    assert first == ok("first", "there")
+    assert (second.name, second.state, second.exit_code) == ("second", State.WRONG, ExitCode.UNREACHABLE)
+    assert second.seen.startswith("a question: nothing that the backend understands has come back within")
+
+
+def test_who_is_busy_does_not_hang(subject: Subject) -> None:
+    assert list(examined(subject, works_hard)) == [ok("first", "done")]
+
+
+def test_a_process_that_dies_is_told(subject: Subject) -> None:
+    [finding] = examined(subject, dies)
+    assert (finding.name, finding.exit_code) == ("first", ExitCode.INTERNAL)
+    assert finding.seen == "the process that tried it is gone, with exit code -9, at a step"
+
+
+def test_a_defect_has_its_traceback(subject: Subject, capfd: pytest.CaptureFixture[str]) -> None:
+    [finding] = examined(subject, raises)
+    assert (finding.seen, finding.exit_code) == ("ZeroDivisionError: division by zero.", ExitCode.INTERNAL)
+    assert "Traceback" in capfd.readouterr().err
+
+
+def test_an_error_of_ours_has_its_own_words(subject: Subject) -> None:
+    [finding] = examined(subject, refuses)
+    assert (finding.advice, finding.exit_code) == ("Take one off.", ExitCode.REFUSED)
+
+
+def test_what_one_that_hangs_has_written_is_deleted(subject: Subject) -> None:
+    *_, hung, traces = examined(subject, leaves_and(threading.Event().wait))
+    assert (hung.name, hung.state) == ("ledger", State.WRONG)
+    assert (traces.name, traces.state) == ("traces", State.OK)
+    assert list(Path(subject.params.endpoint).iterdir()) == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_at_once_and_nothing_is_left(subject: Subject, signum: signal.Signals) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    told = KeyboardInterrupt if signum is signal.SIGINT else Signalled
+    try:
+        with closing(examined(subject, leaves_and(threading.Event().wait, 60.0))) as findings:
+            assert next(findings).name == "roster"
+            with pytest.raises(told):
+                _signal_and_go_on(signum, findings)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert list(Path(subject.params.endpoint).iterdir()) == []
+
+
+def _signal_and_go_on(signum: signal.Signals, findings: Iterator[Finding]) -> None:
+    """It may come while the next finding is awaited, or before."""
+    os.kill(os.getpid(), signum)
+    list(findings)

@@ -1,0 +1,67 @@
+"""The beat: what a node without a rank asks for when the chair seems to be gone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from scenes import start
+
+from elastic_core.rendezvous.backend import RosterRow
+from elastic_core.rendezvous.ledger import Ledger
+from elastic_core.rendezvous.local import LocalBackend, MemoryStore
+from elastic_core.rendezvous.pulse import Pulse, PulseCalls
+from elastic_core.rendezvous.watch import Heard
+
+
+class Asked(LocalBackend):
+    """A connection that remembers which rows were asked for; None for all."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.asked: list[Collection[str] | None] = []
+
+    def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
+        self.asked.append(ids)
+        return super().roster(ids)
+
+
+def test_those_who_came_later_read_the_roster_later() -> None:
+    """A thousand nodes whose chair is silent must not read a thousand rows each, all at once."""
+    ids, memory, clock, taken = "abcdefgh", MemoryStore(), [0.0], list[str]()
+    for name in ids:
+        LocalBackend(memory).enter(name, b"")
+
+    def taking(name: str) -> PulseCalls:
+        def take(_ledger: Ledger, _heard: Heard, _why: str) -> None:
+            taken.append(name)
+
+        nothing = lambda *_: None  # noqa: E731  (one of many)
+        return PulseCalls(nothing, nothing, nothing, nothing, take, nothing)
+
+    ledger = start()  # a is the chair, and never beats
+    memory.entries.append((ledger.head.id, b""))
+    stores = {name: Asked(memory) for name in ids[1:]}
+    pulses = {name: Pulse(name, store, ledger, lambda: clock[0], taking(name)) for name, store in stores.items()}
+
+    def beat() -> None:
+        for name, pulse in pulses.items():
+            pulse._beat(stores[name], ledger)
+
+    beat()
+    clock[0] = 2.9
+    beat()
+    clock[0] = 5.8
+    beat()
+    assert not any(store.asked for store in stores.values())
+    clock[0] = 6.0
+    beat()
+    assert {name: list(map(str, store.asked)) for name, store in stores.items()} == {
+        name: [str((name, "a"))] for name in stores
+    }
+    clock[0] = 6.011  # b, which came next, looks, and takes the chair
+    beat()
+    assert [name for name, store in stores.items() if None in store.asked] == taken == ["b"]
+    clock[0] = 6.031  # had it not, the next two would look now, and find that it stands before them
+    beat()
+    assert [name for name, store in stores.items() if None in store.asked] == ["b", "c", "d"]
+    assert set(taken) == {"b"}

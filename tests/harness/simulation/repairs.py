@@ -1,0 +1,137 @@
+"""Defects in what is done about a store that forgets, peers that do not reach each other, and old entries."""
+
+from __future__ import annotations
+
+from simulation.mutant import Mutant, mutant as _m
+
+REPAIRS: tuple[Mutant, ...] = (
+    # A store that forgets
+    _m(
+        "a newcomer's OPEN buries a run",
+        "history",
+        "if theirs.round is None or theirs.closed is not None:",
+        "if theirs.closed is not None:",
+        "forgetful",
+        3000,
+    ),
+    _m(
+        "a run is resumed over one that has had a round",
+        "history",
+        "if theirs.round is None or theirs.closed is not None:",
+        "if True:",
+        "forgetful",
+        3000,
+    ),
+    _m("nothing is put back", "history", "    return PutBack(", "    return Intact() or PutBack(", "forgetful", 1000),
+    _m(
+        "a RESUME begins no epoch",
+        "ledger",
+        "head.epoch + isinstance(body, Resume)",
+        "head.epoch",
+        "forgetful",
+    ),
+    _m(
+        "a comparison is cut short",
+        "session",
+        "self._doubt = True  # and",
+        "self._doubt = False  # and",
+        "forgetful",
+        1000,
+    ),
+    _m(
+        "an offer that a lost history has used is kept",
+        "node",
+        "    state = replace(state, offer=None, spent=True)\n    if not",
+        "    if not",
+        "forgetful",
+        3000,
+    ),
+    _m(
+        "a round that was stopped is started again",
+        "node",
+        " or current.offer.id in state.ran:",
+        ":",
+        "forgetful",
+        3000,
+        first=140,
+    ),
+    _m(
+        "rows go by what their nodes have read",
+        "watch",
+        "seen.revision < old.revision:",
+        "0 < seen.row.head < old.row.head:",
+        "forgetful",
+        1000,
+    ),
+    _m(
+        "an old chair that enters again is dead",
+        "watch",
+        "watch.heard if watch.read_at is None else None",
+        "watch.heard",
+        "forgetful",
+        3000,
+        first=640,
+    ),
+    # Peers that do not reach each other
+    _m(
+        "nobody probes",
+        "elastic_core.agent.supervisor",
+        "        if failed is not None:",
+        "        if False:",
+        "lonely",
+    ),
+    _m("nobody is left out", "complaints", "return worst[-1] if worst[0] else None", "return None", "lonely"),
+    _m(
+        "the one with fewest broken connections is left out",
+        "complaints",
+        "    worst = max(",
+        "    worst = min(",
+        "lonely",
+        1000,
+    ),
+    _m(
+        "a node that is not reached ends the job",
+        "decide",
+        "out = [] if self.unreachable is None else [self.unreachable]",
+        "out: list[str] = []",
+        "lonely",
+    ),
+    _m(
+        "who was left out is back at once",
+        "books",
+        "return tuple(sorted({*before, *hosts}))",
+        "return before",
+        "lonely",
+        1000,
+    ),
+    _m(
+        "complaints are never forgotten",
+        "complaints",
+        "first = old.number - (halt is None or halt.reason in FAILURES)",
+        "first = old.number - 1",
+        "lonely",
+        3000,
+        first=1700,
+    ),
+    _m(
+        "a report counts before the store has it",
+        "session",
+        "            self._row, self._revision = row, self._revision + 1\n",
+        "            self._row, self._revision = row, self._revision + 1\n"
+        "            if self._is_news(row):\n                self._pulse.reported()\n",
+        "lonely",
+        3000,
+        first=3860,
+    ),
+    # Tombstones
+    _m(
+        "what the newest entry stands on shrinks",
+        "tombstones",
+        "    needed = [index for index in (at.round, at.latest, at.halt) if index]",
+        "    needed: list[int] = []",
+        "agents",
+    ),
+    _m(
+        "entries shrink before all have read them", "tombstones", ", *needed, *passed])", ", *needed])", "network", 1000
+    ),
+)

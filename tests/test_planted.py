@@ -1,0 +1,114 @@
+"""Jobs whose store holds what cannot be: whoever meets it says so, nothing of it is run, and healthy workers go on."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import redis
+from backends import opened as opened_etcd
+from etcd_servers import running
+from redis_servers import opened as opened_redis, redis_server
+from stage import WORKERS, Stage
+
+from elastic_core.exit_codes import ExitCode
+from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, Cursor, Link, RendezvousBackend
+from elastic_core.rendezvous.codec import decode_entry
+from elastic_core.rendezvous.settings import PROTOCOL
+from elastic_rdzv_etcd.options import DEFAULT_PREFIX
+from elastic_rdzv_redis.backend import Keys
+
+Connect = Callable[[str], RendezvousBackend]
+"""A connection to the store, for a job id."""
+
+
+class Trap:
+    """Whoever unpickles this makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return open, (str(self.path), "w")
+
+
+@contextmanager
+def server(backend: str, folder: Path) -> Iterator[tuple[list[str], Connect]]:
+    """A server; the flags with which nodes meet there, and how to write there past them."""
+    if backend == "redis":
+        with redis_server(folder) as found:
+            yield ["--rdzv_backend=redis", f"--rdzv_endpoint={found.endpoint}"], partial(opened_redis, found.endpoint)
+    else:
+        with running(folder) as etcd:
+            flags = ["--rdzv_backend=etcd", f"--rdzv_endpoint={etcd.endpoint}"]
+            yield flags, partial(opened_etcd, etcd.endpoint, DEFAULT_PREFIX)
+
+
+@pytest.fixture
+def trap(tmp_path: Path) -> Iterator[Path]:
+    """Is there only if somebody has unpickled what was planted."""
+    path = tmp_path / "unpickled"
+    yield path
+    assert not path.exists(), "what was planted has been run"
+
+
+@pytest.mark.parametrize("backend", ["redis", "etcd"])
+def test_a_node_that_comes_to_what_cannot_be_says_so_and_starts_nothing(
+    stage: Stage, tmp_path: Path, trap: Path, backend: str
+) -> None:
+    planted = {
+        "A ledger entry is not JSON": pickle.dumps(Trap(trap)),
+        "is not JSON": bytes(range(256)) * 16,
+        "protocol version": json.dumps({"v": PROTOCOL + 1}).encode(),
+    }
+    with server(backend, tmp_path / "server") as (flags, connect):
+        agents = []
+        for number, data in enumerate(planted.values()):
+            with closing(connect(f"job-{number}")) as store:
+                assert store.append(ORIGIN, Link(1, "planted"), data)
+            agents.append(stage.run(*flags, f"--rdzv_id=job-{number}", "--nnodes=1", WORKERS / "sleeper.py"))
+        for agent, words in zip(agents, planted, strict=True):
+            assert agent.exit_code() == ExitCode.REFUSED, agent.output
+            assert words in agent.output
+            assert "another --rdzv_id" in agent.output, "what to do about it"
+            assert not agent.reports("started")
+
+
+@pytest.mark.parametrize("backend", ["redis", "etcd"])
+def test_workers_train_on_and_finish_whatever_is_planted(
+    stage: Stage, tmp_path: Path, trap: Path, backend: str
+) -> None:
+    with server(backend, tmp_path / "server") as (flags, connect):
+        job = [WORKERS / "barrier.py", "--tell=0.2", f"--until={tmp_path / 'done'}"]
+        agents = [stage.run(*flags, "--rdzv_id=job", "--nnodes=2", *job) for _ in range(2)]
+        for agent in agents:
+            agent.wait_for_report("step", world_size=2)
+        workers = [agent.workers() for agent in agents]
+        with closing(connect("job")) as store:
+            store.enter("evil", pickle.dumps(Trap(trap)))
+            assert stage.wait_until(lambda: any("roster row is ignored" in agent.output for agent in agents))
+            newest = decode_entry(store.read(store.wait(Cursor(), roster=False, timeout=0).head) or b"")
+            assert store.append(newest.link, Link(newest.index + 1, "planted"), pickle.dumps(Trap(trap)))
+        for agent in agents:
+            agent.wait_for("the store is lost: A ledger entry is not JSON.* another --rdzv_id")
+            agent.wait_for_report("step", count=len(agent.reports("step")) + 1)
+        assert [agent.workers() for agent in agents] == workers
+        (tmp_path / "done").touch()
+        assert [agent.exit_code() for agent in agents] == [0, 0]
+
+
+def test_100_mb_in_redis_are_refused_unread(stage: Stage, tmp_path: Path) -> None:
+    with redis_server(tmp_path / "redis") as found:
+        with redis.Redis(port=found.port) as admin:
+            record = b"planted\n" + b"[" * (400 * MAX_VALUE_BYTES)
+            admin.hset(Keys("elastic", "job").all[0], mapping={"1": record, "head": 1})
+        flags = ["--rdzv_backend=redis", f"--rdzv_endpoint={found.endpoint}", "--rdzv_id=job", "--nnodes=1"]
+        agent = stage.run(*flags, WORKERS / "sleeper.py")
+        assert agent.exit_code() == ExitCode.REFUSED, agent.output
+        assert f"has {len(record)} bytes; at most {MAX_VALUE_BYTES} are allowed" in agent.output
+        assert "another --rdzv_id" in agent.output
