@@ -44,8 +44,8 @@ def audit_data(*line: str | Path) -> int:
 def test_a_clean_log_is_proved(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert audit_data(log, "--finished") == 0
     assert capsys.readouterr().out.splitlines() == [
-        "epoch 0: 10 of 10 samples, in 3 steps of 2, 1 workers",
-        "epoch 1: 10 of 10 samples, in 3 steps of 1 workers",
+        "epoch 0: 10 of 10 samples, in 3 steps, world size 2, 1",
+        "epoch 1: 10 of 10 samples, in 3 steps, world size 1",
         "1 step taken back and done again, from states that were loaded",
         "Proved: 0 skipped, 0 repeated, in 2 epochs.",
     ]
@@ -57,8 +57,8 @@ def test_a_lost_line_is_named_with_its_samples(log: Path, capsys: pytest.Capture
     log.write_text("".join([*lines[:lost], lines[lost][:30] + "\n", *lines[lost + 1 :]]))
     assert audit_data(log) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "epoch 0: 10 of 10 samples, in 3 steps of 2, 1 workers",
-        "epoch 1: 6 of 10 samples, in 2 steps of 1 workers",
+        "epoch 0: 10 of 10 samples, in 3 steps, world size 2, 1",
+        "epoch 1: 6 of 10 samples, in 2 steps, world size 1",
         "1 step taken back and done again, from states that were loaded",
         "1 line cut short, as when a writer is killed",
         "skipped: samples [4, 8) of epoch 1 (in the dataset 8, 4, 2, 1): after step 3 of round 2 came step 5 of "
@@ -70,7 +70,7 @@ def test_a_lost_line_is_named_with_its_samples(log: Path, capsys: pytest.Capture
 def test_an_epoch_in_progress_is_told_and_an_end_is_asked_for(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))
     assert audit_data(log) == 0
-    assert "epoch 1: 8 of 10 samples so far, in 2 steps of 1 workers" in capsys.readouterr().out
+    assert "epoch 1: 8 of 10 samples so far, in 2 steps, world size 1" in capsys.readouterr().out
     assert audit_data(log, "--finished") == 1
     assert "nothing followed step 4 of round 2 in this epoch" in capsys.readouterr().out
 

@@ -123,7 +123,7 @@ def _epoch_line(epoch: Epoch) -> str:
     left_out = f", {epoch.dropped} left out by drop_last" if epoch.dropped else ""
     return (
         f"epoch {epoch.epoch}: {epoch.used} of {epoch.length} samples{how_far}{left_out}, "
-        f"in {_count(epoch.steps, 'step')} of {workers} workers"
+        f"in {_count(epoch.steps, 'step')}, world size {workers}"
     )
 
 
