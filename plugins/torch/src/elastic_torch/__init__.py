@@ -10,16 +10,25 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_HOME: dict[str, str] = {}
+_HOME: dict[str, str] = {
+    "ElasticBatchSampler": "sampler",
+    "ElasticDistributedSampler": "sampler",
+    "loss_weight": "shares",
+}
 """Where each public name lives."""
 
-__all__ = ["__version__"]
+__all__ = ["ElasticBatchSampler", "ElasticDistributedSampler", "__version__", "loss_weight"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    try:
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "torch":
+            raise
+        raise ImportError(f"{__name__}.{name} needs torch, which is not installed here: pip install torch.") from None
 
 
 def __dir__() -> list[str]:
