@@ -10,10 +10,25 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_HOME: dict[str, str] = {}
+_HOME: dict[str, str] = {
+    "Checkpoint": "disk",
+    "CheckpointError": "disk",
+    "CheckpointLoadError": "disk",
+    "CheckpointRefusedError": "disk",
+    "CheckpointSaveError": "disk",
+    "Disk": "disk",
+}
 """Where each public name lives."""
 
-__all__ = ["__version__"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointLoadError",
+    "CheckpointRefusedError",
+    "CheckpointSaveError",
+    "Disk",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

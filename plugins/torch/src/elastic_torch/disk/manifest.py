@@ -105,7 +105,7 @@ def decode(data: bytes) -> Manifest:
         if body["format"] != FORMAT:
             raise DamagedError(f"its manifest is of format {body['format']!r}, not {FORMAT}")
         files = {_plain(name): FileSum(int(size), str(sha256)) for name, (size, sha256) in body["files"].items()}
-        return Manifest(
+        manifest = Manifest(
             position=Position(int(body["run"]), int(body["round"]), int(body["step"])),
             run_uid=str(body["run_uid"]),
             save_id=str(body["save_id"]),
@@ -114,6 +114,9 @@ def decode(data: bytes) -> Manifest:
             files=files,
             books=Books(int(body["failures"]), float(body["seconds"])),
         )
+        if encode(manifest) != data:  # to the byte: what is cut off or added counts, too
+            raise DamagedError("its manifest is not as it was written")
+        return manifest
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError("its manifest cannot be read") from error
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _NAME = re.compile(r"run-(\d{4,})_round-(\d{5,})_step-(\d{9,})")
-_FOLDER = re.compile(rf"(?P<name>{_NAME.pattern})(?:-[0-9a-f]+)?")
+_FOLDER = re.compile(rf"(?P<name>{_NAME.pattern})(?:-[0-9a-f]+)*")
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -127,9 +127,12 @@ class Saver:
             hint="One Disk saves each step once. All ranks of a job save together, in one process group.",
         )
 
-    def _failure(self, position: Position, error: Exception) -> CheckpointSaveError:
+    def _failure(self, position: Position, error: Exception) -> CheckpointError:
         try:
+            claims.check_turn(self.storage, position)  # a later turn removes what we were writing
             there = catalog.positions(self.storage)
+        except CheckpointRefusedError as refused:
+            return refused
         except OSError:
             there = []
         newest = f"The newest is still that of step {there[0][0].step}." if there else "There is none yet."

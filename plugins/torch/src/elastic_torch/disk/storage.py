@@ -235,8 +235,8 @@ class LocalStorage:
 
     def remove(self, folder: str) -> None:  # noqa: D102
         aside = self._root / folder
-        if not folder.startswith("."):
-            aside = self._root / f"{REMOVING}{folder}-{secrets.token_hex(4)}"
+        if not folder.startswith(REMOVING):  # a straggler may be about to publish it: from here on it cannot
+            aside = self._root / f"{REMOVING}{folder.removeprefix(STAGING)}-{secrets.token_hex(4)}"
             try:
                 os.rename(self._root / folder, aside)
             except FileNotFoundError:

@@ -167,9 +167,11 @@ def watch(root: Path, before: Callable[[str, tuple[Any, ...]], None], after: Cal
 
         return wrapped
 
-    def close(descriptor: int, real: Callable[[int], None] = os.close) -> None:
-        mine.discard(descriptor)
-        real(descriptor)
+    real_close = os.close
+
+    def close(fd: int) -> None:
+        mine.discard(fd)
+        real_close(fd)
 
     for call in CALLS:
         setattr(os, call, wrap(call, getattr(os, call)))

@@ -1,7 +1,7 @@
-"""Plays scenes with several ranks over gloo: ``disk_ranks.py FOLDER SCENE [NUMBER OF RANKS]...``, one act for each number.
+"""Plays scenes with several ranks over gloo: ``disk_ranks.py FOLDER SCENE [RANKS]...``, one act for each number.
 
-Every act's ranks are forked from this process, which has imported torch once. A scene is a generator function, of which
-each rank runs one in each act. What ranks ``say`` is printed as JSON lines.
+Every act's ranks are forked from this process, which has imported torch once. A scene is a function, which
+each rank calls in each act. What ranks ``say`` is printed as JSON lines.
 """
 
 from __future__ import annotations
