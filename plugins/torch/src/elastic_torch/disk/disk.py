@@ -101,7 +101,7 @@ class Disk:
         self._owner = contextlib.ExitStack()
         self._run = 0 if read_only else self._claim(me)
         self._books = Books(failures=0, seconds=0.0)
-        self._spare: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._spare: queue.LifoQueue[dict[str, Any] | None] = queue.LifoQueue()  # the last first: often one is enough
         for _ in range(SNAPSHOTS):
             self._spare.put(None)
         self._writer = ThreadPoolExecutor(1, "elastic-checkpoint")  # the interpreter waits for it when it ends
@@ -158,7 +158,12 @@ class Disk:
         if self._last is not None and step <= self._last:
             raise UsageError(f"Step {step} cannot be saved after step {self._last}.")
         began = time.monotonic()
-        copied = snapshot(state_dict, self._spare.get())
+        spare = self._spare.get()
+        try:
+            copied = snapshot(state_dict, spare)
+        except BaseException:
+            self._spare.put(spare)
+            raise
         self._last = step
         self.blocked = time.monotonic() - began
         self._pace.saved(self.blocked)
