@@ -60,6 +60,8 @@ VARIABLES = (
     Variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", Use.DEFAULTED, "1: a collective that fails ends its process."),
     Variable("OMP_NUM_THREADS", Use.DEFAULTED, "1, where a node has several workers: else each would use every core."),
     # Ours.
+    Variable("ELASTIC_RUN_UID", Use.SET, "The run's own random id; one job id may see many runs."),
+    Variable("ELASTIC_ROUND", Use.SET, "The round's number within the run; a later round has a greater one."),
     Variable(
         "ELASTIC_CONTROL_FD",
         Use.SET,

@@ -6,18 +6,63 @@ Names are imported when they are first used: ``import elastic_torch`` itself cos
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from elastic_torch.agreement import (Tier as Tier)
+    from elastic_torch.disk import (Checkpoint as Checkpoint, CheckpointError as CheckpointError, CheckpointLoadError as CheckpointLoadError, CheckpointRefusedError as CheckpointRefusedError, CheckpointSaveError as CheckpointSaveError, Disk as Disk)
+    from elastic_torch.notices import (should_checkpoint as should_checkpoint)
+    from elastic_torch.process_group import (init_process_group as init_process_group)
+    from elastic_torch.recording import (record as record)
+    from elastic_torch.sampler import (ElasticBatchSampler as ElasticBatchSampler, ElasticDistributedSampler as ElasticDistributedSampler)
+    from elastic_torch.shares import (loss_weight as loss_weight)
+    from elastic_torch.stamp import (Stamp as Stamp)
+    from elastic_torch.state import (Restored as Restored, TrainState as TrainState)
+    from elastic_torch.tiers import (DiskTier as DiskTier)
 
 __version__ = "0.1.0"
 
 _HOME: dict[str, str] = {
+    "Checkpoint": "disk",
+    "CheckpointError": "disk",
+    "CheckpointLoadError": "disk",
+    "CheckpointRefusedError": "disk",
+    "CheckpointSaveError": "disk",
+    "Disk": "disk",
+    "DiskTier": "tiers",
     "ElasticBatchSampler": "sampler",
     "ElasticDistributedSampler": "sampler",
+    "Restored": "state",
+    "Stamp": "stamp",
+    "Tier": "agreement",
+    "TrainState": "state",
+    "init_process_group": "process_group",
     "loss_weight": "shares",
+    "record": "recording",
+    "should_checkpoint": "notices",
 }
 """Where each public name lives."""
 
-__all__ = ["ElasticBatchSampler", "ElasticDistributedSampler", "__version__", "loss_weight"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointLoadError",
+    "CheckpointRefusedError",
+    "CheckpointSaveError",
+    "Disk",
+    "DiskTier",
+    "ElasticBatchSampler",
+    "ElasticDistributedSampler",
+    "Restored",
+    "Stamp",
+    "Tier",
+    "TrainState",
+    "__version__",
+    "init_process_group",
+    "loss_weight",
+    "record",
+    "should_checkpoint",
+]
 
 
 def __getattr__(name: str) -> Any:

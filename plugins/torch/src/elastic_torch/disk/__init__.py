@@ -1,0 +1,34 @@
+"""The disk tier: checkpoints that outlive the job, in the format of ``torch.distributed.checkpoint``.
+
+How the rooms lie: :mod:`position` orders checkpoints, :mod:`claims` says whose turn it is to save, :mod:`storage` and
+:mod:`url` write what stays written, :mod:`manifest` lists the files of a checkpoint with their checksums,
+:mod:`catalog` finds, checks and removes checkpoints, :mod:`snapshot` copies what training goes on changing,
+:mod:`dcp` speaks torch's format, :mod:`saving` and :mod:`loading` are what the ranks do together, over :mod:`crew`,
+:mod:`islands` says which of them see the same directory, :mod:`interval` how often it is worth it, and :mod:`disk`
+is the door.
+"""
+
+from __future__ import annotations
+
+from elastic_torch.disk.disk import Disk, Loaded
+from elastic_torch.disk.errors import (
+    CheckpointError,
+    CheckpointLoadError,
+    CheckpointRefusedError,
+    CheckpointSaveError,
+)
+from elastic_torch.disk.interval import daly_interval, young_interval
+from elastic_torch.disk.position import Checkpoint, Position
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointLoadError",
+    "CheckpointRefusedError",
+    "CheckpointSaveError",
+    "Disk",
+    "Loaded",
+    "Position",
+    "daly_interval",
+    "young_interval",
+]

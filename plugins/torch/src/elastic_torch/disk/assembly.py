@@ -1,0 +1,86 @@
+"""Where a checkpoint can be had from when several directories have it, or parts of it. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from elastic_torch.disk.manifest import Manifest
+from elastic_torch.disk.position import Position
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one island has of the checkpoint at one position.
+
+    Attributes:
+        folder: Its folder there.
+        manifest: Its list of contents.
+        intact: The names of its files that are there, and as they should be as far as is known.
+    """
+
+    folder: str
+    manifest: Manifest
+    intact: frozenset[str]
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is missing."""
+        return self.intact >= {*self.manifest.files}
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """How every island gets the whole checkpoint.
+
+    Attributes:
+        manifest: Of the save that islands without a whole one of their own get.
+        folder: Its folder, where it is.
+        sends: The files that go round, each with the island that has it; in an order that all share.
+        needs: By island, which of them it lacks.
+    """
+
+    manifest: Manifest
+    folder: str
+    sends: tuple[tuple[str, int], ...]
+    needs: Mapping[int, frozenset[str]]
+
+
+def assemble(holdings: Mapping[int, Holding], islands: int) -> Assembly | None:
+    """How all islands get what some have; None where no save can be put together.
+
+    Islands with a whole checkpoint keep their own, though another save of the same position may differ in its files:
+    what was trained is the same.
+
+    Args:
+        holdings: By island, those that have something of it.
+        islands: How many islands there are.
+    """
+    lacking = [i for i in range(islands) if i not in holdings or not holdings[i].whole]
+    saves: dict[str, dict[int, Holding]] = {}
+    for island in sorted(holdings):
+        saves.setdefault(holdings[island].manifest.save_id, {})[island] = holdings[island]
+    complete = {
+        save_id: parts
+        for save_id, parts in saves.items()
+        if frozenset().union(*(part.intact for part in parts.values())) >= {*_first(parts).manifest.files}
+    }
+    if not complete:
+        return None
+    save_id = min(complete, key=lambda name: (-len(complete[name]), name))
+    parts = complete[save_id]
+    chosen = _first(parts)
+    names = {*chosen.manifest.files}
+    needs = {i: frozenset(names - parts[i].intact if i in parts else names) for i in lacking}
+    wanted = sorted({name for lacks in needs.values() for name in lacks})
+    sends = tuple((name, min(i for i, part in parts.items() if name in part.intact)) for name in wanted)
+    return Assembly(chosen.manifest, chosen.folder, sends, needs)
+
+
+def newest_first(positions: Sequence[Position]) -> list[Position]:
+    """Every position once, the newest first."""
+    return sorted({*positions}, reverse=True)
+
+
+def _first(parts: Mapping[int, Holding]) -> Holding:
+    return parts[min(parts)]

@@ -1,0 +1,143 @@
+"""Ranks that do something together: they tell each other what came of it, so that they fail together, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+from elastic_torch.disk.errors import CheckpointError
+
+T = TypeVar("T")
+TIMEOUT = timedelta(hours=2)
+"""For the slowest writer. A peer that dies is noticed at once, by its connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What came of it on one rank."""
+
+    error: Exception
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Not every exception can be pickled; what others need of it is its text.
+        error = self.error if isinstance(self.error, CheckpointError) else OSError(_line(self.error))
+        return _Failure, (error,)
+
+
+class PeerFailedError(Exception):
+    """Something failed on one rank or more; the message lists rank and reason."""
+
+
+class Crew:
+    """Some ranks of the job, or this process alone.
+
+    Args:
+        ranks: Global ranks, in order; the first one leads.
+        group: Their process group, which nobody else and no other thread uses; None for a process alone.
+        rank: This process' global rank.
+    """
+
+    def __init__(self, ranks: Sequence[int], group: dist.ProcessGroup | None, rank: int) -> None:
+        self.ranks = tuple(ranks)
+        self.group = group
+        self.place = self.ranks.index(rank)
+        """This process' place in the crew, from 0."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks."""
+        return len(self.ranks)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the first one."""
+        return self.place == 0
+
+    def gather(self, value: T) -> list[T]:
+        """Everybody's value, in the order of ranks, for everybody."""
+        if self.group is None or self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self.group)
+        return cast(list[T], found)
+
+    def agree(self, act: Callable[[], T]) -> list[T]:
+        """Let everybody do something; everybody's result, which should be small, for everybody.
+
+        Raises:
+            CheckpointError: The first of those that were raised, as it is.
+            PeerFailedError: Something else was raised on some rank; names all of them.
+        """
+        outcome = _try(act)
+        return self._all_well(self.gather(outcome), outcome)
+
+    def collect(self, act: Callable[[], T]) -> list[T]:
+        """Let everybody do something; the first rank gets every result, the others nothing. Raises as above."""
+        outcome = _try(act)
+        if self.group is None or self.size == 1:
+            return self._all_well([outcome], outcome)
+        found: list[Any] = [None] * self.size
+        dist.gather_object(outcome, found if self.leads else None, dst=self.ranks[0], group=self.group)
+        failed = self.lead(lambda: [item if isinstance(item, _Failure) else None for item in found])
+        self._all_well(failed, outcome)
+        return cast(list[T], found) if self.leads else []
+
+    def lead(self, act: Callable[[], T]) -> T:
+        """Let the first rank do something; its result for everybody. Raises as above."""
+        outcome = _try(act) if self.leads else None
+        box = [outcome]
+        if self.group is not None and self.size > 1:
+            dist.broadcast_object_list(box, src=self.ranks[0], group=self.group)
+        return cast(T, self._all_well(box, outcome)[0])
+
+    def deal(self, act: Callable[[], list[T]]) -> T:
+        """Let the first rank make something for each; everybody gets what is theirs. Raises as above."""
+        made: list[T] = []
+        self.lead(lambda: made.extend(act()))
+        if self.group is None or self.size == 1:
+            return made[0]
+        mine: list[Any] = [None]
+        dist.scatter_object_list(mine, made if self.leads else None, src=self.ranks[0], group=self.group)
+        return cast(T, mine[0])
+
+    def _all_well(self, outcomes: Sequence[Any], mine: Any) -> list[Any]:
+        failed = {self.ranks[i]: item.error for i, item in enumerate(outcomes) if isinstance(item, _Failure)}
+        if not failed:
+            return list(outcomes)
+        cause = mine.error if isinstance(mine, _Failure) else None
+        for error in failed.values():
+            if isinstance(error, CheckpointError):
+                raise error
+        text = "; ".join(f"rank {rank}: {_line(error)}" for rank, error in failed.items())
+        raise PeerFailedError(text) from cause
+
+    def send(self, data: torch.Tensor, source: int) -> None:
+        """Let everybody have the data of the rank at this place: a tensor of uint8 and of one length everywhere."""
+        if self.group is not None and self.size > 1:
+            dist.broadcast(data, src=self.ranks[source], group=self.group)
+
+
+def _try(act: Callable[[], Any]) -> Any:
+    try:
+        return act()
+    except Exception as error:
+        return _Failure(error)
+
+
+def _line(error: Exception) -> str:
+    """An error in one line, as people read it."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, OSError) and text else f"{type(error).__name__}: {text}"
+
+
+def crew_of(ranks: Sequence[int] | None) -> Crew:
+    """A crew of these global ranks, or of this process alone. Collective: all of them call it, in one order."""
+    if ranks is None:
+        return Crew([0], None, 0)
+    group = dist.new_group(list(ranks), timeout=TIMEOUT, backend="gloo", use_local_synchronization=True)
+    return Crew(ranks, group, dist.get_rank())

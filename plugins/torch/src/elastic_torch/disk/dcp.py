@@ -1,0 +1,174 @@
+"""The format of ``torch.distributed.checkpoint`` (DCP), written and read by torch's own planners and storage classes.
+
+Only the order of calls is ours (that which ``StorageWriter`` and ``SavePlanner`` document): so what fails on one rank
+fails on all with a reason, every file is summed while it is written, and a checkpoint loads without any collective.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.distributed.checkpoint.default_planner import (
+    DefaultLoadPlanner,
+    DefaultSavePlanner,
+    _EmptyStateDictLoadPlanner,  # makes the dict from the checkpoint, as torch's own converters do with it
+)
+from torch.distributed.checkpoint.filesystem import (
+    CURRENT_DCP_VERSION,
+    FileSystemBase,
+    FileSystemReader,
+    FileSystemWriter,
+)
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.checkpoint.storage import WriteResult
+
+from elastic_torch.disk.crew import Crew
+from elastic_torch.disk.manifest import METADATA, FileSum
+from elastic_torch.disk.storage import BLOCK, Sink, Storage
+
+
+class _Files(FileSystemBase):
+    """A storage as torch's classes want it. ``sums`` is what was written."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self.sums: dict[str, FileSum] = {}
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        """Open a file for reading, or create one."""
+        if mode == "rb":
+            with self._storage.read(str(path)) as file:
+                yield file
+            return
+        with created(self._storage, str(path), self.sums) as stream:
+            yield stream
+
+    def concat_path(self, path: Any, suffix: str) -> str:
+        """A file of a folder."""
+        return f"{path}/{suffix}"
+
+    def init_path(self, path: Any) -> str:
+        """Paths are strings."""
+        return str(path)
+
+    def exists(self, path: Any) -> bool:
+        """Whether there is such a file."""
+        return self._storage.size(str(path)) is not None
+
+    def mkdir(self, path: Any) -> None:
+        """The folder is there already."""
+
+    def rename(self, path: Any, new_path: Any) -> None:
+        """Nothing is renamed."""
+        raise NotImplementedError
+
+    def rm_file(self, path: Any) -> None:
+        """Nothing is removed."""
+        raise NotImplementedError
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """Whoever makes one knows."""
+        del checkpoint_id
+        return True
+
+
+@contextmanager
+def created(storage: Storage, path: str, sums: dict[str, FileSum]) -> Iterator[io.BufferedWriter[Sink]]:
+    """A new file that is durable, and whose sum is known, at the end."""
+    sink = storage.write(path)
+    stream = io.BufferedWriter(sink, BLOCK)
+    try:
+        yield stream
+        stream.close()
+    except BaseException:
+        sink.abandon()
+        raise
+    sums[path.rsplit("/", 1)[-1]] = sink.sum()
+
+
+class _Writer(FileSystemWriter):
+    """Torch's writer of a rank's file, into a storage."""
+
+    def __init__(self, storage: Storage, folder: str) -> None:
+        super().__init__(folder, sync_files=False)  # closing a file syncs it
+        self.path = folder
+        self.files = _Files(storage)
+        self.fs = self.files  # type: ignore[assignment]  # torch puts its own other ones there as well
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Complete the metadata; it is written by whoever leads."""
+        metadata.version = CURRENT_DCP_VERSION
+        metadata.storage_data = {result.index: result.storage_data for part in results for result in part}
+        metadata.storage_meta = self.storage_meta()
+
+
+def write(crew: Crew, storage: Storage, folder: str, state: dict[str, Any]) -> tuple[dict[str, FileSum], bytes]:
+    """Write this rank's part of a state dict. Collective.
+
+    Returns:
+        The sums of this rank's files; and, on the first rank, the content of the file ``.metadata``, which nobody has
+        written yet.
+
+    Raises:
+        PeerFailedError: It failed on some rank.
+    """
+    planner, writer = DefaultSavePlanner(), _Writer(storage, folder)
+    planner.set_up_planner(state, is_coordinator=crew.leads)
+    writer.set_up_storage_writer(crew.leads)
+    plans = crew.collect(lambda: writer.prepare_local_plan(planner.create_local_plan()))
+    complete: list[Metadata] = []
+
+    def arrange() -> list[SavePlan]:
+        arranged, metadata = planner.create_global_plan(plans)
+        complete.append(metadata)
+        return writer.prepare_global_plan(arranged)
+
+    plan = planner.finish_plan(crew.deal(arrange))
+    results = crew.collect(lambda: list(writer.write_data(plan, planner).wait()))
+    for metadata in complete:
+        writer.finish(metadata, results)
+    return writer.files.sums, pickle.dumps(complete[0]) if complete else b""
+
+
+def write_metadata(storage: Storage, folder: str, content: bytes) -> FileSum:
+    """Write the file that torch reads first."""
+    sums: dict[str, FileSum] = {}
+    with created(storage, f"{folder}/{METADATA}", sums) as stream:
+        stream.write(content)
+    return sums[METADATA]
+
+
+def read(storage: Storage, folder: str, into: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Read a checkpoint: into a state dict, each rank its shards; or, without one, all of it as it was saved.
+
+    Args:
+        storage: Where it is.
+        folder: Its folder.
+        into: Tensors are filled in place, other values replaced; what has a ``load_state_dict`` at the top level is
+            given it.
+    """
+    reader = FileSystemReader(folder)
+    reader.path = folder
+    reader.fs = _Files(storage)  # type: ignore[assignment]  # torch puts its own other ones there as well
+    metadata = reader.read_metadata()
+    planner = _EmptyStateDictLoadPlanner() if into is None else DefaultLoadPlanner()
+    given = {} if into is None else into
+    state = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in given.items()}
+    planner.set_up_planner(state, metadata, is_coordinator=False)
+    reader.set_up_storage_reader(metadata, is_coordinator=False)
+    plan = reader.prepare_local_plan(planner.create_local_plan())
+    reader.read_data(planner.finish_plan(plan), planner).wait()
+    for key, value in given.items():
+        if isinstance(value, Stateful):
+            value.load_state_dict(state[key])
+        else:
+            given[key] = state[key]
+    return state if into is None else given

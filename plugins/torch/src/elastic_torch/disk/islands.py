@@ -1,0 +1,63 @@
+"""Which ranks see the same directory. Those that do are an island; with node-local directories each node is one.
+
+It is tried and not guessed: each rank leaves a file, and looks whose files it sees.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elastic_torch.disk.crew import Crew
+from elastic_torch.disk.storage import LocalStorage, Storage
+
+FOLDER = ".probe"
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """Who sees what.
+
+    Attributes:
+        islands: The places in the crew by island, each in order; islands in the order of their first.
+        mine: This process' island.
+        first: Whether this process is its island's first.
+    """
+
+    islands: tuple[tuple[int, ...], ...]
+    mine: int
+    first: bool
+
+
+def discover(crew: Crew, storage: Storage) -> Map:
+    """Find out who sees the same directory. Collective."""
+    if crew.size == 1 or not isinstance(storage, LocalStorage):
+        return Map((tuple(range(crew.size)),), 0, crew.leads)
+    nonce = crew.lead(lambda: secrets.token_hex(6))
+    mine = f"{FOLDER}/{nonce}-{crew.place}"
+
+    def leave() -> None:
+        storage.make(FOLDER)
+        storage.put(mine, b"")
+
+    crew.agree(leave)
+    prefix = f"{nonce}-"
+    seen = [int(name.removeprefix(prefix)) for name in storage.names(FOLDER) if _is_probe(name, prefix)]
+    sights = crew.agree(lambda: min(seen))
+    with contextlib.suppress(OSError):
+        storage.unlink(mine)
+    return chart(sights, crew.place)
+
+
+def chart(sights: Sequence[int], place: int) -> Map:
+    """The map, from the smallest place whose file each one sees. Pure."""
+    firsts = sorted({*sights})
+    islands = tuple(tuple(i for i, seen in enumerate(sights) if seen == first) for first in firsts)
+    mine = firsts.index(sights[place])
+    return Map(islands, mine, islands[mine][0] == place)
+
+
+def _is_probe(name: str, prefix: str) -> bool:
+    return name.startswith(prefix) and name.removeprefix(prefix).isdecimal()

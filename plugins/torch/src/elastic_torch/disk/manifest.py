@@ -1,0 +1,132 @@
+"""A checkpoint's list of contents: every file with its size and SHA-256, and a checksum of the list itself.
+
+It is JSON, so that anybody can read it, and the last file of a checkpoint to be written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from elastic_torch.disk.position import Position
+
+NAME = "manifest.json"
+METADATA = ".metadata"
+"""The file that ``torch.distributed.checkpoint`` reads first."""
+FORMAT = 1
+LIMIT = 256 << 20
+"""Bytes beyond which a manifest is not believed."""
+
+
+class DamagedError(Exception):
+    """Something on disk is not what was written; the message says what, as the end of a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileSum:
+    """What a file was when it was written: its size in bytes, and its SHA-256 in hexadecimal."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What is carried on from checkpoint to checkpoint, to learn how often the job fails.
+
+    Attributes:
+        failures: How often training had to go on from a checkpoint.
+        seconds: How long it has trained, in all processes before.
+    """
+
+    failures: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One checkpoint's contents.
+
+    Attributes:
+        position: Its place in the order of checkpoints.
+        run_uid: The run that saved it.
+        save_id: Random; the same in every directory that has a part of the same save.
+        who: Who saved it, for people.
+        scattered: Whether each of several directories has only its ranks' files.
+        files: All files but the manifest, by name.
+        books: The history up to here.
+    """
+
+    position: Position
+    run_uid: str
+    save_id: str
+    who: str
+    scattered: bool
+    files: Mapping[str, FileSum]
+    books: Books = field(default_factory=Books)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files.values())
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The manifest as its file's contents."""
+    body = {
+        "format": FORMAT,
+        "run": manifest.position.run,
+        "round": manifest.position.round,
+        "step": manifest.position.step,
+        "run_uid": manifest.run_uid,
+        "save_id": manifest.save_id,
+        "saved_by": manifest.who,
+        "scattered": manifest.scattered,
+        "failures": manifest.books.failures,
+        "seconds": manifest.books.seconds,
+        "files": {name: [file.size, file.sha256] for name, file in sorted(manifest.files.items())},
+    }
+    return (json.dumps(body | {"sha256": _digest(body)}, indent=1) + "\n").encode()
+
+
+def decode(data: bytes) -> Manifest:
+    """The manifest that a file holds.
+
+    Raises:
+        DamagedError: It is not one, or not as it was written.
+    """
+    try:
+        body = json.loads(data)
+        digest = body.pop("sha256")
+        if digest != _digest(body):
+            raise DamagedError("its manifest is not as it was written")
+        if body["format"] != FORMAT:
+            raise DamagedError(f"its manifest is of format {body['format']!r}, not {FORMAT}")
+        files = {_plain(name): FileSum(int(size), str(sha256)) for name, (size, sha256) in body["files"].items()}
+        manifest = Manifest(
+            position=Position(int(body["run"]), int(body["round"]), int(body["step"])),
+            run_uid=str(body["run_uid"]),
+            save_id=str(body["save_id"]),
+            who=str(body["saved_by"]),
+            scattered=bool(body["scattered"]),
+            files=files,
+            books=Books(int(body["failures"]), float(body["seconds"])),
+        )
+        if encode(manifest) != data:  # to the byte: what is cut off or added counts, too
+            raise DamagedError("its manifest is not as it was written")
+        return manifest
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError("its manifest cannot be read") from error
+
+
+def _plain(name: str) -> str:
+    """A name that stays in its folder, whoever wrote the manifest."""
+    if "/" in name or name in ("", ".", "..", NAME):
+        raise DamagedError(f"its manifest lists {name!r}")
+    return name
+
+
+def _digest(body: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,103 @@
+"""When a checkpoint is due, so that all ranks hear the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Literal
+
+from elastic_core.errors import UsageError
+from elastic_torch.disk.crew import Crew
+from elastic_torch.disk.interval import WARM_UP, SaveNow, daly_interval, mean_time_between_failures, next_look
+
+
+class Pace:
+    """Counts steps; clocks are only asked at steps that all ranks agree on, and then of all of them.
+
+    Args:
+        interval: As :class:`Disk` takes it.
+        assumed: Seconds between failures, as long as there is nothing better.
+        crew: All ranks.
+        now: A monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self, interval: int | timedelta | Literal["auto"] | None, assumed: float, crew: Crew, now: Callable[[], float]
+    ) -> None:
+        if isinstance(interval, bool) or not (
+            interval is None
+            or interval == "auto"
+            or (isinstance(interval, int) and interval > 0)
+            or (isinstance(interval, timedelta) and interval > timedelta())
+        ):
+            raise UsageError(
+                f"interval is {interval!r}, but must be a number of steps, a timedelta, or 'auto'.",
+                hint="interval=500 is every 500 steps, interval=timedelta(minutes=10) every 10 minutes.",
+            )
+        if not assumed > 0:
+            raise UsageError(f"mean_time_between_failures is {assumed!r}, but must be more than 0 seconds.")
+        self._interval = interval
+        self._assumed = assumed
+        self._crew = crew
+        self._now = now
+        self._first: tuple[int, float] | None = None
+        self._look = 0
+        self._saved_at = now()
+        self._cost: float | None = None
+        self._written: float | None = None
+        self._failures = 0
+        self._exposure = 0.0
+
+    def due(self, step: int) -> bool:
+        """Whether to save after this step."""
+        if self._interval is None:
+            return False
+        if isinstance(self._interval, int):
+            return step % self._interval == 0
+        if self._first is None:
+            self._first = (step, self._now())
+            self._look = step + 1
+        if step < self._look:
+            return False
+        decision = self._decide(step)
+        if isinstance(decision, SaveNow):
+            self._look = step + 1
+            return True
+        self._look = step + decision
+        return False
+
+    def _decide(self, step: int) -> SaveNow | int:
+        """Everybody's clocks, and the largest of all they say: whoever is slowest counts."""
+        assert self._first is not None
+        now = self._now()
+        seconds = (now - self._first[1]) / max(1, step - self._first[0])
+        unknown = float("inf")
+        view = (now - self._saved_at, seconds, unknown if self._cost is None else self._cost, self._written or unknown)
+        elapsed, seconds, cost, written = (max(column) for column in zip(*self._crew.gather(view), strict=True))
+        if isinstance(self._interval, timedelta):
+            wanted = self._interval.total_seconds()
+        elif cost == unknown:
+            # Nothing is known before the first one; it shows as well that saving works at all.
+            return SaveNow() if step - self._first[0] >= WARM_UP else WARM_UP
+        elif written == unknown:
+            return WARM_UP
+        else:
+            mtbf = mean_time_between_failures(self._assumed, self._failures, self._exposure + elapsed)
+            wanted = max(daly_interval(cost, mtbf), written)
+        look = next_look(elapsed, wanted, seconds)
+        return look if isinstance(look, SaveNow) else look.steps
+
+    def saved(self, cost: float) -> None:
+        """A checkpoint was begun, and kept training waiting for ``cost`` seconds."""
+        self._exposure += self._now() - self._saved_at
+        self._saved_at = self._now()
+        self._cost = cost if self._cost is None else (self._cost + cost) / 2
+
+    def written(self, seconds: float) -> None:
+        """It took so long until it was published. Called on the writer's thread."""
+        self._written = seconds
+
+    def learnt(self, failures: int, exposure: float) -> None:
+        """What was seen before this process: failures, in so many seconds of training."""
+        self._failures, self._exposure = failures, exposure
+        self._saved_at = self._now()

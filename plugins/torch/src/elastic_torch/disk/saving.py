@@ -1,0 +1,145 @@
+"""How the ranks save one checkpoint together.
+
+Written beside, checked, published by one rename, ``latest`` last, and old ones removed after that. A process that dies
+anywhere in between leaves the checkpoints as they were, or with the new one complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from dataclasses import dataclass, replace
+from typing import Any
+
+from elastic_torch.disk import catalog, claims, dcp
+from elastic_torch.disk.crew import Crew, PeerFailedError
+from elastic_torch.disk.errors import CheckpointError, CheckpointRefusedError, CheckpointSaveError
+from elastic_torch.disk.manifest import METADATA, NAME, Books, FileSum, Manifest, encode
+from elastic_torch.disk.position import Checkpoint, Identity, Position
+from elastic_torch.disk.snapshot import is_scattered
+from elastic_torch.disk.storage import Storage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saver:
+    """One rank's part in saving.
+
+    Attributes:
+        storage: Where to.
+        everyone: All ranks.
+        island: Those that see the same directory; its first rank writes what there is once.
+        me: Who saves.
+        keep: How many checkpoints stay.
+    """
+
+    storage: Storage
+    everyone: Crew
+    island: Crew
+    me: Identity
+    keep: int
+
+    def save(self, position: Position, state: dict[str, Any], books: Books) -> Checkpoint:
+        """Save a snapshot. Collective; on the writer's thread.
+
+        Raises:
+            CheckpointRefusedError: A later turn has begun, or this position is there already.
+            CheckpointSaveError: Anything else. Nothing of it is left, and nothing that was there is gone.
+        """
+        try:
+            return self._save(position, state, books)
+        except CheckpointError:
+            raise
+        except Exception as error:  # of the disk, of a peer, of torch: the job goes on with what it has
+            raise self._failure(position, error) from error
+
+    def _save(self, position: Position, state: dict[str, Any], books: Books) -> Checkpoint:
+        together = frozenset(self.island.ranks)
+        scattered = together != {*self.everyone.ranks} and any(self.everyone.gather(is_scattered(state, together)))
+        crew = self.everyone if scattered else self.island
+        save_id = crew.lead(lambda: secrets.token_hex(4))
+        staging = self.storage.staging(str(position), save_id)
+        try:
+            crew.agree(lambda: self._begin(position, staging) if self.island.leads else None)
+            mine, content = dcp.write(crew, self.storage, staging, state)
+            metadata = crew.lead(lambda: content) if scattered else content
+            parts = crew.agree(lambda: self._checked(staging, mine))
+            files = {name: file for part in parts for name, file in part.items()}
+            manifest = Manifest(position, self.me.uid, save_id, self.me.who, scattered, files, books)
+            made = crew.agree(
+                lambda: self._publish(staging, manifest, metadata) if self.island.leads else None,
+            )
+        except BaseException:
+            if self.island.leads:
+                with contextlib.suppress(Exception):  # what is left, the next turn sweeps up
+                    self.storage.remove(staging)
+            raise
+        if self.island.leads:
+            catalog.prune(self.storage, self.keep)
+        first = crew.ranks.index(self.island.ranks[0])
+        published = made[first]
+        assert published is not None
+        return published
+
+    def _begin(self, position: Position, staging: str) -> None:
+        """Make the folder, unless somebody else's turn has come."""
+        claims.check_turn(self.storage, position)
+        self._check_free(position)
+        catalog.sweep(self.storage, position.turn)
+        self.storage.make(staging)
+
+    def _checked(self, staging: str, files: dict[str, FileSum]) -> dict[str, FileSum]:
+        """Read back what was written."""
+        for name, file in files.items():
+            if (wrong := catalog.check(self.storage, f"{staging}/{name}", file)) is not None:
+                raise OSError(f"what was written cannot be read back: {wrong} in {self.storage.path(staging)}")
+        return files
+
+    def _publish(self, staging: str, manifest: Manifest, metadata: bytes) -> Checkpoint:
+        """Complete the folder, and let it be a checkpoint."""
+        sum = dcp.write_metadata(self.storage, staging, metadata)
+        self._checked(staging, {METADATA: sum})
+        whole = replace(manifest, files={**manifest.files, METADATA: sum})
+        if (
+            not self.storage.put(f"{staging}/{NAME}", encode(whole))
+            or catalog.read_manifest(self.storage, staging) != whole
+        ):
+            raise OSError(f"the manifest in {self.storage.path(staging)} cannot be read back")
+        with self.storage.guard() as locked:
+            claims.check_turn(self.storage, whole.position)
+            try:
+                folder = self.storage.publish(staging, str(whole.position))
+            except FileExistsError as error:
+                raise self._taken(whole.position) from error
+            if locked:  # else `latest` stays where it is, which is not back; nothing that we read relies on it
+                self.storage.point(catalog.positions(self.storage)[0][1])
+        return catalog.as_checkpoint(self.storage, folder, whole)
+
+    def _check_free(self, position: Position) -> None:
+        if any(position == other for other, _ in catalog.positions(self.storage)):
+            raise self._taken(position)
+
+    def _taken(self, position: Position) -> CheckpointRefusedError:
+        others = [entry.manifest for entry in catalog.entries(self.storage) if entry.position == position]
+        who = next((manifest.who for manifest in others if manifest is not None), "somebody")
+        return CheckpointRefusedError(
+            f"Step {position.step} of round {position.round} is saved in {self.storage.root} already, by {who}.",
+            hint="One Disk saves each step once. All ranks of a job save together, in one process group.",
+        )
+
+    def _failure(self, position: Position, error: Exception) -> CheckpointError:
+        try:
+            claims.check_turn(self.storage, position)  # a later turn removes what we were writing
+            there = catalog.positions(self.storage)
+        except CheckpointRefusedError as refused:
+            return refused
+        except OSError:
+            there = []
+        newest = f"The newest is still that of step {there[0][0].step}." if there else "There is none yet."
+        text = str(error) if isinstance(error, (PeerFailedError, OSError)) else f"{type(error).__name__}: {error}"
+        hint = "Training goes on, and the next checkpoint is tried as usual."
+        if os.strerror(28) in text:  # ENOSPC, from whichever rank
+            hint = f"Free some space, or keep fewer than {self.keep}. {hint}"
+        return CheckpointSaveError(
+            f"The checkpoint of step {position.step} was not saved in {self.storage.root}: {text}. {newest}", hint=hint
+        )

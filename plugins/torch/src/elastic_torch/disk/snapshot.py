@@ -1,0 +1,71 @@
+"""A copy of the state in this host's memory, from which a checkpoint is written while training goes on.
+
+Training waits for this copy and nothing else. The memory of earlier snapshots is used again: to touch fresh pages costs
+more than to copy into them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.tensor import DTensor
+
+
+def snapshot(state: Mapping[str, Any], spare: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A copy of a state dict, its tensors in CPU memory.
+
+    Args:
+        state: Nested dicts, lists and tuples of tensors (DTensors too, of which the local part is copied) and other
+            values; what has a ``state_dict()`` at the top level is asked for it, as torch's checkpoints do.
+        spare: An earlier snapshot that nobody needs any more; its tensors are written over where they fit.
+    """
+    asked = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()}
+    copied: dict[str, Any] = _copy(asked, spare)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return copied
+
+
+def _copy(value: Any, spare: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _copy_tensor(value.detach(), spare)
+    if isinstance(value, Mapping):
+        old = spare if isinstance(spare, Mapping) else {}
+        return {key: _copy(item, old.get(key)) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        old_items = spare if isinstance(spare, (list, tuple)) and len(spare) == len(value) else [None] * len(value)
+        return type(value)(_copy(item, old) for item, old in zip(value, old_items, strict=True))
+    return copy.deepcopy(value)
+
+
+def _copy_tensor(tensor: torch.Tensor, spare: Any) -> torch.Tensor:
+    if isinstance(spare, torch.Tensor) and _form(spare) == _form(tensor):
+        _local(spare).copy_(_local(tensor))
+        return spare
+    return tensor.to("cpu", copy=True)
+
+
+def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What two tensors must have in common for one to be written over the other."""
+    local = _local(tensor)
+    spread = (tensor.device_mesh, tensor.placements, tensor.shape) if isinstance(tensor, DTensor) else ()
+    return (type(tensor), local.shape, local.dtype, local.stride(), local.layout, *spread)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of this rank that a tensor stands for."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def is_scattered(state: Any, together: frozenset[int]) -> bool:
+    """Whether some tensor lies on ranks besides ``together`` (global ranks), each of which has a part of it."""
+    if isinstance(state, DTensor):
+        # A tensor that every rank has whole would be scattered all the same: torch saves it from one rank only.
+        return not {int(rank) for rank in state.device_mesh.mesh.flatten()} <= together
+    if isinstance(state, Mapping):
+        return any(is_scattered(item, together) for item in state.values())
+    return isinstance(state, (list, tuple)) and any(is_scattered(item, together) for item in state)

@@ -1,0 +1,313 @@
+"""Where checkpoints lie: a directory that a process can die over at any moment, or a URL (:mod:`.url`).
+
+Everything here is small and durable: what a function has written, it has fsynced, the directory's entry as well. All
+paths are relative to the root and use ``/``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import io
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from elastic_torch.disk.manifest import FileSum
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+STAGING = ".saving-"
+REMOVING = ".removing-"
+LATEST = "latest"
+BLOCK = 1 << 20
+PATIENCE = 10.0
+"""Seconds to wait for a lock of somebody who is about to end."""
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+class Sink(io.RawIOBase):
+    """A new file that knows the size and the SHA-256 of what it was given. Closing it makes it durable.
+
+    Args:
+        put: Writes some of what it is given, and says how many bytes.
+        finish: Called once when the file is closed: with whether it is to be kept.
+    """
+
+    def __init__(self, put: Callable[[memoryview], int], finish: Callable[[bool], None]) -> None:
+        super().__init__()
+        self._put = put
+        self._finish = finish
+        self._hash = hashlib.sha256()
+        self._size = 0
+        self._keep = True
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """Bytes written."""
+        return self._size
+
+    def write(self, data: Buffer, /) -> int:
+        """Write some of it, and say how many bytes."""
+        view = memoryview(data).cast("B")
+        written = self._put(view)
+        self._hash.update(view[:written])
+        self._size += written
+        return written
+
+    def abandon(self) -> None:
+        """Close it without making anything durable."""
+        self._keep = False
+        self.close()
+
+    def close(self) -> None:
+        """Make it durable and close it; a second time does nothing."""
+        if not self.closed:
+            try:
+                self._finish(self._keep)
+            finally:
+                super().close()
+
+    def sum(self) -> FileSum:
+        """What has been written."""
+        return FileSum(self._size, self._hash.hexdigest())
+
+
+class Storage(Protocol):
+    """What the disk tier needs of the place where checkpoints lie. Errors of the place are ``OSError``."""
+
+    root: str
+    """For people."""
+
+    def path(self, name: str) -> str:
+        """The same as a whole path or URL."""
+
+    def folders(self) -> list[str]:
+        """The names in the root that may be folders, those of unfinished checkpoints among them."""
+
+    def names(self, folder: str) -> list[str]:
+        """The names in a folder; none where there is no such folder."""
+
+    def size(self, path: str) -> int | None:
+        """Bytes of a file; None where there is none."""
+
+    def read(self, path: str) -> IO[bytes]:
+        """Open a file, past any cache where that can be had."""
+
+    def write(self, path: str) -> Sink:
+        """Create a file."""
+
+    def put(self, path: str, data: bytes) -> bool:
+        """Create a file with this content, whole or not at all; False where there is one already."""
+
+    def staging(self, name: str, nonce: str) -> str:
+        """The folder in which the checkpoint ``name`` is to be written."""
+
+    def make(self, folder: str) -> None:
+        """Create a folder."""
+
+    def adopt(self, source: str, target: str) -> None:
+        """Let a file be in another folder, too."""
+
+    def publish(self, staging: str, name: str) -> str:
+        """Let a written folder be the checkpoint ``name``, and say under which name it can be found.
+
+        Raises:
+            FileExistsError: There is one already.
+        """
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder so that nobody takes what is left of it for a checkpoint; none is fine."""
+
+    def point(self, folder: str) -> None:
+        """Let ``latest`` name this folder."""
+
+    def guard(self) -> contextlib.AbstractContextManager[bool]:
+        """Keep others from moving ``latest`` meanwhile. False: there are no locks here, or somebody holds on to it."""
+
+    def hold(self, path: str) -> contextlib.ExitStack:
+        """Show that this process lives, until it dies or the stack is closed."""
+
+    def held(self, path: str) -> bool:
+        """Whether somebody else holds it, and goes on doing so for a while. False where that cannot be known."""
+
+
+_IN_PROCESS = threading.Lock()
+"""Locks of files are between processes."""
+
+
+class LocalStorage:
+    """A directory, of this host or shared. Needs atomic renames and hard links; uses POSIX locks if there are any."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.absolute()
+        self.root = str(self._root)
+        missing = [path for path in (self._root, *self._root.parents) if not path.exists()]
+        self._root.mkdir(parents=True, exist_ok=True)
+        for path in missing:
+            _sync(path.parent)
+
+    def path(self, name: str) -> str:  # noqa: D102  (as the protocol says; so are all below)
+        return str(self._root / name)
+
+    def folders(self) -> list[str]:  # noqa: D102
+        return self.names("")
+
+    def names(self, folder: str) -> list[str]:  # noqa: D102
+        try:
+            return os.listdir(self._root / folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def size(self, path: str) -> int | None:  # noqa: D102
+        try:
+            return os.stat(self._root / path).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def read(self, path: str) -> IO[bytes]:  # noqa: D102
+        file = open(self._root / path, "rb")  # noqa: SIM115  (the caller closes it)
+        with contextlib.suppress(OSError):  # what is read is then what the disk has; some filesystems know no advice
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return file
+
+    def write(self, path: str) -> Sink:  # noqa: D102
+        descriptor = os.open(self._root / path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+        def finish(keep: bool) -> None:
+            try:
+                if keep:
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+        return Sink(lambda data: os.write(descriptor, data), finish)
+
+    def put(self, path: str, data: bytes) -> bool:  # noqa: D102
+        temporary = f"{path}.{secrets.token_hex(4)}.tmp"
+        with io.BufferedWriter(self.write(temporary)) as file:
+            file.write(data)
+        try:
+            os.link(self._root / temporary, self._root / path)
+        except FileExistsError:
+            return False
+        finally:
+            os.unlink(self._root / temporary)
+        _sync((self._root / path).parent)
+        return True
+
+    def unlink(self, path: str) -> None:
+        """Remove a file."""
+        os.unlink(self._root / path)
+
+    def staging(self, name: str, nonce: str) -> str:  # noqa: D102
+        return f"{STAGING}{name}-{nonce}"
+
+    def make(self, folder: str) -> None:  # noqa: D102
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self._root / folder)
+        _sync(self._root)
+
+    def adopt(self, source: str, target: str) -> None:  # noqa: D102
+        os.link(self._root / source, self._root / target)
+
+    def publish(self, staging: str, name: str) -> str:  # noqa: D102
+        _sync(self._root / staging)
+        try:
+            os.rename(self._root / staging, self._root / name)  # onto a folder with files in it: refused, atomically
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                raise FileExistsError(errno.EEXIST, "there is one already", name) from error
+            raise
+        _sync(self._root)
+        return name
+
+    def remove(self, folder: str) -> None:  # noqa: D102
+        aside = self._root / folder
+        if not folder.startswith(REMOVING):  # a straggler may be about to publish it: from here on it cannot
+            aside = self._root / f"{REMOVING}{folder.removeprefix(STAGING)}-{secrets.token_hex(4)}"
+            try:
+                os.rename(self._root / folder, aside)
+            except FileNotFoundError:
+                return
+            _sync(self._root)
+        shutil.rmtree(aside, ignore_errors=True)
+
+    def point(self, folder: str) -> None:  # noqa: D102
+        if os.path.lexists(self._root / LATEST) and os.readlink(self._root / LATEST) == folder:
+            return
+        temporary = self._root / f".{LATEST}-{secrets.token_hex(4)}.tmp"
+        os.symlink(folder, temporary)
+        os.replace(temporary, self._root / LATEST)
+        _sync(self._root)
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[bool]:  # noqa: D102
+        with _IN_PROCESS, open(self._root / ".lock", "ab") as file:
+            yield _lock(file, fcntl.LOCK_EX, PATIENCE)
+
+    def hold(self, path: str) -> contextlib.ExitStack:  # noqa: D102
+        # Not flock: its locks go on in a forked data loader. These end with the process, whatever it leaves behind.
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(open(self._root / path, "a+b"))
+            _lock(file, fcntl.LOCK_SH, PATIENCE)
+            return stack.pop_all()
+
+    def held(self, path: str) -> bool:  # noqa: D102
+        try:
+            file = open(self._root / path, "r+b")  # noqa: SIM115  (closed below)
+        except FileNotFoundError:
+            return False
+        with file:
+            return not _lock(file, fcntl.LOCK_EX, PATIENCE, unknown=True)
+
+
+def _lock(file: IO[Any], how: int, patience: float, *, unknown: bool = False) -> bool:
+    """Take a lock within ``patience`` seconds; ``unknown`` where the filesystem has none. Closing the file drops it."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.lockf(file, how | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in NO_LOCKS:
+                return unknown
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.05)  # a lock that is waited for in the kernel cannot be given up
+        else:
+            return True
+
+
+def _sync(folder: Path) -> None:
+    """Make a directory's entries durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def open_storage(directory: str | os.PathLike[str]) -> Storage:
+    """The storage of a directory, or of any URL that fsspec knows."""
+    text = os.fspath(directory)
+    if "://" not in text:
+        return LocalStorage(Path(text))
+    scheme, rest = text.split("://", 1)
+    if scheme in ("file", "local"):
+        return LocalStorage(Path(rest))
+    from elastic_torch.disk.url import UrlStorage  # few need it, and fsspec may not be installed
+
+    return UrlStorage(text)

@@ -1,0 +1,172 @@
+"""Plays scenes with several ranks over gloo: ``disk_ranks.py FOLDER SCENE [RANKS]...``, one act for each number.
+
+Every act's ranks are forked from this process, which has imported torch once. A scene is a function, which
+each rank calls in each act. What ranks ``say`` is printed as JSON lines.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from elastic_torch.disk import CheckpointError, Disk
+
+
+class Stage:
+    """What a scene needs: its folder, the act (from 0), and this rank."""
+
+    def __init__(self, folder: Path, act: int, rank: int, world: int) -> None:
+        self.folder, self.act, self.rank, self.world = folder, act, rank, world
+        self.environ = {"ELASTIC_RUN_UID": "abc", "ELASTIC_ROUND": str(act + 1)}
+
+    def say(self, **facts: Any) -> None:
+        """Print a JSON line."""
+        os.write(1, (json.dumps({"act": self.act, "rank": self.rank, **facts}) + "\n").encode())
+
+    def open(self, directory: Path, **options: Any) -> Disk:
+        """A Disk of this act's round."""
+        return Disk(directory, environ=self.environ, **options)
+
+
+FULL = torch.arange(70, dtype=torch.float32).reshape(7, 10)
+
+
+def sharded(scale: float) -> dict[str, Any]:
+    """A state dict of which each rank has a shard."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return {"weight": distribute_tensor(FULL * scale, mesh, [Shard(0)]), "bias": FULL[0] * scale, "step": int(scale)}
+
+
+def resharding(stage: Stage) -> None:
+    """Sharded state, saved by some ranks and loaded by others."""
+    with stage.open(stage.folder / "shared") as disk:
+        state = sharded(0)
+        loaded = disk.load(into=state)
+        weight = state["weight"]
+        assert isinstance(weight, DTensor)
+        before = stage.act
+        equal = torch.equal(weight.full_tensor(), FULL * before) and torch.equal(state["bias"], FULL[0] * before)
+        stage.say(loaded=loaded and loaded.checkpoint.step, equal=equal, step=state["step"])
+        disk.save(sharded(stage.act + 1), stage.act + 1).result()
+
+
+def local_directories(stage: Stage) -> None:
+    """Each node has its own directory; a node that is new gets what the others have."""
+    node = stage.folder / f"act-{stage.act}-nodes"
+    names = (node / str(stage.rank)).read_text()
+    with stage.open(stage.folder / names) as disk:
+        loaded = disk.load()
+        equal = loaded is not None and torch.equal(loaded.state["weight"], FULL * loaded.checkpoint.step)
+        there = sorted(path.name[-3:] for path in (stage.folder / names).glob("run-*"))
+        damage = [str(item) for item in loaded.damage] if loaded else []
+        stage.say(loaded=loaded and loaded.checkpoint.step, equal=equal, there=there, damage=damage)
+        step = (loaded.checkpoint.step if loaded else 0) + 1
+        disk.save({"weight": FULL * step, "step": step}, step).result()
+
+
+def scattered(stage: Stage) -> None:
+    """Each node has its own directory, and each rank its shard."""
+    order = (stage.folder / f"act-{stage.act}-nodes" / str(stage.rank)).read_text()
+    with stage.open(stage.folder / order) as disk:
+        state = sharded(0)
+        loaded = disk.load(into=state)
+        step = loaded.checkpoint.step if loaded else 0
+        stage.say(loaded=step, equal=torch.equal(state["weight"].full_tensor(), FULL * step))
+        disk.save(sharded(step + 1), step + 1).result()
+
+
+def one_rank_fails(stage: Stage) -> None:
+    """What goes wrong on one rank is an error on all, and the next save works."""
+    with stage.open(stage.folder / "shared") as disk:
+        disk.save(sharded(1), 1).result()
+        real = os.write
+        if stage.rank == 1:
+
+            def full(descriptor: int, data: Any) -> int:
+                if os.readlink(f"/proc/self/fd/{descriptor}").endswith(".distcp"):
+                    raise OSError(28, os.strerror(28))
+                return real(descriptor, data)
+
+            os.write = full
+        try:
+            disk.save(sharded(2), 2).result()
+            error = None
+        except CheckpointError as raised:
+            error = str(raised)
+        os.write = real
+        disk.save(sharded(3), 3).result()
+        newest = disk.newest()
+        stage.say(error=error, newest=newest and newest.step, left=os.listdir(stage.folder / "shared"))
+
+
+def without_a_group(stage: Stage) -> None:
+    """All ranks save to one path, though nobody has told them of each other."""
+    dist.destroy_process_group()
+    with stage.open(stage.folder / "shared") as disk:
+        try:
+            disk.save({"weight": FULL * stage.rank, "rank": stage.rank}, 1).result()
+            stage.say(error=None)
+        except CheckpointError as error:
+            stage.say(error=str(error))
+
+
+def pace(stage: Stage) -> None:
+    """All ranks hear the same of when a checkpoint is due, though they count different clocks."""
+    with stage.open(stage.folder / "shared", interval="auto", mean_time_between_failures=1e-9) as disk:
+        due = []
+        for step in range(1, 60):
+            if disk.due(step):
+                due.append(step)
+                disk.save({"weight": FULL}, step).result()
+        stage.say(due=due)
+
+
+SCENES: dict[str, Callable[[Stage], None]] = {
+    scene.__name__: scene for scene in (resharding, local_directories, scattered, one_rank_fails, without_a_group, pace)
+}
+
+
+def play(scene: Callable[[Stage], None], stage: Stage) -> None:
+    """One rank of one act."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    meeting = f"file://{stage.folder}/meeting-{stage.act}"
+    dist.init_process_group("gloo", init_method=meeting, rank=stage.rank, world_size=stage.world)
+    scene(stage)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def main() -> None:
+    """Play a scene."""
+    folder, scene, worlds = Path(sys.argv[1]), SCENES[sys.argv[2]], [int(argument) for argument in sys.argv[3:]]
+    torch.set_num_threads(1)
+    logging.basicConfig(level=logging.WARNING)
+    for act, world in enumerate(worlds):
+        children = []
+        for rank in range(world):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    play(scene, Stage(folder, act, rank, world))
+                except BaseException:
+                    traceback.print_exc()
+                    os._exit(1)
+                os._exit(0)
+            children.append(pid)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+        assert codes == [0] * world, codes
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,423 @@
+"""One process: saving, loading, damage, stragglers, other jobs, a full disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_loader import load as torch_load
+
+from elastic_core.errors import UsageError
+from elastic_torch.disk import CheckpointLoadError, CheckpointRefusedError, Disk
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"weight": torch.arange(600.0) * step, "deep": {"step": step, "list": [1, torch.ones(3) * step]}}
+
+
+def whole(found: dict[str, Any], step: int) -> bool:
+    return (
+        torch.equal(found["weight"], torch.arange(600.0) * step)
+        and found["deep"]["step"] == step
+        and torch.equal(found["deep"]["list"][1], torch.ones(3) * step)
+    )
+
+
+def place(run: str = "abc", round: int = 1) -> dict[str, str]:
+    return {"ELASTIC_RUN_UID": run, "ELASTIC_ROUND": str(round), "TORCHELASTIC_RUN_ID": "job42"}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints"
+
+
+@pytest.fixture
+def two(root: Path) -> Path:
+    """A directory with the checkpoints of steps 1 and 2."""
+    with Disk(root, environ=place()) as disk:
+        disk.save(state(1), 1)
+        disk.save(state(2), 2)
+        disk.wait()
+    return root
+
+
+def folder(root: Path, step: int) -> Path:
+    (found,) = root.glob(f"run-*_step-{step:09}")
+    return found
+
+
+def names(root: Path) -> list[int]:
+    return sorted(int(path.name[-9:]) for path in root.glob("run-*"))
+
+
+def test_what_is_saved_is_loaded(two: Path) -> None:
+    with Disk(two, read_only=True) as disk:
+        loaded = disk.load()
+        assert loaded is not None
+        assert (loaded.checkpoint.step, loaded.checkpoint.round, loaded.checkpoint.run_uid) == (2, 1, "abc")
+        assert whole(loaded.state, 2)
+        into = state(0)
+        weight = into["weight"]
+        disk.load(into)
+        assert whole(into, 2)
+        assert into["weight"] is weight, "filled in place"
+    assert os.readlink(two / "latest") == folder(two, 2).name
+
+
+def test_an_empty_directory_has_no_checkpoint(root: Path) -> None:
+    with Disk(root) as disk:
+        assert (disk.newest(), disk.load(), disk.wait()) == (None, None, None)
+
+
+def test_torch_alone_can_load_the_latest(two: Path) -> None:
+    into = {"weight": torch.zeros(600)}
+    with pytest.warns(UserWarning, match="single process"):
+        torch_load(into, checkpoint_id=two / "latest")
+    assert torch.equal(into["weight"], state(2)["weight"])
+
+
+def test_modules_are_asked_for_their_state_and_given_it(root: Path) -> None:
+    saved, fresh = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    with Disk(root) as disk:
+        disk.save({"model": saved}, 1)
+        disk.load({"model": fresh})
+    assert torch.equal(saved.weight, fresh.weight)
+
+
+def test_training_may_change_the_state_at_once(root: Path) -> None:
+    live = state(1)
+    with Disk(root) as disk:
+        for step in range(1, 6):  # more than there are snapshots: their memory is used again
+            live["weight"].copy_(state(step)["weight"])
+            live["deep"]["step"] = step
+            live["deep"]["list"][1].fill_(step)
+            future = disk.save(live, step)
+            live["weight"].zero_()
+            live["deep"]["list"][1].zero_()
+            assert future.result().step == step
+        loaded = disk.load()
+    assert loaded is not None
+    assert whole(loaded.state, 5)
+
+
+def test_save_returns_while_the_disk_is_still_busy(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, real = threading.Event(), os.fsync
+
+    def slow(descriptor: int) -> None:
+        assert go_on.wait(60)
+        real(descriptor)
+
+    with Disk(root) as disk:
+        monkeypatch.setattr(os, "fsync", slow)
+        futures = [disk.save(state(1), 1), disk.save(state(2), 2)]
+        assert not any(future.done() for future in futures)
+        go_on.set()
+        assert [future.result().step for future in futures] == [1, 2]
+
+
+def test_the_last_ones_are_kept(root: Path) -> None:
+    with Disk(root, keep=2) as disk:
+        for step in range(1, 5):
+            disk.save(state(step), step)
+        disk.wait()
+    assert names(root) == [3, 4]
+
+
+def test_a_damaged_one_does_not_push_out_a_good_one(two: Path) -> None:
+    (folder(two, 2) / "__0_0.distcp").unlink()
+    with Disk(two, environ=place(round=2), keep=2) as disk:
+        disk.save(state(3), 3).result()
+    assert names(two) == [1, 2, 3]
+
+
+FILES = ["__0_0.distcp", ".metadata", "manifest.json"]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("harm", ["flip", "truncate", "empty", "remove", "lengthen"])
+def test_damage_is_found_and_named_and_the_one_before_is_loaded(
+    two: Path, name: str, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = folder(two, 2) / name
+    data = path.read_bytes()
+    match harm:
+        case "flip":
+            path.write_bytes(data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 16]) + data[len(data) // 2 + 1 :])
+        case "truncate":
+            path.write_bytes(data[:-1])
+        case "empty":
+            path.write_bytes(b"")
+        case "remove":
+            path.unlink()
+        case "lengthen":
+            path.write_bytes(data + b" x")
+    with Disk(two, read_only=True) as disk:
+        loaded = disk.load()
+        newest = disk.newest()
+    assert loaded is not None
+    assert newest is not None
+    assert (loaded.checkpoint.step, newest.step) == (1, 1)
+    assert whole(loaded.state, 1)
+    assert len(loaded.damage) == 1
+    assert str(folder(two, 2)) in caplog.text
+    assert ("manifest" if name == "manifest.json" else name) in loaded.damage[0].reason
+    assert "Taken instead: that of step 1" in caplog.text
+
+
+def test_every_single_byte_counts(two: Path) -> None:
+    path = folder(two, 2) / "manifest.json"
+    data = path.read_bytes()
+    for at in range(0, len(data), 7):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with Disk(two, read_only=True) as disk:
+            newest = disk.newest()
+        assert newest is not None
+        assert newest.step == 1, f"byte {at}"
+
+
+def test_a_half_written_folder_is_no_checkpoint_and_the_next_round_removes_it(two: Path) -> None:
+    half = two / ".saving-run-0001_round-00001_step-000000003-abcd"
+    folder(two, 2).rename(half)
+    with Disk(two, environ=place(round=2)) as disk:
+        newest = disk.newest()
+        assert newest is not None
+        assert newest.step == 1
+        disk.save(state(3), 3).result()
+    assert not half.exists()
+
+
+def test_nothing_intact_is_said_and_nothing_is_loaded(two: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for step in (1, 2):
+        (folder(two, step) / ".metadata").write_bytes(b"")
+    with Disk(two, read_only=True) as disk:
+        assert disk.load() is None
+    assert caplog.text.count("No other one is there") == 2
+
+
+def test_another_models_checkpoint_is_refused_in_words(two: Path) -> None:
+    with (
+        Disk(two, read_only=True) as disk,
+        pytest.raises(CheckpointLoadError, match="is intact but could not be loaded"),
+    ):
+        disk.load({"other": torch.zeros(2)})
+
+
+def test_a_straggler_of_an_older_round_can_neither_begin_nor_publish(root: Path) -> None:
+    old = Disk(root, environ=place(round=1))
+    old.save(state(1), 1).result()
+    new = Disk(root, environ=place(round=2))
+    with pytest.raises(
+        CheckpointRefusedError, match=r"a later round, 2, of job 'job42' on .*, pid .* has taken over; this is round 1"
+    ):
+        old.save(state(5), 5).result()
+    with pytest.raises(CheckpointRefusedError, match="a later round"):
+        Disk(root, environ=place(round=1))
+    new.save(state(2), 2).result()
+    assert os.readlink(root / "latest").endswith("round-00002_step-000000002")
+    assert names(root) == [1, 2]
+    old.close()
+    new.close()
+
+
+@pytest.mark.parametrize("swept", [True, False])
+def test_a_straggler_that_has_passed_every_check_moves_nothing_back(
+    root: Path, monkeypatch: pytest.MonkeyPatch, swept: bool
+) -> None:
+    """It is stopped between its last look and its rename, for as long as a whole round takes."""
+    old = Disk(root, environ=place(round=1))
+    new: Disk | None = None
+    real = os.rename
+
+    def late(source: Any, target: Any, **named: Any) -> None:
+        nonlocal new
+        if new is None and "round-00001" in str(target):
+            new = Disk(root, environ=place(round=2))
+            # The straggler is inside the lock; this one has to do without it, as after its patience is at an end.
+            monkeypatch.setattr("elastic_torch.disk.storage._IN_PROCESS", threading.Lock())
+            monkeypatch.setattr("elastic_torch.disk.storage._lock", lambda *_, **__: False)
+            if not swept:
+                monkeypatch.setattr("elastic_torch.disk.catalog.sweep", lambda *_: None)
+            new.save(state(2), 2).result()
+            monkeypatch.undo()
+        real(source, target, **named)
+
+    monkeypatch.setattr(os, "rename", late)
+    future = old.save(state(9), 9)
+    if swept:
+        with pytest.raises(CheckpointRefusedError, match="a later round, 2,"):
+            future.result()
+    else:
+        future.result()
+    assert new is not None
+    assert names(root) == ([2] if swept else [2, 9])
+    newest = new.newest()
+    assert newest is not None
+    assert (newest.round, newest.step) == (2, 2)
+    if swept:  # without the lock `latest` was left alone; the straggler might have had it
+        assert not (root / "latest").exists()
+    else:
+        assert os.readlink(root / "latest") == newest.folder
+    new.save(state(3), 3).result()
+    assert os.readlink(root / "latest").endswith("round-00002_step-000000003")
+    old.close()
+    new.close()
+
+
+def test_rounds_count_more_than_steps(root: Path) -> None:
+    with Disk(root, environ=place(round=1)) as disk:
+        disk.save(state(100), 100).result()
+    with Disk(root, environ=place(round=2)) as disk:
+        disk.save(state(90), 90).result()
+        newest = disk.newest()
+    assert newest is not None
+    assert newest.step == 90
+    assert os.readlink(root / "latest").endswith("step-000000090")
+
+
+JOB = """
+    import os, sys, torch
+    from elastic_torch.disk import CheckpointError, Disk
+    root, uid = sys.argv[1:]
+    try:
+        disk = Disk(root, environ={"ELASTIC_RUN_UID": uid, "ELASTIC_ROUND": "1", "TORCHELASTIC_RUN_ID": uid})
+        disk.save({"weight": torch.ones(10)}, 1).result()
+        print("saved", flush=True)
+        sys.stdin.read()
+    except CheckpointError as error:
+        print("refused", " ".join(str(error).split()), flush=True)
+"""
+
+
+def job(root: Path, uid: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", textwrap.dedent(JOB), str(root), uid]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def jobs(root: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    both = [job(root, "one"), job(root, "two")]
+    yield both
+    for each in both:
+        each.kill()
+        each.communicate()
+
+
+def test_of_two_jobs_one_saves_and_the_other_is_refused_by_name(
+    root: Path, jobs: list[subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = [str(each.stdout and each.stdout.readline()) for each in jobs]
+    assert sorted(line.split()[0] for line in said) == ["refused", "saved"], said
+    winner = ("one", "two")[said.index("saved\n")]
+    refused = next(line for line in said if line.startswith("refused"))
+    assert f"{winner} of job '{winner}' on " in refused
+    assert names(root) == [1]
+    # And a third one as well, until the winner is killed.
+    monkeypatch.setattr("elastic_torch.disk.storage.PATIENCE", 0.1)
+    with pytest.raises(CheckpointRefusedError, match=f"{winner} of job '{winner}' .* it is alive"):
+        Disk(root, environ=place("three"))
+    jobs[said.index("saved\n")].kill()
+    jobs[said.index("saved\n")].wait()
+    with Disk(root, environ=place("three")) as disk:
+        assert disk.run == 2
+        disk.save(state(1), 1).result()
+    assert len(names(root)) == 2
+
+
+FULL = """
+    import json, logging, sys, torch
+    from elastic_torch.disk import CheckpointSaveError, Disk
+    with Disk(sys.argv[1], keep=1) as disk:
+        disk.save({"weight": torch.ones(20_000)}, 1).result()
+        try:
+            disk.save({"weight": torch.ones(60_000)}, 2).result()
+        except CheckpointSaveError as error:
+            print(json.dumps(str(error)))
+        print(json.dumps(disk.load().checkpoint.step))
+        disk.save({"weight": torch.ones(20_000) * 3}, 3).result()
+        print(json.dumps(disk.load().checkpoint.step))
+"""
+
+
+def test_on_a_full_disk_the_old_one_stays_and_training_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "small").mkdir()
+    mount = f"mount -t tmpfs -o size=256k small {tmp_path}/small"
+    namespace = ["unshare", "--user", "--map-root-user", "--mount"]
+    command = [*namespace, "sh", "-c", f'{mount} && exec "$@"', "sh", sys.executable, "-c", textwrap.dedent(FULL)]
+    done = subprocess.run([*command, f"{tmp_path}/small"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    error, after, later = map(json.loads, done.stdout.splitlines())
+    assert error.startswith(
+        f"The checkpoint of step 2 was not saved in {tmp_path}/small: rank 0: [Errno 28] No space left"
+    )
+    assert "The newest is still that of step 1." in error
+    assert "Free some space" in error
+    assert (after, later) == (1, 3)
+
+
+def test_failures_are_logged_though_nobody_asks(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> int:
+        raise OSError(5, os.strerror(5))
+
+    with Disk(root) as disk:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", broken)
+            disk.save(state(1), 1)
+            disk._settle()
+        disk.save(state(2), 2).result()
+    assert "The checkpoint of step 1 was not saved" in caplog.text
+    assert "There is none yet." in caplog.text
+
+
+def test_wrong_use_is_refused(root: Path) -> None:
+    with pytest.raises(UsageError, match="keep is 0"):
+        Disk(root, keep=0)
+    with pytest.raises(UsageError, match="interval is 'often'"):
+        Disk(root, interval="often")  # type: ignore[arg-type]  # that is the point
+    with Disk(root) as disk:
+        disk.save(state(2), 2)
+        with pytest.raises(UsageError, match="Step 2 cannot be saved after step 2"):
+            disk.save(state(2), 2)
+    with Disk(root, read_only=True) as reader, pytest.raises(UsageError, match="read_only"):
+        reader.save(state(3), 3)
+    assert not (root / ".claims" / "run-0002.json").exists()
+
+
+def test_a_reader_claims_nothing(two: Path) -> None:
+    before = sorted(os.listdir(two / ".claims"))
+    with Disk(two, read_only=True) as disk:
+        assert disk.newest(verify=False) is not None
+    assert sorted(os.listdir(two / ".claims")) == before
+
+
+def test_every_so_many_steps(root: Path) -> None:
+    with Disk(root, interval=3) as disk:
+        assert [step for step in range(1, 10) if disk.due(step)] == [3, 6, 9]
+    with Disk(root, interval=timedelta(hours=1)) as disk:
+        assert not any(disk.due(step) for step in range(1, 10))
+    with Disk(root) as disk:
+        assert not disk.due(1)
+
+
+def test_what_was_learnt_about_failures_is_carried_on(root: Path) -> None:
+    for round in (1, 2, 3):
+        with Disk(root, environ=place(round=round)) as disk:
+            disk.load()
+            disk.save(state(round), round).result()
+    content = json.loads((folder(root, 3) / "manifest.json").read_text())
+    assert content["failures"] == 2
+    assert content["seconds"] > 0

@@ -1,0 +1,114 @@
+"""Several ranks, with one directory and with one for each node."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "scripts" / "disk_ranks.py"
+pytestmark = pytest.mark.timeout(600)
+
+
+def play(folder: Path, scene: str, *worlds: int) -> tuple[list[dict[str, Any]], str]:
+    """What the ranks say, by act and rank, and what they log."""
+    command = [sys.executable, str(SCRIPT), str(folder), scene, *map(str, worlds)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr[-6000:]
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    return sorted(said, key=lambda facts: (facts["act"], facts["rank"])), done.stderr
+
+
+def nodes(folder: Path, act: int, *names: str) -> None:
+    """Which directory each rank of an act has."""
+    (folder / f"act-{act}-nodes").mkdir()
+    for rank, name in enumerate(names):
+        (folder / f"act-{act}-nodes" / str(rank)).write_text(name)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_sharded_state_loads_on_any_number_of_ranks(tmp_path: Path) -> None:
+    said, _ = play(tmp_path, "resharding", 2, 3, 1, 2)
+    assert len(said) == 8
+    assert all(facts["equal"] for facts in said)
+    assert [facts["loaded"] for facts in said] == [None, None, 1, 1, 1, 2, 3, 3]
+    assert all(facts["step"] == facts["act"] for facts in said)
+
+
+def test_a_node_that_has_nothing_gets_the_newest_checkpoint_of_the_others(tmp_path: Path) -> None:
+    nodes(tmp_path, 0, "a", "a", "b")
+    nodes(tmp_path, 1, "c", "b")
+    nodes(tmp_path, 2, "a", "d")
+    said, _ = play(tmp_path, "local_directories", 3, 2, 2)
+    assert [facts["loaded"] for facts in said] == [None, None, None, 1, 1, 1, 1]
+    # In the last act nobody has step 2 any more; the nodes that have are gone.
+    assert all(facts["equal"] for facts in said[3:])
+    assert [facts["there"] for facts in said[3:]] == [["001"]] * 4
+
+
+def test_a_copy_that_is_damaged_on_one_node_is_taken_from_another(tmp_path: Path) -> None:
+    nodes(tmp_path, 0, "a", "b")
+    play(tmp_path, "local_directories", 2)
+    for path in (tmp_path / "a").glob("run-*/*.distcp"):
+        flip(path)
+    (tmp_path / "meeting-0").unlink(missing_ok=True)
+    nodes(tmp_path, 1, "a", "b")
+    (tmp_path / "act-0-nodes").rename(tmp_path / "act-9-nodes")
+    (tmp_path / "act-1-nodes").rename(tmp_path / "act-0-nodes")
+    said, _ = play(tmp_path, "local_directories", 2)
+    assert [(facts["loaded"], facts["equal"]) for facts in said] == [(1, True), (1, True)]
+    assert all("the checksum of __0_0.distcp is wrong" in facts["damage"][0] for facts in said)
+
+
+def test_shards_of_several_nodes_are_brought_together(tmp_path: Path) -> None:
+    nodes(tmp_path, 0, "a", "b")
+    nodes(tmp_path, 1, "b", "c", "a")
+    said, _ = play(tmp_path, "scattered", 2, 3)
+    assert [facts["loaded"] for facts in said] == [0, 0, 1, 1, 1]
+    assert all(facts["equal"] for facts in said)
+
+
+def test_shards_of_a_lost_node_make_the_older_whole_one_the_newest(tmp_path: Path) -> None:
+    nodes(tmp_path, 0, "a")
+    nodes(tmp_path, 1, "a", "b")
+    nodes(tmp_path, 2, "a")
+    said, _ = play(tmp_path, "scattered", 1, 2, 1)
+    assert [facts["loaded"] for facts in said] == [0, 1, 1, 1]
+    assert all(facts["equal"] for facts in said)
+
+
+def test_what_fails_on_one_rank_fails_on_all_and_training_goes_on(tmp_path: Path) -> None:
+    said, log = play(tmp_path, "one_rank_fails", 2)
+    for facts in said:
+        assert "The checkpoint of step 2 was not saved" in facts["error"]
+        assert "rank 1: [Errno 28] No space left on device" in facts["error"]
+        assert "The newest is still that of step 1." in facts["error"]
+        assert "Training goes on" in facts["error"]
+        assert facts["newest"] == 3
+        assert not [name for name in facts["left"] if name.startswith(".saving")]
+    assert "The checkpoint of step 2 was not saved" in log
+
+
+def test_ranks_that_do_not_know_of_each_other_leave_one_winner(tmp_path: Path) -> None:
+    said, _ = play(tmp_path, "without_a_group", 3)
+    errors = [facts["error"] for facts in said if facts["error"] is not None]
+    assert len(errors) == 2
+    for error in errors:
+        assert "Step 1 of round 1 is saved in" in error
+        assert "already, by" in error
+        assert "pid" in error
+
+
+def test_all_ranks_hear_at_the_same_steps_that_a_checkpoint_is_due(tmp_path: Path) -> None:
+    said, _ = play(tmp_path, "pace", 2)
+    assert said[0]["due"] == said[1]["due"]
+    assert said[0]["due"][0] == 12
