@@ -74,6 +74,26 @@ def test_what_was_found_long_ago_does_not_count() -> None:
         assert accused(scene(ledger, *(node(name, "c", probed=probed) for name in "ab")), current) == expected
 
 
+def test_of_two_the_one_is_accused_that_others_were_left_out_for() -> None:
+    """Rank 0 is not reached, and has cost the job b: it must not cost it c, too, and then b again, for ever."""
+    ledger = failed("ac")
+    assert ledger.round is not None
+    pair = [node("a", "c"), node("c", "a")]
+    for outside, expected in (("a", "a"), ("", "c")):
+        b = node("b", outside, phase=Phase.WAITING)
+        assert accused(scene(ledger, *pair, b), ledger.round) == expected
+        assert accused(scene(ledger, node("a"), node("c"), b), ledger.round) is None, "a network that works is believed"
+
+
+def test_what_was_found_before_a_round_that_did_not_fail_does_not_count() -> None:
+    """It trained for hours, perhaps, until a node was lost or a newcomer came."""
+    nodes = [node("a", "c", probed=1), node("b"), node("c")]
+    for reason, expected in ((HaltReason.FAILURE, "c"), (HaltReason.NODE_LOST, None), (HaltReason.RESIZE, None)):
+        ledger = failed("abc", reason)
+        assert ledger.round is not None
+        assert accused(scene(ledger, *nodes), replace(ledger.round, number=2)) == expected
+
+
 def test_it_is_left_out_and_spends_no_restart_and_its_host_stays_out() -> None:
     decision = decide(scene(failed("abc", min_nodes=2), node("a", "c"), node("b", "c"), node("c")))
     assert isinstance(decision, Append)

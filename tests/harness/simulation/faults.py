@@ -60,12 +60,15 @@ def heal(world: World) -> None:
     if (broken := world.broken_host) is not None:
         broken.line.to_cut = outages.FOR_EVER if world.plan.broken in (1, 3) else 0.0
         broken.line.from_cut = outages.FOR_EVER if world.plan.broken in (2, 3) else 0.0
-        if world.plan.broken == LONELY:
-            _isolate(world, broken, Fault(world.hub.now, "isolate", broken.number, outages.FOR_EVER))
         broken.troubled_until = outages.FOR_EVER
         world.hub.at(world.hub.now + outages.KEEPALIVE, outages.find_broken, world, broken)
         world.count("a host stays cut off")
     _reconnect(world)
+    if world.plan.broken == LONELY:
+        lonely = world.hosts[-1]
+        lonely.troubled_until = outages.FOR_EVER
+        _isolate(world, lonely, Fault(world.hub.now, "isolate", lonely.number, outages.FOR_EVER))
+        world.count("a host stays without peers")
 
 
 def replenish(world: World) -> None:

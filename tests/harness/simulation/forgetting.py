@@ -36,10 +36,11 @@ def unaware(world: World, training: Training) -> bool:
     return world.forgot and not _overdue(world, training)
 
 
-def served(world: World, offer: str) -> bool:
-    """Whether workers ever met at a place whose agents can be expected to know that."""
+def served(world: World, replica: Replica, offer: str) -> bool:
+    """Whether workers ever met at a place whose agents a server must have heard of since."""
     gangs = [g for training in world.trainings() if training.round.offer.id == offer for g in training.gangs.values()]
-    return any(not world.forgot or aware(world, gang.host) for gang in gangs)
+    hosts = [gang.host for gang in gangs]
+    return any(not world.forgot or (host.line.replica is replica and aware(world, host)) for host in hosts)
 
 
 def _overdue(world: World, training: Training) -> str:

@@ -33,7 +33,7 @@ class Histories:
         body, newest = entry.body, self._newest.get(entry.run, (0, 0))
         if entry.prev and self._after.setdefault(entry.prev, entry.id) != entry.id:
             self.forked.add(entry.run)
-        if isinstance(body, Resume) and (body.epoch, body.index) < newest:
+        if (isinstance(body, Resume) and (body.epoch, body.index) < newest) or entry.epoch < newest[0]:
             self.forked.add(entry.run)
         self._newest[entry.run] = max(newest, (entry.epoch, entry.index))
         return self.written[entry.prev] if entry.prev else None

@@ -69,7 +69,7 @@ def _forgetful(_lots: random.Random) -> dict[str, Any]:
 
 
 def _lonely(lots: random.Random) -> dict[str, Any]:
-    return {"thinking": 0.0, "max_restarts": lots.choice([0, 1, 3, 10])}
+    return {"thinking": 0.0, "max_restarts": lots.choice([0, 1, 3, 3])}
 
 
 def _few(lots: random.Random) -> dict[str, Any]:

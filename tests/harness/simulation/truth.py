@@ -128,7 +128,9 @@ class Truth:
         plan, earlier = self.world.plan, self.histories.newest_round(replica, entry.run, but=1)
         served = self.histories.rounds.get(body.offer.id)
         members = self.histories.seal(body, earlier).members
-        if served not in (None, self.histories.rounds[body.offer.id]) and forgetting.served(self.world, body.offer.id):
+        if served not in (None, self.histories.rounds[body.offer.id]) and forgetting.served(
+            self.world, replica, body.offer.id
+        ):
             self.violated("I2", f"round {body.number} is given a store that served before")
         rules.check_seats(self.world, before, entry, body)
         unreached.check_seal(self.world, before, entry, replace(body, members=members), earlier)
@@ -221,7 +223,7 @@ class Truth:
         node.started = current
         node.served.add(current.offer.id)
         # Two histories of a run may have a round of one number each; a place serves one round all the same.
-        key = current.offer.id if self.world.plan.may_forget else f"{agent.run} {current.number}"
+        key = f"{current.offer.id} {current.members}" if self.world.forgot else f"{agent.run} {current.number}"
         if self._agreed.setdefault(key, (current.members, current.offer)) != (current.members, current.offer):
             self.violated("I2", f"{who} has other members of round {current.number} than somebody else")
         rank = [member.node_id for member in current.members].index(who)

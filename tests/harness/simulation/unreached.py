@@ -32,7 +32,11 @@ def check_closed(world: World, entry: Entry, body: Closed) -> None:
     if body.success or current is None or body.incident is None or "--on_node_loss" in body.why:
         return
     hosts = _hosts(world, current)
-    if "no restart is left" in body.why and _sundered_by_one(world, hosts) and _quiet(world, hosts):
+    if "no restart is left" not in body.why or not _sundered_by_one(world, hosts):
+        return
+    since = _alone(hosts)[0].isolated_at
+    vain = any(t.round.offer.id == current.offer.id and t.in_vain_at > since for t in world.trainings())
+    if vain and _quiet(world, hosts):
         world.truth.violated("L5", f"the job ends, although only {_alone(hosts)[0].name} is not reached: {body.why}")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from simulation.agent import SimAgent
 from simulation.engine import Clock, Hub, use
-from simulation.plan import Fault, Plan
+from simulation.plan import LONELY, Fault, Plan
 from simulation.store import Line, Replica, SimStore
 from simulation.truth import Truth
 from simulation.workers import Gang, Training
@@ -127,8 +127,8 @@ class World:
 
     @property
     def broken_host(self) -> Host | None:
-        """The one that is never well again, if there is one."""
-        return self.hosts[-1] if self.plan.broken else None
+        """The one that never reaches the store again, if there is one."""
+        return self.hosts[-1] if self.plan.broken not in (0, LONELY) else None
 
     def count(self, what: str) -> None:
         """A rule or a fault was reached."""

@@ -11,14 +11,22 @@ from elastic_core.rendezvous.scene import Scene
 PROBING = 3.0
 """Seconds after a HALT to wait for the members' probes; those of a sound network take milliseconds."""
 
+FAILURES = (HaltReason.FAILURE, HaltReason.GIVING_UP)
+"""Why a round is halted that has failed: all who took part in it probe then."""
+
 
 def complaints(scene: Scene, old: Round) -> list[tuple[str, str]]:
-    """Who could not reach whom, among the members of a round, after it or the one before had failed."""
+    """Who could not reach whom, among the members of a round, after it or the one before had failed.
+
+    What was found out after the one before is of no account when this one ended for another reason than a failure.
+    """
     ids = {member.node_id for member in old.members}
+    halt = scene.ledger.halt
+    first = old.number - (halt is None or halt.reason in FAILURES)
     return [
         (seen.node_id, other)
         for seen in scene.sightings(old)
-        if old.number - 1 <= seen.row.probed <= old.number
+        if first <= seen.row.probed <= old.number
         for other in seen.row.unreachable
         if other in ids and other != seen.node_id
     ]
@@ -28,14 +36,16 @@ def accused(scene: Scene, old: Round) -> str | None:
     """The member with most broken connections; None without complaints.
 
     One that hears nobody complains of all, and one that nobody hears is complained of by all: so both ends count. Where
-    that says nothing, more complaints of others decide, and then the place in rank order: rank 0 has the state.
+    that says nothing, more complaints of others decide, then those of nodes outside the round, which may have been left
+    out before for the same member's sake, and then the place in rank order: rank 0 has the state.
     """
     found = complaints(scene, old)
     ends = Counter(node_id for pair in found for node_id in pair)
     blamed = Counter(other for _, other in found)
-    ranked = [(ends[m.node_id], blamed[m.node_id], rank, m.node_id) for rank, m in enumerate(old.members)]
-    worst = max(ranked)
-    return worst[3] if worst[0] else None
+    ids = [member.node_id for member in old.members]
+    outside = Counter(o for seen in scene.watch.nodes.values() if seen.node_id not in ids for o in seen.row.unreachable)
+    worst = max((ends[i], blamed[i], outside[i], rank, i) for rank, i in enumerate(ids))
+    return worst[-1] if worst[0] else None
 
 
 def told(scene: Scene, old: Round, node_id: str) -> str:
@@ -51,7 +61,7 @@ def told(scene: Scene, old: Round, node_id: str) -> str:
 def unprobed(scene: Scene, old: Round, halt: Halt, fit: list[str]) -> float | None:
     """Until when to wait for probes that are still under way; None when there is nothing to wait for."""
     until = scene.ledger.halt_at + PROBING
-    if halt.reason not in (HaltReason.FAILURE, HaltReason.GIVING_UP) or len(old.members) < 2 or scene.now >= until:
+    if halt.reason not in FAILURES or len(old.members) < 2 or scene.now >= until:
         return None
     rows = [seen.row for node_id in fit if (seen := scene.seen(node_id)) is not None]
     took_part = [row for row in rows if row.round == old.number and row.phase is not Phase.FINISHED]
