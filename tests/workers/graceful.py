@@ -2,7 +2,8 @@
 
 A step is a barrier of all ranks, kept by rank 0 at the master's address, or, with ``--free``, each rank's own business,
 so ranks are far apart. The count goes on from the file ``--state``, which rank 0 writes when all stop. With
-``--ignore`` it reports steps and does not do what it is told, but leaves on SIGTERM. The job ends when the file ``--until`` is there.
+``--ignore`` it reports steps and does not do what it is told, but leaves on SIGTERM. The job ends when the file
+``--until`` is there.
 """
 
 from __future__ import annotations

@@ -20,11 +20,19 @@ from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous.join import Applicant, Clock, join
 from elastic_core.rendezvous.ledger import Closed, Offer, Round
-from elastic_core.rendezvous.node import EntriesRead, HistoryReplaced, NodeEvent, WorkerFailed
+from elastic_core.rendezvous.node import (
+    EntriesRead,
+    HistoryReplaced,
+    NodeEvent,
+    Notice,
+    TakesNotices,
+    WorkerFailed,
+)
 from elastic_core.rendezvous.rows import NodeInfo
 from elastic_core.rendezvous.settings import Agreement, Settings, Versions
 from simulation.engine import TICK, Process, Task, expire_after, late
 from simulation.peers import DOOR
+from simulation.steps import Stepper
 from simulation.store import Connection
 from simulation.workers import Gang, State
 
@@ -48,7 +56,12 @@ class _News:
 
 def config_of(plan: Plan) -> RunConfig:
     """The command line that all agents of a plan have."""
-    timing = Timing(join_timeout=plan.join_timeout, fence_after=plan.fence_after, last_call_timeout=plan.last_call)
+    timing = Timing(
+        join_timeout=plan.join_timeout,
+        fence_after=plan.fence_after,
+        last_call_timeout=plan.last_call,
+        plan_timeout=plan.plan_timeout,
+    )
     return RunConfig(
         program=Program(ProgramKind.EXECUTABLE, "train"),
         min_nodes=plan.min_nodes,
@@ -59,6 +72,7 @@ def config_of(plan: Plan) -> RunConfig:
         local_addr="10.0.0.1",
         shutdown_timeout=3.0,
         failure_grace=1.0,
+        preemption_grace=plan.grace,
     )
 
 
@@ -122,6 +136,8 @@ class Hands:
     def __init__(self, agent: SimAgent) -> None:
         self.agent, self.host = agent, agent.host
         self.gang: Gang | None = None
+        self.step: int | None = None
+        """What the rank has reported last."""
         self.offer = ""
         """That of the newest round whose workers were started."""
         self._over = False
@@ -134,7 +150,7 @@ class Hands:
     def start(self, current: Round, restart_count: int) -> None:
         world = self.host.world
         world.truth.started(self.agent, current, restart_count)
-        self._over, self.offer = False, current.offer.id
+        self._over, self.offer, self.step = False, current.offer.id, None
         self.gang = Gang(self.host, self.agent.node_id, world.training(self.agent.run, current), self._report)
 
     def alive(self) -> bool:
@@ -143,12 +159,31 @@ class Hands:
     def handle(self, event: object) -> NodeEvent | None:
         if not isinstance(event, _News) or event.gang is not self.gang:
             return None
+        if isinstance(event.event, Stepper):
+            first = self.step is None
+            self._take_steps(event.gang)
+            return TakesNotices(event.gang.number) if first and self.step is not None else None
         if isinstance(event.event, WorkerFailed):
             if self._over:
                 return None
             self._over = True
             self.host.world.truth.reported(self.agent, event.event.incident)
         return cast("NodeEvent", event.event)
+
+    def notify(self, notice: Notice | None) -> tuple[int, ...] | None:
+        """Write the notice, *then* take in the reports."""
+        gang = self.gang
+        if gang is None:
+            return None
+        gang.stepper.tell(notice)
+        if notice is None or notice.step is not None:
+            return None
+        self._take_steps(gang)
+        return None if self.step is None else (self.step,)
+
+    def _take_steps(self, gang: Gang) -> None:
+        step = gang.stepper.take()
+        self.step = self.step if step is None else step
 
     def stop(self, grace: float) -> None:
         self._over = True
@@ -285,7 +320,7 @@ class SimAgent:
         self.run = ""
         self.exit_code: int | None = None
         self.why = ""
-        self.leaving = self.rejoins = False
+        self.signalled = self.rejoins = False
         self.started_at = self.process_hub.now
         self.boot_id = host.boot_id
         self.hosting = host.world.store.embedded and host.number == 0 and seat == 0
@@ -296,6 +331,11 @@ class SimAgent:
     def over(self) -> bool:
         """Whether it has ended, in whatever way."""
         return self.process.dead
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it was told to go, and is about to."""
+        return self.signalled or (self.state is not None and self.state.leaving is not None)
 
     @property
     def state(self) -> Any:
@@ -310,7 +350,7 @@ class SimAgent:
 
     def signal(self) -> None:
         """SIGTERM."""
-        self.leaving = True
+        self.signalled = True
         self.inbox.post(SignalReceived(TERM))
 
     def _main(self) -> None:
