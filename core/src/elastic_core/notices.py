@@ -46,7 +46,8 @@ class Notices:
         self._ahead = 1
         self._horizon = -1
         """The last step that the agent has heard of."""
-        self._reported_at = float("-inf")
+        self._reported, self._reported_at = 0, float("-inf")
+        """The step of the last report, and when that was."""
         self._beyond = False
         """Whether an earlier call went beyond that without having been able to say so."""
         self._plan = self._ignored = 0
@@ -86,12 +87,12 @@ class Notices:
         if step <= self._horizon:
             return True
         now, planned = self._clock(), self._hold_until is not None or self._stop_at is not None
-        hurried = now - self._reported_at < PERIOD
-        self._ahead = 1 if planned else min(2 * self._ahead, FARTHEST) if hurried else max(1, self._ahead // 2)
+        pace = (step - self._reported) / max(now - self._reported_at, 1e-6)
+        self._ahead = 1 if planned else max(1, min(int(PERIOD * pace), 2 * self._ahead, FARTHEST))
         horizon = step + self._ahead - 1
         if not _send(channel, {"type": STEP, "step": horizon}):
             return False
-        self._horizon, self._reported_at = horizon, now
+        self._horizon, self._reported, self._reported_at = horizon, step, now
         return True
 
     def _read(self, channel: socket.socket) -> bool:

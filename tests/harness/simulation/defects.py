@@ -344,13 +344,6 @@ MUTANTS: tuple[Mutant, ...] = (
         3000,
     ),
     _m("a rank does not hold", "simulation.steps", "notice.plan, None, True", "notice.plan, None, False", "graceful"),
-    _m(
-        "a rank reads before it reports",
-        "simulation.steps",
-        "        self.at = step\n",
-        "        self.at = step\n        if not self.notices:\n            self.gang.training.returned(self.gang)\n            return\n",
-        "graceful",
-    ),
     # Coming in
     _m(
         "any uid joins",

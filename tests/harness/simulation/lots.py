@@ -71,8 +71,8 @@ def _forgetful(_lots: random.Random) -> dict[str, Any]:
 def _graceful(lots: random.Random) -> dict[str, Any]:
     return {
         "pace": lots.choice([0.2, 0.5]),
-        "grace": lots.choice([0.0, 6.0, 12.0]),
-        "plan_timeout": lots.choice([4.0, 8.0, 8.0]),
+        "grace": lots.choice([0.0, 8.0, 12.0]),
+        "plan_timeout": lots.choice([8.0, 12.0]),
         "last_call": 0.0,
         "min_nodes": lots.choice([1, 1, 1, 2]),
     }

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from elastic_core.rendezvous.ledger import Entry, Halt, Plan, StopAt
-from elastic_core.rendezvous.node import Notice, SteppedDown
+from elastic_core.rendezvous.node import Notice, SteppedDown, Work
 
 if TYPE_CHECKING:
     from simulation.store import Replica
@@ -92,8 +92,15 @@ class Stepper:
             self.world.truth.plans.left(self.gang, self.at)
             self.gang.leave(SteppedDown())
         else:
-            self.world.truth.plans.passed(self.gang, self.at)
+            if not self._excused():
+                self.world.truth.plans.passed(self.gang, self.at)
             self.gang.training.returned(self.gang)
+
+    def _excused(self) -> bool:
+        """Whether it may go beyond the step agreed on: it is being stopped, or has waited until the deadline."""
+        agent = self.world.agent(self.gang.node_id)
+        stopping = agent is None or agent.over or agent.state is None or agent.state.work is not Work.RUNNING
+        return stopping or (self._plan != 0 and self._plan == self._ignored)
 
 
 @dataclass

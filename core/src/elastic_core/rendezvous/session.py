@@ -196,8 +196,10 @@ class Session:
             if self._chair.watch.read_at is None:
                 self._chair.watch = Watch(heard=self._heard)
             at = self._chair.turn(store, self._ledger)
-            if any(node_id != self._node_id for node_id in self._chair.watch.nodes):
-                wait = self._ledger.settings.timing.beat_interval  # their beats wake nobody
+            current = self._ledger.round
+            members = [member.node_id for member in current.members] if current is not None else []
+            if any(node_id != self._node_id for node_id in (*self._chair.watch.nodes, *members)):
+                wait = self._ledger.settings.timing.beat_interval  # their beats, or that there is none, wake nobody
             wait = wait if at is None else min(wait, max(0.0, at - self._clock.now()))
         elif self._chair.watch.nodes:
             self._chair.watch = Watch()  # deposed: what was seen then must not be judged by later
