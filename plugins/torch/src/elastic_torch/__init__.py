@@ -6,14 +6,22 @@ Names are imported when they are first used: ``import elastic_torch`` itself cos
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from elastic_torch.notices import should_checkpoint as should_checkpoint
 
 __version__ = "0.1.0"
 
-_HOME: dict[str, str] = {}
+_HOME: dict[str, str] = {
+    "should_checkpoint": "notices",
+}
 """Where each public name lives."""
 
-__all__ = ["__version__"]
+__all__ = [
+    "__version__",
+    "should_checkpoint",
+]
 
 
 def __getattr__(name: str) -> Any:
