@@ -33,7 +33,7 @@ class Agent:
         self.tells("stop_at", plan=number, step=step)
 
     def hears(self) -> list[tuple[str, int]]:
-        found = []
+        found: list[tuple[str, int]] = []
         while True:
             try:
                 packet = json.loads(self.end.recv(4096))

@@ -22,12 +22,12 @@ def takes(name: str, **more: Any) -> Sighting:
     return running(name, takes_notices=True, **more)
 
 
-def planned(*, at: float = NOW - 1, plan: Plan = PLAN, **timing: float) -> Ledger:
-    return then(live("ab", settings(**timing)), plan, at=at)
+def planned(*, at: float = NOW - 1) -> Ledger:
+    return then(live("ab"), PLAN, at=at)
 
 
-def told(step: int = 8, **more: Any) -> Ledger:
-    return then(planned(**more), StopAt(round=1, step=step), at=NOW - 0.5)
+def told(step: int = 8, *, at: float = NOW - 1) -> Ledger:
+    return then(planned(at=at), StopAt(round=1, step=step), at=NOW - 0.5)
 
 
 def answer(name: str, *steps: int, plan: int = 3, **more: Any) -> Sighting:
