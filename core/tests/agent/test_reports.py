@@ -15,6 +15,7 @@ from elastic_core.agent.reports import (
     WINDOW,
     Failed,
     Initialized,
+    ListenAgain,
     NotUnderstood,
     Report,
     Reports,
