@@ -59,13 +59,13 @@ class Departing:
     def depart(self, order: Depart) -> None:
         """Leave; where others have finished, not before the workers here had their grace to do so, too (rule L7)."""
         state, ours = self.state(), self.config.shutdown_timeout
-        if state.leaving is not None and not (order.final and state.leaving.grace):
-            return
+        grace = 0.0 if order.final or state.work is not Work.RUNNING else self._grace(order)
+        if state.leaving is not None and grace >= state.leaving.grace:
+            return  # it leaves as soon as that already
         why = order.why or f"received {signal_name(order.signum)}"
         busy = state.work in (Work.RUNNING, Work.STOPPING)
         again = "; once more to kill the workers at once" if busy and not order.why else ""
         if order.final or not (order.finished or self._finishing):
-            grace = 0.0 if order.final or state.work is not Work.RUNNING else self._grace(order)
             within = f" within {grace:g} s, when all workers have stopped together" if grace else ""
             self.say("signal", f"{why}: leaving{within}{again}")
             self.step(Leaving(why, signalled(order.signum), grace))

@@ -194,7 +194,7 @@ def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
             return replace(state, steps=steps)
         case SteppedDown() if state.work is Work.RUNNING and state.incident is None:
             return replace(state, stepped_down=True)
-        case Leaving(why, code, grace) if state.leaving is None or (state.leaving.grace and not grace):
+        case Leaving(why, code, grace) if state.leaving is None or grace < state.leaving.grace:
             return replace(state, leaving=Leave(why, code, grace))
         case StoreLost():
             return replace(state, store_lost=True)
