@@ -75,6 +75,8 @@ class Timing:
     """A node whose beat stood still this long is lost."""
     fence_after: float = 600.0
     """How long a round whose members are all unreachable blocks the next; they stop themselves at 80 % of it."""
+    plan_timeout: float = 300.0
+    """How long workers that take notices get to come to the agreed step and save, before a resize or a drain."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -122,6 +124,8 @@ class RunConfig:
     """How long workers of a healthy round get between SIGTERM and SIGKILL."""
     failure_grace: float = 3.0
     """The same for a broken round, where they mostly hang in a collective."""
+    preemption_grace: float = 0.0
+    """How long after SIGTERM this node's workers may go on, to stop together with all others; 0 for not at all."""
     log_dir: Path | None = None
     redirects: StreamMap = field(default_factory=StreamMap)
     tee: StreamMap = field(default_factory=StreamMap)
@@ -155,7 +159,7 @@ class RunConfig:
                 raise UsageError(f"{name} {value!r} is not a whole number of at least {least}.")
         if self.min_nodes > self.max_nodes:
             raise UsageError(f"The minimum of {self.min_nodes} nodes is greater than the maximum, {self.max_nodes}.")
-        for name in ("shutdown_timeout", "failure_grace", "monitor_interval"):
+        for name in ("shutdown_timeout", "failure_grace", "preemption_grace", "monitor_interval"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UsageError(f"{name} {getattr(self, name)!r} is not a number of seconds.")
         for name in ("role", "rdzv_id", "rdzv_backend"):

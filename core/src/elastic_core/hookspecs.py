@@ -134,7 +134,8 @@ def elastic_round_starts(round: int, run_uid: str, members: Sequence[str]) -> No
 def elastic_stop_planned(round: int, grace: float, reason: str) -> None:
     """The workers of a healthy round are about to be stopped for a planned reason (a resize, a leaving node).
 
-    ``grace`` is the time in seconds that they get after SIGTERM. Called on the observer's thread, as
+    ``grace`` is the time in seconds that they get after SIGTERM; workers that take notices (``should_checkpoint``) get
+    none, and have that long to stop together by themselves. Called on the observer's thread, as
     :func:`elastic_round_starts`.
     """
 

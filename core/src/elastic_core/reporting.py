@@ -1,8 +1,9 @@
 """The worker's end of its channel to its agent: one inherited descriptor, whose number a variable names.
 
 A report is a JSON object with a ``type``, in one packet of a socketpair, so that those of a worker and of what it has
-forked never mix. There are two types yet: ``initialized``, the process group is there, and ``failed``, an exception has
-ended the program and the interpreter is about to follow. ``agent/reports.py`` reads them.
+forked never mix. ``initialized`` says that the process group is there, ``failed`` that an exception has ended the
+program and the interpreter is about to follow, ``step`` and ``leaves`` how far it has come (``notices.py``, which also
+reads what the agent sends: ``plan``, ``stop_at``, ``go_on``). ``agent/reports.py`` is the agent's end.
 
 Imported by the warden and the template too, so by few and cheap means.
 """
@@ -17,6 +18,10 @@ CONTROL_VARIABLE = "ELASTIC_CONTROL_FD"
 LONGEST = 4096
 """Bytes that a report may have; the agent ignores longer ones."""
 INITIALIZED, FAILED = "initialized", "failed"
+STEP, LEAVES = "step", "leaves"
+"""The last ``step`` that a rank comes to without another report; that it stops after ``step``, as it was told."""
+PLAN, STOP_AT, GO_ON = "plan", "stop_at", "go_on"
+"""Notices, from the agent: hold after the next report; stop after ``step``; do not wait any longer."""
 KIND = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
 """What the descriptor is; another one may have got its number meanwhile, or in a child."""
 

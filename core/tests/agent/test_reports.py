@@ -19,6 +19,7 @@ from elastic_core.agent.reports import (
     NotUnderstood,
     Report,
     Reports,
+    Stepped,
     understood,
 )
 from elastic_core.reporting import LONGEST
@@ -32,7 +33,14 @@ class Agent:
     def __init__(self) -> None:
         self.time = 100.0
         self.later: list[tuple[float, ListenAgain]] = []
-        self.reports = Reports(lambda instant, event: self.later.append((instant, event)), lambda: self.time)
+        self.delivered: list[tuple[float, Report]] = []
+        self.reports = Reports(self.deliver, lambda: self.time)
+
+    def deliver(self, instant: float, event: Report) -> None:
+        if isinstance(event, ListenAgain):
+            self.later.append((instant, event))
+        else:
+            self.delivered.append((instant, event))
 
     def awake(self) -> bool:
         """Whether the agent's loop would be woken."""
@@ -179,3 +187,58 @@ def test_descriptors_that_a_worker_sends_along_are_closed(agent: Agent) -> None:
         socket.send_fds(worker, [INITIALIZED], [0, 1, 2])
         assert agent.hears() == [Initialized(1)]
         assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("packet", "report"),
+    [
+        (b'{"type": "step", "step": 7}', Stepped(3, 7)),
+        (b'{"type": "leaves", "step": 7}', Stepped(3, 7, leaves=True)),
+    ],
+)
+def test_a_step_is_understood(packet: bytes, report: Report) -> None:
+    assert understood(packet)(3) == report
+
+
+@pytest.mark.parametrize("step", [b"-1", b"1.5", b'"7"', b"null", b"9007199254740992", b"[1]"])
+def test_what_is_no_step_is_ignored_for_a_reason(step: bytes) -> None:
+    for kind in (b"step", b"leaves"):
+        with pytest.raises(ValueError, match="it reports a step, but names none"):
+            understood(b'{"type": "%s", "step": %s}' % (kind, step))
+
+
+def test_a_notice_goes_to_the_worker_that_it_is_for(agent: Agent) -> None:
+    with agent.reports.open(1) as first, agent.reports.open(2) as second:
+        assert agent.reports.tell(2, {"type": "go_on"})
+        assert second.recv(100) == b'{"type": "go_on"}'
+        first.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            first.recv(100)
+    assert not agent.reports.tell(3, {"type": "go_on"}), "there is no such worker"
+
+
+def test_a_worker_that_reads_nothing_holds_nobody_up(agent: Agent) -> None:
+    with agent.reports.open(1):
+        while agent.reports.tell(1, {"type": "go_on"}):
+            pass
+
+
+def test_what_has_been_reported_can_be_taken_in_whatever_else_there_is(agent: Agent) -> None:
+    with agent.reports.open(1) as first, agent.reports.open(2) as second:
+        for step in range(MOST + 5):  # more than is listened to in a second
+            first.send(b'{"type": "step", "step": %d}' % step)
+            if step == MOST:
+                agent.hears()
+        second.send(INITIALIZED)
+        second.send(b"hello")
+        second.send(b'{"type": "step", "step": 3}')
+        assert agent.reports.drain() == [*(Stepped(1, step) for step in range(MOST, MOST + 5)), Stepped(2, 3)]
+        assert agent.delivered == [(agent.time, Initialized(2))]
+        assert agent.reports.drain() == []
+
+
+def test_of_a_worker_that_is_gone_what_it_had_reported_is_known(agent: Agent) -> None:
+    with agent.reports.open(1) as worker:
+        worker.send(b'{"type": "step", "step": 3}')
+    assert agent.reports.drain() == [Stepped(1, 3)]
+    assert agent.reports.drain() == []

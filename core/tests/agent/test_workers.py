@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from scenes import info, offer
 
 from elastic_core.agent.output import Output
-from elastic_core.agent.reports import Failed, Initialized, ListenAgain, NotUnderstood, Report, Reports
+from elastic_core.agent.reports import Failed, Initialized, NotUnderstood, Report, Reports
 from elastic_core.agent.warden import (
     Gone,
     Signalled,
@@ -36,7 +37,15 @@ from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.plugins import Plugins, core_plugins
 from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous.ledger import Member, Round
-from elastic_core.rendezvous.node import NodeEvent, Progressed, WorkerFailed, WorkersDone
+from elastic_core.rendezvous.node import (
+    NodeEvent,
+    Notice,
+    Progressed,
+    SteppedDown,
+    TakesNotices,
+    WorkerFailed,
+    WorkersDone,
+)
 
 PATIENCE = 30.0
 TWO = (Member("b", 1, "default"), Member("a", 2, "default"))
@@ -52,7 +61,7 @@ class Node:
         self.warden = warden
         self.published: list[Event] = []
         self.heard: list[WardenEvent | Report] = []
-        self.later: list[tuple[float, ListenAgain]] = []
+        self.later: list[tuple[float, Report]] = []
         self.reports = Reports(lambda instant, event: self.later.append((instant, event)), lambda: self.time)
         self.plugins = Plugins()
         for name, plugin in core_plugins().items():
@@ -209,6 +218,49 @@ def test_workers_are_done_when_the_last_of_them_has_exited_with_0(node: Node) ->
     (started,) = node.published
     assert (started.name, started.level) == ("workers_started", Level.DEBUG)
     assert started.fields == {"round": 1, "workers": 2, "took_s": 0.0}
+
+
+STEPS = """
+import time
+from elastic_core.notices import should_checkpoint
+step = 0
+while not should_checkpoint(step):
+    time.sleep(0.2)
+    step += 1
+"""
+
+
+def test_workers_that_take_notices_answer_a_plan_and_stop_as_they_are_told(node: Node) -> None:
+    node.start_program(python(STEPS), TWO)
+    assert node.next() == TakesNotices(1)
+    plan = Notice(0, 3, 60.0)
+    steps = node.group.notify(plan)
+    assert steps is not None
+    assert len(steps) == 2
+    assert node.group.notify(replace(plan, step=max(steps) + 1)) is None
+    assert node.next() == SteppedDown()
+
+
+def test_workers_that_wait_for_a_step_can_be_let_go(node: Node) -> None:
+    node.start_program(python(STEPS.replace("while not", "while step < 3 and not")))
+    assert node.next() == TakesNotices(1)
+    assert node.group.notify(Notice(0, 3, 60.0)) is not None
+    assert node.group.notify(None) is None
+    assert node.next() == WorkersDone()
+
+
+def test_a_script_that_ends_before_it_is_to_stop_has_finished(node: Node) -> None:
+    node.start_program(python(STEPS.replace("while not", "while step < 3 and not")))
+    assert node.next() == TakesNotices(1)
+    node.group.notify(Notice(0, 3, 60.0))
+    node.group.notify(Notice(0, 3, 60.0, 1000))
+    assert node.next() == WorkersDone()
+
+
+def test_where_one_has_reported_nothing_there_is_no_answer(node: Node) -> None:
+    node.start("exec sleep 1000", TWO)
+    node.run()
+    assert node.group.notify(Notice(0, 3, 60.0)) is None
 
 
 def test_a_failure_is_told_with_all_that_is_known_of_it(node: Node) -> None:

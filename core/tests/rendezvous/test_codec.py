@@ -12,7 +12,20 @@ from scenes import entry, incident, info, live, members, offer, settings, start
 from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES
 from elastic_core.rendezvous.codec import decode_entry, decode_row, encode_entry, encode_row
-from elastic_core.rendezvous.ledger import Body, Chair, Closed, Counters, Halt, HaltReason, Member, Open, Round
+from elastic_core.rendezvous.ledger import (
+    Body,
+    Chair,
+    Closed,
+    Counters,
+    Drain,
+    Halt,
+    HaltReason,
+    Member,
+    Open,
+    Plan,
+    Round,
+    StopAt,
+)
 from elastic_core.rendezvous.rows import NodeRow, Phase
 
 UNEQUAL = (Member("a", 2, "trainer"), Member("b", 4, "reader"))
@@ -23,6 +36,9 @@ BODIES: list[Body] = [
     Round(number=1, offer=offer("a"), members=UNEQUAL),
     Round(number=2, offer=offer("a"), same_as=1, charged=True),
     Halt(round=1, reason=HaltReason.FAILURE, why="rank 0", incident=incident("a")),
+    Plan(round=1, reason=HaltReason.RESIZE, why="c joins", deadline=300.0),
+    StopAt(round=1, step=2**53),
+    Drain(nodes=("a", "b"), why="asked to leave"),
     Closed(success=False, why="no restart", exit_code=1, incident=incident("a"), requeue=True),
 ]
 

@@ -9,8 +9,9 @@ from scenes import entry, incident, info, members, offer, start, then
 from test_history import resumed
 
 from elastic_core.exit_codes import ExitCode
-from elastic_core.rendezvous.ledger import Body, Chair, Closed, Halt, HaltReason, Ledger, Round
+from elastic_core.rendezvous.ledger import Body, Chair, Closed, Halt, HaltReason, Ledger, Plan, Round, StopAt
 from elastic_core.rendezvous.node import (
+    Answered,
     Effect,
     EntriesRead,
     Exit,
@@ -20,13 +21,17 @@ from elastic_core.rendezvous.node import (
     MakeOffer,
     NodeEvent,
     NodeState,
+    Notice,
+    Notify,
     Offered,
     Outrun,
     Probed,
     Progressed,
     Start,
+    SteppedDown,
     Stop,
     StoreLost,
+    TakesNotices,
     Work,
     WorkerFailed,
     WorkersDone,
@@ -442,3 +447,98 @@ def test_the_row_tells_whom_this_node_did_not_reach() -> None:
     assert row_of(node.state).unreachable == ("b",), "an answer that comes late changes nothing"
     node.hears(Probed(2, ()))
     assert (row_of(node.state).probed, row_of(node.state).unreachable) == (2, ())
+
+
+class TestGracefulStops:
+    """What a node does about a PLAN; what it says of it is in its row."""
+
+    PLAN = Plan(round=1, reason=HaltReason.RESIZE, why="c joins", deadline=60.0)
+
+    def planned(self) -> Node:
+        node = running()
+        node.hears(TakesNotices(1))
+        node.reads(self.PLAN)
+        return node
+
+    def answered(self) -> Node:
+        node = self.planned()
+        assert node.state.told is not None
+        node.hears(Answered(node.state.told, (7, 8)))
+        return node
+
+    def test_workers_that_report_steps_are_known_to_take_notices(self) -> None:
+        node = running()
+        node.hears(TakesNotices(1))
+        assert (row_of(node.state).takes_notices, row_of(node.state).progressed) == (True, True)
+
+    def test_a_plan_is_passed_on_and_answered_once(self) -> None:
+        node = running()
+        node.hears(TakesNotices(1))
+        (effect,) = node.reads(self.PLAN)
+        assert effect == Notify(Notice(0, 3, 60.0))
+        assert row_of(node.state).answered == 0
+        node.hears(Answered(Notice(0, 3, 60.0), (7, 8)))
+        assert (row_of(node.state).answered, row_of(node.state).steps) == (3, (7, 8))
+        assert node.reads(Chair(why="a leaves")) == ()
+
+    def test_so_is_the_step_and_the_answer_stays(self) -> None:
+        node = self.answered()
+        assert node.reads(StopAt(round=1, step=9)) == (Notify(Notice(0, 3, 60.0, 9)),)
+        assert row_of(node.state).steps == (7, 8)
+
+    def test_workers_that_have_reported_nothing_are_not_told(self) -> None:
+        assert running().reads(self.PLAN) == ()
+
+    def test_workers_that_stop_as_told_are_stopped_and_not_finished(self) -> None:
+        node = self.answered()
+        node.reads(StopAt(round=1, step=9))
+        assert node.hears(SteppedDown()) == (Stop(Grace.BROKEN, "what they left behind"),)
+        assert node.hears(WorkersGone()) == ()
+        row = row_of(node.state)
+        assert (row.phase, row.stepped_down) == (Phase.STOPPED, True)
+        assert type(node.reads(halt(reason=HaltReason.RESIZE), sealed(2))[0]) is Start
+        assert (row_of(node.state).stepped_down, row_of(node.state).answered) == (False, 0)
+
+    def test_workers_that_wait_for_a_step_are_let_go_before_they_are_stopped(self) -> None:
+        effects = self.answered().reads(halt(reason=HaltReason.FAILURE))
+        assert effects == (Notify(None), Stop(Grace.BROKEN, "b is lost"))
+
+    def test_they_are_let_go_when_there_will_be_no_further_entry(self) -> None:
+        assert self.answered().hears(StoreLost()) == (Notify(None),)
+
+    def test_but_a_step_that_they_know_stays(self) -> None:
+        node = self.answered()
+        node.reads(StopAt(round=1, step=9))
+        assert node.hears(StoreLost()) == ()
+
+    def test_a_plan_that_a_resumed_run_has_is_passed_on_again(self) -> None:
+        node = self.answered()
+        effects = node.hears(HistoryReplaced(resumed(node.ledger)))
+        (notify,) = [effect for effect in effects if isinstance(effect, Notify)]
+        assert notify.notice is not None
+        assert (notify.notice.epoch, notify.notice.step) == (1, None)
+        assert row_of(node.state).steps == ()
+
+    def test_a_planned_halt_gives_workers_the_time_to_save(self) -> None:
+        planned = Halt(round=1, reason=HaltReason.NODE_LEFT, why="b leaves", planned=True)
+        assert running().reads(planned) == (Stop(Grace.PLANNED, "b leaves"),)
+
+    def test_an_announced_leaving_lets_workers_go_on(self) -> None:
+        node = running()
+        assert node.hears(Leaving("received SIGTERM", 143, 30.0)) == ()
+        assert (row_of(node.state).leaving, row_of(node.state).grace) == (True, 30.0)
+        assert node.hears(SIGTERM) == (Stop(Grace.PLANNED, "received SIGTERM"),)
+        assert row_of(node.state).grace == 0.0
+
+    def test_who_leaves_as_planned_stays_until_all_others_have_stopped(self) -> None:
+        node = self.answered()
+        node.hears(Leaving("received SIGTERM", 143, 30.0))
+        node.reads(StopAt(round=1, step=9))
+        node.hears(SteppedDown())
+        assert node.hears(WorkersGone()) == (), "they may need the store that is here"
+        assert node.reads(halt(reason=HaltReason.RESIZE)) == (Exit(143, "received SIGTERM"),)
+
+    def test_its_peers_are_not_probed_for_that(self) -> None:
+        node = self.answered()
+        after, _ = step(node.state, SteppedDown())
+        assert failed_round(node.state, after) is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import traceback
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -20,12 +19,19 @@ from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous.join import Applicant, Clock, join
 from elastic_core.rendezvous.ledger import Closed, Offer, Round
-from elastic_core.rendezvous.node import EntriesRead, HistoryReplaced, NodeEvent, WorkerFailed
+from elastic_core.rendezvous.node import (
+    NodeEvent,
+    Notice,
+    TakesNotices,
+    WorkerFailed,
+)
 from elastic_core.rendezvous.rows import NodeInfo
 from elastic_core.rendezvous.settings import Agreement, Settings, Versions
 from simulation import forgetting
-from simulation.engine import TICK, Process, Task, expire_after, late
+from simulation.engine import TICK, Process, expire_after
+from simulation.inbox import Inbox
 from simulation.peers import DOOR
+from simulation.steps import Stepper
 from simulation.store import Connection
 from simulation.workers import Gang, State
 
@@ -49,7 +55,12 @@ class _News:
 
 def config_of(plan: Plan) -> RunConfig:
     """The command line that all agents of a plan have."""
-    timing = Timing(join_timeout=plan.join_timeout, fence_after=plan.fence_after, last_call_timeout=plan.last_call)
+    timing = Timing(
+        join_timeout=plan.join_timeout,
+        fence_after=plan.fence_after,
+        last_call_timeout=plan.last_call,
+        plan_timeout=plan.plan_timeout,
+    )
     return RunConfig(
         program=Program(ProgramKind.EXECUTABLE, "train"),
         min_nodes=plan.min_nodes,
@@ -60,59 +71,8 @@ def config_of(plan: Plan) -> RunConfig:
         local_addr="10.0.0.1",
         shutdown_timeout=3.0,
         failure_grace=1.0,
+        preemption_grace=plan.grace,
     )
-
-
-class Inbox:
-    """In place of the agent's own queue."""
-
-    def __init__(self, agent: SimAgent) -> None:
-        self._agent, self._hub = agent, agent.process_hub
-        self._events: deque[object] = deque()
-        self._taken: list[object] = []
-        self._taker: tuple[Task, int] | None = None
-
-    def post(self, event: object) -> None:
-        """Add an event."""
-        self._events.append(event)
-        if self._taker is not None:
-            (task, ticket), self._taker = self._taker, None
-            self._hub.at(self._hub.now + late(self._hub, task.process), task.wake, ticket)
-
-    def at(self, instant: float, event: object) -> None:
-        """Deliver an event at an instant of this host's clock."""
-        clock = self._agent.process.clock
-        wait = max(0.0, instant - clock.now()) / clock.rate + TICK
-        self._hub.at(self._hub.now + wait, self._due, instant, event)
-
-    def _due(self, instant: float, event: object) -> None:
-        process = self._agent.process
-        if process.dead:
-            return
-        if process.frozen:
-            process.held.append((self._due, (instant, event)))
-        elif process.clock.now() < instant:
-            self.at(instant, event)
-        else:
-            self.post(event)
-
-    def take(self) -> list[object]:
-        """Block until something happened, and return it; what was returned before has been dealt with now."""
-        for event in self._taken:
-            if isinstance(event, EntriesRead):
-                self._agent.host.world.truth.read(self._agent, event.entries)
-            elif isinstance(event, HistoryReplaced):
-                self._agent.host.world.truth.adopted(self._agent, event.ledger)
-        if not self._events:
-            task = self._hub.task()
-            self._taker = (task, task.ticket)
-            task.park()
-        self._taken = list(self._events)
-        self._events.clear()
-        return self._taken
-
-    def unwatch(self, _source: object) -> None:
-        """No source can be watched here."""
 
 
 class Hands:
@@ -123,6 +83,8 @@ class Hands:
     def __init__(self, agent: SimAgent) -> None:
         self.agent, self.host = agent, agent.host
         self.gang: Gang | None = None
+        self.step: int | None = None
+        """What the rank has reported last."""
         self.offer = ""
         """That of the newest round whose workers were started."""
         self._over = False
@@ -135,7 +97,7 @@ class Hands:
     def start(self, current: Round, restart_count: int) -> None:
         world = self.host.world
         world.truth.started(self.agent, current, restart_count)
-        self._over, self.offer = False, current.offer.id
+        self._over, self.offer, self.step = False, current.offer.id, None
         self.gang = Gang(self.host, self.agent.node_id, world.training(self.agent.run, current), self._report)
 
     def alive(self) -> bool:
@@ -144,12 +106,31 @@ class Hands:
     def handle(self, event: object) -> NodeEvent | None:
         if not isinstance(event, _News) or event.gang is not self.gang:
             return None
+        if isinstance(event.event, Stepper):
+            first = self.step is None
+            self._take_steps(event.gang)
+            return TakesNotices(event.gang.number) if first and self.step is not None else None
         if isinstance(event.event, WorkerFailed):
             if self._over:
                 return None
             self._over = True
             self.host.world.truth.reported(self.agent, event.event.incident)
         return cast("NodeEvent", event.event)
+
+    def notify(self, notice: Notice | None) -> tuple[int, ...] | None:
+        """Write the notice, *then* take in the reports."""
+        gang = self.gang
+        if gang is None:
+            return None
+        gang.stepper.tell(notice)
+        if notice is None or notice.step is not None:
+            return None
+        self._take_steps(gang)
+        return None if self.step is None else (self.step,)
+
+    def _take_steps(self, gang: Gang) -> None:
+        step = gang.stepper.take()
+        self.step = self.step if step is None else step
 
     def stop(self, grace: float) -> None:
         self._over = True
@@ -286,7 +267,7 @@ class SimAgent:
         self.run = ""
         self.exit_code: int | None = None
         self.why = ""
-        self.leaving = self.rejoins = False
+        self.signalled = self.rejoins = False
         self.started_at = self.process_hub.now
         self.boot_id = host.boot_id
         self.hosting = host.world.store.embedded and host.number == 0 and seat == 0
@@ -297,6 +278,11 @@ class SimAgent:
     def over(self) -> bool:
         """Whether it has ended, in whatever way."""
         return self.process.dead
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it was told to go, and is about to."""
+        return self.signalled or (self.state is not None and self.state.leaving is not None)
 
     @property
     def state(self) -> Any:
@@ -311,7 +297,7 @@ class SimAgent:
 
     def signal(self) -> None:
         """SIGTERM."""
-        self.leaving = True
+        self.signalled = True
         self.inbox.post(SignalReceived(TERM))
 
     def _main(self) -> None:

@@ -274,6 +274,58 @@ MUTANTS: tuple[Mutant, ...] = (
         3000,
         first=200,
     ),
+    # Stopping together
+    _m("the step of a plan is one too low", "planning", "step=max(steps) + 1", "step=max(steps)", "graceful"),
+    _m(
+        "the step of a plan is the slowest rank's", "planning", "step=max(steps) + 1", "step=min(steps) + 1", "graceful"
+    ),
+    _m(
+        "a step is named before all have answered",
+        "planning",
+        "if len(answered) == len(ids) else None",
+        "if answered else None",
+        "graceful",
+        1000,
+    ),
+    _m(
+        "an exit that was asked for is a finished node",
+        "node",
+        "return replace(state, stepped_down=True)",
+        "return replace(state, work=Work.DONE, phase=Phase.FINISHED)",
+        "graceful",
+    ),
+    _m(
+        "who has stopped as planned is missed",
+        "decide",
+        "if scene.ledger.plan is not None and stepped_down(current, seen):",
+        "if False:",
+        "graceful",
+        1000,
+    ),
+    _m(
+        "all are halted before all have stopped",
+        "planning",
+        "    if not left:\n",
+        "    if len(left) < len(ids):\n",
+        "graceful",
+    ),
+    _m(
+        "workers are not told of a plan",
+        "node",
+        "if state.work is Work.RUNNING and (told := _notice(state)) != state.told:",
+        "if (told := state.told) is not None and (told := _notice(state)) != state.told:",
+        "graceful",
+        2000,
+    ),
+    _m(
+        "a plan has no deadline",
+        "planning",
+        "    if scene.now >= deadline:\n",
+        "    if False:\n",
+        "graceful",
+        3000,
+    ),
+    _m("a rank does not hold", "simulation.steps", "notice.plan, None, True", "notice.plan, None, False", "graceful"),
     # Coming in
     _m(
         "any uid joins",

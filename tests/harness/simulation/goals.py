@@ -47,6 +47,8 @@ def ghosts(world: World) -> list[str]:
 def _trains(world: World, training: Training, living: list[SimAgent]) -> bool:
     if training.whole_at is None or world.hub.now - training.whole_at < STEADY:
         return False
+    if world.plan.pace and world.hub.now - training.stepped_at > STEADY + world.plan.pace:
+        return False  # a rank holds, and nobody tells it for how long
     members = {member.node_id for member in training.round.members}
     here = {agent.node_id for agent in living}
     if not members <= here or len(world.truth.whole_now) > 1:

@@ -68,6 +68,16 @@ def _forgetful(_lots: random.Random) -> dict[str, Any]:
     return {"may_forget": True}
 
 
+def _graceful(lots: random.Random) -> dict[str, Any]:
+    return {
+        "pace": lots.choice([0.2, 0.5]),
+        "grace": lots.choice([0.0, 8.0, 12.0]),
+        "plan_timeout": lots.choice([8.0, 12.0]),
+        "last_call": 0.0,
+        "min_nodes": lots.choice([1, 1, 1, 2]),
+    }
+
+
 def _lonely(lots: random.Random) -> dict[str, Any]:
     return {"thinking": 0.0, "max_restarts": lots.choice([0, 1, 3, 3])}
 
@@ -99,6 +109,11 @@ PROFILES: dict[str, Profile] = {
     ),
     "barren": Profile({"ports": 4, "crash": 1, "start": 1}, length=40.0, hosts=(3, 4), job=_barren),
     "flapping": Profile({"crash": 5, "start": 6}, length=45.0, most=16, hosts=(3, 4), job=_flapping),
+    "graceful": Profile(
+        {"start": 9, "leave": 6, "drain": 4, "crash": 2, "fail": 2, "freeze": 2, "cut": 1, "lossy": 1, "suspend": 1},
+        length=50.0,
+        job=_graceful,
+    ),
     "fenced": Profile({"cut": 6, "suspend": 2, "freeze": 3, "start": 2}, length=50.0, most=4, job=_fenced),
     "fleet": Profile(ALL, length=14.0, most=10, hosts=(8, 10, 12)),
 }
@@ -123,6 +138,7 @@ ORDER = (
     "everything",
     "barren",
     "flapping",
+    "graceful",
 )
 """In which order a campaign takes them, again and again."""
 

@@ -57,6 +57,11 @@ class Plan:
     """Seconds that the failure policies take."""
     uid: bool = True
     """Whether the scheduler gives the run a uid."""
+    pace: float = 0.0
+    """Seconds of a step, of workers that take notices; 0 for those that do not."""
+    grace: float = 0.0
+    """``--preemption_grace``."""
+    plan_timeout: float = 300.0
     may_forget: bool = False
     embedded: bool = False
     """Whether the store lives in host 0's first agent."""

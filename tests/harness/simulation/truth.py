@@ -13,9 +13,23 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from elastic_core.incidents import Incident, IncidentKind
-from elastic_core.rendezvous.ledger import Chair, Closed, Entry, Halt, HaltReason, Ledger, Open, Resume, Round
+from elastic_core.rendezvous.ledger import (
+    Chair,
+    Closed,
+    Drain,
+    Entry,
+    Halt,
+    HaltReason,
+    Ledger,
+    Open,
+    Plan,
+    Resume,
+    Round,
+    StopAt,
+)
 from simulation import forgetting, rules, unreached
 from simulation.histories import Histories
+from simulation.steps import Plans
 
 if TYPE_CHECKING:
     from simulation.agent import SimAgent
@@ -72,6 +86,9 @@ class Truth:
     _trained: dict[str, list[Round]] = field(default_factory=dict)
     """Every round of a run that was ever whole."""
 
+    def __post_init__(self) -> None:
+        self.plans = Plans(self.world)
+
     def violated(self, name: str, what: str) -> None:
         """Note it; the plan ends with the first."""
         self.violations.append(Violation(name, self.world.hub.now, what))
@@ -98,6 +115,11 @@ class Truth:
             case Halt() as body:
                 self.world.count(f"HALT {body.reason.value}")
                 rules.check_halt(self.world, replica, entry, body)
+                self.plans.halted(replica, entry, body)
+            case Plan() | StopAt() as body:
+                self.plans.written(replica, entry, body)
+            case Drain():
+                self.world.count("DRAIN")
             case Chair() as body:
                 kind = _kind_of(body.why)
                 self.world.count("CHAIR " + kind)
@@ -313,6 +335,12 @@ def told(entry: Entry) -> str:
             return f"ROUND {body.number} of {who}; restarts {entry.counters.restarts}: {body.why}"
         case Halt() as body:
             return f"HALT {body.round}, {body.reason.value}: {body.why}"
+        case Plan() as body:
+            return f"PLAN {body.round}, {body.reason.value}, within {body.deadline:g} s: {body.why}"
+        case StopAt() as body:
+            return f"STOP_AT {body.step} of round {body.round}"
+        case Drain() as body:
+            return f"DRAIN {', '.join(body.nodes)}: {body.why}"
         case Closed() as body:
             return f"CLOSED with {body.exit_code}: {body.why}"
         case Resume() as body:

@@ -15,6 +15,7 @@ from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.rendezvous.ledger import Round
 from elastic_core.rendezvous.node import NodeEvent, Progressed, WorkerFailed, WorkersDone
 from simulation.peers import sundered
+from simulation.steps import Stepper
 
 if TYPE_CHECKING:
     from simulation.world import Host, World
@@ -37,6 +38,8 @@ class State(enum.Enum):
     STARTING = "starting"
     RUNNING = "running"
     DONE = "done"
+    LEFT = "left"
+    """Stopped by itself, as it was told."""
     FAILED = "failed"
     GONE = "gone"
 
@@ -55,6 +58,10 @@ class Training:
     """When all were there and could not reach each other."""
     whole_at: float | None = None
     ended_at: float | None = None
+    step: int = 0
+    stepped_at: float = 0.0
+    _stepping: set[str] = field(default_factory=set)
+    """The nodes whose ranks have not returned from the step."""
 
     @property
     def whole(self) -> bool:
@@ -90,6 +97,27 @@ class Training:
         for gang in here:
             hub.at(hub.now + FIRST_STEP, gang.tell, Progressed(self.round.number))
             hub.at(hub.now + left + self.world.plan.spread * random.random(), gang.finish)
+        if self.world.plan.pace:
+            self.step = self.world.step.setdefault(self.run, 0)
+            self.take_step()
+
+    def take_step(self) -> None:
+        """A collective of all, then each rank asks whether to stop."""
+        if not self.whole:
+            return
+        hub, pace = self.world.hub, self.world.plan.pace
+        self.step, self.stepped_at = self.step + 1, hub.now
+        for gang in self.gangs.values():
+            if gang.steps:
+                self._stepping.add(gang.node_id)
+                hub.at(hub.now + 0.5 * pace * hub.random.random(), gang.stepper.call, self.step)
+
+    def returned(self, gang: Gang) -> None:
+        """A rank goes on to the next step."""
+        self._stepping.discard(gang.node_id)
+        if not self._stepping:
+            hub, pace = self.world.hub, self.world.plan.pace
+            hub.at(hub.now + pace * (0.5 + hub.random.random()), self.take_step)
 
     def lose(self, why: str) -> None:
         """A member's workers are no more: the rest cannot go on."""
@@ -127,6 +155,7 @@ class Gang:
         """In the kernel: no signal ends it."""
         self.started_at = host.clock.now()
         self.done_at: float | None = None
+        self.stepper = Stepper(self)
         world = host.world
         training.gangs[node_id] = self
         if training.broken and world.plan.peers_notice:
@@ -138,6 +167,11 @@ class Gang:
     def alive(self) -> bool:
         """Whether a process of it is there, be it one that has nothing left to do."""
         return self.state is not State.GONE
+
+    @property
+    def steps(self) -> bool:
+        """Whether its rank is in its loop."""
+        return self.state is State.RUNNING and self.host.world.plan.pace > 0
 
     @property
     def number(self) -> int:
@@ -155,8 +189,15 @@ class Gang:
 
     def finish(self) -> None:
         """Every worker exits with 0."""
-        if not self.training.broken:
+        if self.stepper.holding and self.state is State.RUNNING:
+            self.host.world.hub.at(self.host.world.hub.now + 0.5, self.finish)
+        elif not self.training.broken:
             self._end(WorkersDone(), State.DONE, "", (State.RUNNING,))
+
+    def leave(self, event: NodeEvent) -> None:
+        """Every worker exits with 0, because it was told to stop."""
+        self.host.world.step[self.training.run] = self.stepper.at
+        self._end(event, State.LEFT, "", (State.RUNNING,))
 
     def kill(self) -> None:
         """SIGKILL to every process, at once."""

@@ -119,6 +119,8 @@ class World:
         self.store.embedded, self.store.may_forget = plan.embedded, plan.may_forget
         self.hosts = [Host(self, number) for number in range(plan.hosts)]
         self.work_left = plan.work
+        self.step: dict[str, int] = {}
+        """The step that each run has last saved, where its workers count any."""
         self.forgot = False
         """Whether the store ever came back without something that it had taken."""
         self.remembered: dict[Fault, Replica] = {}

@@ -19,13 +19,15 @@ class AliveFor:
 
 @dataclass(frozen=True, slots=True)
 class Depart:
-    """It is time to go, after a signal."""
+    """It is time to go, after a signal, or because somebody wants it."""
 
     signum: int
     finished: bool = False
     """Other nodes' workers have all exited with 0 (rule L7)."""
     final: bool = False
-    """The grace to do the same is over."""
+    """The grace to do the same, or to stop together with all others, is over."""
+    why: str = ""
+    """Who wants it; '' for the signal."""
 
 
 @dataclass(frozen=True, slots=True)

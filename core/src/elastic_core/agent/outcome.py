@@ -20,7 +20,19 @@ from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.plugins import Plugins
-from elastic_core.rendezvous.ledger import Closed, Entry, Halt, HaltReason, Ledger, Resume, Round, advance
+from elastic_core.rendezvous.ledger import (
+    Closed,
+    Drain,
+    Entry,
+    Halt,
+    HaltReason,
+    Ledger,
+    Plan,
+    Resume,
+    Round,
+    StopAt,
+    advance,
+)
 from elastic_core.rendezvous.rows import NodeInfo
 
 Publish = Callable[[Event], None]
@@ -130,10 +142,23 @@ def narrated(ledger: Ledger, entries: Iterable[Entry], now: float, node_id: str)
         before, ledger = ledger, advance(ledger, entry, now)
         if isinstance(entry.body, Resume):
             continue  # everything is as it was
+        match entry.body:
+            case Plan(round=number, why=why, deadline=deadline):
+                message = f"the workers of round {number} are to stop together within {deadline:g} s: {why}"
+                yield Event("stop_planned", message, fields={"round": number, "why": why, "deadline_s": deadline})
+            case StopAt(round=number, step=at):
+                message = f"the workers of round {number} stop at step {at}"
+                yield Event("stop_at", message, fields={"round": number, "step": at})
         if ledger.halt is not None and ledger.halt is not before.halt:
             yield round_halted(ledger.halt)
         if ledger.round is not None and ledger.round is not before.round:
             yield round_started(before, ledger, ledger.round, node_id)
+
+
+def asked_to_leave(entries: Iterable[Entry], node_id: str) -> str | None:
+    """Who wants a node to leave, by these entries; None where nobody does."""
+    asked = [entry.body for entry in entries if isinstance(entry.body, Drain) and node_id in entry.body.nodes]
+    return asked[-1].why if asked else None
 
 
 def round_halted(halt: Halt) -> Event:

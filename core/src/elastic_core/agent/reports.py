@@ -3,12 +3,13 @@
 Each is a socketpair of packets; the other end is inherited by the worker, whatever it is, and by what the worker forks.
 So the end of a channel means nothing. Packets are short JSON objects of known types, and whatever else comes is ignored
 and said once. Nothing is ever waited for, and who sends too much is not listened to for the rest of a second: then its
-packets fill its own socket. Nothing is sent yet, so who does not read misses nothing.
+packets fill its own socket. Down go notices, which find room or are not sent.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import select
 import socket
@@ -17,12 +18,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from elastic_core.reporting import FAILED, INITIALIZED, KIND, LONGEST
+from elastic_core.reporting import FAILED, INITIALIZED, KIND, LEAVES, LONGEST, STEP
 
 MOST = 256
 """Packets of one worker that are read in a second."""
 WINDOW = 1.0
 """That second."""
+MOST_DRAINED = 4096
+"""Packets of one worker that are read where all are wanted; its socket holds some hundreds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,15 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Stepped:
+    """A worker says to which step it can come without another report, or that it stops after this one."""
+
+    tag: int
+    step: int
+    leaves: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class NotUnderstood:
     """A worker has sent something else than a report, and why it was ignored; said once for each."""
 
@@ -54,8 +66,10 @@ class ListenAgain:
     channel: object
 
 
-Report: TypeAlias = "Initialized | Failed | NotUnderstood | ListenAgain"
+Report: TypeAlias = "Initialized | Failed | Stepped | NotUnderstood | ListenAgain"
 
+LARGEST_STEP = 2**53
+"""Steps are smaller."""
 _MEANINGS: Mapping[str, type[Initialized | Failed]] = {INITIALIZED: Initialized, FAILED: Failed}
 
 
@@ -75,13 +89,11 @@ class Reports:
     """All channels of one round.
 
     Args:
-        later: Delivers an event to the loop, which brings it to :meth:`listen_again`, at an instant of the clock.
+        later: Delivers a report to the loop, at an instant of the clock.
         clock: Seconds, monotonic.
     """
 
-    def __init__(
-        self, later: Callable[[float, ListenAgain], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, later: Callable[[float, Report], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._later = later
         self._clock = clock
         self._ready = select.epoll()
@@ -108,6 +120,34 @@ class Reports:
         ready = [self._channels[fd] for fd, _ in self._ready.poll(0) if fd in self._channels]
         return [told for channel in ready for told in self._read(channel)]
 
+    def tell(self, tag: int, notice: Mapping[str, Any]) -> bool:
+        """Send a worker a notice; whether there was room for it, and a worker."""
+        data, flags = json.dumps(notice).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+        for channel in self._channels.values():
+            if channel.tag == tag:
+                with contextlib.suppress(OSError):
+                    return channel.end.send(data, flags) == len(data)
+        return False
+
+    def drain(self) -> list[Stepped] | None:
+        """The steps that have been reported and not received, however many; None if there is no end to them.
+
+        What else has come is delivered as if it came now.
+        """
+        steps = []
+        for channel in self._channels.values():
+            told: Report | None = None
+            for _ in range(MOST_DRAINED):
+                if (told := self._next(channel)) is None:
+                    break
+                if isinstance(told, Stepped):
+                    steps.append(told)
+                elif not isinstance(told, NotUnderstood):
+                    self._later(self._clock(), told)
+            if told is not None:
+                return None
+        return steps
+
     def listen_again(self, event: ListenAgain) -> None:
         """Go on with a channel, if it is still there."""
         if isinstance(channel := event.channel, _Channel) and channel in self._channels.values():
@@ -131,29 +171,34 @@ class Reports:
         if now - channel.since >= WINDOW:
             channel.since, channel.count = now, 0
         while channel.count < MOST:
-            try:
-                packet = channel.end.recv(LONGEST + 1)
-            except BlockingIOError:
-                return
-            except OSError:
-                packet = b""
-            if not packet:  # nobody has the other end, or says that; it may be at an end, but its number is not free
-                self._ready.unregister(channel.end)
+            if (told := self._next(channel)) is None:
                 return
             channel.count += 1
-            try:
-                meaning = understood(packet)
-            except ValueError as exc:
-                if not channel.complained:
-                    channel.complained = True
-                    yield NotUnderstood(channel.tag, str(exc))
-            else:
-                yield meaning(channel.tag)
+            if not isinstance(told, NotUnderstood) or not channel.complained:
+                channel.complained |= isinstance(told, NotUnderstood)
+                yield told
         self._ready.unregister(channel.end)
         self._later(channel.since + WINDOW, ListenAgain(channel))
 
+    def _next(self, channel: _Channel) -> Report | None:
+        """The next packet of a channel; None where there is none."""
+        try:
+            packet = channel.end.recv(LONGEST + 1)
+        except BlockingIOError:
+            return None
+        except OSError:
+            packet = b""
+        if not packet:  # nobody has the other end, or says that; it may be at an end, but its number is not free
+            with contextlib.suppress(FileNotFoundError):
+                self._ready.unregister(channel.end)
+            return None
+        try:
+            return understood(packet)(channel.tag)
+        except ValueError as exc:
+            return NotUnderstood(channel.tag, str(exc))
 
-def understood(packet: bytes) -> type[Initialized | Failed]:
+
+def understood(packet: bytes) -> Callable[[int], Report]:
     """What a packet says, to be told of whoever sent it.
 
     Raises:
@@ -168,6 +213,10 @@ def understood(packet: bytes) -> type[Initialized | Failed]:
     match message:
         case {"type": str(name)} if name in _MEANINGS:
             return _MEANINGS[name]
+        case {"type": str(name), "step": int(step)} if name in (STEP, LEAVES) and 0 <= step < LARGEST_STEP:
+            return functools.partial(Stepped, step=step, leaves=name == LEAVES)
+        case {"type": str(name)} if name in (STEP, LEAVES):
+            raise ValueError("it reports a step, but names none")
         case {"type": str(name)}:
             raise ValueError(f"its type is {name[:40]!r}, which is not known here")
     raise ValueError("it is not a JSON object with a type")

@@ -13,6 +13,7 @@ from functools import partial
 
 from elastic_core.agent import outcome, preloading
 from elastic_core.agent.addresses import advertised
+from elastic_core.agent.departing import Departing
 from elastic_core.agent.enrolment import applicant_for, cpus_of_workers, make_log_dir, parameters
 from elastic_core.agent.hands import CLOSING, WARDEN_PATIENCE, Hands, hands, warden_for
 from elastic_core.agent.identity import Seat
@@ -38,12 +39,12 @@ from elastic_core.config import RunConfig
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
-from elastic_core.incidents import signal_name
 from elastic_core.plugins import Plugins
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.join import Clock, join
 from elastic_core.rendezvous.ledger import Closed, Ledger, Round
 from elastic_core.rendezvous.node import (
+    Answered,
     Effect,
     EntriesRead,
     Exit,
@@ -53,6 +54,8 @@ from elastic_core.rendezvous.node import (
     MakeOffer,
     NodeEvent,
     NodeState,
+    Notice,
+    Notify,
     Offered,
     Outrun,
     Probed,
@@ -75,8 +78,6 @@ SILENT_PROGRESS = 30.0
 """Seconds that all ranks of a silent script must be alive to count as progress (rule L4)."""
 FENCE_SHARE = 0.8
 """Part of ``fence_after`` without store contact after which a node stops its own workers (rule S4)."""
-STORE_PATIENCE = 0.5
-"""Seconds that a leaving node waits for the store to say whether others have finished."""
 FAREWELL = 10.0
 """Most seconds to spend on leaving the roster properly."""
 
@@ -151,12 +152,10 @@ class Supervisor:
         stores: Stores,
     ) -> None:
         self._config, self._plugins, self._publish, self._clock = config, plugins, publish, clock
-        self._inbox, self._handled, self._warden, self._group = hands.inbox, hands.signals, hands.warden, hands.group
+        self._inbox, self._warden, self._group = hands.inbox, hands.warden, hands.group
         self._embedded = store.embedded
         self._state = NodeState(info=info, ledger=ledger)
         self._stores = stores
-        self._signals = 0
-        self._finishing = False
         self._exit: Exit | None = None
         self._row: object = None
         calls = SessionCalls(
@@ -166,6 +165,17 @@ class Supervisor:
             crashed=lambda error: self._inbox.post(Crashed(error)),
         )
         self._session = Session(store, info.node_id, ledger, clock, calls)
+        self._departing = Departing(
+            config=config,
+            handled=hands.signals,
+            state=lambda: self._state,
+            step=self._step,
+            post=self._inbox.post,
+            later=lambda seconds, order: self._inbox.at(self._clock.now() + seconds, order),
+            ask_finished=self._session.ask_finished,
+            kill=self._kill,
+            say=self._say,
+        )
 
     def run(self) -> Ending:
         """The loop: take what happened, see what follows, do it, until there is an end."""
@@ -203,11 +213,9 @@ class Supervisor:
             case Crashed(error):
                 raise RuntimeError("a thread of the session failed") from error
             case SignalReceived(signum):
-                self._on_signal(signum)
-            case Depart() if self._state.leaving is None:
-                self._depart(event)
+                self._departing.on_signal(signum)
             case Depart():
-                pass
+                self._departing.depart(event)
             case Gone():
                 self._group.gone()
                 self._step(WorkersGone())
@@ -234,36 +242,11 @@ class Supervisor:
                     self._step(Leaving(f"process {event.pid} cannot be killed", ExitCode.WITHDRAWN))
                     self._exit = Exit(ExitCode.WITHDRAWN, f"process {event.pid} cannot be killed")
 
-    def _on_signal(self, signum: int) -> None:
-        if signum not in self._handled:
-            return
-        self._signals += 1
-        if self._signals > 1:
-            self._say("signal", f"received {signal_name(signum)} again: killing the workers")
-            self._warden.wake()
-            self._group.stop(0.0)
-            self._inbox.at(self._clock.now() + WARDEN_PATIENCE, Overdue())
-            self._step(Leaving.signalled(signum, signal_name(signum)))
-        elif self._state.work is Work.RUNNING and self._config.max_nodes > 1:
-            self._session.ask_finished(lambda finished: self._inbox.post(Depart(signum, finished)))
-            self._inbox.at(self._clock.now() + STORE_PATIENCE, Depart(signum))
-        else:
-            self._depart(Depart(signum))
-
-    def _depart(self, order: Depart) -> None:
-        """Leave, or, when others have finished, let the workers here do so within their grace (rule L7)."""
-        name, grace = signal_name(order.signum), self._config.shutdown_timeout
-        busy = self._state.work in (Work.RUNNING, Work.STOPPING)
-        again = "; once more to kill the workers at once" if busy else ""
-        if order.final or not (order.finished or self._finishing):
-            self._say("signal", f"received {name}: leaving{again}")
-            self._step(Leaving.signalled(order.signum, name))
-        elif not self._finishing:
-            self._finishing = True
-            self._say(
-                "signal", f"received {name}: other nodes have finished, the workers here have {grace:g} s to{again}"
-            )
-            self._inbox.at(self._clock.now() + grace, Depart(order.signum, final=True))
+    def _kill(self) -> None:
+        """End all workers at once."""
+        self._warden.wake()
+        self._group.stop(0.0)
+        self._inbox.at(self._clock.now() + WARDEN_PATIENCE, Overdue())
 
     def _on_store_gone(self, event: ServiceFailed | ServiceEnded) -> None:
         """Make another offer; or, where a round's workers had that store, end the round, which spends no restart."""
@@ -316,6 +299,8 @@ class Supervisor:
                 self._publish(news)
             if self._state.ledger.round is not before.ledger.round:
                 self._group.decided()
+            if (why := outcome.asked_to_leave(event.entries, self._state.info.node_id)) is not None:
+                self._departing.on_drain(why)
         if (row := row_of(self._state)) != self._row:
             self._row = row
             self._session.publish_row(row)
@@ -332,6 +317,8 @@ class Supervisor:
                 self._start(current, restart_count)
             case Stop(grace, why):
                 self._stop(grace, why)
+            case Notify(notice):
+                self._notify(notice)
             case MakeOffer():
                 self._step(Offered(self._stores.offer()))
             case Exit():
@@ -349,8 +336,16 @@ class Supervisor:
             self._step(start_failure(self._group, current, exc))
         self._inbox.at(self._clock.now() + SILENT_PROGRESS, AliveFor(current.number))
 
+    def _notify(self, notice: Notice | None) -> None:
+        """Write the notice, *then* take in the reports, and answer once."""
+        plan = self._state.ledger.plan
+        if notice is not None and notice.step is None and plan is not None:
+            self._plugins.stop_planned(self._state.round, notice.deadline, plan.why)
+        if (steps := self._group.notify(notice)) is not None and notice is not None:
+            self._step(Answered(notice, steps))
+
     def _stop(self, grace: Grace, why: str) -> None:
-        planned = grace is Grace.PLANNED and self._signals == 0
+        planned = grace is Grace.PLANNED and self._departing.signals == 0
         seconds = self._config.shutdown_timeout if grace is Grace.PLANNED else self._config.failure_grace
         if planned:
             self._plugins.stop_planned(self._state.round, seconds, why)

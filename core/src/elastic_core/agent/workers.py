@@ -19,7 +19,7 @@ from elastic_core.agent.assignment import Assignment
 from elastic_core.agent.error_files import last_exception_line, read_error_file
 from elastic_core.agent.output import Output, WorkerStreams
 from elastic_core.agent.recovery import Recovery, initialized, recovered
-from elastic_core.agent.reports import Failed, Initialized, ListenAgain, NotUnderstood, Report, Reports
+from elastic_core.agent.reports import Failed, Initialized, ListenAgain, NotUnderstood, Report, Reports, Stepped
 from elastic_core.agent.warden import (
     Exited,
     ServiceEnded,
@@ -40,9 +40,18 @@ from elastic_core.events import Event, Field, Level
 from elastic_core.incidents import Incident, IncidentKind, signal_name
 from elastic_core.plugins import Plugins
 from elastic_core.rendezvous.ledger import Round
-from elastic_core.rendezvous.node import NodeEvent, Progressed, WorkerFailed, WorkersDone
+from elastic_core.rendezvous.node import (
+    NodeEvent,
+    Notice,
+    Progressed,
+    SteppedDown,
+    TakesNotices,
+    WorkerFailed,
+    WorkersDone,
+)
 from elastic_core.rendezvous.places import place
 from elastic_core.rendezvous.rows import NodeInfo
+from elastic_core.reporting import GO_ON, PLAN, STOP_AT
 
 DRAIN = 0.2
 """Seconds to wait for the end of a dead worker's streams; a child of its may hold them open."""
@@ -63,6 +72,10 @@ class Worker:
     pid: int | None = None
     exit_code: int | None = None
     initialized: bool = False
+    step: int | None = None
+    """The last one that it can come to without having reported another."""
+    leaves: bool = False
+    """Whether it has said that it stops, as it was told."""
 
 
 @dataclass
@@ -145,6 +158,8 @@ class WorkerGroup:
                     self._recovery = Recovery(began=self.now(), detected=self.now())
                 self.output.catch_up(worker.streams, DRAIN)
                 return self._fail(self._died(worker, UNCAUGHT))
+            case Stepped(tag, step, leaves) if worker := self._workers.get(tag):
+                return self._stepped(worker, step, leaves)
             case NotUnderstood(tag, why) if worker := self._workers.get(tag):
                 rank = worker.assignment.rank
                 message = f"what rank {rank} says to its agent is ignored where it is no report: {why}"
@@ -167,7 +182,8 @@ class WorkerGroup:
                     return self._fail(self._died(worker, code))
                 if all(other.exit_code == 0 for other in self._workers.values()):
                     self._settle()
-                    return WorkersDone()
+                    left = any(other.leaves for other in self._workers.values())
+                    return SteppedDown() if left else WorkersDone()
             case Signalled(signum, pids):
                 name, who = signal_name(signum), ", ".join(map(str, pids))
                 level = Level.DEBUG if signum == 15 else Level.INFO
@@ -178,6 +194,23 @@ class WorkerGroup:
                 )
                 self.publish(Event("worker_stuck", message, Level.ERROR, {"pid": pid, "wchan": wchan}))
         return None
+
+    def notify(self, notice: Notice | None) -> tuple[int, ...] | None:
+        """Tell the workers of a PLAN, and then take in their reports: each rank's step, or None where one is unknown.
+
+        For a notice with a step nothing is taken in; None is for workers that need not wait any longer.
+        """
+        living = [tag for tag, worker in self._workers.items() if worker.exit_code is None]
+        reached = [tag for tag in living if self.reports.tell(tag, packet(notice))]
+        if notice is None or notice.step is not None or len(reached) < len(living):
+            return None
+        if (reports := self.reports.drain()) is None:
+            return None
+        for told in reports:
+            if worker := self._workers.get(told.tag):
+                self._stepped(worker, told.step, told.leaves)
+        steps = tuple(worker.step for worker in self._workers.values() if worker.step is not None)
+        return steps if len(steps) == len(self._workers) else None
 
     def lost_store(self, current: Round, event: ServiceEnded | ServiceFailed | None = None) -> WorkerFailed | None:
         """The round's store was here and is gone; nobody's restart, but the end of the round."""
@@ -231,6 +264,13 @@ class WorkerGroup:
         took = round(now - self.started_at, 6)
         self.publish(initialized(number, len(self._workers), took, self._recovered, now))
         return Progressed(number)
+
+    def _stepped(self, worker: Worker, step: int, leaves: bool) -> TakesNotices | None:
+        """A worker has come so far; the first time that all have, they are known to take notices."""
+        first = worker.step is None
+        worker.step, worker.leaves = step, worker.leaves or leaves
+        known = first and all(other.step is not None for other in self._workers.values())
+        return TakesNotices(worker.assignment.round) if known else None
 
     def _fail(self, incident: Incident) -> WorkerFailed | None:
         """The first failure only."""
@@ -314,6 +354,15 @@ def _lines_about_use(*texts: str) -> list[str]:
     """The lines that say that an address is in use, in torch's words or the system's."""
     lines = [line for text in texts for line in text.splitlines()]
     return [line for line in lines if "EADDRINUSE" in line or "already in use" in line]
+
+
+def packet(notice: Notice | None) -> dict[str, object]:
+    """What a worker is told."""
+    if notice is None:
+        return {"type": GO_ON}
+    if notice.step is None:
+        return {"type": PLAN, "plan": notice.plan, "deadline": notice.deadline}
+    return {"type": STOP_AT, "plan": notice.plan, "step": notice.step}
 
 
 def _line_prefix(template: str, assignment: Assignment) -> str:

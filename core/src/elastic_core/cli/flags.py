@@ -94,6 +94,7 @@ class Flags:
     on_node_loss: OnNodeLoss = OnNodeLoss.REPLACE
     shutdown_timeout: float | None = None
     failure_grace: float = 3.0
+    preemption_grace: float = 0.0
     signals_to_handle: tuple[signal.Signals, ...] | None = None
     log_dir: str | None = None
     redirects: StreamMap = field(default_factory=StreamMap)

@@ -137,6 +137,7 @@ def configure(
         signals=flags.signals_to_handle,
         shutdown_timeout=_shutdown_timeout(flags, environ),
         failure_grace=flags.failure_grace,
+        preemption_grace=flags.preemption_grace,
         log_dir=Path(flags.log_dir) if flags.log_dir else None,
         redirects=flags.redirects,
         tee=flags.tee,

@@ -175,6 +175,16 @@ FLAGS: Sequence[Flag] = (
         help="The same after a failure, when most of them hang in a collective.",
     ),
     Flag(
+        "--preemption_grace",
+        section=FAILURE,
+        parse=values.seconds,
+        default="0",
+        show_default=True,
+        metavar="SECONDS",
+        help="How long before this node must be gone SIGTERM comes; workers that call should_checkpoint() then stop "
+        "together, in all of the job, and no step is lost.",
+    ),
+    Flag(
         "--signals_to_handle",
         section=FAILURE,
         parse=values.signals,

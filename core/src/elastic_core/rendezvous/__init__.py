@@ -6,10 +6,11 @@ General layout, from what a backend's author writes up to what the agent uses:
   rules. ``api`` has the public types around it.
 * ``registry`` knows the rendezvous handlers of others by name; ``asking`` is the mind of a node that has one, and
   ``exchange`` what such nodes tell each other.
-* ``settings``, ``ledger`` and ``rows`` are the vocabulary: immutable records. ``codec`` turns them into JSON and back.
-* ``decide`` (with ``scene``, ``books`` and ``watch``) is the chair's mind, ``node`` is a node's, ``admission`` says
-  who may join and ``succession`` who follows a chair that is gone. All are pure functions of what is known and what
-  time it is.
+* ``settings``, ``entries``, ``ledger`` and ``rows`` are the vocabulary: immutable records. ``codec`` turns them into
+  JSON and back.
+* ``decide`` (with ``planning``, ``scene``, ``books`` and ``watch``) is the chair's mind, ``node`` is a node's,
+  ``admission`` says who may join and ``succession`` who follows a chair that is gone. All are pure functions
+  of what is known and what time it is.
 * ``join``, ``reading``, ``chair``, ``pulse`` and ``session`` drive them: they read the store, call the minds, and
   write what these say. ``retry`` says how long they wait after a failure.
 * ``places`` turns a round's members into ranks.

@@ -137,7 +137,7 @@ class ChairDriver:
                     continue
             if row.info.node_id == seen.node_id:
                 decoded[seen.node_id] = (seen.value, row)
-                current = row if row.epoch == ledger.head.epoch else replace(row, head=0)
+                current = row if row.epoch == ledger.head.epoch else replace(row, head=0, answered=0)
                 found.append(Observation(current, seen.serial, seen.beat, seen.revision))
         self._decoded = decoded
         return found

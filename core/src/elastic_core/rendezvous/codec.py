@@ -18,7 +18,19 @@ from typing import Any, TypeVar
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES
-from elastic_core.rendezvous.ledger import Chair, Closed, Entry, Halt, Member, Open, Resume, Round
+from elastic_core.rendezvous.entries import (
+    Chair,
+    Closed,
+    Drain,
+    Entry,
+    Halt,
+    Member,
+    Open,
+    Plan,
+    Resume,
+    Round,
+    StopAt,
+)
 from elastic_core.rendezvous.rows import NodeRow
 from elastic_core.rendezvous.settings import PROTOCOL
 
@@ -29,6 +41,9 @@ _KINDS: Mapping[str, type] = {
     "CHAIR": Chair,
     "ROUND": Round,
     "HALT": Halt,
+    "PLAN": Plan,
+    "STOP_AT": StopAt,
+    "DRAIN": Drain,
     "CLOSED": Closed,
     "RESUME": Resume,
 }

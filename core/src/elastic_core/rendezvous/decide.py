@@ -19,6 +19,7 @@ from elastic_core.rendezvous.books import charged
 from elastic_core.rendezvous.complaints import accused, told, unprobed
 from elastic_core.rendezvous.decisions import Append, Ask, Decision, LookAgain
 from elastic_core.rendezvous.ledger import Halt, HaltReason, Ledger, Round
+from elastic_core.rendezvous.planning import departs, drain, pursue, stepped_down, stop_gracefully
 from elastic_core.rendezvous.rows import Phase
 from elastic_core.rendezvous.scene import SUSPICION_FACTOR, Scene
 from elastic_core.rendezvous.sealing import (
@@ -49,7 +50,10 @@ def decide(scene: Scene) -> Decision:
     ledger = scene.ledger
     if ledger.closed is not None:
         return LookAgain(None)
-    if ledger.round is None:
+    decision: Decision
+    if (asked := drain(scene)) is not None:
+        decision = asked
+    elif ledger.round is None:
         decision = _form(scene)
     elif ledger.halt is None:
         decision = _supervise(scene, ledger.round)
@@ -113,12 +117,15 @@ def _supervise(scene: Scene, current: Round) -> Decision:
     if late and scene.now >= suspect_at:
         why = f"{scene.names(late)} did not show that it saw round {current.number}"
         return end_round(scene, current, HaltReason.UNSEEN, why)
+    if ledger.plan is not None:
+        return pursue(scene, current, ledger.plan, finished)
     looks = [suspect_at] if late else []
     if scene.room(current) and not finished:  # L7: after the first FINISHED nobody joins
         resize_at = _resize_allowed_at(ledger)
         if scene.now >= resize_at:
             who = scene.names(seen.node_id for seen in scene.newcomers())
-            return end_round(scene, current, HaltReason.RESIZE, f"{who} joins the {len(ids)} node(s) of the round")
+            why = f"{who} joins the {len(ids)} node(s) of the round"
+            return stop_gracefully(scene, current, HaltReason.RESIZE, why, scene.timing.plan_timeout)
         looks.append(resize_at)
     return LookAgain(scene.look(*looks, nodes=scene.sightings(current)))
 
@@ -148,14 +155,21 @@ def _whole(scene: Scene, current: Round, finished: set[str]) -> bool:
     ids = [member.node_id for member in current.members]
     if any(scene.dead(node_id) or scene.leaving(node_id) or scene.owed_answer(node_id) for node_id in ids):
         return False
+    if any(stepped_down(current, scene.seen(node_id)) for node_id in ids):
+        return False
     return not any(_departure(scene, current, node_id) for node_id in ids if node_id not in finished)
 
 
 def _departure(scene: Scene, current: Round, node_id: str) -> Append | None:
-    """The HALT for a member that is lost, leaves, or stopped its workers by itself; None for one that stays."""
+    """The HALT for a member that is lost, leaves, or stopped its workers by itself; None for one that stays.
+
+    That it leaves can be a PLAN as well. Who has stopped as a PLAN wants it may be gone.
+    """
     seen = scene.seen(node_id)
+    if scene.ledger.plan is not None and stepped_down(current, seen):
+        return None
     if seen is not None and seen.row.leaving:
-        return end_round(scene, current, HaltReason.NODE_LEFT, f"{scene.names([node_id])} leaves")
+        return departs(scene, current, seen)
     if scene.dead(node_id):
         lost = Incident(
             kind=IncidentKind.NODE_LOST,

@@ -134,7 +134,7 @@ def _knowledge(ledger: Ledger) -> tuple[int, int]:
 def _undecided(ledger: Ledger) -> bool:
     """Whether nothing has been decided since the run was opened or resumed."""
     at = ledger.head.anchors
-    return max(at.round, at.latest, at.halt) <= at.open and ledger.closed is None
+    return max(at.round, at.latest, at.halt, at.plan, at.stop_at) <= at.open and ledger.closed is None
 
 
 def resume(mine: Ledger, why: str) -> Resume:
@@ -150,6 +150,8 @@ def resume(mine: Ledger, why: str) -> Resume:
         settings=mine.settings,
         round=replace(mine.round, same_as=0),
         halt=mine.halt,
+        plan=mine.plan,
+        stop_at=mine.stop_at,
         epoch=mine.head.epoch,
         index=mine.head.index,
         why=why,

@@ -1,8 +1,8 @@
-"""The ledger: what has been decided, in order. Entries, and the state that follows from them.
+"""The ledger: what has been decided, in order. Entries (``entries``), and the state that follows from them.
 
 An entry is written once and never changed. Each one names the entry before it, so that a chain with a gap or a fork is
 noticed by whoever reads it, and carries enough (:class:`Anchors`, :class:`Counters`) that a newcomer needs the
-newest one and the two or three that it points to, however long the history is.
+newest one and the few that it points to, however long the history is.
 
 :class:`Ledger` is what a node knows after reading; :func:`advance` is the only way that knowledge grows.
 """
@@ -10,181 +10,59 @@ newest one and the two or three that it points to, however long the history is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from enum import Enum
-from typing import TypeAlias
+from dataclasses import dataclass, replace
 
 from elastic_core.errors import RendezvousStateError
-from elastic_core.incidents import Incident
 from elastic_core.rendezvous.backend import ORIGIN, Link
+from elastic_core.rendezvous.entries import (
+    Anchors,
+    Body,
+    Chair,
+    Closed,
+    Counters,
+    Drain,
+    Entry,
+    Halt,
+    HaltReason,
+    Member,
+    Offer,
+    Open,
+    Plan,
+    Resume,
+    Round,
+    StopAt,
+)
 from elastic_core.rendezvous.settings import Settings
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counters:
-    """What the job remembers across rounds and chairs; every entry carries it."""
-
-    restarts: int = 0
-    """Restarts spent, of ``--max_restarts``."""
-    barren: int = 0
-    """Rounds in a row that ended without progress (rule L4)."""
-    worst_seen: float = 0.0
-    """The longest that a member took to show that it had seen an entry, in seconds (rule L2)."""
-    losses: Mapping[str, int] = field(default_factory=dict)
-    """How often each host was lost, by stable host id."""
-    excluded: tuple[str, ...] = ()
-    """Host ids that a failure policy wants left out while others suffice."""
-
-
-@dataclass(frozen=True, slots=True)
-class Anchors:
-    """Indices of the entries that the present state stands on; 0 for none."""
-
-    open: int = 0
-    chair: int = 0
-    """The newest OPEN or CHAIR: rule S7 seats only nodes that have seen it."""
-    round: int = 0
-    """The newest ROUND that spells out its members."""
-    latest: int = 0
-    """The newest ROUND of any form."""
-    halt: int = 0
-    """The HALT or CLOSED that ended that round; 0 while the round is live."""
-    kept: int = 0
-    """All entries before this one are tombstones, save those that are named above."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One node in a round, at its place in rank order."""
-
-    node_id: str
-    local_world_size: int
-    role: str
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A place for the workers' store on one node: serves one round, then a new one is made."""
-
-    address: str
-    port: int
-    id: str
-    hosted: bool = False
-    """Whether a store listens there already; else rank 0's worker opens one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Open:
-    """A run begins."""
-
-    scheduler_uid: str | None
-    settings: Settings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chair:
-    """Who decides from here on is ``Entry.chair``; the term has grown by one."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """Start workers. Exactly one of ``members`` and ``same_as`` is given."""
-
-    number: int
-    offer: Offer
-    members: tuple[Member, ...] = ()
-    same_as: int = 0
-    """The number of the round whose members, in the same order, this one has; 0 when ``members`` spells them out."""
-    charged: bool = False
-    """Whether this round spent a restart; given back when a dropped member turns out never to have seen it."""
-    why: str = ""
-
-
-class HaltReason(str, Enum):
-    """Why a round was ended."""
-
-    FAILURE = "failure"
-    GIVING_UP = "giving_up"
-    """A failure that the policy will not restart; becomes CLOSED unless a node turns out to be lost."""
-    NODE_LOST = "node_lost"
-    NODE_LEFT = "node_left"
-    UNSEEN = "unseen"
-    """A member did not show that it had seen its round."""
-    RESIZE = "resize"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Halt:
-    """Stop the workers of ``round``."""
-
-    round: int
-    reason: HaltReason
-    why: str
-    incident: Incident | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Closed:
-    """The run is over, for good (I12)."""
-
-    success: bool
-    why: str
-    exit_code: int
-    incident: Incident | None = None
-    """The root cause: the first failure across all nodes."""
-    requeue: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resume:
-    """A run goes on, although the store has lost its history: all of the state that the lost entries led to (S3)."""
-
-    scheduler_uid: str | None
-    settings: Settings
-    round: Round
-    """The newest one, with its members spelled out."""
-    halt: Halt | None = None
-    """What ended it; None while it is live."""
-    epoch: int
-    index: int
-    """The place of the newest of the entries."""
-    why: str = ""
-
-
-Body: TypeAlias = "Open | Chair | Round | Halt | Closed | Resume"
+__all__ = [
+    "Anchors",
+    "Body",
+    "Chair",
+    "Closed",
+    "Counters",
+    "Drain",
+    "Entry",
+    "Halt",
+    "HaltReason",
+    "HistoryChangedError",
+    "Ledger",
+    "Member",
+    "Offer",
+    "Open",
+    "Plan",
+    "Resume",
+    "Round",
+    "StopAt",
+    "advance",
+    "compose",
+    "next_anchors",
+    "opened",
+    "restored",
+]
 
 
 class HistoryChangedError(RendezvousStateError):
     """The store's history is not the one that this node has read. (Other state errors: what cannot be read at all.)"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One ledger entry."""
-
-    index: int
-    id: str
-    prev: str
-    run: str
-    """The run's own random uid; a job id can see many runs."""
-    term: int
-    author: str
-    chair: str
-    """Who decides after this entry: the author, unless a leaving chair names its successor."""
-    elapsed: float
-    """Seconds since the previous entry, by the author's monotonic clock: a duration, never an instant."""
-    counters: Counters
-    anchors: Anchors
-    body: Body
-    epoch: int = 0
-    """How often the run was resumed; indices are comparable within one epoch."""
-
-    @property
-    def link(self) -> Link:
-        """This entry's place in the chain."""
-        return Link(self.index, self.id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +83,13 @@ class Ledger:
     halt: Halt | None = None
     """The HALT that ended :attr:`round`; None while it is live."""
     halt_at: float = 0.0
+    plan: Plan | None = None
+    """The PLAN for :attr:`round`, while that is live."""
+    plan_at: float = 0.0
+    stop_at: StopAt | None = None
+    """The step at which its workers stop; None before it is known."""
+    asked: frozenset[str] = frozenset()
+    """The nodes that were asked to leave, as far as this node has read of it."""
     closed: Closed | None = None
     resized_at: float | None = None
     """When the last planned resize was over; None before the first."""
@@ -266,9 +151,19 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
         case Round() as body:
             sealed = _spelled_out(body, ledger.round)
             resized_at, cost = _resize(ledger, sealed, now)
-            return replace(ledger, round=sealed, round_at=now, halt=None, resized_at=resized_at, resize_cost=cost)
+            ledger = replace(ledger, round=sealed, round_at=now, halt=None, plan=None, stop_at=None)
+            return replace(ledger, resized_at=resized_at, resize_cost=cost)
         case Halt() as body:
-            return replace(ledger, halt=body, halt_at=now)
+            return replace(ledger, halt=body, halt_at=now, plan=None, stop_at=None)
+        case Plan() as body if ledger.live:
+            return replace(ledger, plan=body, plan_at=now, stop_at=None)
+        case StopAt() as body if ledger.plan is not None:
+            return replace(ledger, stop_at=body)
+        case Drain() as body:
+            return replace(ledger, asked=ledger.asked | {*body.nodes})
+        case Plan() | StopAt():
+            kind = type(entry.body).__name__.upper()
+            raise RendezvousStateError(f"Ledger entry {entry.index} is a {kind}, but no round is live that it is for.")
         case Closed() as body:
             return replace(ledger, closed=body)
     return ledger
@@ -289,9 +184,9 @@ def opened(entry: Entry, now: float) -> Ledger:
         return ledger
     known = body.epoch, body.index
     # When it was resized last is not told: whoever reads this takes it for just now, as a newcomer does (rule L4).
-    return replace(
-        ledger, round=body.round, round_at=now, halt=body.halt, halt_at=now, resized_at=now, resumed_from=known
-    )
+    ledger = replace(ledger, round=body.round, round_at=now, halt=body.halt, halt_at=now)
+    ledger = replace(ledger, plan=body.plan, plan_at=now, stop_at=body.stop_at)
+    return replace(ledger, resized_at=now, resumed_from=known)
 
 
 def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
@@ -309,12 +204,13 @@ def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
         raise RendezvousStateError(f"Ledger entry {head.index} stands on {index}, which is not a ROUND.")
 
     ledger = replace(opened(anchors[at.open], now) if at.open in anchors else opened(head, now), head=head, halt=None)
+    ledger = replace(ledger, plan=None, stop_at=None)
     if at.round:
         members = a_round(at.round).members
         # When it was resized last is not told: a newcomer that becomes chair takes it for just now (rule L4).
         ledger = replace(ledger, round=replace(a_round(at.latest), members=members), round_at=now, resized_at=now)
     if not at.halt:
-        return ledger
+        return _restored_plan(ledger, bodies, now)
     ended = bodies.get(at.halt)
     if isinstance(ended, Closed):
         return replace(ledger, closed=ended)
@@ -323,6 +219,21 @@ def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
     if not isinstance(ended, Halt):
         raise RendezvousStateError(f"Ledger entry {head.index} stands on {at.halt}, which is not a HALT.")
     return replace(ledger, halt=ended, halt_at=now)
+
+
+def _restored_plan(ledger: Ledger, bodies: Mapping[int, Body], now: float) -> Ledger:
+    """The ledger of a live round, with the PLAN and the STOP_AT that the newest entry stands on."""
+    at = ledger.head.anchors
+    if not at.plan:
+        return ledger
+    plan, stop_at = bodies.get(at.plan), bodies.get(at.stop_at)
+    plan = plan.plan if isinstance(plan, Resume) else plan
+    stop_at = stop_at.stop_at if isinstance(stop_at, Resume) else stop_at
+    if not isinstance(plan, Plan) or (at.stop_at and not isinstance(stop_at, StopAt)):
+        raise RendezvousStateError(
+            f"Ledger entry {ledger.head.index} stands on {at.plan} and {at.stop_at}, which are no PLAN and STOP_AT."
+        )
+    return replace(ledger, plan=plan, plan_at=now, stop_at=stop_at if isinstance(stop_at, StopAt) else None)
 
 
 def _resize(ledger: Ledger, sealed: Round, now: float) -> tuple[float | None, float]:
@@ -355,15 +266,21 @@ def next_anchors(ledger: Ledger | None, body: Body, index: int) -> Anchors:
         case Open():
             return Anchors(open=index, chair=index, kept=before.kept)
         case Resume():
-            return Anchors(
-                open=index, chair=index, round=index, latest=index, halt=index if body.halt else 0, kept=index
-            )
+            at = Anchors(open=index, chair=index, round=index, latest=index, halt=index if body.halt else 0, kept=index)
+            return replace(at, plan=index if body.plan else 0, stop_at=index if body.stop_at else 0)
         case Chair():
             return replace(before, chair=index)
         case Round():
-            return replace(before, latest=index, round=before.round if body.same_as else index, halt=0)
+            round_at = before.round if body.same_as else index
+            return replace(before, latest=index, round=round_at, halt=0, plan=0, stop_at=0)
+        case Plan():
+            return replace(before, plan=index, stop_at=0)
+        case StopAt():
+            return replace(before, stop_at=index)
+        case Drain():
+            return before
         case _:
-            return replace(before, halt=index)
+            return replace(before, halt=index, plan=0, stop_at=0)
 
 
 def compose(

@@ -11,32 +11,71 @@ roster whenever it has changed.
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
-from elastic_core.exit_codes import ExitCode, signalled
+from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
-from elastic_core.rendezvous.ledger import Entry, HaltReason, Ledger, Offer, Resume, Round, advance
+from elastic_core.rendezvous.ledger import HaltReason, Ledger, Offer, Resume, Round, advance
+from elastic_core.rendezvous.node_words import (
+    Answered,
+    Effect,
+    EntriesRead,
+    Exit,
+    Grace,
+    HistoryReplaced,
+    Leave,
+    Leaving,
+    MakeOffer,
+    NodeEvent,
+    Notice,
+    Notify,
+    Offered,
+    Outrun,
+    Probed,
+    Progressed,
+    Start,
+    SteppedDown,
+    Stop,
+    StoreLost,
+    TakesNotices,
+    Work,
+    WorkerFailed,
+    WorkersDone,
+    WorkersGone,
+)
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow, Phase
 
-
-class Work(enum.Enum):
-    """What the warden is doing for us."""
-
-    NONE = "none"
-    RUNNING = "running"
-    DONE = "done"
-    """Every worker exited with 0; what they forked may still be there, and is stopped before anything is started."""
-    STOPPING = "stopping"
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """Why this node goes away, and what it exits with."""
-
-    why: str
-    exit_code: int
+__all__ = [
+    "Answered",
+    "Effect",
+    "EntriesRead",
+    "Exit",
+    "Grace",
+    "HistoryReplaced",
+    "Leave",
+    "Leaving",
+    "MakeOffer",
+    "NodeEvent",
+    "NodeState",
+    "Notice",
+    "Notify",
+    "Offered",
+    "Outrun",
+    "Probed",
+    "Progressed",
+    "Start",
+    "SteppedDown",
+    "Stop",
+    "StoreLost",
+    "TakesNotices",
+    "Work",
+    "WorkerFailed",
+    "WorkersDone",
+    "WorkersGone",
+    "failed_round",
+    "row_of",
+    "step",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,140 +105,14 @@ class NodeState:
     """The rounds whose workers were ever started here, by their offers: none is started twice (S3)."""
     outrun: str = ""
     """Why the store's run is not this node's any more; '' while it is."""
-
-
-# Events --------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class EntriesRead:
-    """New ledger entries, in order, read at ``now``."""
-
-    entries: tuple[Entry, ...]
-    now: float
-
-
-@dataclass(frozen=True, slots=True)
-class Offered:
-    """A place for the next workers' store is held."""
-
-    offer: Offer
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerFailed:
-    """The first failure of a rank in this round, or of starting one."""
-
-    incident: Incident
-
-
-@dataclass(frozen=True, slots=True)
-class WorkersDone:
-    """Every local worker of the round exited with 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkersGone:
-    """A stop is complete: no process of the round is left."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progressed:
-    """The round made its first progress on this node (rule L4)."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class Probed:
-    """After the failure of a round, this node has tried to reach its peers (rule L5)."""
-
-    round: int
-    unreachable: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Leaving:
-    """The user, the scheduler or the node's own state wants it gone."""
-
-    why: str
-    exit_code: int
-
-    @classmethod
-    def signalled(cls, signum: int, name: str) -> Leaving:
-        """For a signal to the agent."""
-        return cls(f"received {name}", signalled(signum))
-
-
-@dataclass(frozen=True, slots=True)
-class StoreLost:
-    """An embedded store is gone for good."""
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryReplaced:
-    """The store lost entries, and this is what the run has come to (rule S3)."""
-
-    ledger: Ledger
-
-
-@dataclass(frozen=True, slots=True)
-class Outrun:
-    """The store lost this run, and another has begun there since (rule S3)."""
-
-    why: str
-
-
-NodeEvent: TypeAlias = (
-    "EntriesRead | HistoryReplaced | Offered | WorkerFailed | WorkersDone | WorkersGone | Progressed | Probed"
-    " | Leaving | StoreLost | Outrun"
-)
-
-
-# Effects -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Start this node's workers of a round."""
-
-    round: Round
-    restart_count: int
-
-
-class Grace(enum.Enum):
-    """How much time workers get between SIGTERM and SIGKILL."""
-
-    PLANNED = "planned"
-    """``--shutdown_timeout``: a healthy round is stopped."""
-    BROKEN = "broken"
-    """``--failure_grace``: a peer is gone, and most of them hang in a collective."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Stop all workers, and report when no process is left."""
-
-    grace: Grace
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class MakeOffer:
-    """Hold a new place for a workers' store; the last one was used."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """Nothing is left to do: leave the roster and end the agent."""
-
-    code: int
-    why: str
-    rejoin: bool = False
-    """Whether to begin again, as a new node."""
-
-
-Effect: TypeAlias = "Start | Stop | MakeOffer | Exit"
+    takes_notices: bool = False
+    """Whether every worker of the round has reported a step."""
+    told: Notice | None = None
+    """What the workers have been told."""
+    steps: tuple[int, ...] = ()
+    """The answer to that PLAN: what each local rank had reported after it was told; () before there is one."""
+    stepped_down: bool = False
+    """Whether they have stopped by themselves, as they were told."""
 
 
 def step(state: NodeState, event: NodeEvent) -> tuple[NodeState, tuple[Effect, ...]]:
@@ -223,6 +136,11 @@ def row_of(state: NodeState) -> NodeRow:
         offer=state.offer,
         incident=state.incident,
         leaving=state.leaving is not None,
+        grace=0.0 if state.leaving is None else state.leaving.grace,
+        takes_notices=state.takes_notices,
+        answered=state.told.plan if state.told is not None and state.steps else 0,
+        steps=state.steps,
+        stepped_down=state.stepped_down,
         progressed=state.progressed,
         probed=state.probed,
         unreachable=state.unreachable,
@@ -235,7 +153,7 @@ def failed_round(before: NodeState, after: NodeState) -> Round | None:
     stopped = before.work is Work.RUNNING and after.work is Work.STOPPING
     if not stopped or current is None or current.number != before.round or len(current.members) < 2:
         return None
-    if after.leaving is not None or after.outrun or not after.round or ledger.closed is not None:
+    if after.leaving is not None or after.outrun or after.stepped_down or not after.round or ledger.closed is not None:
         return None
     if ledger.halt is not None and ledger.halt.reason not in (HaltReason.FAILURE, HaltReason.GIVING_UP):
         return None
@@ -270,8 +188,14 @@ def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
             return replace(state, progressed=True)
         case Probed(number, unreachable) if number > state.probed:
             return replace(state, probed=number, unreachable=unreachable)
-        case Leaving(why, code) if state.leaving is None:
-            return replace(state, leaving=Leave(why, code))
+        case TakesNotices(number) if number == state.round and state.work is Work.RUNNING:
+            return replace(state, takes_notices=True, progressed=True)
+        case Answered(notice, steps) if notice == state.told and state.work is Work.RUNNING:
+            return replace(state, steps=steps)
+        case SteppedDown() if state.work is Work.RUNNING and state.incident is None:
+            return replace(state, stepped_down=True)
+        case Leaving(why, code, grace) if state.leaving is None or grace < state.leaving.grace:
+            return replace(state, leaving=Leave(why, code, grace))
         case StoreLost():
             return replace(state, store_lost=True)
         case Outrun(why):
@@ -293,12 +217,21 @@ def _replaced(state: NodeState, ledger: Ledger) -> NodeState:
     if not state.round:
         return state
     phase = Phase.RUNNING if state.work in (Work.RUNNING, Work.STOPPING) else Phase.WAITING
-    return replace(state, round=0, phase=phase, incident=None, progressed=False)
+    return replace(_untold(state), round=0, phase=phase)
+
+
+def _untold(state: NodeState) -> NodeState:
+    """The state without anything that is known of the workers of one round."""
+    state = replace(state, incident=None, progressed=False)
+    return replace(state, takes_notices=False, told=None, steps=(), stepped_down=False)
 
 
 def _reconcile(state: NodeState) -> tuple[NodeState, tuple[Effect, ...]]:
     if state.work is Work.RUNNING and (stop := _unwanted(state)) is not None:
-        return replace(state, work=Work.STOPPING), (stop,)
+        release = (Notify(None),) if state.told is not None and state.told.step is None else ()
+        return replace(state, work=Work.STOPPING), (*release, stop)
+    if state.work is Work.RUNNING and (told := _notice(state)) != state.told:
+        return replace(state, told=told, steps=state.steps if _same_plan(told, state.told) else ()), (Notify(told),)
     if state.work in (Work.NONE, Work.DONE) and (end := _end(state)) is not None:
         return state, (end,)
     wanted, dropped = _wanted(state), not state.ledger.is_member(state.info.node_id)
@@ -319,8 +252,10 @@ def _reconcile(state: NodeState) -> tuple[NodeState, tuple[Effect, ...]]:
 def _unwanted(state: NodeState) -> Stop | None:
     """The Stop for workers that must not go on; None while they may."""
     ledger = state.ledger
-    if state.leaving is not None:
+    if state.leaving is not None and not state.leaving.grace:
         return Stop(Grace.PLANNED, state.leaving.why)
+    if state.stepped_down:
+        return Stop(Grace.BROKEN, "what they left behind")
     if state.outrun:
         return Stop(Grace.BROKEN, state.outrun)
     if state.incident is not None:
@@ -328,7 +263,7 @@ def _unwanted(state: NodeState) -> Stop | None:
     if ledger.closed is not None:
         return Stop(Grace.BROKEN, f"the job is closed: {ledger.closed.why}")
     if ledger.halt is not None:
-        planned = ledger.halt.reason is HaltReason.RESIZE
+        planned = ledger.halt.planned or ledger.halt.reason is HaltReason.RESIZE
         return Stop(Grace.PLANNED if planned else Grace.BROKEN, ledger.halt.why)
     if not state.round:
         return Stop(Grace.BROKEN, "the store lost the round that they are of, and the job has gone on without it")
@@ -337,11 +272,27 @@ def _unwanted(state: NodeState) -> Stop | None:
     return None
 
 
+def _notice(state: NodeState) -> Notice | None:
+    """What the workers should have been told.
+
+    Once they know their step nothing takes that back: some may have stopped there.
+    """
+    ledger, told = state.ledger, state.told
+    if ledger.plan is None or state.store_lost or state.outrun or not state.takes_notices:
+        return told if told is not None and told.step is not None else None
+    step = None if ledger.stop_at is None else ledger.stop_at.step
+    return Notice(ledger.head.epoch, ledger.head.anchors.plan, ledger.plan.deadline, step)
+
+
+def _same_plan(one: Notice | None, other: Notice | None) -> bool:
+    return one is not None and other is not None and (one.epoch, one.plan) == (other.epoch, other.plan)
+
+
 def _end(state: NodeState) -> Exit | None:
     """The Exit of a node without workers that has nothing to wait for; None while it has."""
     if state.ledger.closed is not None:
         return Exit(state.ledger.closed.exit_code, state.ledger.closed.why)
-    if state.leaving is not None:
+    if state.leaving is not None and not _others_need_it(state):
         return Exit(state.leaving.exit_code, state.leaving.why)
     if state.outrun and state.phase is not Phase.FINISHED:
         return Exit(ExitCode.STORE_LOST, state.outrun, rejoin=True)
@@ -350,6 +301,11 @@ def _end(state: NodeState) -> Exit | None:
             return Exit(ExitCode.SUCCESS, "the store is gone, but every worker of this node had exited with 0")
         return Exit(ExitCode.STORE_LOST, "the store is gone, and nothing can be agreed on without it")
     return None
+
+
+def _others_need_it(state: NodeState) -> bool:
+    """Whether a node that leaves, and whose workers have stopped as planned, may have the store that others' need."""
+    return bool(state.leaving is not None and state.leaving.grace and state.stepped_down and state.ledger.plan)
 
 
 def _wanted(state: NodeState) -> Round | None:
@@ -372,5 +328,5 @@ def _start(state: NodeState, wanted: Round) -> tuple[NodeState, tuple[Effect, ..
     effects: tuple[Effect, ...] = (Start(wanted, state.ledger.counters.restarts),)
     if state.spent:
         effects = (*effects, MakeOffer())
-    state = replace(state, work=Work.RUNNING, phase=Phase.RUNNING, round=wanted.number, incident=None, progressed=False)
+    state = replace(_untold(state), work=Work.RUNNING, phase=Phase.RUNNING, round=wanted.number)
     return replace(state, spent=False, ran=state.ran | {wanted.offer.id}), effects

@@ -1,4 +1,4 @@
-"""Reading the ledger from a store: all of it at first (a newcomer needs four entries at most), then what is new."""
+"""Reading the ledger from a store: all of it at first (a newcomer needs five entries at most), then what is new."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ def load(store: RendezvousBackend, now: float) -> Ledger | None:
         head = _entry(store, index)
         at = head.anchors
         anchors = {index: head}
-        for anchor in (at.open, at.round, at.latest, at.halt):
+        needed = (at.open, at.round, at.latest, at.halt, at.plan, at.stop_at)
+        for anchor in needed:
             if anchor and anchor not in anchors and (entry := peek(store, anchor)) is not None:
                 anchors[anchor] = entry
-        gone = {at.open, at.round, at.latest, at.halt} - {0, *anchors}
+        gone = {*needed} - {0, *anchors}
         if not gone:
             return restored(head, anchors, now)
         newest = store.wait(Cursor(index), roster=False, timeout=0).head

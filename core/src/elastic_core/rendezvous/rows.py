@@ -68,9 +68,21 @@ class NodeRow:
     """The node's first failure in round k."""
     leaving: bool = False
     """Going away: drop it from the next round. Its phase goes on saying whether its workers are gone."""
+    grace: float = 0.0
+    """Seconds that its workers have from then on, to stop together with all others; 0 if they are stopped at once."""
+    takes_notices: bool = False
+    """Whether all its workers of round k have reported a step, and so take a PLAN."""
+    answered: int = 0
+    """The index of the PLAN that it has answered; 0 for none."""
+    steps: tuple[int, ...] = ()
+    """The answer: for each local rank a step that it cannot have gone beyond without having read of the PLAN."""
+    stepped_down: bool = False
+    """Whether the workers of round k have stopped by themselves, as STOP_AT told them."""
     progressed: bool = False
     """Whether round k made progress on this node (rule L4)."""
     probed: int = 0
     """The newest round after whose failure it has probed its peers; 0 for none."""
     unreachable: tuple[str, ...] = ()
     """Those that it did not reach then, by node id."""
+    drain: str = ""
+    """The host whose agents somebody wants to leave; such a row is a request, and no node's (``elastic drain``)."""

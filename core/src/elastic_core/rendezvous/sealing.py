@@ -14,9 +14,18 @@ MAX_BARREN_ROUNDS = 10
 """Rounds in a row without progress that end the job (rule L4)."""
 
 
-def end_round(scene: Scene, current: Round, reason: HaltReason, why: str, incident: Incident | None = None) -> Append:
+def end_round(
+    scene: Scene,
+    current: Round,
+    reason: HaltReason,
+    why: str,
+    incident: Incident | None = None,
+    *,
+    planned: bool = False,
+) -> Append:
     """The HALT of a live round."""
-    return Append(Halt(round=current.number, reason=reason, why=why, incident=incident), scene.ledger.counters)
+    halt = Halt(round=current.number, reason=reason, why=why, incident=incident, planned=planned)
+    return Append(halt, scene.ledger.counters)
 
 
 def end_round_for(scene: Scene, current: Round, reason: HaltReason, incident: Incident) -> Append:

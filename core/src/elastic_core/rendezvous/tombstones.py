@@ -21,7 +21,7 @@ def due(ledger: Ledger, watch: Watch, kept: int) -> range:
     """
     at = ledger.head.anchors
     first = max(kept, at.open + 1)
-    needed = [index for index in (at.round, at.latest, at.halt) if index]
+    needed = [index for index in (at.round, at.latest, at.halt, at.plan) if index]
     passed = [seen.row.head for seen in watch.nodes.values()]
     end = min([ledger.head.index - WHOLE + 1, *needed, *passed])
     return range(first, min(end, first + AT_ONCE))

@@ -9,16 +9,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from elastic_torch.agreement import (Tier as Tier)
-    from elastic_torch.disk import (Checkpoint as Checkpoint, CheckpointError as CheckpointError, CheckpointLoadError as CheckpointLoadError, CheckpointRefusedError as CheckpointRefusedError, CheckpointSaveError as CheckpointSaveError, Disk as Disk)
-    from elastic_torch.notices import (should_checkpoint as should_checkpoint)
-    from elastic_torch.process_group import (init_process_group as init_process_group)
-    from elastic_torch.recording import (record as record)
-    from elastic_torch.sampler import (ElasticBatchSampler as ElasticBatchSampler, ElasticDistributedSampler as ElasticDistributedSampler)
-    from elastic_torch.shares import (loss_weight as loss_weight)
-    from elastic_torch.stamp import (Stamp as Stamp)
-    from elastic_torch.state import (Restored as Restored, TrainState as TrainState)
-    from elastic_torch.tiers import (DiskTier as DiskTier)
+    from elastic_torch.agreement import Tier as Tier
+    from elastic_torch.disk import (
+        Checkpoint as Checkpoint,
+        CheckpointError as CheckpointError,
+        CheckpointLoadError as CheckpointLoadError,
+        CheckpointRefusedError as CheckpointRefusedError,
+        CheckpointSaveError as CheckpointSaveError,
+        Disk as Disk,
+    )
+    from elastic_torch.notices import should_checkpoint as should_checkpoint
+    from elastic_torch.process_group import init_process_group as init_process_group
+    from elastic_torch.recording import record as record
+    from elastic_torch.sampler import (
+        ElasticBatchSampler as ElasticBatchSampler,
+        ElasticDistributedSampler as ElasticDistributedSampler,
+    )
+    from elastic_torch.shares import loss_weight as loss_weight
+    from elastic_torch.stamp import Stamp as Stamp
+    from elastic_torch.state import Restored as Restored, TrainState as TrainState
+    from elastic_torch.tiers import DiskTier as DiskTier
 
 __version__ = "0.1.0"
 

@@ -1,0 +1,94 @@
+"""``elastic drain``: have the agents of a host leave their job, as if they had got SIGTERM, and with no hurry."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+from typing import Any
+
+import click
+
+from elastic_core.cli.flags import Flags
+from elastic_core.cli.run import meeting_place, plugins_named, with_sources
+from elastic_core.cli.surface import FLAGS
+from elastic_core.errors import PluginError, UsageError
+
+TAKEN = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "plugin")
+"""The flags of ``elastic run`` that say which job it is."""
+
+
+class DrainCommand(click.Command):
+    """``elastic drain``: takes its flags in both spellings, as ``elastic run`` does."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "drain",
+            callback=drain,
+            params=[click.Argument(["host"]), *(flag for flag in FLAGS if flag.name in TAKEN)],
+            help="Have all agents of HOST leave the job that these flags of `elastic run` name, as if they had got "
+            "SIGTERM.\n\nWorkers that call should_checkpoint() then stop together, and no step is lost; others get "
+            "SIGTERM. The job goes on without HOST, as far as --nnodes lets it.",
+            epilog="HOST is the host's name, as agents say it. Whoever can write to the job's store can do this, and "
+            "nobody else. Ends as soon as the agents have said that they leave.",
+            context_settings={
+                "token_normalize_func": lambda token: token.replace("-", "_"),
+                "help_option_names": ["-h", "--help"],
+                "max_content_width": 100,
+            },
+        )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line; an error knows whose it is, so that the hint names the right help."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as exc:
+            exc.ctx = exc.ctx or ctx
+            raise
+
+
+def drain(*, host: str, **given: Any) -> int:
+    """Ask, and wait for the answer; return the exit code."""
+    from elastic_core import plugins  # none of this for --help
+    from elastic_core.conf import parse
+    from elastic_core.discovery import Catalogue
+    from elastic_core.rendezvous.api import RendezvousParameters
+    from elastic_core.rendezvous.backend import RendezvousBackend
+    from elastic_core.rendezvous.draining import ask
+
+    known = {item.name for item in fields(Flags)}
+    flags = Flags(**{name: value for name, value in given.items() if name in known})
+    try:
+        catalogue, (backend, endpoint) = Catalogue.read(), meeting_place(flags)
+        loaded = plugins.load_backend(backend, catalogue, plugins_named(flags, os.environ))
+        options = loaded.rendezvous_options()
+        if options.handler or options.single_node:
+            why = "keeps no ledger" if options.handler else "serves one node"
+            raise UsageError(
+                f"The {backend} backend {why}, so nobody can be asked over it.",
+                hint="Name the job's store: --rdzv_backend, --rdzv_endpoint and --rdzv_id. Or send the agent SIGTERM.",
+            )
+        conf = parse(flags.rdzv_conf, backend=backend, options=options)
+    except (UsageError, PluginError) as exc:
+        exc.hint = with_sources(exc, click.get_current_context(silent=True))
+        raise
+    params = RendezvousParameters(
+        backend=backend,
+        endpoint=endpoint,
+        run_id=flags.rdzv_id or "none",
+        min_nodes=1,
+        max_nodes=2,
+        local_addr=None,
+        node_rank=None,
+        config=conf.backend,
+    )
+    store = loaded.make_rendezvous(params)
+    assert isinstance(store, RendezvousBackend)
+    try:
+        count = ask(store, host, params.run_id)
+    finally:
+        store.close()
+    click.echo(f"{count} agent{'s' if count > 1 else ''} on {host} leave{'' if count > 1 else 's'}.")
+    return 0
+
+
+command = DrainCommand()

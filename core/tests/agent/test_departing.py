@@ -1,0 +1,152 @@
+"""When a node goes away, and what it lets its workers do before that; signals, a drain, and what follows which."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from scenes import info, live, settings
+
+from elastic_core.agent.departing import STORE_PATIENCE, Departing
+from elastic_core.agent.notes import Depart
+from elastic_core.config import RunConfig
+from elastic_core.program import Program, ProgramKind
+from elastic_core.rendezvous.node import Leaving, NodeEvent, NodeState, Work, step
+
+DRAINED = "asked to leave by elastic drain on desk"
+
+
+class Node:
+    """A running member of a round, whose timers ring by hand."""
+
+    def __init__(self, grace: float = 0.0, *, work: Work = Work.RUNNING, nodes: int = 2) -> None:
+        program = Program(ProgramKind.EXECUTABLE, "train")
+        config = RunConfig(program=program, max_nodes=nodes, shutdown_timeout=30.0, preemption_grace=grace)
+        ledger = live("ab", settings(plan_timeout=120.0))
+        self.state = NodeState(info=info("a"), ledger=ledger, work=work, round=1)
+        self.said: list[str] = []
+        self.timers: list[tuple[float, Depart]] = []
+        self.asked: list[Callable[[bool], None]] = []
+        self.killed = False
+        self.departing = Departing(
+            config=config,
+            handled=frozenset({signal.SIGTERM, signal.SIGINT}),
+            state=lambda: self.state,
+            step=self.step,
+            post=lambda order: self.departing.depart(order),
+            later=lambda seconds, order: self.timers.append((seconds, order)),
+            ask_finished=self.asked.append,
+            kill=self.kill,
+            say=lambda name, message: self.said.append(message),
+        )
+
+    def step(self, event: NodeEvent) -> None:
+        self.state, _ = step(self.state, event)
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def signal(self, signum: int = signal.SIGTERM, *, others_finished: bool = False) -> None:
+        self.departing.on_signal(signum)
+        for answer in self.asked:
+            answer(others_finished)
+        self.asked.clear()
+
+    def rings(self, seconds: float) -> None:
+        """The timer that was set for so many seconds."""
+        (order,) = [order for after, order in self.timers if after == seconds]
+        self.departing.depart(order)
+
+    @property
+    def grace(self) -> float | None:
+        """Within how many seconds it leaves; None if it does not."""
+        return None if self.state.leaving is None else self.state.leaving.grace
+
+
+@pytest.mark.parametrize(
+    ("node", "signum", "grace"),
+    [
+        pytest.param(Node(), signal.SIGTERM, 0.0, id="at once by default"),
+        pytest.param(Node(25.0), signal.SIGTERM, 25.0, id="with its grace"),
+        pytest.param(Node(25.0), signal.SIGINT, 0.0, id="Ctrl-C is no preemption"),
+        pytest.param(Node(25.0, work=Work.NONE), signal.SIGTERM, 0.0, id="without workers"),
+        pytest.param(Node(25.0, nodes=1), signal.SIGTERM, 25.0, id="alone"),
+        pytest.param(Node(25.0), signal.SIGHUP, None, id="a signal that is not handled"),
+    ],
+)
+def test_a_signal_makes_a_node_leave(node: Node, signum: int, grace: float | None) -> None:
+    node.signal(signum)
+    assert node.grace == grace
+
+
+def test_at_the_end_of_its_grace_it_leaves_whatever_the_workers_do() -> None:
+    node = Node(25.0)
+    node.signal()
+    assert node.said == [
+        "received SIGTERM: leaving within 25 s, when all workers have stopped together; "
+        "once more to kill the workers at once"
+    ]
+    node.rings(25.0)
+    assert node.grace == 0.0
+
+
+def test_the_second_signal_ends_everything() -> None:
+    node = Node(25.0)
+    node.signal()
+    node.signal()
+    assert (node.killed, node.grace) == (True, 0.0)
+
+
+def test_a_store_that_does_not_answer_is_not_waited_for() -> None:
+    node = Node(25.0)
+    node.departing.on_signal(signal.SIGTERM)
+    assert node.grace is None
+    node.rings(STORE_PATIENCE)
+    assert node.grace == 25.0
+    node.asked[0](False)
+    assert len(node.said) == 1
+
+
+def test_where_others_have_finished_the_workers_get_their_time_to_do_so() -> None:
+    node = Node(25.0)
+    node.signal(others_finished=True)
+    assert node.grace is None
+    node.rings(STORE_PATIENCE)
+    assert node.grace is None
+    node.rings(30.0)
+    assert node.grace == 0.0
+
+
+def test_a_drained_node_is_in_no_hurry() -> None:
+    node = Node()
+    node.departing.on_drain(DRAINED)
+    node.rings(STORE_PATIENCE)
+    assert node.grace == 120.0
+    assert node.said == [f"{DRAINED}: leaving within 120 s, when all workers have stopped together"]
+
+
+def test_it_is_drained_once_and_not_after_a_signal() -> None:
+    node = Node(25.0)
+    node.signal()
+    node.departing.on_drain(DRAINED)
+    assert (node.asked, node.grace) == ([], 25.0)
+
+
+@pytest.mark.parametrize(("grace", "then"), [(25.0, 25.0), (0.0, 0.0), (500.0, 120.0)])
+def test_a_signal_may_make_a_drained_node_hurry(grace: float, then: float) -> None:
+    node = Node(grace)
+    node.departing.on_drain(DRAINED)
+    node.rings(STORE_PATIENCE)
+    node.timers.clear()
+    node.signal()
+    assert node.grace == then
+
+
+def test_a_leaving_that_was_announced_can_only_come_sooner() -> None:
+    state = Node().state
+    for grace, then in ((60.0, 60.0), (90.0, 60.0), (30.0, 30.0), (0.0, 0.0), (5.0, 0.0)):
+        state, _ = step(replace(state, work=Work.RUNNING), Leaving("x", 143, grace))
+        assert state.leaving is not None
+        assert state.leaving.grace == then

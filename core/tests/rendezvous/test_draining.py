@@ -1,0 +1,76 @@
+"""Asking a host's agents to leave, over a store in memory, with a chair that is played by hand."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+from scenes import entry, info, seen, start
+
+from elastic_core.errors import RendezvousTimeoutError, UsageError
+from elastic_core.rendezvous.backend import ORIGIN, Cursor
+from elastic_core.rendezvous.codec import decode_row, encode_entry, encode_row
+from elastic_core.rendezvous.draining import ask
+from elastic_core.rendezvous.ledger import Closed
+from elastic_core.rendezvous.local import LocalBackend, MemoryStore
+from elastic_core.rendezvous.rows import Phase
+
+
+def job(*, closed: bool = False) -> LocalBackend:
+    """A run with two nodes, on host-a and host-b."""
+    store, ledger = LocalBackend(MemoryStore()), start()
+    store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
+    if closed:
+        end = entry(ledger, Closed(success=True, why="done", exit_code=0), at=1.0)
+        store.append(ledger.head.link, end.link, encode_entry(end))
+    for name in "ab":
+        store.enter(name, encode_row(seen(name, Phase.RUNNING, node=info(name)).row))
+    return store
+
+
+def test_it_ends_when_all_agents_of_the_host_have_said_that_they_leave() -> None:
+    store = job()
+    other = store.connect()
+    found: list[int] = []
+    asking = threading.Thread(target=lambda: found.append(ask(store, "host-b", "job")))
+    asking.start()
+    version = 0
+    while len(rows := other.roster()) < 3:
+        version = other.wait(Cursor(1, version), roster=True, timeout=5).roster
+    request = decode_row(rows[-1].value)
+    assert (request.drain, request.run, request.offer) == ("host-b", "", None)
+    assert found == []
+    row = next(decode_row(row.value) for row in rows if row.node_id == "b")
+    other.amend("b", 1, encode_row(replace(row, leaving=True)))
+    asking.join()
+    assert found == [1]
+    assert [row.node_id for row in other.roster()] == ["a", "b"], "nothing is left of it"
+
+
+def test_an_agent_that_is_gone_has_left() -> None:
+    store = job()
+    other = store.connect()
+    asking = threading.Thread(target=lambda: ask(store, "host-b", "job"))
+    asking.start()
+    other.remove("b")
+    asking.join()
+
+
+def test_a_host_without_an_agent_is_named_and_the_others_are() -> None:
+    with pytest.raises(UsageError, match=r"No agent of job 'job' runs on 'host-x'\.") as caught:
+        ask(job(), "host-x", "job")
+    assert caught.value.hint == "They run on: host-a, host-b."
+
+
+def test_a_job_that_is_not_there_is_refused() -> None:
+    for store in (LocalBackend(MemoryStore()), job(closed=True)):
+        with pytest.raises(UsageError, match="There is no job 'job' that goes on here"):
+            ask(store, "host-a", "job")
+
+
+def test_who_does_not_answer_is_named_and_nothing_is_left() -> None:
+    store = job()
+    with pytest.raises(RendezvousTimeoutError, match=r"host-b \(b\) did not say within the time that it leaves"):
+        ask(store, "host-b", "job", patience=0.01)
+    assert [row.node_id for row in store.roster()] == ["a", "b"]
