@@ -6,7 +6,8 @@ General layout, in the order in which a run passes through it:
 * ``config``, ``conf``, ``program``, ``environment``: what a run was asked to do, and every environment variable.
 * ``discovery``, ``hookspecs``, ``plugins``, ``defaults``: what is installed, what a plugin can be asked, who is asked,
   and core's own answers. ``observers`` and ``judging`` keep foreign code from harming the job.
-* ``launch``, ``multiprocessing``, ``recording``, ``process_group``: the same from Python, and what a worker may call.
+* ``launch``, ``multiprocessing``, ``recording``, ``holding``: the same from Python, and what a worker may call.
+  ``torch_worker`` reaches what needs torch, which is ``elastic_torch``.
 * ``agent``: one process per node: the event loop, the warden that is the parent of all workers, their output.
 * ``rendezvous``: who is in the job, and as what. ``backend`` is what a store must be able to do, ``local`` and ``file``
   are core's own; ``ledger``, ``decide`` and ``node`` are the protocol as pure functions.
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
         UsageError as UsageError,
     )
     from elastic_core.hookspecs import RendezvousOptions as RendezvousOptions, hookimpl as hookimpl
-    from elastic_core.process_group import init_process_group as init_process_group
     from elastic_core.recording import record as record
     from elastic_core.rendezvous.api import (
         RendezvousHandler as RendezvousHandler,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         RendezvousParameters as RendezvousParameters,
     )
     from elastic_core.rendezvous.backend import RendezvousBackend as RendezvousBackend
+    from elastic_core.torch_worker import TrainState as TrainState, init_process_group as init_process_group
 
 __version__ = "0.1.0"
 
@@ -65,9 +66,10 @@ _HOME = {
     "RendezvousTimeoutError": "errors",
     "RunConfig": "config",
     "StoreLostError": "errors",
+    "TrainState": "torch_worker",
     "UsageError": "errors",
     "hookimpl": "hookspecs",
-    "init_process_group": "process_group",
+    "init_process_group": "torch_worker",
     "record": "recording",
 }
 """Where each public name lives."""
@@ -91,6 +93,7 @@ __all__ = [
     "RendezvousTimeoutError",
     "RunConfig",
     "StoreLostError",
+    "TrainState",
     "UsageError",
     "__version__",
     "hookimpl",

@@ -179,6 +179,9 @@ class PlainWorkerStart:
             "TORCHELASTIC_RUN_ID": assignment.run_id,
             "TORCHELASTIC_USE_AGENT_STORE": assignment.use_agent_store,
             "TORCHELASTIC_ERROR_FILE": assignment.error_file,
+            "ELASTIC_RUN_UID": assignment.run_uid,
+            "ELASTIC_ROUND": assignment.round,
+            "ELASTIC_LOCAL_RANK": assignment.local_rank,
         }
         environment = {name: str(value) for name, value in place.items()}
         if "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in self._environ:

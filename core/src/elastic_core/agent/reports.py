@@ -3,7 +3,8 @@
 Each is a socketpair of packets; the other end is inherited by the worker, whatever it is, and by what the worker forks.
 So the end of a channel means nothing. Packets are short JSON objects of known types, and whatever else comes is ignored
 and said once. Nothing is ever waited for, and who sends too much is not listened to for the rest of a second: then its
-packets fill its own socket. Nothing is sent yet, so who does not read misses nothing.
+packets fill its own socket. Nothing is sent yet, so who does not read misses nothing. Descriptors that come along are
+closed, but for those that the vault keeps.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ import json
 import select
 import socket
 import time
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from elastic_core.agent.vault import Vault
 from elastic_core.reporting import FAILED, INITIALIZED, KIND, LONGEST
 
 MOST = 256
 """Packets of one worker that are read in a second."""
 WINDOW = 1.0
 """That second."""
+_INT = array("i").itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,8 @@ class Reports:
         self._clock = clock
         self._ready = select.epoll()
         self._channels: dict[int, _Channel] = {}
+        self._vault = Vault()
+        """Outlives the rounds."""
 
     def fileno(self) -> int:
         """A descriptor that is readable when :meth:`receive` is to be called."""
@@ -122,8 +128,9 @@ class Reports:
         self._channels.clear()
 
     def close(self) -> None:
-        """Close all, and be of no use any more."""
+        """Close all, and be of no use any more; what workers have left here is gone."""
         self.clear()
+        self._vault.close()
         self._ready.close()
 
     def _read(self, channel: _Channel) -> Iterator[Report]:
@@ -132,16 +139,18 @@ class Reports:
             channel.since, channel.count = now, 0
         while channel.count < MOST:
             try:
-                packet = channel.end.recv(LONGEST + 1)
+                packet, descriptors = _received(channel.end)
             except BlockingIOError:
                 return
             except OSError:
-                packet = b""
+                packet, descriptors = b"", []
             if not packet:  # nobody has the other end, or says that; it may be at an end, but its number is not free
                 self._ready.unregister(channel.end)
                 return
             channel.count += 1
             try:
+                if descriptors and self._vault.obey(packet, descriptors):
+                    continue
                 meaning = understood(packet)
             except ValueError as exc:
                 if not channel.complained:
@@ -151,6 +160,12 @@ class Reports:
                 yield meaning(channel.tag)
         self._ready.unregister(channel.end)
         self._later(channel.since + WINDOW, ListenAgain(channel))
+
+
+def _received(end: socket.socket) -> tuple[bytes, list[int]]:
+    """A packet, and the descriptors that came along: two are enough for all that is asked; more the kernel closes."""
+    packet, ancillary, _, _ = end.recvmsg(LONGEST + 1, socket.CMSG_SPACE(2 * _INT), socket.MSG_CMSG_CLOEXEC)
+    return packet, array("i", b"".join(packed for _, _, packed in ancillary)).tolist()
 
 
 def understood(packet: bytes) -> type[Initialized | Failed]:
