@@ -1,4 +1,4 @@
-"""What ``elastic`` offers to a training script and needs torch for: it is ``elastic_torch``'s, reached when it is used."""
+"""What ``elastic`` offers to a training script and needs torch for: ``elastic_torch``'s, reached when it is used."""
 
 from __future__ import annotations
 
@@ -25,5 +25,6 @@ def __getattr__(name: str) -> Any:
             raise
         what = "elastic-torch" if exc.name == "elastic_torch" else "torch"
         raise UsageError(
-            f"elastic.{name} needs {what}, which is not installed here.", hint="Install it with: pip install elastic-torch"
+            f"elastic.{name} needs {what}, which is not installed here.",
+            hint="Install it with: pip install elastic-torch",
         ) from None
