@@ -12,13 +12,14 @@ import os
 import signal
 from pathlib import Path
 
-import elastic_core as elastic
 import torch
 from report import report
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
+
+import elastic_core as elastic
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=3)
@@ -43,9 +44,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
     sampler: DistributedSampler[object] = DistributedSampler(data, shuffle=True)
     loader = DataLoader(data, batch_size=4, sampler=sampler)
-    state = elastic.TrainState(
-        model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler, name=args.mark
-    )
+    state = elastic.TrainState(model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler, name=args.mark)
     restored = state.restore()
     report("began", step=state.step, tier=restored.tier.value if restored else None, round=os.environ["ELASTIC_ROUND"])
     for epoch in state.epochs(args.epochs):

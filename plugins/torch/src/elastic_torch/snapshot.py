@@ -8,6 +8,7 @@ checksum; the elements have none, which would cost several times as much as thei
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import mmap
@@ -16,6 +17,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -83,6 +85,10 @@ class Slot:
             ResourceError: There is not so much memory.
         """
         size = -(-max(size, 1) // PAGE) * PAGE
+        if size > (left := available_memory()):  # the kernel would not refuse it, but kill somebody for it
+            raise ResourceError(
+                f"There is no memory for a snapshot of {size / 2**20:.0f} MiB: {left / 2**20:.0f} MiB are available."
+            )
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.posix_fallocate(fd, 0, size)
@@ -165,6 +171,18 @@ class Slot:
                 [_view(self._map, tensor, place) for tensor, place in zip(tensors, _places(tensors), strict=True)],
             )
         return self._views
+
+
+def available_memory() -> int:
+    """Bytes that this process may still take: what the host has, or its control group allows."""
+    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(meminfo["MemAvailable"].split()[0]) * 1024
+    with contextlib.suppress(OSError, ValueError):  # there is none, or it has no limit
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        available = min(available, limit - used + int(stat["inactive_file"]))
+    return available
 
 
 def _places(tensors: Sequence[torch.Tensor]) -> list[int]:
