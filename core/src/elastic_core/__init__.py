@@ -66,16 +66,17 @@ _HOME = {
     "RendezvousTimeoutError": "errors",
     "RunConfig": "config",
     "StoreLostError": "errors",
-    "TrainState": "torch_worker",
     "UsageError": "errors",
     "hookimpl": "hookspecs",
-    "init_process_group": "torch_worker",
     "record": "recording",
 }
 """Where each public name lives."""
 
 _SUBMODULES = ("agent", "errors", "hookspecs", "launch", "multiprocessing", "rendezvous")
 """What ``import elastic_core as elastic`` reaches by attribute, as ``elastic.multiprocessing.Std``."""
+
+_OF_TORCH = ("TrainState", "init_process_group")
+"""What is ``elastic_torch``'s, under the same name. Not in ``__all__``: ``import *`` works without torch."""
 
 __all__ = [
     "ElasticError",
@@ -93,11 +94,9 @@ __all__ = [
     "RendezvousTimeoutError",
     "RunConfig",
     "StoreLostError",
-    "TrainState",
     "UsageError",
     "__version__",
     "hookimpl",
-    "init_process_group",
     "record",
 ]
 
@@ -105,10 +104,12 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return import_module(f"{__name__}.{name}")
+    if name in _OF_TORCH:
+        return getattr(import_module(f"{__name__}.torch_worker"), name)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return [*__all__, *_SUBMODULES]
+    return [*__all__, *_SUBMODULES, *_OF_TORCH]

@@ -5,18 +5,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from elastic_core import _OF_TORCH
 from elastic_core.errors import UsageError
 
 if TYPE_CHECKING:
     TrainState: Any
     init_process_group: Any
 
-NAMES = ("TrainState", "init_process_group")
-"""What is there under the same name."""
-
-
 def __getattr__(name: str) -> Any:
-    if name not in NAMES:
+    if name not in _OF_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         return getattr(import_module("elastic_torch"), name)

@@ -7,6 +7,7 @@ import select
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -22,8 +23,10 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     monkeypatch.setenv(CONTROL_VARIABLE, str(worker.fileno()))
     over = os.pipe()
 
+    waits_for: list[Any] = [reports, over[0]]
+
     def serve() -> None:
-        while over[0] not in select.select([reports, over[0]], [], [])[0]:
+        while over[0] not in select.select(waits_for, [], [])[0]:
             reports.receive()
 
     thread = threading.Thread(target=serve)

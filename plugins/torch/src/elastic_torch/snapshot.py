@@ -55,16 +55,20 @@ class Snapshot:
 class Slot:
     """A memory file that holds one snapshot, or the trace of one that was not finished.
 
+    Args:
+        fd: Of the memory file; it is the slot's from now on.
+        new: Whether nobody has written to it yet. Then all of its pages are mapped at once, which takes as long as
+            to copy them; else as they are used, which for reading costs little.
+
     Attributes:
         fd: Its descriptor.
         size: Its bytes.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, *, new: bool = False) -> None:
         self.fd = fd
         self.size = os.fstat(fd).st_size
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE  # all at once: a fault for each page would cost as much again
-        self._map = mmap.mmap(fd, self.size, flags)
+        self._map = mmap.mmap(fd, self.size, mmap.MAP_SHARED | (mmap.MAP_POPULATE if new else 0))
         self._layout: list[tuple[torch.dtype, torch.Size]] = []
         self._views: list[torch.Tensor] = []
 
@@ -93,7 +97,7 @@ class Slot:
         try:
             os.posix_fallocate(fd, 0, size)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)  # a reader would die of SIGBUS if it shrank
-            return cls(fd)
+            return cls(fd, new=True)
         except OSError as exc:
             os.close(fd)
             raise ResourceError(
