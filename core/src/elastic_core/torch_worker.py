@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     TrainState: Any
     init_process_group: Any
 
+
 def __getattr__(name: str) -> Any:
     if name not in _OF_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
