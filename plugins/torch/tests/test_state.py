@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from elastic_core.errors import UsageError
 from elastic_core.reporting import CONTROL_VARIABLE
 from elastic_torch.agreement import Tier
-from elastic_torch.stamp import Place, Stamp
+from elastic_torch.stamp import Place
 from elastic_torch.state import TrainState
 
 
@@ -165,45 +167,88 @@ def test_a_sampler_that_knows_where_it_is_goes_on_there() -> None:
     ]
 
 
-class Folder:
-    """A tier that remembers states, as a checkpoint on disk does."""
+@dataclass
+class Checkpoint:
+    run_uid: str
+    round: int
+    step: int
+    state: dict[str, Any]
 
-    def __init__(self) -> None:
-        self.run, self.stamp = "another", Stamp(0, 0)
-        self.saved: dict[str, Any] = {}
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self
+
+
+class Folder:
+    """A tier that keeps states as a checkpoint on disk does, every fifth."""
+
+    def __init__(self, run: str = "") -> None:
+        self.run, self.saved = run, list[Checkpoint]()
 
     def due(self, step: int) -> bool:
         return step % 5 == 0
 
     def save(self, state_dict: dict[str, Any], step: int) -> None:
-        self.stamp = Stamp(1, step)
-        self.saved = {
-            "model": {k: v.clone() for k, v in state_dict["model"].items()},
-            "optimizer": {"state": {}, "param_groups": state_dict["optimizer"]["param_groups"]},
-            **{key: state_dict[key] for key in ("scheduler", "progress")},
-            "extra": {"average": {k: v.clone() for k, v in state_dict["extra"]["average"].items()}},
-        }
+        file = io.BytesIO()
+        torch.save(state_dict, file)
+        file.seek(0)
+        self.saved.append(Checkpoint(self.run, 0, step, torch.load(file, weights_only=False)))
 
-    def newest(self) -> Folder | None:
-        return self if self.saved else None
+    def newest(self, *, verify: bool = True) -> Checkpoint | None:
+        return self.saved[-1] if self.saved else None
 
-    def load(self, state_dict: dict[str, Any], found: Folder) -> dict[str, Any]:
-        assert state_dict.keys() == found.saved.keys()
-        return found.saved
+    def load(self) -> Checkpoint | None:
+        return self.newest()
 
 
-def test_a_checkpoint_of_another_run_is_gone_on_from() -> None:
-    folder = Folder()
-    first = Training(disk=folder)
-    for step in first.run():
-        if step == 8:
-            break
+def until(training: Training, last: int) -> None:
+    """Commit so many steps, and be lost in the next one."""
+    for step in training.run():
+        if step > last:
+            return
+
+
+def test_after_a_full_restart_a_checkpoint_is_gone_on_from_to_the_last_bit() -> None:
+    alone = Training()
+    list(alone.run())
+    folder = Folder("another run")
+    until(Training(disk=folder), 8)
     second = Training(disk=folder)
     restored = second.state.restore()
     assert restored is not None
     assert (restored.step, restored.tier) == (5, Tier.DISK)
-    assert torch.equal(second.weights()[0], folder.saved["model"]["0.weight"])
-    assert next(second.run()) == 6
+    list(second.run())
+    assert equal(alone, second)
+
+
+@pytest.mark.usefixtures("agent")
+@pytest.mark.parametrize(
+    ("run", "every", "step", "tier"),
+    [
+        pytest.param("", 1, 8, Tier.MEMORY, id="memory is newer"),
+        pytest.param("", 3, 6, Tier.MEMORY, id="memory is newer by a step"),
+        pytest.param("", 7, 5, Tier.DISK, id="the checkpoint is newer"),
+        pytest.param("another run", 4, 4, Tier.MEMORY, id="the checkpoint is another run's"),
+    ],
+)
+def test_the_newer_one_of_memory_and_disk_counts(run: str, every: int, step: int, tier: Tier) -> None:
+    folder = Folder(run)
+    until(Training(disk=folder, snapshot_every=every), 4 if run else 6 if every == 7 else 8)
+    if run:
+        until(Training(disk=folder, name="other"), 5)
+    restored = Training(disk=folder).state.restore()
+    assert restored is not None
+    assert (restored.step, restored.tier) == (step, tier)
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_checkpoint_that_turns_out_damaged_is_passed_over() -> None:
+    folder = Folder()
+    until(Training(disk=folder, snapshot_every=4), 5)
+    folder.load = lambda: None  # type: ignore[method-assign]
+    restored = Training(disk=folder).state.restore()
+    assert restored is not None
+    assert (restored.step, restored.tier) == (4, Tier.MEMORY)
 
 
 def test_what_has_no_state_is_refused() -> None:

@@ -10,20 +10,24 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from elastic_torch.agreement import Checkpoint, Offer
+from elastic_torch.memory import SLOTS
 from elastic_torch.snapshot import HEADER_BYTES, Slot
 from elastic_torch.stamp import Stamp
 
 PART = 64 << 20
 """Bytes that are sent at once."""
-_MOST_SNAPSHOTS = 2
 
 
-def gathered(offer: Offer) -> list[Offer]:
-    """The offers of all ranks, in order. All of the process group call it; without one, this rank is alone."""
+def gathered(stamps: Sequence[Stamp]) -> list[list[Stamp]]:
+    """What all ranks have, in order. All of the process group call it; without one, this rank is alone.
+
+    Args:
+        stamps: Of this rank's snapshots, one for each slot at most.
+    """
     if not dist.is_initialized():
-        return [offer]
-    numbers = torch.tensor(_numbers(offer), dtype=torch.int64)
+        return [list(stamps)]
+    rows = [[stamp.round, stamp.step] for stamp in stamps]
+    numbers = torch.tensor(rows + [[-1, -1]] * (SLOTS - len(rows)))
     everybodys = [torch.empty_like(numbers) for _ in range(dist.get_world_size())]
     if dist.get_backend() == "gloo":
         dist.all_gather(everybodys, numbers)
@@ -31,7 +35,7 @@ def gathered(offer: Offer) -> list[Offer]:
         group = dist.new_group(backend="gloo")
         dist.all_gather(everybodys, numbers, group=group)
         dist.destroy_process_group(group)
-    return [_offer(each.tolist()) for each in everybodys]
+    return [[Stamp(*row) for row in each.tolist() if row[1] >= 0] for each in everybodys]
 
 
 def hand_over(source: int, to: Sequence[int], have: Callable[[], Slot], room: Callable[[int], Slot]) -> None:
@@ -63,19 +67,3 @@ def hand_over(source: int, to: Sequence[int], have: Callable[[], Slot], room: Ca
     if rank != source:
         slot.finish(header)
     dist.destroy_process_group(group)
-
-
-def _numbers(offer: Offer) -> list[int]:
-    """As many for every offer; -1 stands for what is not there."""
-    numbers: list[int] = []
-    for stamp in (*offer.snapshots, *[None] * (_MOST_SNAPSHOTS - len(offer.snapshots))):
-        numbers += [-1, -1] if stamp is None else [stamp.round, stamp.step]
-    found = offer.checkpoint
-    return numbers + ([-1, -1, -1] if found is None else [found.run, found.stamp.round, found.stamp.step])
-
-
-def _offer(numbers: list[int]) -> Offer:
-    *pairs, run, round_, step = numbers
-    stamps = [Stamp(*pairs[at : at + 2]) for at in range(0, len(pairs), 2)]
-    checkpoint = None if run < 0 else Checkpoint(run, Stamp(round_, step))
-    return Offer(tuple(stamp for stamp in stamps if stamp.step >= 0), checkpoint)

@@ -7,6 +7,7 @@ those who have it not, ``tiers`` says what is asked of checkpoints on disk.
 
 from __future__ import annotations
 
+import json
 import os
 import weakref
 from collections import OrderedDict
@@ -21,11 +22,11 @@ from torch.nn.parallel import DistributedDataParallel
 from elastic_core.errors import UsageError
 from elastic_core.recording import attach
 from elastic_torch import rng as generators
-from elastic_torch.agreement import Checkpoint, Choice, Offer, Tier, choose
+from elastic_torch.agreement import Choice, Tier, choose
 from elastic_torch.memory import Memory
 from elastic_torch.peers import gathered, hand_over
 from elastic_torch.stamp import Place, Stamp, digest
-from elastic_torch.tiers import DiskTier, Found
+from elastic_torch.tiers import Checkpoint, DiskTier
 from elastic_torch.tree import put_together, take_apart
 
 _T = TypeVar("_T")
@@ -175,7 +176,8 @@ class TrainState:
         if self._memory.outlives and self.step % self._snapshot_every == 0:
             self._keep(Stamp(self._place.round, self.step))
         if self._disk is not None and self._disk.due(self.step):
-            self._disk.save(self.state_dict(), self.step)
+            mine = {str(_rank()): self._numbers()} if self._rng else {}
+            self._disk.save({**self.state_dict(), "rng": mine}, self.step)
 
     # Restoring -------------------------------------------------------------------------------------------------------
 
@@ -193,35 +195,48 @@ class TrainState:
                 "restore() needs the process group, to agree with the other ranks.",
                 hint="Call elastic.init_process_group() before it.",
             )
-        found = None if self._disk is None else self._disk.newest()
-        checkpoint = None if found is None else Checkpoint(digest(found.run), found.stamp)
-        choice = choose(gathered(Offer(self._memory.stamps(), checkpoint)), digest(self._place.run))
-        if choice is None:
+        choice = choose(gathered(self._memory.stamps()))
+        tier = Tier.DISK if self._load_checkpoint(choice) else None
+        if tier is None and choice is not None:
+            tier = self._load_snapshot(choice)
+        if tier is None:
             return None
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        tier = choice.tier(rank)
-        stamp = self._prepared(choice, tier, rank, found)
-        if tier is not Tier.DISK:
-            self._become(stamp, whole=tier is Tier.MEMORY)
-        if tier is Tier.PEER and self._rng:
-            generators.reseed(digest(self._place.run), stamp.round, stamp.step, rank)
         self._resumed = True
         return Restored(self.step, self.epoch, tier)
 
-    def _prepared(self, choice: Choice, tier: Tier, rank: int, found: Found | None) -> Stamp:
-        """See that each rank has the state, or a snapshot of it in its memory; that snapshot's stamp."""
-        stamp = choice.stamp
-        if choice.checkpoint is not None:
-            stamp = Stamp(self._place.round, choice.stamp.step)  # from here on it is a state of this run
-            if tier is Tier.DISK:
-                assert self._disk is not None
-                assert found is not None
-                self.load_state_dict(self._disk.load(self.state_dict(), found))
-            if rank == choice.source and choice.without:
-                self._keep(stamp)
+    def _load_checkpoint(self, choice: Choice | None) -> bool:
+        """Become what the newest checkpoint is, unless the snapshot that was chosen is newer; the same on all ranks."""
+
+        def counts(found: Checkpoint) -> bool:
+            """Those of other runs are older than any snapshot."""
+            return choice is None or (
+                found.run_uid == self._place.run and Stamp(found.round, found.step) > choice.stamp
+            )
+
+        if self._disk is None or (newest := self._disk.newest(verify=False)) is None or not counts(newest):
+            return False
+        loaded = self._disk.load()
+        if loaded is None or not counts(loaded.checkpoint):
+            return False
+        self.load_state_dict(loaded.state)
+        if self._rng:
+            numbers = loaded.state.get("rng", {}).get(str(_rank()))
+            if numbers is None:
+                generators.reseed(digest(loaded.checkpoint.run_uid), loaded.checkpoint.round, self.step, _rank())
+            else:
+                tensors = [numbers["tensors"][key] for key in sorted(numbers["tensors"], key=int)]
+                self._set_generators(put_together(json.loads(numbers["text"]), tensors.__getitem__))
+        return True
+
+    def _load_snapshot(self, choice: Choice) -> Tier:
+        """Become what the chosen snapshot is; where this rank has it from."""
+        tier, stamp = choice.tier(_rank()), choice.stamp
         if choice.without:
             hand_over(choice.source, choice.without, lambda: self._memory.slot(stamp), self._memory.room)
-        return stamp
+        self._become(stamp, whole=tier is Tier.MEMORY)
+        if tier is Tier.PEER and self._rng:
+            generators.reseed(digest(self._place.run), stamp.round, stamp.step, _rank())
+        return tier
 
     def _become(self, stamp: Stamp, *, whole: bool) -> None:
         """Take over a snapshot from this rank's memory; its random numbers too, where it is this rank's ``whole``."""
@@ -230,8 +245,16 @@ class TrainState:
         others = put_together(rest, lambda number: snapshot.views[number].clone())
         self._load(put_together(model, snapshot.views.__getitem__), others["state"])
         if whole and self._rng and others["rng"] is not None:
-            self._epoch_rng, self._pending_rng = others["rng"]["epoch"], others["rng"]["now"]
-            generators.apply(self._pending_rng)
+            self._set_generators(others["rng"])
+
+    def _set_generators(self, numbers: Mapping[str, Any]) -> None:
+        self._epoch_rng, self._pending_rng = numbers["epoch"], numbers["now"]
+        generators.apply(numbers["now"])
+
+    def _numbers(self) -> dict[str, Any]:
+        """This rank's generators, as checkpoints keep them: a text and tensors."""
+        said, tensors = take_apart({"now": generators.capture(), "epoch": self._epoch_rng})
+        return {"text": json.dumps(said), "tensors": {str(index): tensor for index, tensor in enumerate(tensors)}}
 
     # The state -------------------------------------------------------------------------------------------------------
 
@@ -294,6 +317,10 @@ def _progress() -> Mapping[str, object]:
 
 
 attach(_progress)
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def _stateful(name: str, thing: Any) -> Stateful:

@@ -4,35 +4,46 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from elastic_torch.stamp import Stamp
 
-
-class Found(Protocol):
-    """A checkpoint that is there."""
+class Checkpoint(Protocol):
+    """A checkpoint that is there, the same on all ranks."""
 
     @property
-    def run(self) -> str:
-        """The uid of the run that wrote it."""
+    def run_uid(self) -> str:
+        """Which run saved it."""
 
     @property
-    def stamp(self) -> Stamp:
-        """When it was made."""
+    def round(self) -> int:
+        """In which round of that."""
+
+    @property
+    def step(self) -> int:
+        """After which step."""
+
+
+class Loaded(Protocol):
+    """What was loaded."""
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """From where."""
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What was saved there, tensors in host memory."""
 
 
 class DiskTier(Protocol):
-    """Checkpoints, complete or not there at all. All calls are made on the thread that trains."""
+    """Checkpoints, complete or not there at all. All ranks call the same methods in the same order."""
 
     def due(self, step: int) -> bool:
-        """Whether this step is to be saved: the same answer on all ranks."""
+        """Whether this step is to be saved. Asked after every step; the same answer on all ranks."""
 
     def save(self, state_dict: dict[str, Any], step: int) -> object:
-        """Save a state; all ranks call it after the same step. Training waits until the state has been copied."""
+        """Save a state. Training waits until it has been copied. What several ranks give one name to is the same."""
 
-    def newest(self) -> Found | None:
-        """The newest intact checkpoint that this rank can read."""
+    def newest(self, *, verify: bool = True) -> Checkpoint | None:
+        """The newest checkpoint, wherever it is; not ``verify``: as far as a look at names tells."""
 
-    def load(self, state_dict: dict[str, Any], found: Found) -> dict[str, Any]:
-        """That state. ``state_dict`` is one of the same form, whose tensors may be filled in place.
-
-        Only the ranks that have found it call this.
-        """
+    def load(self) -> Loaded | None:
+        """The newest intact one; it may be older than what ``newest(verify=False)`` said."""
