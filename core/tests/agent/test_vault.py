@@ -190,6 +190,18 @@ def test_other_packets_are_not_for_here_and_their_descriptors_are_closed() -> No
     assert descriptors() == before
 
 
+def test_descriptors_of_an_empty_packet_are_closed() -> None:
+    reports = Reports(lambda _instant, _event: None)
+    with reports.open(1) as worker:
+        before = descriptors()
+        fd = memory(b"")
+        socket.send_fds(worker, [b""], [fd])
+        os.close(fd)
+        assert reports.receive() == []
+        assert descriptors() == before
+    reports.close()
+
+
 def test_an_agent_that_does_not_answer_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair(*KIND)
     monkeypatch.setenv(CONTROL_VARIABLE, str(theirs.fileno()))

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from elastic_core.agent.channel import close_all
 from elastic_core.agent.vault import Vault
 from elastic_core.reporting import FAILED, INITIALIZED, KIND, LONGEST
 
@@ -146,6 +147,7 @@ class Reports:
                 packet, descriptors = b"", []
             if not packet:  # nobody has the other end, or says that; it may be at an end, but its number is not free
                 self._ready.unregister(channel.end)
+                close_all(descriptors)
                 return
             channel.count += 1
             try:
