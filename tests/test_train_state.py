@@ -47,7 +47,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_weights_of_one_that_
     stage: Stage, seed: int
 ) -> None:
     dice = random.Random(seed)
-    job = [TRAIN, "--epochs=6", "--samples=128"]
+    job = [TRAIN, "--epochs=16", "--samples=128"]
     alone = stage.run(*TWO, *job, env=WARM)
     assert alone.exit_code() == 0, alone.output
     agent = stage.run(*TWO, f"--max_restarts={KILLS}", *job, env=WARM)
