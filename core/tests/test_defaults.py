@@ -157,8 +157,9 @@ def test_the_environment_is_the_contract_with_training_scripts() -> None:
         "TORCHELASTIC_RUN_ID": "job42",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_ERROR_FILE": "/logs/error.json",
-        "ELASTIC_RUN_UID": "u",
-        "ELASTIC_ROUND": "3",
+        "ELASTIC_RUN_UID": ASSIGNMENT.run_uid,
+        "ELASTIC_ROUND": str(ASSIGNMENT.round),
+        "ELASTIC_LOCAL_RANK": "1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "OMP_NUM_THREADS": "1",
     }

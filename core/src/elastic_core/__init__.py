@@ -6,7 +6,8 @@ General layout, in the order in which a run passes through it:
 * ``config``, ``conf``, ``program``, ``environment``: what a run was asked to do, and every environment variable.
 * ``discovery``, ``hookspecs``, ``plugins``, ``defaults``: what is installed, what a plugin can be asked, who is asked,
   and core's own answers. ``observers`` and ``judging`` keep foreign code from harming the job.
-* ``launch``, ``multiprocessing``, ``recording``, ``process_group``: the same from Python, and what a worker may call.
+* ``launch``, ``multiprocessing``, ``recording``, ``holding``: the same from Python, and what a worker may call.
+  ``torch_worker`` reaches what needs torch, which is ``elastic_torch``.
 * ``agent``: one process per node: the event loop, the warden that is the parent of all workers, their output.
 * ``rendezvous``: who is in the job, and as what. ``backend`` is what a store must be able to do, ``local`` and ``file``
   are core's own; ``ledger``, ``decide`` and ``node`` are the protocol as pure functions.
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
         UsageError as UsageError,
     )
     from elastic_core.hookspecs import RendezvousOptions as RendezvousOptions, hookimpl as hookimpl
-    from elastic_core.process_group import init_process_group as init_process_group
     from elastic_core.recording import record as record
     from elastic_core.rendezvous.api import (
         RendezvousHandler as RendezvousHandler,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         RendezvousParameters as RendezvousParameters,
     )
     from elastic_core.rendezvous.backend import RendezvousBackend as RendezvousBackend
+    from elastic_core.torch_worker import TrainState as TrainState, init_process_group as init_process_group
 
 __version__ = "0.1.0"
 
@@ -67,13 +68,15 @@ _HOME = {
     "StoreLostError": "errors",
     "UsageError": "errors",
     "hookimpl": "hookspecs",
-    "init_process_group": "process_group",
     "record": "recording",
 }
 """Where each public name lives."""
 
 _SUBMODULES = ("agent", "errors", "hookspecs", "launch", "multiprocessing", "rendezvous")
 """What ``import elastic_core as elastic`` reaches by attribute, as ``elastic.multiprocessing.Std``."""
+
+_OF_TORCH = ("TrainState", "init_process_group")
+"""What is ``elastic_torch``'s, under the same name. Not in ``__all__``: ``import *`` works without torch."""
 
 __all__ = [
     "ElasticError",
@@ -94,7 +97,6 @@ __all__ = [
     "UsageError",
     "__version__",
     "hookimpl",
-    "init_process_group",
     "record",
 ]
 
@@ -102,10 +104,12 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return import_module(f"{__name__}.{name}")
+    if name in _OF_TORCH:
+        return getattr(import_module(f"{__name__}.torch_worker"), name)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return [*__all__, *_SUBMODULES]
+    return [*__all__, *_SUBMODULES, *_OF_TORCH]

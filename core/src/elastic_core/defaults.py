@@ -181,6 +181,7 @@ class PlainWorkerStart:
             "TORCHELASTIC_ERROR_FILE": assignment.error_file,
             "ELASTIC_RUN_UID": assignment.run_uid,
             "ELASTIC_ROUND": assignment.round,
+            "ELASTIC_LOCAL_RANK": assignment.local_rank,
         }
         environment = {name: str(value) for name, value in place.items()}
         if "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in self._environ:

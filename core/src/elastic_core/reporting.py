@@ -3,16 +3,19 @@
 A report is a JSON object with a ``type``, in one packet of a socketpair, so that those of a worker and of what it has
 forked never mix. ``initialized`` says that the process group is there, ``failed`` that an exception has ended the
 program and the interpreter is about to follow, ``step`` and ``leaves`` how far it has come (``notices.py``, which also
-reads what the agent sends: ``plan``, ``stop_at``, ``go_on``). ``agent/reports.py`` is the agent's end.
+reads what the agent sends: ``plan``, ``stop_at``, ``go_on``). ``agent/reports.py`` is the agent's end. What is left
+with the agent (``holding.py``) goes the same way.
 
 Imported by the warden and the template too, so by few and cheap means.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
+from collections.abc import Iterator
 
 CONTROL_VARIABLE = "ELASTIC_CONTROL_FD"
 LONGEST = 4096
@@ -22,8 +25,24 @@ STEP, LEAVES = "step", "leaves"
 """The last ``step`` that a rank comes to without another report; that it stops after ``step``, as it was told."""
 PLAN, STOP_AT, GO_ON = "plan", "stop_at", "go_on"
 """Notices, from the agent: hold after the next report; stop after ``step``; do not wait any longer."""
+HOLD, HELD, RELEASE = "hold", "held", "release"
+"""Types of what is asked of the agent: to keep a descriptor, to give one, to let one go."""
 KIND = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
 """What the descriptor is; another one may have got its number meanwhile, or in a child."""
+
+
+@contextlib.contextmanager
+def channel() -> Iterator[socket.socket | None]:
+    """This worker's channel, which stays open afterwards; None where there is no agent."""
+    try:
+        end = socket.socket(fileno=int(os.environ[CONTROL_VARIABLE]))
+    except (KeyError, ValueError, OSError):
+        yield None
+        return
+    try:
+        yield end if (end.family, end.type) == KIND else None
+    finally:
+        end.detach()
 
 
 def report(type_: str) -> bool:
@@ -32,16 +51,11 @@ def report(type_: str) -> bool:
     It never waits, and nothing is wrong where there is no agent: then, and if the agent is too far behind, it is not
     sent.
     """
-    try:
-        channel = socket.socket(fileno=int(os.environ[CONTROL_VARIABLE]))
-    except (KeyError, ValueError, OSError):
-        return False
-    try:
-        if (channel.family, channel.type) != KIND:
+    with channel() as agent:
+        if agent is None:
             return False
-        channel.send(json.dumps({"type": type_}).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-    except OSError:
-        return False
-    finally:
-        channel.detach()  # it stays open
+        try:
+            agent.send(json.dumps({"type": type_}).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError:
+            return False
     return True

@@ -3,7 +3,8 @@
 Each is a socketpair of packets; the other end is inherited by the worker, whatever it is, and by what the worker forks.
 So the end of a channel means nothing. Packets are short JSON objects of known types, and whatever else comes is ignored
 and said once. Nothing is ever waited for, and who sends too much is not listened to for the rest of a second: then its
-packets fill its own socket. Down go notices, which find room or are not sent.
+packets fill its own socket. Down go notices, which find room or are not sent. Descriptors that come along are closed,
+but for those that the vault keeps.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import json
 import select
 import socket
 import time
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from elastic_core.agent.channel import close_all
+from elastic_core.agent.vault import Vault
 from elastic_core.reporting import FAILED, INITIALIZED, KIND, LEAVES, LONGEST, STEP
 
 MOST = 256
@@ -26,6 +30,7 @@ WINDOW = 1.0
 """That second."""
 MOST_DRAINED = 4096
 """Packets of one worker that are read where all are wanted; its socket holds some hundreds."""
+_INT = array("i").itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,10 @@ LARGEST_STEP = 2**53
 _MEANINGS: Mapping[str, type[Initialized | Failed]] = {INITIALIZED: Initialized, FAILED: Failed}
 
 
+class _Served:
+    """The packet was a request to the vault, and has been dealt with."""
+
+
 class _Channel:
     """One worker's."""
 
@@ -98,6 +107,8 @@ class Reports:
         self._clock = clock
         self._ready = select.epoll()
         self._channels: dict[int, _Channel] = {}
+        self._vault = Vault()
+        """Outlives the rounds."""
 
     def fileno(self) -> int:
         """A descriptor that is readable when :meth:`receive` is to be called."""
@@ -136,13 +147,13 @@ class Reports:
         """
         steps = []
         for channel in self._channels.values():
-            told: Report | None = None
+            told: Report | _Served | None = None
             for _ in range(MOST_DRAINED):
                 if (told := self._next(channel)) is None:
                     break
                 if isinstance(told, Stepped):
                     steps.append(told)
-                elif not isinstance(told, NotUnderstood):
+                elif not isinstance(told, (NotUnderstood, _Served)):
                     self._later(self._clock(), told)
             if told is not None:
                 return None
@@ -162,8 +173,9 @@ class Reports:
         self._channels.clear()
 
     def close(self) -> None:
-        """Close all, and be of no use any more."""
+        """Close all, and be of no use any more; what workers have left here is gone."""
         self.clear()
+        self._vault.close()
         self._ready.close()
 
     def _read(self, channel: _Channel) -> Iterator[Report]:
@@ -174,28 +186,38 @@ class Reports:
             if (told := self._next(channel)) is None:
                 return
             channel.count += 1
-            if not isinstance(told, NotUnderstood) or not channel.complained:
-                channel.complained |= isinstance(told, NotUnderstood)
-                yield told
+            if isinstance(told, _Served) or (isinstance(told, NotUnderstood) and channel.complained):
+                continue
+            channel.complained |= isinstance(told, NotUnderstood)
+            yield told
         self._ready.unregister(channel.end)
         self._later(channel.since + WINDOW, ListenAgain(channel))
 
-    def _next(self, channel: _Channel) -> Report | None:
+    def _next(self, channel: _Channel) -> Report | _Served | None:
         """The next packet of a channel; None where there is none."""
         try:
-            packet = channel.end.recv(LONGEST + 1)
+            packet, descriptors = _received(channel.end)
         except BlockingIOError:
             return None
         except OSError:
-            packet = b""
+            packet, descriptors = b"", []
         if not packet:  # nobody has the other end, or says that; it may be at an end, but its number is not free
             with contextlib.suppress(FileNotFoundError):
                 self._ready.unregister(channel.end)
+            close_all(descriptors)
             return None
         try:
+            if descriptors and self._vault.obey(packet, descriptors):
+                return _Served()
             return understood(packet)(channel.tag)
         except ValueError as exc:
             return NotUnderstood(channel.tag, str(exc))
+
+
+def _received(end: socket.socket) -> tuple[bytes, list[int]]:
+    """A packet, and the descriptors that came along: two are enough for all that is asked; more the kernel closes."""
+    packet, ancillary, _, _ = end.recvmsg(LONGEST + 1, socket.CMSG_SPACE(2 * _INT), socket.MSG_CMSG_CLOEXEC)
+    return packet, array("i", b"".join(packed for _, _, packed in ancillary)).tolist()
 
 
 def understood(packet: bytes) -> Callable[[int], Report]:

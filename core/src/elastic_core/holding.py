@@ -1,0 +1,93 @@
+"""Leave memory with this worker's agent, for the workers of the next round on this node.
+
+What is left are descriptors of ``memfd_create``, each under a name that all workers of the node share. The agent keeps
+them until they are released or the job ends, in whatever way; then the memory is gone. ``agent/vault.py`` is its end.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import time
+from array import array
+from typing import Any
+
+from elastic_core.errors import ResourceError
+from elastic_core.reporting import HELD, HOLD, KIND, LONGEST, RELEASE, channel
+
+PATIENCE = 10.0
+"""Seconds that a worker waits for its agent's answer, which normally takes a millisecond."""
+
+
+def hold(name: str, fd: int, timeout: float = PATIENCE) -> bool:
+    """Leave a copy of a descriptor with the agent, in the place of what it has under this name; whether it has it.
+
+    Args:
+        name: 1 to 128 letters, digits and ``_.:/-``.
+        fd: Of ``os.memfd_create``. It stays the caller's.
+        timeout: Seconds to wait for the answer.
+
+    Returns:
+        False where there is no agent of ours, or it does not answer.
+
+    Raises:
+        ResourceError: The agent does not keep it: it is no memory file, or there are too many already.
+    """
+    answer, _ = _ask(HOLD, name, timeout, [fd])
+    if answer and not answer.get("done"):
+        raise ResourceError(f"The agent does not keep {name!r}: {answer.get('why')}.")
+    return bool(answer)
+
+
+def held(name: str, timeout: float = PATIENCE) -> int | None:
+    """A descriptor that was left with the agent under this name: a copy, which is the caller's to close.
+
+    None where there is none, or no agent of ours, or no answer within ``timeout`` seconds.
+    """
+    return _ask(HELD, name, timeout)[1]
+
+
+def release(name: str, timeout: float = PATIENCE) -> bool:
+    """Have the agent close what it keeps under this name; whether there was something."""
+    return bool(_ask(RELEASE, name, timeout)[0].get("done"))
+
+
+def _ask(
+    type_: str, name: str, timeout: float, descriptors: list[int] | None = None
+) -> tuple[dict[str, Any], int | None]:
+    """The agent's answer, {} if there is none, and the descriptor that came with it."""
+    deadline = time.monotonic() + timeout
+    ours, theirs = socket.socketpair(*KIND)
+    with ours:
+        with theirs, channel() as agent:
+            if agent is None or not _wait(agent, select.POLLOUT, deadline):
+                return {}, None
+            rights = array("i", [theirs.fileno(), *(descriptors or [])]).tobytes()
+            try:
+                agent.sendmsg(
+                    [json.dumps({"type": type_, "name": name}).encode()],
+                    [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)],
+                    socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL,
+                )
+            except OSError:
+                return {}, None
+        if not _wait(ours, select.POLLIN, deadline):
+            return {}, None
+        return _received(ours)
+
+
+def _wait(sock: socket.socket, for_what: int, deadline: float) -> bool:
+    poll = select.poll()
+    poll.register(sock, for_what)
+    return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+
+
+def _received(sock: socket.socket) -> tuple[dict[str, Any], int | None]:
+    try:
+        data, ancillary, _, _ = sock.recvmsg(LONGEST, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+        answer = json.loads(data)
+    except (OSError, ValueError):  # the end: it did not take the request
+        return {}, None
+    descriptors = array("i", b"".join(packed for _, _, packed in ancillary))
+    return answer, descriptors[0] if descriptors else None

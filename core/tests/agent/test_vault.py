@@ -1,0 +1,230 @@
+"""What workers leave with their agent, over the channels that they have, and whatever they send instead."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from elastic_core import holding
+from elastic_core.agent.reports import NotUnderstood, Reports
+from elastic_core.agent.vault import MOST_HELD, Vault, is_memory
+from elastic_core.errors import ResourceError
+from elastic_core.reporting import CONTROL_VARIABLE, KIND
+
+
+class Node:
+    """An agent that answers on a thread of its own, and the channel of the worker that this process is."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reports = Reports(lambda _instant, _event: None)
+        self.heard: list[object] = []
+        self._monkeypatch = monkeypatch
+        self._worker: socket.socket | None = None
+        self._ended = threading.Event()
+        self.lock = threading.Lock()
+        self.next_round()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def next_round(self) -> None:
+        with self.lock:
+            if self._worker is not None:
+                self._worker.close()
+                self.reports.clear()
+            self._worker = self.reports.open(1)
+        self._monkeypatch.setenv(CONTROL_VARIABLE, str(self._worker.fileno()))
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join()
+        assert self._worker is not None
+        self._worker.close()
+        self.reports.close()
+
+    def _serve(self) -> None:
+        while not self._ended.wait(0.001):
+            with self.lock:
+                self.heard += self.reports.receive()
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    node = Node(monkeypatch)
+    yield node
+    node.close()
+
+
+def memory(content: bytes) -> int:
+    fd = os.memfd_create("test")
+    os.write(fd, content)
+    return fd
+
+
+def leave(name: str, content: bytes) -> None:
+    """Hold it, and forget it."""
+    fd = memory(content)
+    assert holding.hold(name, fd)
+    os.close(fd)
+
+
+def found(name: str) -> bytes | None:
+    if (fd := holding.held(name)) is None:
+        return None
+    content = os.pread(fd, 100, 0)
+    assert not os.get_inheritable(fd)
+    os.close(fd)
+    return content
+
+
+def fill(sock: socket.socket) -> None:
+    """Leave no room in it."""
+    sock.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sock.send(b"x")
+
+
+def descriptors() -> list[str]:
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+def test_what_is_left_is_there_for_the_workers_of_the_next_round(node: Node) -> None:
+    leave("state/0", b"step 7")
+    node.next_round()
+    assert found("state/0") == b"step 7"
+    assert found("state/1") is None
+
+
+def test_it_is_the_same_memory_and_not_a_copy(node: Node) -> None:
+    fd = memory(b"before")
+    assert holding.hold("x", fd)
+    os.pwrite(fd, b"after!", 0)
+    os.close(fd)
+    assert found("x") == b"after!"
+
+
+def test_a_name_that_is_taken_gets_the_new_one(node: Node) -> None:
+    leave("x", b"1")
+    before = len(descriptors())
+    leave("x", b"2")
+    assert found("x") == b"2"
+    assert len(descriptors()) == before
+
+
+def test_what_is_released_is_gone(node: Node) -> None:
+    leave("x", b"1")
+    assert holding.release("x")
+    assert not holding.release("x")
+    assert found("x") is None
+
+
+def test_only_memory_files_are_kept(node: Node) -> None:
+    with tempfile.TemporaryFile() as file, socket.socket() as sock:
+        for fd in (file.fileno(), sock.fileno(), 0):
+            assert not is_memory(fd)
+            with pytest.raises(ResourceError, match=r"does not keep 'x': only memory files \(memfd_create\) are kept"):
+                holding.hold("x", fd)
+    assert found("x") is None
+
+
+def test_no_more_than_so_many_are_kept() -> None:
+    vault = Vault(most=1)
+
+    def ask(name: str) -> dict[str, object]:
+        ours, theirs = socket.socketpair(*KIND)
+        with ours:
+            request = json.dumps({"type": "hold", "name": name}).encode()
+            assert vault.obey(request, [theirs.detach(), memory(b"")])
+            answer: dict[str, object] = json.loads(ours.recv(1000))
+            return answer
+
+    before = descriptors()
+    assert [ask("a")["done"], ask("a")["done"]] == [True, True]
+    assert ask("b") == {"done": False, "why": "1 are kept already"}
+    vault.close()
+    assert descriptors() == before
+    assert 0 < MOST_HELD < 1024
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 129, "ä", "a\n"])
+def test_a_name_that_makes_no_sense_is_refused_and_said(node: Node, name: str) -> None:
+    fd = memory(b"")
+    assert not holding.hold(name, fd, timeout=60)
+    os.close(fd)
+    [said] = node.heard
+    assert isinstance(said, NotUnderstood)
+    assert said.why == f"the name of what it would hold is {name[:40]!r}"
+
+
+def test_an_answer_can_only_go_to_a_local_socket_of_packets() -> None:
+    vault, before = Vault(), descriptors()
+    reading, writing = os.pipe()
+    request = b'{"type": "held", "name": "x"}'
+    with pytest.raises(ValueError, match=r"^what it wants its answer on is no socket$"):
+        vault.obey(request, [writing])
+    with pytest.raises(ValueError, match=r"^what it wants its answer on is not a local socket of packets$"):
+        vault.obey(request, [socket.socket().detach()])
+    os.close(reading)
+    assert descriptors() == before
+
+
+def test_a_worker_that_does_not_read_its_answer_holds_nobody_up() -> None:
+    vault = Vault()
+    ours, theirs = socket.socketpair(*KIND)
+    with ours, theirs:
+        fill(theirs)
+        assert vault.obey(b'{"type": "held", "name": "x"}', [os.dup(theirs.fileno())])
+
+
+def test_other_packets_are_not_for_here_and_their_descriptors_are_closed() -> None:
+    vault, before = Vault(), descriptors()
+    for packet in (b'{"type": "initialized"}', b"[]", b"\xff", b'{"type": ["hold"]}', b'{"type": "held "}'):
+        assert not vault.obey(packet, [memory(b""), memory(b"")])
+    assert descriptors() == before
+
+
+def test_descriptors_of_an_empty_packet_are_closed() -> None:
+    reports = Reports(lambda _instant, _event: None)
+    with reports.open(1) as worker:
+        before = descriptors()
+        fd = memory(b"")
+        socket.send_fds(worker, [b""], [fd])
+        os.close(fd)
+        assert reports.receive() == []
+        assert descriptors() == before
+    reports.close()
+
+
+def test_an_agent_that_does_not_answer_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair(*KIND)
+    monkeypatch.setenv(CONTROL_VARIABLE, str(theirs.fileno()))
+    with ours, theirs:
+        before = descriptors()
+        assert holding.held("x", timeout=0.01) is None
+        fill(theirs)
+        assert holding.held("x", timeout=0.01) is None
+        assert descriptors() == before
+
+
+def test_without_an_agent_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CONTROL_VARIABLE, raising=False)
+    fd = memory(b"")
+    assert not holding.hold("x", fd)
+    assert holding.held("x") is None
+    assert not holding.release("x")
+    os.close(fd)
+
+
+def test_the_agents_end_is_the_end_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = descriptors()
+    node = Node(monkeypatch)
+    leave("x", b"1")
+    node.close()
+    assert descriptors() == before

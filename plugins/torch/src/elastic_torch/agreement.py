@@ -1,0 +1,57 @@
+"""Which state all ranks go on from: one pure function of what each of them has."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elastic_torch.stamp import Stamp
+
+
+class Tier(enum.Enum):
+    """Where a rank takes its state from."""
+
+    MEMORY = "memory"
+    """A snapshot of its own that the agent has kept."""
+    PEER = "peer"
+    """Another rank's snapshot."""
+    DISK = "disk"
+    """A checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The snapshot that all go on from.
+
+    Attributes:
+        stamp: Its stamp.
+        source: The rank that gives it to those who have it not.
+        without: Those, in order.
+    """
+
+    stamp: Stamp
+    source: int
+    without: tuple[int, ...]
+
+    def tier(self, rank: int) -> Tier:
+        """Where a rank takes it from."""
+        return Tier.PEER if rank in self.without else Tier.MEMORY
+
+
+def choose(offers: Sequence[Sequence[Stamp]]) -> Choice | None:
+    """The newest snapshot that is complete; None if nobody has any.
+
+    Complete is one that every rank has which has any: then each of them goes on from its own, to the last random
+    number. Ranks without any, newcomers, get it from the first that has it. Where those who have some have none in
+    common, as after somebody came back who had missed a few rounds, the newest one counts.
+
+    Args:
+        offers: The stamps of each rank's complete snapshots, all of this run; by rank.
+    """
+    sets = [set(stamps) for stamps in offers if stamps]
+    if not sets:
+        return None
+    newest = max(set.intersection(*sets) or set.union(*sets))
+    having = [rank for rank, stamps in enumerate(offers) if newest in stamps]
+    return Choice(newest, having[0], tuple(rank for rank in range(len(offers)) if rank not in having))

@@ -1,0 +1,210 @@
+"""One snapshot in shared memory, written so that a half-written one is known for what it is.
+
+A memory file has a header of one page, the tensors' elements, each at a multiple of 64 bytes, and then what JSON can
+say: the stamp, the tree, each tensor's type and shape. While it is written the header says so; the last thing that is
+written is that it is complete. Who is killed in between leaves a snapshot that nobody reads. (What JSON says has a
+checksum; the elements have none, which would cost several times as much as their copy.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elastic_core.errors import ResourceError
+from elastic_torch.stamp import Stamp
+from elastic_torch.tree import put_together
+
+_HEADER = struct.Struct("<8sQQQQ")
+"""The magic word, whether it is complete, and of what JSON says: where, how many bytes, their CRC-32."""
+_MAGIC = b"elastic1"
+_WRITING, _COMPLETE = 0, 1
+HEADER_BYTES = _HEADER.size
+PAGE = 4096
+"""Bytes before the first tensor's."""
+_ALIGNED = 64
+_SPARE = 1 << 16
+"""Bytes of room for what JSON says to grow, beyond twice its size."""
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a slot holds. The tensors are views of its memory, for as long as nothing else is written there."""
+
+    stamp: Stamp
+    said: Any
+    views: Sequence[torch.Tensor]
+
+    def tree(self, *, copies: bool) -> Any:
+        """The state again, with copies of the tensors or the views themselves."""
+        return put_together(self.said, (lambda n: self.views[n].clone()) if copies else self.views.__getitem__)
+
+
+class Slot:
+    """A memory file that holds one snapshot, or the trace of one that was not finished.
+
+    Args:
+        fd: Of the memory file; it is the slot's from now on.
+        new: Whether nobody has written to it yet. Then all of its pages are mapped at once, which takes as long as
+            to copy them; else as they are used, which for reading costs little.
+
+    Attributes:
+        fd: Its descriptor.
+        size: Its bytes.
+    """
+
+    def __init__(self, fd: int, *, new: bool = False) -> None:
+        self.fd = fd
+        self.size = os.fstat(fd).st_size
+        self._map = mmap.mmap(fd, self.size, mmap.MAP_SHARED | (mmap.MAP_POPULATE if new else 0))
+        self._layout: list[tuple[torch.dtype, torch.Size]] = []
+        self._views: list[torch.Tensor] = []
+
+    @classmethod
+    def create(cls, name: str, tensors: Sequence[torch.Tensor], said_bytes: int) -> Slot:
+        """One that has room for these tensors, and for so many bytes of JSON. All of its memory is taken at once.
+
+        Raises:
+            ResourceError: There is not so much.
+        """
+        return cls.sized(name, _end(tensors) + 2 * said_bytes + _SPARE + 100 * len(tensors))
+
+    @classmethod
+    def sized(cls, name: str, size: int) -> Slot:
+        """One of so many bytes.
+
+        Raises:
+            ResourceError: There is not so much memory.
+        """
+        size = -(-max(size, 1) // PAGE) * PAGE
+        if size > (left := available_memory()):  # the kernel would not refuse it, but kill somebody for it
+            raise ResourceError(
+                f"There is no memory for a snapshot of {size / 2**20:.0f} MiB: {left / 2**20:.0f} MiB are available."
+            )
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.posix_fallocate(fd, 0, size)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)  # a reader would die of SIGBUS if it shrank
+            return cls(fd, new=True)
+        except OSError as exc:
+            os.close(fd)
+            raise ResourceError(
+                f"There is no memory for a snapshot of {size / 2**20:.0f} MiB: {exc.strerror}."
+            ) from exc
+
+    def close(self) -> None:
+        """Let the descriptor go; the memory goes with its last view, unless somebody else holds it."""
+        os.close(self.fd)
+
+    def write(self, stamp: Stamp, said: Any, tensors: Sequence[torch.Tensor]) -> bool:
+        """Make this the snapshot; False, and nothing is changed, if there is no room.
+
+        The tensors may be on any device; this waits until they are copied.
+        """
+        table = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors]
+        text = json.dumps([stamp.round, stamp.step, said, table]).encode()
+        start = _end(tensors)
+        if start + len(text) > self.size:
+            return False
+        self._mark(_WRITING)
+        for view, tensor in zip(self._views_of(tensors), tensors, strict=True):
+            view.copy_(tensor)
+        self._map[start : start + len(text)] = text
+        self._mark(_COMPLETE, start, len(text), zlib.crc32(text))
+        return True
+
+    def read(self) -> Snapshot | None:
+        """What is in it; None if that was never finished."""
+        magic, phase, start, length, crc = _HEADER.unpack_from(self._map)
+        text = self._map[start : start + length]
+        if magic != _MAGIC or phase != _COMPLETE or zlib.crc32(text) != crc:
+            return None
+        try:
+            round_, step, said, table = json.loads(text)
+            shapes = [torch.empty(shape, dtype=getattr(torch, name), device="meta") for name, shape in table]
+            if _end(shapes) != start:
+                return None
+            return Snapshot(Stamp(int(round_), int(step)), said, self._views_of(shapes))
+        except (ValueError, TypeError, AttributeError, RuntimeError):
+            return None
+
+    def bytes(self) -> torch.Tensor:
+        """All of it, as a tensor of uint8 of shape (size,) over the same memory."""
+        return torch.frombuffer(self._map, dtype=torch.uint8)
+
+    def used(self) -> int:
+        """Bytes from its start that matter, the header's among them."""
+        _, _, start, length, _ = _HEADER.unpack_from(self._map)
+        return int(start + length)
+
+    def begin(self) -> None:
+        """All of it is about to be replaced by another slot's bytes: until :meth:`finish` it holds nothing."""
+        self._mark(_WRITING)
+
+    def header(self) -> torch.Tensor:
+        """What :meth:`finish` of another slot takes, as uint8 of shape (40,)."""
+        return self.bytes()[:HEADER_BYTES].clone()
+
+    def finish(self, header: torch.Tensor) -> None:
+        """All bytes behind the header are there: now it holds what the other one does."""
+        _, phase, start, length, crc = _HEADER.unpack(header.numpy().tobytes())
+        self._mark(phase, start, length, crc)
+
+    def _mark(self, phase: int, start: int = 0, length: int = 0, crc: int = 0) -> None:
+        if phase == _COMPLETE:  # the word that it is comes after all others
+            _HEADER.pack_into(self._map, 0, _MAGIC, _WRITING, start, length, crc)
+        _HEADER.pack_into(self._map, 0, _MAGIC, phase, start, length, crc)
+
+    def _views_of(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        layout = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        if layout != self._layout:
+            self._layout, self._views = (
+                layout,
+                [_view(self._map, tensor, place) for tensor, place in zip(tensors, _places(tensors), strict=True)],
+            )
+        return self._views
+
+
+def available_memory() -> int:
+    """Bytes that this process may still take: what the host has, or its control group allows."""
+    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(meminfo["MemAvailable"].split()[0]) * 1024
+    with contextlib.suppress(OSError, ValueError):  # there is none, or it has no limit
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        available = min(available, limit - used + int(stat["inactive_file"]))
+    return available
+
+
+def _places(tensors: Sequence[torch.Tensor]) -> list[int]:
+    places, place = [], PAGE
+    for tensor in tensors:
+        places.append(place)
+        place += -(-tensor.numel() * tensor.element_size() // _ALIGNED) * _ALIGNED
+    return places
+
+
+def _end(tensors: Sequence[torch.Tensor]) -> int:
+    if not tensors:
+        return PAGE
+    last = tensors[-1].numel() * tensors[-1].element_size()
+    return _places(tensors)[-1] + -(-last // _ALIGNED) * _ALIGNED
+
+
+def _view(memory: mmap.mmap, like: torch.Tensor, place: int) -> torch.Tensor:
+    if like.numel() == 0:
+        return torch.empty(like.shape, dtype=like.dtype)
+    return torch.frombuffer(memory, dtype=like.dtype, count=like.numel(), offset=place).view(like.shape)

@@ -1,0 +1,49 @@
+"""What :class:`~elastic_torch.state.TrainState` asks of the tier that outlives the job: checkpoints on disk."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class Checkpoint(Protocol):
+    """A checkpoint that is there, the same on all ranks."""
+
+    @property
+    def run_uid(self) -> str:
+        """Which run saved it."""
+
+    @property
+    def round(self) -> int:
+        """In which round of that."""
+
+    @property
+    def step(self) -> int:
+        """After which step."""
+
+
+class Loaded(Protocol):
+    """What was loaded."""
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """From where."""
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What was saved there, tensors in host memory."""
+
+
+class DiskTier(Protocol):
+    """Checkpoints, complete or not there at all. All ranks call the same methods in the same order."""
+
+    def due(self, step: int) -> bool:
+        """Whether this step is to be saved. Asked after every step; the same answer on all ranks."""
+
+    def save(self, state_dict: dict[str, Any], step: int) -> object:
+        """Save a state. Training waits until it has been copied. What several ranks give one name to is the same."""
+
+    def newest(self, *, verify: bool = True) -> Checkpoint | None:
+        """The newest checkpoint, wherever it is; not ``verify``: as far as a look at names tells."""
+
+    def load(self) -> Loaded | None:
+        """The newest intact one; it may be older than what ``newest(verify=False)`` said."""

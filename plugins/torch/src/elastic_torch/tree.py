@@ -1,0 +1,132 @@
+"""States as JSON and tensors: what ``state_dict()`` returns, taken apart and put together again, without pickle.
+
+What JSON has no word for stands there as an object with one key, which says what it is; so does every dictionary, since
+JSON's have no keys but strings. Floats survive to the last bit (``repr``).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+Take = Callable[[int], torch.Tensor]
+"""The tensor with this number."""
+
+
+def take_apart(state: Any) -> tuple[Any, list[torch.Tensor]]:
+    """A state as something that JSON can say, and its tensors, in the order of their numbers there.
+
+    Returns:
+        The tensors themselves, detached, not copies; arrays share their memory too.
+
+    Raises:
+        TypeError: Something in it cannot be kept; says what, and where.
+    """
+    tensors: list[torch.Tensor] = []
+    return _apart(state, tensors, "state"), tensors
+
+
+def put_together(said: Any, take: Take) -> Any:
+    """What :func:`take_apart` was given, with the tensors that ``take`` hands out.
+
+    Raises:
+        ValueError: It cannot have come from there.
+    """
+    match said:
+        case None | bool() | int() | float() | str():
+            return said
+        case list():
+            return [put_together(item, take) for item in said]
+        case dict() if len(said) == 1:
+            [(kind, value)] = said.items()
+            return _together(kind, value, take)
+    raise ValueError(f"{said!r:.80} is no part of a state")
+
+
+def _apart(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
+    match value:
+        case None | bool() | str():
+            return value
+        case np.generic():  # before int and float: some are those, too
+            return {"scalar": [value.dtype.str, _plain(value.item(), where)]}
+        case int() | float() if type(value) in (int, float):
+            return value
+        case list():
+            return [_apart(item, tensors, f"{where}[{index}]") for index, item in enumerate(value)]
+        case tuple():
+            return {"tuple": [_apart(item, tensors, f"{where}[{index}]") for index, item in enumerate(value)]}
+        case dict():
+            kind = "counter" if isinstance(value, Counter) else "dict"
+            return {
+                kind: [[_key(key, where), _apart(item, tensors, f"{where}[{key!r}]")] for key, item in value.items()]
+            }
+        case torch.Tensor():
+            tensors.append(_dense(value, where))
+            return {"tensor": len(tensors) - 1}
+        case np.ndarray() if value.dtype.kind in "biufc":
+            tensors.append(torch.from_numpy(np.ascontiguousarray(value)))
+            return {"array": len(tensors) - 1}
+        case bytes() | bytearray():
+            return {"bytes": base64.b64encode(value).decode()}
+        case torch.dtype() | torch.device():
+            return {type(value).__name__: str(value).removeprefix("torch.")}
+    raise TypeError(
+        f"{where} is a {type(value).__qualname__}, which cannot be kept: a state may have tensors, arrays, numbers, "
+        "strings, and lists, tuples and dictionaries of these."
+    )
+
+
+def _key(key: Any, where: str) -> Any:
+    if type(key) not in (str, int, float, bool, type(None), tuple):
+        raise TypeError(f"{where} has the key {key!r}, a {type(key).__qualname__}, which cannot be kept.")
+    return _apart(key, [], where)
+
+
+def _plain(value: Any, where: str) -> bool | int | float:
+    if not isinstance(value, bool | int | float):
+        raise TypeError(f"{where} is a number of numpy's that cannot be kept: {value!r}.")
+    return value
+
+
+def _dense(tensor: torch.Tensor, where: str) -> torch.Tensor:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        raise TypeError(f"{where} is a tensor that is sparse, quantized or without data, which cannot be kept.")
+    if type(tensor).__name__ == "DTensor":
+        raise TypeError(f"{where} is a DTensor: sharded state cannot be kept yet.")
+    return tensor.detach()
+
+
+def _together(kind: str, value: Any, take: Take) -> Any:
+    def pairs() -> Any:
+        return ((put_together(key, take), put_together(item, take)) for key, item in value)
+
+    match kind:
+        case "tensor":
+            return take(int(value))
+        case "array":
+            return take(int(value)).numpy()
+        case "dict":
+            return dict(pairs())
+        case "counter":
+            return Counter(dict(pairs()))
+        case "tuple":
+            return tuple(put_together(item, take) for item in value)
+        case "bytes":
+            return base64.b64decode(value)
+        case "scalar":
+            return np.dtype(value[0]).type(value[1])
+        case "dtype" if isinstance(found := getattr(torch, value, None), torch.dtype):
+            return found
+        case "device":
+            return torch.device(value)
+    raise ValueError(f"{kind!r:.80} is no part of a state")
+
+
+def bytes_of(tensors: Sequence[torch.Tensor]) -> int:
+    """How many bytes their elements take."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,77 @@
+"""The two slots of a worker, kept by an agent over rounds."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import torch
+
+from elastic_core.reporting import CONTROL_VARIABLE
+from elastic_torch import snapshot
+from elastic_torch.memory import Memory
+from elastic_torch.stamp import Stamp
+from elastic_torch.tree import take_apart
+
+
+def commit(memory: Memory, round_: int, step: int, size: int = 10) -> None:
+    memory.keep(Stamp(round_, step), *take_apart({"w": torch.full((size,), float(step))}))
+
+
+def value(memory: Memory, round_: int, step: int) -> float:
+    return float(memory.snapshot(Stamp(round_, step)).views[0][-1])
+
+
+def test_the_next_rounds_worker_finds_the_last_two(agent: socket.socket) -> None:
+    memory = Memory("train", 0)
+    assert memory.stamps() == ()
+    for step in (1, 2, 3):
+        commit(memory, 1, step)
+    assert memory.stamps() == (Stamp(1, 3), Stamp(1, 2))
+    later = Memory("train", 0)
+    assert later.stamps() == (Stamp(1, 3), Stamp(1, 2))
+    assert value(later, 1, 2) == 2.0
+    assert Memory("train", 1).stamps() == ()
+    assert Memory("other", 0).stamps() == ()
+
+
+def test_a_commit_leaves_the_one_that_was_gone_back_to(agent: socket.socket) -> None:
+    memory = Memory("train", 0)
+    commit(memory, 1, 1)
+    commit(memory, 1, 2)
+    later = Memory("train", 0)
+    assert value(later, 1, 1) == 1.0
+    commit(later, 2, 2)
+    assert later.stamps() == (Stamp(2, 2), Stamp(1, 1))
+
+
+def test_a_state_that_grows_moves(agent: socket.socket) -> None:
+    memory = Memory("train", 0)
+    for step in range(1, 5):
+        commit(memory, 1, step, size=100_000 * step)
+    assert Memory("train", 0).stamps() == (Stamp(1, 4), Stamp(1, 3))
+    assert value(memory, 1, 4) == 4.0
+
+
+def test_a_commit_that_was_not_finished_leaves_the_one_before(agent: socket.socket) -> None:
+    memory = Memory("train", 0)
+    commit(memory, 1, 1)
+    commit(memory, 1, 2)
+    memory.slot(Stamp(1, 2)).begin()
+    later = Memory("train", 0)
+    assert later.stamps() == (Stamp(1, 1),)
+    commit(later, 2, 2)
+    assert later.stamps() == (Stamp(2, 2), Stamp(1, 1))
+
+
+def test_without_an_agent_nothing_outlives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CONTROL_VARIABLE, raising=False)
+    assert not Memory("train", 0).outlives
+
+
+def test_training_goes_on_where_there_is_no_memory(agent: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "available_memory", lambda: 0)
+    memory = Memory("train", 0)
+    with pytest.warns(UserWarning, match="No snapshots are kept in memory from here on: There is no memory for"):
+        commit(memory, 1, 1)
+    assert not memory.outlives

@@ -1,0 +1,146 @@
+"""Snapshots in memory files: whole ones are read, half-written ones are known."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+from typing import Any
+
+import pytest
+import torch
+
+from elastic_core.errors import ResourceError
+from elastic_torch.snapshot import HEADER_BYTES, PAGE, Slot, available_memory
+from elastic_torch.stamp import Stamp
+from elastic_torch.tree import put_together, take_apart
+
+STATE = {
+    "weight": torch.arange(1000, dtype=torch.float32).view(10, 100).t(),
+    "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+    "empty": torch.empty(0, 3),
+    "scalar": torch.tensor(7),
+    "lr": 0.1,
+}
+
+
+def written(stamp: Stamp, state: Any = STATE) -> Slot:
+    said, tensors = take_apart(state)
+    slot = Slot.create("test", tensors, 1000)
+    assert slot.write(stamp, said, tensors)
+    return slot
+
+
+def content(slot: Slot) -> Any:
+    found = slot.read()
+    assert found is not None
+    return put_together(found.said, found.views.__getitem__)
+
+
+def same(one: Any, other: Any) -> bool:
+    return all(torch.equal(one[k], other[k]) if torch.is_tensor(one[k]) else one[k] == other[k] for k in STATE)
+
+
+def test_another_process_reads_what_was_written() -> None:
+    slot = written(Stamp(2, 7))
+    other = Slot(os.dup(slot.fd))
+    found = other.read()
+    assert found is not None
+    assert found.stamp == Stamp(2, 7)
+    assert same(content(other), STATE)
+
+
+def test_what_is_larger_does_not_fit_and_changes_nothing() -> None:
+    slot = written(Stamp(1, 1))
+    said, tensors = take_apart({**STATE, "more": torch.zeros(100_000)})
+    assert not slot.write(Stamp(1, 2), said, tensors)
+    said, tensors = take_apart({**STATE, "lr": "x" * 200_000})
+    assert not slot.write(Stamp(1, 2), said, tensors)
+    assert same(content(slot), STATE)
+
+
+def test_it_is_written_again_with_other_shapes() -> None:
+    slot = written(Stamp(1, 1))
+    said, tensors = take_apart({"weight": torch.ones(3, 3)})
+    assert slot.write(Stamp(1, 2), said, tensors)
+    assert torch.equal(content(slot)["weight"], torch.ones(3, 3))
+
+
+@pytest.mark.parametrize("copied", [0, 1, 2, 3])
+def test_a_snapshot_whose_writer_is_killed_is_none(copied: int) -> None:
+    slot = written(Stamp(1, 1))
+    said, tensors = take_apart(STATE)
+    pid = os.fork()
+    if pid == 0:
+        left = copied
+        copy = torch.Tensor.copy_
+
+        def copy_(view: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal left
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+            return copy(view, tensor)
+
+        torch.Tensor.copy_ = copy_  # type: ignore[assignment]  # in this process, which ends here
+        slot.write(Stamp(1, 2), said, tensors)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert slot.read() is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param((0, b"?"), id="magic"),
+        pytest.param((8, b"\0"), id="phase"),
+        pytest.param((16, b"\1"), id="where the text is"),
+        pytest.param((24, b"\1"), id="its length"),
+        pytest.param((32, b"\1\2\3"), id="its checksum"),
+        pytest.param((0, bytes(PAGE)), id="never written"),
+    ],
+)
+def test_a_damaged_header_is_no_snapshot(damage: tuple[int, bytes]) -> None:
+    slot = written(Stamp(1, 1))
+    os.pwrite(slot.fd, damage[1], damage[0])
+    assert slot.read() is None
+
+
+def test_a_flipped_bit_in_the_text_is_noticed() -> None:
+    slot = written(Stamp(1, 1))
+    _, _, start, length, _ = struct.unpack("<8sQQQQ", os.pread(slot.fd, HEADER_BYTES, 0))
+    for at in range(start, start + length, 7):
+        [byte] = os.pread(slot.fd, 1, at)
+        os.pwrite(slot.fd, bytes([byte ^ 1]), at)
+        assert slot.read() is None
+        os.pwrite(slot.fd, bytes([byte]), at)
+    assert same(content(slot), STATE)
+
+
+def test_a_snapshot_is_brought_to_another_slot() -> None:
+    slot = written(Stamp(3, 9))
+    other = Slot.sized("other", slot.used())
+    other.begin()
+    other.bytes()[HEADER_BYTES : slot.used()].copy_(slot.bytes()[HEADER_BYTES : slot.used()])
+    assert other.read() is None
+    other.finish(slot.header())
+    assert same(content(other), STATE)
+
+
+def test_too_little_memory_is_said() -> None:
+    with pytest.raises(ResourceError, match=r"^There is no memory for a snapshot of \d+ MiB: \d+ MiB are available"):
+        Slot.sized("test", 2 * available_memory())
+
+
+def test_nobody_can_shrink_it_under_a_reader() -> None:
+    slot = written(Stamp(1, 1))
+    with pytest.raises(PermissionError):
+        os.ftruncate(slot.fd, 0)
+
+
+def test_its_views_last_as_long_as_they_are_used() -> None:
+    slot = written(Stamp(1, 1))
+    found = content(slot)
+    slot.close()
+    del slot
+    assert same(found, STATE)
