@@ -9,7 +9,13 @@ MUTANTS: tuple[Mutant, ...] = (
     # Who decides
     _m("everybody decides", "session", "chairs = self._ledger.chair == self._node_id", "chairs = True", "agents"),
     _m("a successor keeps the term", "ledger", "head.term + isinstance(body, Chair)", "head.term", "agents"),
-    _m("nobody succeeds a silent chair", "succession", "+ ledger.settings.timing.lost_after", "+ 10_000.0", "agents"),
+    _m(
+        "nobody succeeds a silent chair",
+        "succession",
+        "due = signs.beat_changed_at + ledger.settings.timing.lost_after",
+        "due = signs.beat_changed_at + 10_000.0",
+        "agents",
+    ),
     _m(
         "a report is never answered",
         "pulse",
@@ -148,12 +154,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "agents",
         3000,
     ),
-    _m("a host has one seat", "watch", "other.row.info.seat == info.seat", "True", "agents"),
+    _m("a host has one seat", "watch", "seat = info.host_id, info.seat", "seat = info.host_id, 0", "agents"),
     _m(
         "the older one of a seat lives",
         "watch",
-        "other.serial > seen.serial",
-        "other.serial < seen.serial",
+        "return watch.holders.get((info.host_id, info.seat), 0) > seen.serial",
+        "return any(\n        (other.row.info.host_id, other.row.info.seat) == (info.host_id, info.seat)\n"
+        "        and other.serial < seen.serial\n        for other in watch.nodes.values()\n    )",
         "agents",
         first=160,
     ),
