@@ -77,15 +77,6 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _m("success is not noticed", "decide", "if len(finished) == len(ids):", "if False:", "workers"),
     _m(
-        "somebody joins at the end",
-        "decide",
-        "if scene.room(current) and not finished:",
-        "if scene.room(current):",
-        "workers",
-        3000,
-        first=90,
-    ),
-    _m(
         "resizes are not batched",
         "decide",
         "return ledger.resized_at + max(RESIZE_PAUSE, RESIZE_PAUSE_FACTOR * ledger.resize_cost)",
@@ -243,14 +234,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "        head=0,\n",
         "agents",
         1000,
-    ),
-    _m(
-        "FINISHED does not last",
-        "node",
-        "phase = state.phase if state.phase is Phase.FINISHED else Phase.STOPPED",
-        "phase = Phase.STOPPED",
-        "workers",
-        3000,
     ),
     # The fence
     _m(
