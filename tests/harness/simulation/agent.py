@@ -87,6 +87,8 @@ class Hands:
         """What the rank has reported last."""
         self.offer = ""
         """That of the newest round whose workers were started."""
+        self.left_stuck = False
+        """Whether the agent has ended and left a process that could not be killed then."""
         self._over = False
         self._fences = 0
         self._fenced_at = 0.0
@@ -176,6 +178,7 @@ class Hands:
     def close(self, timeout: float) -> None:
         """Kill everything, and wait for the last process."""
         if self.gang is not None:
+            self.left_stuck = self.gang.stuck
             self.gang.kill()
             if not self.gang.alive:
                 self.gang = None

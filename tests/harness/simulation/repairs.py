@@ -36,7 +36,8 @@ REPAIRS: tuple[Mutant, ...] = (
         "self._doubt = True  # and",
         "self._doubt = False  # and",
         "forgetful",
-        1000,
+        3000,
+        first=3800,
     ),
     _m(
         "an offer that a lost history has used is kept",

@@ -131,7 +131,7 @@ def check_obedience(world: World, agent: SimAgent) -> None:
 def check_exit(world: World, agent: SimAgent, why: str) -> None:
     """P4: an agent that ends has no workers, unless they cannot be killed."""
     gang = agent.hands.gang
-    if agent.state is None or (gang is not None and gang.stuck) or why.startswith("process "):
+    if agent.state is None or agent.hands.left_stuck or (gang is not None and gang.stuck) or why.startswith("process "):
         return
     if agent.state.work not in (Work.NONE, Work.DONE) or (gang is not None and gang.state is not State.GONE):
         world.truth.violated("P4", f"{agent.node_id} ends while its workers are {agent.state.work.value}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from elastic_core.cli.flag import FlagCommand
 from elastic_core.cli.flags import Flags
 from elastic_core.cli.run import NUMBERED, meeting_place, plugins_named, warn, with_sources, without_effect
 from elastic_core.cli.surface import FLAGS
@@ -39,8 +40,8 @@ WIDEST = 120
 """Columns that lines have at most, on a terminal."""
 
 
-class DoctorCommand(click.Command):
-    """``elastic doctor``: takes its flags in both spellings, as ``elastic run`` does."""
+class DoctorCommand(FlagCommand):
+    """``elastic doctor``: takes flags of ``elastic run``."""
 
     def __init__(self) -> None:
         as_json = click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object, for programs.")
@@ -55,20 +56,7 @@ class DoctorCommand(click.Command):
             epilog="Exits with 0 if nothing is wrong; else with the code that `elastic run` would end with "
             "(docs/exit_codes.md): 69 for what cannot be reached, 76 for what answers as it must not, 2 for a wrong "
             "flag. Flags may be written with - or _, and are also read from PET_<FLAG>.",
-            context_settings={
-                "token_normalize_func": lambda token: token.replace("-", "_"),
-                "help_option_names": ["-h", "--help"],
-                "max_content_width": 100,
-            },
         )
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line; an error knows whose it is, so that the hint names the right help."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.UsageError as exc:
-            exc.ctx = exc.ctx or ctx
-            raise
 
 
 def doctor(*, as_json: bool, **given: Any) -> int:

@@ -14,6 +14,26 @@ from elastic_core.environment import flag_variable
 from elastic_core.errors import UsageError
 
 
+class FlagCommand(click.Command):
+    """A command whose flags may be written with - or _."""
+
+    def __init__(self, name: str, *, context_settings: dict[str, Any] | None = None, **attributes: Any) -> None:
+        both = {
+            "token_normalize_func": lambda token: token.replace("-", "_"),
+            "help_option_names": ["-h", "--help"],
+            "max_content_width": 100,
+        }
+        super().__init__(name, context_settings={**both, **(context_settings or {})}, **attributes)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line; an error knows whose it is, so that the hint names the right help."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as exc:
+            exc.ctx = exc.ctx or ctx
+            raise
+
+
 class Flag(click.Option):
     """One option: in its section of the help, also read from its environment variable, its text read by ``parse``."""
 

@@ -13,11 +13,12 @@ from itertools import groupby
 import click
 
 from elastic_core import values
+from elastic_core.cli.flag import FlagCommand
 from elastic_core.cli.surface import FLAGS
 from elastic_core.config import OnNodeLoss, StreamMap
 
 
-class RunCommand(click.Command):
+class RunCommand(FlagCommand):
     """``elastic run``: its options in sections; everything after the script is the script's."""
 
     def __init__(self, callback: Callable[..., int]) -> None:
@@ -29,21 +30,8 @@ class RunCommand(click.Command):
             "Everything after PROGRAM is passed to it untouched.",
             epilog="Flags may be written with - or _, and are also read from PET_<FLAG>, as --nproc_per_node from "
             "PET_NPROC_PER_NODE. The exit codes are listed in docs/exit_codes.md.",
-            context_settings={
-                "allow_interspersed_args": False,
-                "token_normalize_func": lambda token: token.replace("-", "_"),
-                "help_option_names": ["-h", "--help"],
-                "max_content_width": 100,
-            },
+            context_settings={"allow_interspersed_args": False},
         )
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line; an error knows whose it is, so that the hint names the right help."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.UsageError as exc:
-            exc.ctx = exc.ctx or ctx
-            raise
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """What follows the command's name in the usage line."""

@@ -6,8 +6,8 @@ General layout, from what a backend's author writes up to what the agent uses:
   rules. ``api`` has the public types around it.
 * ``registry`` knows the rendezvous handlers of others by name; ``asking`` is the mind of a node that has one, and
   ``exchange`` what such nodes tell each other.
-* ``settings``, ``entries``, ``ledger`` and ``rows`` are the vocabulary: immutable records. ``codec`` turns them into
-  JSON and back.
+* ``settings``, ``entries`` with the ``ledger`` that they make, and ``rows`` are the vocabulary: immutable records.
+  ``codec`` turns them into JSON and back.
 * ``decide`` (with ``planning``, ``scene``, ``books`` and ``watch``) is the chair's mind, ``node`` is a node's,
   ``admission`` says who may join and ``succession`` who follows a chair that is gone. All are pure functions
   of what is known and what time it is.

@@ -201,8 +201,9 @@ class Session:
                 self._chair.watch = Watch(heard=self._heard)
             at = self._chair.turn(store, self._ledger)
             current = self._ledger.round
-            members = [member.node_id for member in current.members] if current is not None else []
-            if any(node_id != self._node_id for node_id in (*self._chair.watch.nodes, *members)):
+            members = () if current is None else current.members
+            others = {*self._chair.watch.nodes, *(member.node_id for member in members)} - {self._node_id}
+            if others or self._ledger.settings.agreement.max_nodes > 1:
                 wait = self._ledger.settings.timing.beat_interval  # their beats, or that there is none, wake nobody
             wait = wait if at is None else min(wait, max(0.0, at - self._clock.now()))
         elif self._chair.watch.nodes:
