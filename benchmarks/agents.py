@@ -19,8 +19,9 @@ from elastic_core.agent.probing import neighbours
 from elastic_core.config import Timing
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
 from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.codec import decode_entry, decode_row, encode_entry, encode_row
 from elastic_core.rendezvous.join import Applicant, Clock, join
-from elastic_core.rendezvous.ledger import Closed, Offer
+from elastic_core.rendezvous.ledger import Closed, Offer, Open, Round, compose
 from elastic_core.rendezvous.node import (
     Effect,
     Exit,
@@ -40,7 +41,7 @@ from elastic_core.rendezvous.node import (
     step,
 )
 from elastic_core.rendezvous.places import place
-from elastic_core.rendezvous.rows import NodeInfo
+from elastic_core.rendezvous.rows import NodeInfo, NodeRow
 from elastic_core.rendezvous.session import Session, SessionCalls
 from elastic_core.rendezvous.settings import Agreement, Settings, Versions
 
@@ -84,6 +85,18 @@ class Agent(ABC):
     def asked(self) -> Counter[tuple[str, str]]:
         """What it has asked of its store so far."""
         return self.tally.total()
+
+
+def warm_up() -> None:
+    """Do once what an agent finds out once in its process: here many share one, and would all do it at once."""
+    versions = Versions(python="3", torch="2")
+    info = NodeInfo(node_id="", host="", host_id="", seat=0, local_world_size=1, role="", versions=versions)
+    decode_row(encode_row(NodeRow(info=info)))
+    agreement = Agreement(min_nodes=1, max_nodes=1, max_restarts=0)
+    settings = Settings(agreement=agreement, timing=Timing(), versions=versions, host="")
+    sealed = Round(number=1, offer=Offer("", 1, ""))
+    for body in (Open(scheduler_uid=None, settings=settings), sealed):
+        decode_entry(encode_entry(compose(None, body, entry_id="", author="", now=0.0, run="")))
 
 
 class ElasticAgent(Agent):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from benchmarks.agents import TICK, Agent, ElasticAgent, TorchAgent
+from benchmarks.agents import TICK, Agent, ElasticAgent, TorchAgent, warm_up
 from benchmarks.counting import Traffic, count_requests
 from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.backend import RendezvousBackend
@@ -103,6 +103,7 @@ class Crowd:
                 self._agents[number] = agent
             return
         self._count()
+        warm_up()
         spares = dict.fromkeys(numbers, 4)
         founders: list[RendezvousBackend] = []
         if hosting:  # what it connects to is its own store, and its further connections say so

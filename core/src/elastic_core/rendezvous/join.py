@@ -1,4 +1,7 @@
-"""How a node comes in: enter the roster, find or open the run, be admitted or be told why not.
+"""How a node comes in: find or open the run, enter the roster, be admitted or be told why not.
+
+Mostly the run is there, and a node's first row says that it takes part. Only where it has to be found out who else is
+alive, or a run to be opened, does it enter before that.
 
 Runs on the caller's thread before the session's threads exist. Everything here that decides is pure and lives in
 ``admission.py``; this module asks the store.
@@ -9,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elastic_core.errors import RendezvousRefusedError, RendezvousStateError, RendezvousTimeoutError
 from elastic_core.exit_codes import ExitCode
@@ -50,17 +53,45 @@ def join(store: RendezvousBackend, applicant: Applicant, clock: Clock) -> Ledger
         RendezvousStateError: The store holds something that cannot be.
         RendezvousConnectionError: The store cannot be reached.
     """
-    node_id = applicant.info.node_id
-    store.enter(node_id, encode_row(NodeRow(info=applicant.info)))
     try:
+        if (ledger := _welcome(store, applicant, clock)) is not None:
+            return ledger
+        _enter(store, applicant, None)
         found = _find_run(store, applicant, clock)
     except BaseException:
         with contextlib.suppress(Exception):
-            store.remove(node_id)
+            store.remove(applicant.info.node_id)
         raise
     if isinstance(found, Closed):
-        store.remove(node_id)
+        store.remove(applicant.info.node_id)
     return found
+
+
+def _enter(store: RendezvousBackend, applicant: Applicant, ledger: Ledger | None) -> None:
+    """Enter the roster: in the run of ``ledger``, or in none yet."""
+    row = NodeRow(info=applicant.info)
+    if ledger is not None:
+        row = replace(row, run=ledger.head.run, head=ledger.head.index, epoch=ledger.head.epoch)
+    store.enter(applicant.info.node_id, encode_row(row))
+
+
+def _welcome(store: RendezvousBackend, applicant: Applicant, clock: Clock) -> Ledger | None:
+    """The run that takes this node as it is, which has entered it; None where that is not plain to see."""
+    ledger, uid = load(store, clock.now()), applicant.scheduler_uid
+    if ledger is None or needs_liveness(ledger, uid) or not isinstance(admit(ledger, uid, ()), Join):
+        return None
+    try:
+        _check_settings(ledger, applicant)
+    except RendezvousRefusedError:
+        return None
+    _enter(store, applicant, ledger)
+    _check_node_rank(store, applicant, clock, ledger)
+    return ledger
+
+
+def _check_settings(ledger: Ledger, applicant: Applicant) -> None:
+    allow = applicant.allow_version_mismatch
+    check_settings(ledger.settings, applicant.settings, allow_version_mismatch=allow)
 
 
 def _find_run(store: RendezvousBackend, applicant: Applicant, clock: Clock) -> Ledger | Closed:
@@ -79,9 +110,7 @@ def _find_run(store: RendezvousBackend, applicant: Applicant, clock: Clock) -> L
                     return closed
                 case Join():
                     try:
-                        check_settings(
-                            ledger.settings, applicant.settings, allow_version_mismatch=applicant.allow_version_mismatch
-                        )
+                        _check_settings(ledger, applicant)
                     except RendezvousRefusedError:  # by a run that nobody is left of?
                         if _alive(store, ledger, applicant, clock):
                             raise

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,6 +43,11 @@ class PulseCalls:
     """The chair is gone, and it is our turn: the ledger that this was judged by, what was last heard, and why."""
     crashed: Callable[[BaseException], None]
     """The thread met a defect."""
+
+
+def phase(node_id: str) -> float:
+    """When a node beats, as a share of the interval: those that come at once must not beat at once for ever."""
+    return zlib.crc32(node_id.encode()) / (1 << 32)
 
 
 class Pulse:
@@ -135,7 +141,7 @@ class Pulse:
             self._calls.crashed(exc)
 
     def _beat_on(self) -> None:
-        beat_at = self._now()
+        beat_at = self._now() + phase(self._node_id) * self._ledger.settings.timing.beat_interval
         while True:
             with self._changed:
                 while not self._stopped and (wait := self._pause(beat_at)) > 0:

@@ -153,7 +153,6 @@ class StoreClient:
 
     @contextmanager
     def _asking(self) -> Iterator[_Store]:
-        where = f"the store at {self.address}"
         try:
             if not self._closed:
                 yield self._store
@@ -161,14 +160,12 @@ class StoreClient:
         except DistNetworkError as exc:
             self._hang_up()  # a late answer would be taken for the next question's
             if not self._closed:
-                if "Timeout" in str(exc):
-                    said = f"T{where[1:]} has not answered for {self.read_timeout:g} s"
-                else:
-                    said = f"T{where[1:]} is gone, {_GOOD_BYE}"
-                raise RendezvousConnectionError(f"{said}.") from exc
+                late = "Timeout" in str(exc)
+                said = f"has not answered for {self.read_timeout:g} s" if late else f"is gone, {_GOOD_BYE}"
+                raise RendezvousConnectionError(f"The store at {self.address} {said}.") from exc
         except DistStoreError as exc:
-            raise RendezvousStateError(f"T{where[1:]} no longer has all the keys that it had.") from exc
-        raise RendezvousConnectionError(f"This connection to {where} is closed.")
+            raise RendezvousStateError(f"The store at {self.address} no longer has all the keys that it had.") from exc
+        raise RendezvousConnectionError(f"This connection to the store at {self.address} is closed.")
 
     def _hang_up(self) -> None:
         with contextlib.suppress(OSError):  # not connected any more

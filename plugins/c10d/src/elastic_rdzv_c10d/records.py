@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 from elastic_core.errors import RendezvousStateError
@@ -162,6 +163,7 @@ def _unpack(record: bytes) -> tuple[bytes, bytes]:
     return header, value
 
 
+@lru_cache(maxsize=1024)
 def _quoted(name: str) -> str:
     return quote(name, safe="", errors="surrogateescape")
 
