@@ -197,11 +197,11 @@ def run_config(config: LaunchConfig) -> RunConfig:
 
 
 def _run(config: RunConfig) -> None:
-    from elastic_core.agent import supervisor
+    from elastic_core.agent import start
 
     loaded = plugins.load(config)
     try:
-        ending = supervisor.run(config, loaded, alone=False)
+        ending = start.run(config, loaded, alone=False)
     finally:
         loaded.close(5.0)
     if ending.exit_code > signalled(0):

@@ -20,8 +20,8 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from elastic_core.agent import calls
-from elastic_core.agent.enrolment import make_log_dir
 from elastic_core.agent.error_files import read_error_file
+from elastic_core.agent.logs import make_log_dir
 from elastic_core.agent.output import Output, WorkerStreams
 from elastic_core.agent.processes import subreaping
 from elastic_core.agent.server import LocalElasticAgent, RunResult, WorkerSpec

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent.hands import Hands, handled, hands, warden_for
+from elastic_core.agent.hands import Hands, handled, hands
 from elastic_core.agent.identity import Seat
 from elastic_core.agent.processes import descendants
+from elastic_core.agent.start import warden_for
 from elastic_core.config import SIGNALS, RunConfig
 from elastic_core.events import Event
 from elastic_core.plugins import Plugins

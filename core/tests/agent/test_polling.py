@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from elastic_core.agent import polling
-from elastic_core.agent.hands import warden_for
 from elastic_core.agent.identity import Seat
 from elastic_core.agent.outcome import Ending
 from elastic_core.agent.processes import descendants, subreaping
+from elastic_core.agent.start import warden_for
 from elastic_core.config import RunConfig, Timing
 from elastic_core.errors import RendezvousClosedError, RendezvousError, RendezvousStateError
 from elastic_core.events import Event, Level

@@ -5,24 +5,20 @@ Both loops, ``supervisor.py`` and ``polling.py``, get theirs from :func:`hands`,
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from elastic_core.agent import preloading
-from elastic_core.agent.enrolment import log_directory
-from elastic_core.agent.identity import Seat
 from elastic_core.agent.inbox import Inbox
+from elastic_core.agent.logs import log_directory
 from elastic_core.agent.outcome import Publish
 from elastic_core.agent.output import Output
 from elastic_core.agent.reports import Reports
-from elastic_core.agent.warden import Warden, WardenEvent
+from elastic_core.agent.warden import CLOSING, Warden, WardenEvent
 from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config import SIGNALS, RunConfig, Stream
-from elastic_core.environment import inheritable
 from elastic_core.events import Event, Level
 from elastic_core.plugins import Plugins
 from elastic_core.program import ProgramKind
@@ -30,8 +26,6 @@ from elastic_core.rendezvous.rows import NodeInfo
 
 WARDEN_PATIENCE = 5.0
 """Seconds that the warden gets to kill everything, after the second signal."""
-CLOSING = 2.0
-"""Seconds that it gets at the end; after that it goes on by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,26 +37,6 @@ class Hands:
     """Those on which the node leaves."""
     warden: Warden
     group: WorkerGroup
-
-
-@contextmanager
-def warden_for(
-    config: RunConfig, plugins: Plugins, seat: Seat, *, alone: bool
-) -> Iterator[tuple[Warden, tuple[str, ...]]]:
-    """A warden that holds the seat, and what its template imports; () without a template.
-
-    Raises:
-        ResourceError: No process could be made.
-        PluginError: A plugin failed to say what it wants preloaded.
-    """
-    names = preloading.modules(config, plugins)
-    warden = Warden.start(hold=[seat.fileno()], alone=alone)
-    try:
-        if names:
-            preloading.preload(warden, names, config, inheritable(os.environ))
-        yield warden, names
-    finally:
-        warden.close(CLOSING)
 
 
 @contextmanager

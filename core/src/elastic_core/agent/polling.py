@@ -18,11 +18,11 @@ from functools import partial
 from elastic_core.agent import outcome
 from elastic_core.agent.asker import EXIT_BARRIER, Asker, Blind, Failed, Sealed, ShutDown
 from elastic_core.agent.enrolment import applicant_for, cpus_of_workers
-from elastic_core.agent.hands import CLOSING, WARDEN_PATIENCE, Hands, hands
+from elastic_core.agent.hands import WARDEN_PATIENCE, Hands, hands
 from elastic_core.agent.identity import Seat
 from elastic_core.agent.inbox import SignalReceived
 from elastic_core.agent.outcome import Ending, Publish, finish, publish_as
-from elastic_core.agent.warden import Died, Gone, Stuck, TemplateEvent, Warden
+from elastic_core.agent.warden import CLOSING, Died, Gone, Stuck, TemplateEvent, Warden
 from elastic_core.agent.workers import start_failure
 from elastic_core.config import RunConfig
 from elastic_core.errors import ElasticError

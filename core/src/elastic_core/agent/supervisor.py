@@ -14,16 +14,16 @@ from functools import partial
 from elastic_core.agent import outcome, preloading
 from elastic_core.agent.addresses import advertised
 from elastic_core.agent.departing import Departing
-from elastic_core.agent.enrolment import applicant_for, cpus_of_workers, make_log_dir, parameters
-from elastic_core.agent.hands import CLOSING, WARDEN_PATIENCE, Hands, hands, warden_for
+from elastic_core.agent.enrolment import applicant_for, cpus_of_workers, parameters
+from elastic_core.agent.hands import WARDEN_PATIENCE, Hands, hands
 from elastic_core.agent.identity import Seat
 from elastic_core.agent.inbox import SignalReceived
 from elastic_core.agent.notes import AliveFor, Crashed, Depart, Overdue, Tick
 from elastic_core.agent.outcome import Ending, Publish, finish, publish_as
 from elastic_core.agent.probing import Door, probe
-from elastic_core.agent.processes import open_standard_streams, subreaping
 from elastic_core.agent.stores import Stores
 from elastic_core.agent.warden import (
+    CLOSING,
     Died,
     Fenced,
     Gone,
@@ -33,6 +33,7 @@ from elastic_core.agent.warden import (
     Stuck,
     TemplateEvent,
     TemplateFailed,
+    Warden,
 )
 from elastic_core.agent.workers import start_failure
 from elastic_core.config import RunConfig
@@ -82,34 +83,26 @@ FAREWELL = 10.0
 """Most seconds to spend on leaving the roster properly."""
 
 
-def run(config: RunConfig, plugins: Plugins, *, alone: bool = True) -> Ending:
-    """Run one agent to its end; the CLI's and any caller's way in. Main thread only.
+def supervise(config: RunConfig, plugins: Plugins, seat: Seat, warden: Warden, preloaded: tuple[str, ...]) -> Ending:
+    """Join, and take part to the end. Main thread only.
 
-    ``alone`` says that nothing else in this process starts processes, as :meth:`Warden.start` has it.
+    Args:
+        config: The run's settings.
+        plugins: Those loaded for it.
+        seat: This agent's, on this host.
+        warden: Starts the workers.
+        preloaded: What its template imports; () without a template.
 
     Raises:
         ElasticError: What the user must hear before anything was started: no store, refused, too few nodes.
     """
-    open_standard_streams()
-    if config.log_dir is not None:
-        make_log_dir(config.log_dir)
-    while (ending := _run_once(config, plugins, alone=alone)).rejoin:
-        pass  # the store lost this node's run, and has another now: begin again, as a node that was never there (S3)
-    return ending
-
-
-def _run_once(config: RunConfig, plugins: Plugins, *, alone: bool) -> Ending:
     clock, cpus = Clock(new_id=lambda: uuid.uuid4().hex[:12]), cpus_of_workers(config)
     with ExitStack() as stack:
-        stack.enter_context(subreaping())
-        seat = Seat.take(config.rdzv_id)  # not the endpoint too: it has many spellings
-        stack.callback(seat.close)
-        warden, names = stack.enter_context(warden_for(config, plugins, seat, alone=alone))
         store = plugins.make_rendezvous(parameters(config))
         if not isinstance(store, RendezvousBackend):
             from elastic_core.agent import polling  # seldom needed
 
-            return polling.run(config, plugins, store, seat, warden, warm=bool(names))
+            return polling.run(config, plugins, store, seat, warden, warm=bool(preloaded))
         stack.callback(store.close)
         form, single = plugins.rendezvous_options().endpoint, config.max_nodes == 1
         address = advertised(config.rdzv_endpoint, form, config.local_addr, single_node=single)
@@ -119,16 +112,16 @@ def _run_once(config: RunConfig, plugins: Plugins, *, alone: bool) -> Ending:
         publish = partial(publish_as, plugins, info)
         message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {info}"
         publish(Event("joining", message, fields={"node_id": info.node_id}))
-        running = bool(names) and has_round(store, clock.now())
+        running = bool(preloaded) and has_round(store, clock.now())
         # A running job pauses only for the switch.
-        heard = preloading.settled(warden, preloading.later(config, names)) if running else []
+        heard = preloading.settled(warden, preloading.later(config, preloaded)) if running else []
         found = join(store, applicant, clock)
         if isinstance(found, Closed):
             return finish(publish, found)
         given = stack.enter_context(
-            hands(config, plugins, publish, info, found.head.run, warden, warm=bool(names), heard=heard, cpus=cpus)
+            hands(config, plugins, publish, info, found.head.run, warden, warm=bool(preloaded), heard=heard, cpus=cpus)
         )
-        stores = Stores(warden, address, clock.new_id, hosted=preloading.STORE_MODULE in names)
+        stores = Stores(warden, address, clock.new_id, hosted=preloading.STORE_MODULE in preloaded)
         supervisor = Supervisor(config, plugins, publish, store, info, found, clock, given, stores)
         if door is not None:
             given.inbox.watch(door, door.greet)

@@ -46,6 +46,7 @@ from elastic_core.environment import inheritable
 from elastic_core.errors import ResourceError
 
 __all__ = [
+    "CLOSING",
     "Died",
     "Exited",
     "Fenced",
@@ -69,6 +70,8 @@ __all__ = [
     "become_subreaper",
 ]
 
+CLOSING = 2.0
+"""Seconds that a warden gets at the end; after that it goes on by itself."""
 _BURIAL = 1.0
 """Most seconds between a warden's last word and its death."""
 

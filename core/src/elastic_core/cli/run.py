@@ -48,10 +48,10 @@ def run(**flags: Any) -> int:
         exc.hint = with_sources(exc, click.get_current_context(silent=True))
         raise
 
-    from elastic_core.agent import supervisor
+    from elastic_core.agent import start
 
     try:
-        return supervisor.run(config, loaded).exit_code
+        return start.run(config, loaded).exit_code
     finally:
         for name in loaded.close(OBSERVERS_GET):
             click.echo(f"elastic: the observer {name!r} did not finish within {OBSERVERS_GET:g} s.", err=True)
