@@ -207,15 +207,15 @@ Supervise = Callable[[RunConfig, Plugins], Ending]
 
 @pytest.fixture
 def supervise(monkeypatch: pytest.MonkeyPatch) -> Callable[[Supervise], None]:
-    """Puts a function where the supervisor stands."""
+    """Puts a function where the agent begins."""
 
     def stand_in(function: Supervise) -> None:
-        monkeypatch.setattr(elastic_core.agent, "supervisor", SimpleNamespace(run=function), raising=False)
+        monkeypatch.setattr(elastic_core.agent, "start", SimpleNamespace(run=function), raising=False)
 
     return stand_in
 
 
-def test_the_supervisor_gets_config_and_plugins_and_its_code_is_the_runs(
+def test_the_agent_gets_config_and_plugins_and_its_code_is_the_runs(
     supervise: Callable[[Supervise], None], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def job(config: RunConfig, plugins: Plugins) -> Ending:
