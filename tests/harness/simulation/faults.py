@@ -165,6 +165,7 @@ def _suspend(world: World, host: Host, fault: Fault) -> bool:
         if host.suspended:
             if fault.value == 1.0:
                 host.clock.lost += world.hub.now - began
+                host.lost_time_at = world.hub.now
             host.resume()
 
     world.hub.at(began + fault.span, resume)

@@ -175,7 +175,9 @@ class Truth:
             if body.number <= earlier.number:
                 self.violated("I4", f"round {body.number} follows round {earlier.number}")
             for training in self.whole_now.values():
-                if training.run == entry.run and not forgetting.unaware(self.world, training):
+                if training.run != entry.run or training.still:
+                    continue
+                if not forgetting.unaware(self.world, training):
                     self.violated("S4", f"round {body.number} is sealed while round {training.round.number} trains")
         else:
             forgetting.check_first(self.world, entry)
@@ -303,9 +305,9 @@ class Truth:
         for other in self.whole_now.values():
             if self.world.forgot:
                 forgetting.check_pair(self.world, training, other)
-            elif other.run == training.run:
+            elif other.run == training.run and not other.still:
                 self.violated("S4", f"round {number} trains while round {other.round.number} does")
-            else:
+            elif other.run != training.run:
                 self.world.count("two runs train at once")
         trained = self._trained.setdefault(training.run, [])
         for later in trained:
@@ -313,6 +315,13 @@ class Truth:
                 self.violated("I6", f"round {number} trains after round {later.number} did")
         trained.append(training.round)
         self.whole_now[id(training)] = training
+
+    def resumed(self) -> None:
+        """A machine that stood still has been running for a moment: it must not train on what others train."""
+        runs = Counter(training.run for training in self.whole_now.values() if not training.still)
+        for run, count in runs.items():
+            if count > 1 and not self.world.forgot:
+                self.violated("S4", f"{count} rounds of run {run} train at once, since a machine has gone on")
 
     def no_longer_whole(self, training: Training) -> None:
         """It cannot go on, or is done."""
