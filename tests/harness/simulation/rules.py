@@ -27,6 +27,8 @@ RESIZES_APART = 9.0
 """Seconds between the end of one resize and the next (rule L4), less what clocks drift."""
 LOSSES, BARREN = 3, 10
 """Losses after which a host, and rounds without progress in a row after which a job has had its chances (rule L4)."""
+FREED = 2.0
+"""Seconds within which the warden has killed what came back from the kernel."""
 KNOWN_FOR = 3.0
 """Seconds after which the chair must know what a row says: it looks at them once a beat."""
 
@@ -35,6 +37,8 @@ def calm(world: World, node_id: str) -> SimAgent | None:
     """The agent of this id, if it runs and nothing has happened to it for long; else None."""
     agent = world.agent(node_id)
     if agent is None or agent.over or agent.leaving or agent.process.frozen or agent.state is None:
+        return None
+    if agent.state.store_lost:  # for good
         return None
     since = max(agent.started_at, agent.host.troubled_until, world.troubled_until)
     return agent if world.hub.now - since >= CALM else None
@@ -131,7 +135,9 @@ def check_obedience(world: World, agent: SimAgent) -> None:
 def check_exit(world: World, agent: SimAgent, why: str) -> None:
     """P4: an agent that ends has no workers, unless they cannot be killed."""
     gang = agent.hands.gang
-    if agent.state is None or agent.hands.left_stuck or (gang is not None and gang.stuck) or why.startswith("process "):
+    if agent.state is None or agent.hands.left_stuck or why.startswith("process "):
+        return
+    if gang is not None and (gang.stuck or world.hub.now - gang.freed_at < FREED):
         return
     if agent.state.work not in (Work.NONE, Work.DONE) or (gang is not None and gang.state is not State.GONE):
         world.truth.violated("P4", f"{agent.node_id} ends while its workers are {agent.state.work.value}")

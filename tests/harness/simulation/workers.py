@@ -162,6 +162,8 @@ class Gang:
         self.state = State.STARTING
         self.stuck = False
         """In the kernel: no signal ends it."""
+        self.freed_at = -1e9
+        """When it came back from there, and met the signals that had been sent."""
         self.started_at = host.clock.now()
         self.done_at: float | None = None
         self.stepper = Stepper(self)
@@ -215,6 +217,11 @@ class Gang:
             self.state = State.GONE
             if unfinished:
                 self.training.lose(f"{self.node_id} was stopped")
+
+    def free(self) -> None:
+        """It comes back from the kernel, if it was there."""
+        if self.stuck:
+            self.stuck, self.freed_at = False, self.host.world.hub.now
 
     def blame(self, message: str, kind: IncidentKind) -> Incident:
         """The incident that its failure is."""
