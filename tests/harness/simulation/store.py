@@ -17,6 +17,8 @@ from simulation.engine import Hub, Process, Task
 MOST_CALLS = 400
 """Calls of one host in one second; more is hammering (fault 31)."""
 WRITES = frozenset({"enter", "amend", "beat", "remove", "append", "shrink"})
+NOWHERE = Cursor()
+"""Where a call is that waits for nothing."""
 GHOST_LATEST = 8.0
 """Seconds after which what a caller has given up is carried out at the latest."""
 
@@ -302,7 +304,7 @@ class Call:
         self.store, self.line = connection.store, connection.line
         self.deadline = self.store.hub.now + self.store.timeout
         self.over = self.muted = False
-        self.cursor: Cursor = args[0] if name == "wait" else Cursor()
+        self.cursor: Cursor = args[0] if name == "wait" else NOWHERE
         self.watches_roster: bool = name == "wait" and args[1]
 
     def reply(self, value: object) -> None:
