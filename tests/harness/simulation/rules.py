@@ -12,8 +12,8 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import IncidentKind
 from elastic_core.rendezvous.ledger import Closed, Entry, Halt, HaltReason, Ledger, Round
 from elastic_core.rendezvous.node import Work
-from elastic_core.rendezvous.rows import NodeRow, Phase
-from simulation import unreached
+from elastic_core.rendezvous.rows import NodeRow
+from simulation import endings, unreached
 from simulation.workers import State
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ LOSSES, BARREN = 3, 10
 """Losses after which a host, and rounds without progress in a row after which a job has had its chances (rule L4)."""
 FREED = 2.0
 """Seconds within which the warden has killed what came back from the kernel."""
-KNOWN_FOR = 3.0
-"""Seconds after which the chair must know what a row says: it looks at them once a beat."""
 
 
 def calm(world: World, node_id: str) -> SimAgent | None:
@@ -45,7 +43,7 @@ def calm(world: World, node_id: str) -> SimAgent | None:
 
 
 def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None:
-    """L1: who is healthy is not lost. L4: resizes are batched. L7: nobody joins a job that is about to end."""
+    """L1: who is healthy is not lost. L4: resizes are batched."""
     lost = body.incident if body.incident is not None and body.incident.kind is IncidentKind.NODE_LOST else None
     if lost is not None and calm(world, lost.node_id) is not None:
         world.truth.violated("L1", f"{lost.node_id} is healthy, and taken for lost")
@@ -55,16 +53,6 @@ def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None
     resized_at = world.truth.resized_at.get(entry.run)
     if resized_at is not None and now - resized_at < RESIZES_APART and entry.run not in world.truth.histories.forked:
         world.truth.violated("L4", f"the second resize within {now - resized_at:.1f} s")
-    current = world.truth.histories.newest_round(replica, entry.run)
-    for member in current.members if current is not None else ():
-        row = row_of(replica, member.node_id)
-        gang = world.gang(entry.run, current, member.node_id) if current is not None else None
-        if row is None or gang is None or gang.done_at is None or current is None:
-            continue
-        known = row.phase is Phase.FINISHED and row.round == current.number and now - gang.done_at > KNOWN_FOR
-        author = world.agent(entry.author)
-        if known and author is not None and now - author.host.troubled_until > KNOWN_FOR:
-            world.truth.violated("L7", f"somebody joins, although {member.node_id} has finished")
 
 
 def check_chair(world: World, before: Entry | None, entry: Entry, kind: str) -> None:
@@ -102,6 +90,7 @@ def check_closed(world: World, replica: Replica, entry: Entry, body: Closed) -> 
 
 def check_seats(world: World, before: Entry | None, entry: Entry, body: Round) -> None:
     """S7: who is seated has joined this run. L4: hosts that were lost too often are left out while others suffice."""
+    endings.check_seats(world, entry, body)
     agents = [agent for member in body.members if (agent := world.agent(member.node_id)) is not None]
     for agent in agents:
         if agent.run != entry.run:

@@ -181,6 +181,10 @@ class SimStore:
         self.down = False
         self.embedded = self.may_forget = False
         self.connections: dict[Connection, None] = {}
+        self.looks: dict[str, list[RosterRow]] = {}
+        """The whole roster, as each agent has read it last."""
+        self.based_on: dict[str, list[RosterRow]] = {}
+        """The same, as the author of each entry had when it first sent that."""
         self.hammered: Callable[[str], None] = lambda what: None
 
     def way(self, line: Line) -> float:
@@ -374,9 +378,12 @@ class Connection(RendezvousBackend):
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
         rows: list[RosterRow] = self._do("roster", ids)
+        if ids is None:
+            self.store.looks[self.process.name] = rows
         return rows
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
+        self.store.based_on.setdefault(entry.id, self.store.looks.get(self.process.name, []))
         return bool(self._do("append", prev, entry, data))
 
     def read(self, index: int) -> bytes | None:

@@ -154,6 +154,8 @@ class World:
     def said(self, agent: SimAgent, event: Event) -> None:
         """An agent tells its observers something."""
         self.reached[f"says {event.name}"] += 1
+        if event.name == "workers_done":
+            self.truth.done(agent)
         if self.trace is not None:
             self.note(agent.node_id, event.message)
 
