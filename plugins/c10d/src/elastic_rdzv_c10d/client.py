@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from datetime import timedelta
@@ -70,16 +70,23 @@ class StoreClient:
         address: Where the store is.
         read_timeout: Seconds that one answer may take.
         patience: Seconds that connecting may take; as long as an answer when None.
+        waiting: Called again and again while somebody takes the connection and does not answer.
 
     Raises:
         RendezvousConnectionError: Nobody listens there, or not as a TCPStore.
     """
 
-    def __init__(self, address: Address, read_timeout: float, patience: float | None = None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        read_timeout: float,
+        patience: float | None = None,
+        waiting: Callable[[], None] = lambda: None,
+    ) -> None:
         self.address = address
         self.read_timeout = read_timeout
         self._closed = False
-        self._store, self._socket = _dial(address, max(LEAST_PATIENCE, patience or read_timeout))
+        self._store, self._socket = _dial(address, max(LEAST_PATIENCE, patience or read_timeout), waiting)
         self._store.set_timeout(timedelta(seconds=read_timeout))
         _bound(self._socket, read_timeout)
 
@@ -175,7 +182,7 @@ class StoreClient:
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
-def _dial(address: Address, patience: float) -> _Connected:
+def _dial(address: Address, patience: float, waiting: Callable[[], None]) -> _Connected:
     """Connect. A thread does it, since a peer that accepts and then says nothing would hold TCPStore up for ever."""
     outcome: Future[_Connected] = Future()
     strangers: set[int] = set()
@@ -198,7 +205,7 @@ def _dial(address: Address, patience: float) -> _Connected:
 
     threading.Thread(target=connect, name="elastic-c10d-dial", daemon=True).start()
     try:
-        return _answer(outcome, address, patience + 1)
+        return _answer(outcome, address, patience + 1, waiting)
     except TimeoutError as exc:
         with contextlib.suppress(RendezvousStateError), _only_socket(address, strangers) as silent:
             silent.shutdown(socket.SHUT_RDWR)
@@ -214,13 +221,14 @@ def _dial(address: Address, patience: float) -> _Connected:
         ) from exc
 
 
-def _answer(outcome: Future[_Connected], address: Address, patience: float) -> _Connected:
+def _answer(outcome: Future[_Connected], address: Address, patience: float, waiting: Callable[[], None]) -> _Connected:
     """What the dialling comes to, unless the store dies meanwhile; TimeoutError after ``patience`` seconds."""
     deadline, pause = time.monotonic() + patience, KNOCK_AGAIN
     while not wait([outcome], min(pause, deadline - time.monotonic())).done:
         if time.monotonic() >= deadline:
             raise TimeoutError
         pause *= 2
+        waiting()
         try:
             knock(address)
         except RendezvousConnectionError as exc:
