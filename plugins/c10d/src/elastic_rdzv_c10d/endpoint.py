@@ -23,6 +23,8 @@ _BACKLOG = 4096
 """Agents that may knock while the host's agent still imports torch; the kernel has a limit of its own (somaxconn)."""
 _KNOCK = 5.0
 """Seconds that one attempt to connect may take."""
+_CALLS = 29
+"""Bytes that one reads at least, of a socket that is never read: the mark by which others know it."""
 _TOWARDS_ALL = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Addresses that are reserved for documentation (RFC 5737, RFC 3849); nothing is ever sent there."""
 
@@ -145,12 +147,26 @@ def knock(address: Address) -> None:
         RendezvousConnectionError: Nobody listens there.
     """
     try:
-        socket.create_connection((address.host, address.port), _KNOCK).close()
+        call(address, _KNOCK)
     except OSError as exc:
         raise RendezvousConnectionError(
             f"The store at {address} is gone, and with it the agent that hosts it, or the network in between: "
             f"{exc.strerror or exc}."
         ) from exc
+
+
+def call(address: Address, seconds: float) -> None:
+    """Connect, which may take so many seconds, and hang up; an OSError where that fails."""
+    [(family, kind, protocol, _, at), *_] = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    with socket.socket(family, kind, protocol) as caller:
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _CALLS)
+        caller.settimeout(seconds)
+        caller.connect(at)
+
+
+def calls(connection: socket.socket) -> bool:
+    """Whether it is one of :func:`call`, on whatever thread, and not anybody's connection to a store."""
+    return connection.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == _CALLS
 
 
 def _listen(address: Address) -> socket.socket:

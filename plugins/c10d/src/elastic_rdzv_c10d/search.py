@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_rdzv_c10d.endpoint import Address, Endpoint, Site
+from elastic_rdzv_c10d.endpoint import Address, Endpoint, Site, call
 
 SOON = 1.5
 """Seconds after which people are told what an agent waits for that has not connected yet."""
@@ -170,7 +170,7 @@ class Search:
         budget = min(seconds, self.patience.left()) / len(self.site.addresses)
         for address in self.site.addresses:
             try:
-                socket.create_connection((address.host, address.port), max(0.1, budget)).close()
+                call(address, max(0.1, budget))
             except OSError as exc:
                 failures.append(exc)
             else:
