@@ -341,7 +341,7 @@ class PollingAgent:
 
     def _start(self, current: Round, restart_count: int) -> None:
         self._publish(self._round_started(current))
-        self._plugins.round_starts(current.number, self._group.run_uid, [m.node_id for m in current.members])
+        self._plugins.round_starts(current.number, self._group.run_uid, list(current.group_ranks))
         try:
             self._group.start(current, restart_count)
         except (ElasticError, OSError) as exc:

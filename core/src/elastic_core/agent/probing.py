@@ -74,9 +74,9 @@ class Door:
 
 def neighbours(current: Round, node_id: str) -> tuple[str, ...]:
     """Those before and after a node in rank order, in a ring."""
-    ids = [member.node_id for member in current.members]
-    at = ids.index(node_id)
-    return tuple(dict.fromkeys(other for other in (ids[at - 1], ids[(at + 1) % len(ids)]) if other != node_id))
+    members, at = current.members, current.group_ranks[node_id]
+    around = (members[at - 1].node_id, members[(at + 1) % len(members)].node_id)
+    return tuple(dict.fromkeys(other for other in around if other != node_id))
 
 
 def targets(current: Round, node_id: str, known: Iterable[NodeInfo]) -> list[Target]:

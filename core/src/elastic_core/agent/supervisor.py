@@ -325,8 +325,7 @@ class Supervisor:
                 self._exit = effect
 
     def _start(self, current: Round, restart_count: int) -> None:
-        members = [member.node_id for member in current.members]
-        self._plugins.round_starts(current.number, self._group.run_uid, members)
+        self._plugins.round_starts(current.number, self._group.run_uid, list(current.group_ranks))
         self._arm_fence()
         try:
             self._group.start(current, restart_count)

@@ -99,7 +99,7 @@ class ChairDriver:
 
     def successor(self, ledger: Ledger) -> str | None:
         """Who should take the chair when this node leaves: the first living member, else the first living newcomer."""
-        members = [member.node_id for member in ledger.round.members] if ledger.round is not None else []
+        members = ledger.round.group_ranks if ledger.round is not None else {}
         timing, now = ledger.settings.timing, self._looked_at
         for node_id in [*members, *(other for other in self.watch.nodes if other not in members)]:
             seen = self.watch.get(node_id)
@@ -150,7 +150,7 @@ class ChairDriver:
     def _prune(self, store: RendezvousBackend, ledger: Ledger) -> None:
         """Remove rows of the dead (P2), but not of the newest round: they still prove that it is over (rule S4)."""
         timing, now = ledger.settings.timing, self._looked_at
-        members = {member.node_id for member in ledger.round.members} if ledger.round is not None else set()
+        members = ledger.round.group_ranks if ledger.round is not None else {}
         others = [node_id for node_id in self.watch.nodes if node_id not in members]
         done = [node_id for node_id in others if dead(self.watch, node_id, timing, now)]
         for node_id in done:

@@ -6,15 +6,10 @@ exactly the fields that its class declares; anything missing, unknown or of anot
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import functools
 import json
-import math
-import types
-import typing
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, cast
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES
@@ -32,9 +27,8 @@ from elastic_core.rendezvous.entries import (
     StopAt,
 )
 from elastic_core.rendezvous.rows import NodeRow
+from elastic_core.rendezvous.schema import Reader, SchemaError, Writer, reader, writer
 from elastic_core.rendezvous.settings import PROTOCOL
-
-_T = TypeVar("_T")
 
 _KINDS: Mapping[str, type] = {
     "OPEN": Open,
@@ -56,13 +50,8 @@ def encode_entry(entry: Entry) -> bytes:
     Raises:
         RendezvousStateError: It would be larger than a store must take.
     """
-    plain = _plain(entry)
-    plain["kind"] = _NAMES[type(entry.body)]
-    if isinstance(entry.body, Round):
-        plain["body"]["members"] = _pack_members(entry.body.members)
-    if isinstance(entry.body, Resume):
-        plain["body"]["round"]["members"] = _pack_members(entry.body.round.members)
-    return _dump(plain, f"ledger entry {entry.index}")
+    name = _NAMES[type(entry.body)]
+    return _dump({**_entry_writer(name)(entry), "kind": name}, f"ledger entry {entry.index}")
 
 
 def decode_entry(data: bytes) -> Entry:
@@ -72,22 +61,24 @@ def decode_entry(data: bytes) -> Entry:
         RendezvousStateError: Too large, no JSON, another protocol version, or not of the schema.
     """
     plain = _load(data, "A ledger entry")
-    body = _KINDS.get(str(plain.pop("kind", None)))
-    if body is None:
+    name = plain.pop("kind", None)
+    if not isinstance(name, str) or name not in _KINDS:
         raise RendezvousStateError("A ledger entry is of no known kind.", hint=_FOREIGN)
-    raw = plain.get("body")
-    sealed = raw.get("round") if body is Resume and isinstance(raw, dict) else raw
-    members: tuple[Member, ...] = ()
-    if body in (Round, Resume) and isinstance(sealed, dict):
-        members = _unpack_members(sealed.pop("members", None))
-    entry = _build(Entry, plain, "entry", {"body": body})
-    match entry.body:
-        case Round() as plan:
-            return dataclasses.replace(entry, body=dataclasses.replace(plan, members=members))
-        case Resume(round=plan) as resumed:
-            plan = dataclasses.replace(plan, members=members)
-            return dataclasses.replace(entry, body=dataclasses.replace(resumed, round=plan))
-    return entry
+    return cast(Entry, _read(_entry_reader(name), plain, "entry"))
+
+
+@functools.cache
+def _entry_writer(name: str) -> Writer:
+    sealed = writer(Round, members=_pack_members)
+    bodies = {"ROUND": sealed, "RESUME": writer(Resume, round=sealed)}
+    return writer(Entry, body=bodies.get(name) or writer(_KINDS[name]))
+
+
+@functools.cache
+def _entry_reader(name: str) -> Reader:
+    sealed = reader(Round, members=_unpack_members)
+    bodies = {"ROUND": sealed, "RESUME": reader(Resume, round=sealed)}
+    return reader(Entry, body=bodies.get(name) or reader(_KINDS[name]))
 
 
 def encode_row(row: NodeRow) -> bytes:
@@ -96,7 +87,7 @@ def encode_row(row: NodeRow) -> bytes:
     Raises:
         RendezvousStateError: It would be larger than a store must take.
     """
-    return _dump(_plain(row), f"the roster row of {row.info.node_id}")
+    return _dump(writer(NodeRow)(row), f"the roster row of {row.info.node_id}")
 
 
 def decode_row(data: bytes) -> NodeRow:
@@ -105,7 +96,7 @@ def decode_row(data: bytes) -> NodeRow:
     Raises:
         RendezvousStateError: Too large, no JSON, another protocol version, or not of the schema.
     """
-    return _build(NodeRow, _load(data, "A roster row"), "row", {})
+    return cast(NodeRow, _read(reader(NodeRow), _load(data, "A roster row"), "row"))
 
 
 _FOREIGN = (
@@ -151,7 +142,11 @@ def _pack_members(members: tuple[Member, ...]) -> list[Any]:
 
 
 def _unpack_members(packed: object) -> tuple[Member, ...]:
-    """The members; checked column by column, since there may be thousands."""
+    """The members; checked column by column, since there may be thousands.
+
+    Raises:
+        SchemaError: They are something else.
+    """
     match packed:
         case [list() as ids, sizes, roles]:
             sizes = sizes if isinstance(sizes, list) else [sizes] * len(ids)
@@ -159,81 +154,11 @@ def _unpack_members(packed: object) -> tuple[Member, ...]:
             columns = ((ids, str), (sizes, int), (roles, str))
             if len(sizes) == len(roles) == len(ids) and all({*map(type, column)} <= {kind} for column, kind in columns):
                 return tuple(map(Member, ids, sizes, roles))
-    raise RendezvousStateError("A ROUND's members are not of the schema.", hint=_FOREIGN)
+    raise SchemaError("", "are not of the schema")
 
 
-def _plain(value: Any) -> Any:
-    """Dataclasses, enums and tuples as JSON's own types; fields that have their default's value stay out."""
-    if dataclasses.is_dataclass(value):
-        plain = {}
-        for item in dataclasses.fields(value):
-            part = getattr(value, item.name)
-            if item.default is not dataclasses.MISSING and part == item.default:
-                continue
-            plain[item.name] = _plain(part)
-        return plain
-    if isinstance(value, enum.Enum):
-        return value.value
-    if isinstance(value, (tuple, list)):
-        return [_plain(part) for part in value]
-    if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
-    return value
-
-
-@functools.cache
-def _schema(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
-    """A dataclass's field types, and the names of the fields without a default."""
-    hints = typing.get_type_hints(kind)
-    missing = dataclasses.MISSING
-    required = {f.name for f in dataclasses.fields(kind) if f.default is missing and f.default_factory is missing}
-    return {f.name: hints[f.name] for f in dataclasses.fields(kind)}, frozenset(required)
-
-
-def _build(kind: type[_T], plain: object, where: str, override: Mapping[str, Any]) -> _T:
-    if not isinstance(plain, dict):
-        raise _wrong(where, plain)
-    shape: Any = kind  # a class is hashable, which mypy does not know of type[T]
-    hints, required = _schema(shape)
-    for name in plain:
-        if name not in hints:
-            raise RendezvousStateError(f"{where} has an unknown field {name!r}.", hint=_FOREIGN)
-    for name in required:
-        if name not in plain:
-            raise RendezvousStateError(f"{where} lacks the field {name!r}.", hint=_FOREIGN)
-    parts = {name: _check(override.get(name, hints[name]), part, f"{where}.{name}") for name, part in plain.items()}
+def _read(reading: Reader, plain: object, where: str) -> Any:
     try:
-        return kind(**parts)
-    except ValueError as exc:
-        raise RendezvousStateError(f"{where} cannot be: {exc}.", hint=_FOREIGN) from exc
-
-
-def _check(hint: Any, value: Any, where: str) -> Any:
-    """``value`` as the annotation ``hint`` wants it, or RendezvousStateError."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in args:
-            return None
-        (inner,) = [arg for arg in args if arg is not type(None)]
-        return _check(inner, value, where)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_check(args[0], part, f"{where}[{i}]") for i, part in enumerate(value))
-    if origin is not None and isinstance(value, dict):
-        return {key: _check(args[1], part, f"{where}[{key!r}]") for key, part in value.items()}
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _build(hint, value, where, {})
-    if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        try:
-            return hint(value)
-        except ValueError as exc:
-            raise _wrong(where, value) from exc
-    if hint is float:
-        if type(value) in (int, float) and math.isfinite(value):
-            return float(value)
-    elif type(value) is hint:
-        return value
-    raise _wrong(where, value)
-
-
-def _wrong(where: str, value: object) -> RendezvousStateError:
-    return RendezvousStateError(f"{where} is {repr(value)[:60]}, which is not of its type.", hint=_FOREIGN)
+        return reading(plain)
+    except SchemaError as exc:
+        raise RendezvousStateError(f"{where}{exc.path} {exc.what}.", hint=_FOREIGN) from exc

@@ -20,7 +20,7 @@ def complaints(scene: Scene, old: Round) -> list[tuple[str, str]]:
 
     What was found out after the one before is of no account when this one ended for another reason than a failure.
     """
-    ids = {member.node_id for member in old.members}
+    ids = old.group_ranks
     halt = scene.ledger.halt
     first = old.number - (halt is None or halt.reason in FAILURES)
     return [
@@ -42,7 +42,7 @@ def accused(scene: Scene, old: Round) -> str | None:
     found = complaints(scene, old)
     ends = Counter(node_id for pair in found for node_id in pair)
     blamed = Counter(other for _, other in found)
-    ids = [member.node_id for member in old.members]
+    ids = old.group_ranks
     outside = Counter(o for seen in scene.watch.nodes.values() if seen.node_id not in ids for o in seen.row.unreachable)
     worst = max((ends[i], blamed[i], outside[i], rank, i) for rank, i in enumerate(ids))
     return worst[-1] if worst[0] else None

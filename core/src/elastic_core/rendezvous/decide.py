@@ -104,7 +104,7 @@ def _form(scene: Scene) -> Decision:
 
 
 def _supervise(scene: Scene, current: Round) -> Decision:
-    ledger, ids = scene.ledger, [member.node_id for member in current.members]
+    ledger, ids = scene.ledger, current.group_ranks
     finished = {node_id for node_id in ids if scene.finished(current, node_id)}
     if len(finished) == len(ids):
         return succeed(scene, current)
@@ -152,7 +152,7 @@ def _whole(scene: Scene, current: Round, finished: set[str]) -> bool:
 
     Who has not seen this round yet may see the next one as well; who does not is suspected then (rule L2).
     """
-    ids = [member.node_id for member in current.members]
+    ids = current.group_ranks
     if any(scene.dead(node_id) or scene.leaving(node_id) or scene.owed_answer(node_id) for node_id in ids):
         return False
     if any(stepped_down(current, scene.seen(node_id)) for node_id in ids):
@@ -230,7 +230,7 @@ class _Muster:
 
 
 def _muster(scene: Scene, old: Round) -> _Muster:
-    ids = [member.node_id for member in old.members]
+    ids = old.group_ranks
     leaving = [node_id for node_id in ids if scene.leaving(node_id)]
     lost = [node_id for node_id in ids if not scene.leaving(node_id) and scene.dead(node_id)]
     gone = {*leaving, *lost}

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeAlias
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple, TypeAlias, cast
 
 from elastic_core.incidents import Incident
 from elastic_core.rendezvous.backend import Link
@@ -49,13 +51,40 @@ class Anchors:
     """All entries before this one are tombstones, save those that are named above."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """One node in a round, at its place in rank order."""
 
     node_id: str
     local_world_size: int
     role: str
+
+
+class Members(tuple[Member, ...]):
+    """The nodes of a round in rank order, who know their places.
+
+    Places are counted once, and a round with the same members shares them: what a restart costs a node does not grow
+    with the job.
+    """
+
+    @cached_property
+    def group_ranks(self) -> dict[str, int]:
+        """Every node's, by node id, in order."""
+        return {member.node_id: rank for rank, member in enumerate(self)}
+
+    @cached_property
+    def first_ranks(self) -> list[int]:
+        """The rank of each node's local rank 0; the world size follows the last."""
+        return list(accumulate((member.local_world_size for member in self), initial=0))
+
+    @cached_property
+    def role_ranks(self) -> tuple[list[int], dict[str, int]]:
+        """The same, counted among workers of the node's role alone; and how many of each role there are."""
+        sizes: dict[str, int] = {}
+        firsts = []
+        for member in self:
+            firsts.append(first := sizes.get(member.role, 0))
+            sizes[member.role] = first + member.local_world_size
+        return firsts, sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +125,15 @@ class Round:
     charged: bool = False
     """Whether this round spent a restart; given back when a dropped member turns out never to have seen it."""
     why: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.members, Members):
+            object.__setattr__(self, "members", Members(self.members))
+
+    @property
+    def group_ranks(self) -> dict[str, int]:
+        """The members' ranks among the nodes, by node id, in order."""
+        return cast(Members, self.members).group_ranks
 
 
 class HaltReason(str, Enum):

@@ -121,7 +121,7 @@ class Ledger:
 
     def is_member(self, node_id: str) -> bool:
         """Whether ``node_id`` has a place in the newest round, live or not."""
-        return self.round is not None and any(member.node_id == node_id for member in self.round.members)
+        return self.round is not None and node_id in self.round.group_ranks
 
 
 def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
@@ -245,7 +245,7 @@ def _resize(ledger: Ledger, sealed: Round, now: float) -> tuple[float | None, fl
     """
     if ledger.halt is None or ledger.halt.reason is not HaltReason.RESIZE or ledger.round is None:
         return ledger.resized_at, ledger.resize_cost
-    kept = {member.node_id for member in ledger.round.members} <= {member.node_id for member in sealed.members}
+    kept = ledger.round.group_ranks.keys() <= sealed.group_ranks.keys()
     return now, now - ledger.halt_at if kept else 0.0
 
 

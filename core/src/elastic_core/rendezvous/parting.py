@@ -86,7 +86,7 @@ def others_finished(store: RendezvousBackend, ledger: Ledger, node_id: str) -> b
     Raises:
         RendezvousConnectionError: The store cannot be reached.
     """
-    members = [member.node_id for member in ledger.round.members] if ledger.round is not None else []
+    members = ledger.round.group_ranks if ledger.round is not None else {}
     rows = readable(seen for seen in store.roster(members) if seen.node_id != node_id)
     return ledger.live and any(seen.row.phase is Phase.FINISHED for seen in rows)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic_core.rendezvous.ledger import Member
+from elastic_core.rendezvous.entries import Member, Members
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +27,16 @@ def place(members: tuple[Member, ...], node_id: str) -> Place:
     Raises:
         ValueError: It is no member.
     """
-    group_rank = [member.node_id for member in members].index(node_id)
-    mine, before = members[group_rank], members[:group_rank]
+    everybody = members if isinstance(members, Members) else Members(members)
+    if (group_rank := everybody.group_ranks.get(node_id)) is None:
+        raise ValueError(f"{node_id} is no member of this round")
+    mine, (role_ranks, role_sizes) = everybody[group_rank], everybody.role_ranks
     return Place(
         group_rank=group_rank,
-        group_world_size=len(members),
-        first_rank=sum(member.local_world_size for member in before),
+        group_world_size=len(everybody),
+        first_rank=everybody.first_ranks[group_rank],
         local_world_size=mine.local_world_size,
-        world_size=sum(member.local_world_size for member in members),
-        first_role_rank=sum(m.local_world_size for m in before if m.role == mine.role),
-        role_world_size=sum(m.local_world_size for m in members if m.role == mine.role),
+        world_size=everybody.first_ranks[-1],
+        first_role_rank=role_ranks[group_rank],
+        role_world_size=role_sizes[mine.role],
     )

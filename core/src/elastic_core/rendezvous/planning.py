@@ -53,7 +53,7 @@ def stepped_down(current: Round, seen: Sighting | None) -> bool:
 def pursue(scene: Scene, current: Round, plan: Plan, finished: set[str]) -> Decision:
     """What follows a PLAN while nothing else happens: STOP_AT, and the HALT when all have stopped or it is time."""
     ledger = scene.ledger
-    ids = [member.node_id for member in current.members if member.node_id not in finished]
+    ids = [node_id for node_id in current.group_ranks if node_id not in finished]
     left = [node_id for node_id in ids if not stepped_down(current, scene.seen(node_id))]
     if not left:
         return end_round(scene, current, plan.reason, plan.why, planned=True)

@@ -147,7 +147,7 @@ class Scene:
     def waiting(self) -> list[Sighting]:
         """Living nodes that wait for a seat and have seen the newest OPEN or CHAIR (rule S7), in order of arrival."""
         ledger = self.ledger
-        members = {member.node_id: None for member in ledger.round.members} if ledger.round is not None else {}
+        members = ledger.round.group_ranks if ledger.round is not None else {}
         waiting = [
             seen
             for seen in self.watch.nodes.values()

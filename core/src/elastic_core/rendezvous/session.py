@@ -155,8 +155,9 @@ class Session:
                 self._reading = store
             self._chair.watch = interrupted(self._chair.watch)
             try:
-                self._restore(store)
-                seen: Cursor | None = None
+                if self._doubt or self._unread is not None or not store.embedded:
+                    self._restore(store)
+                seen: Cursor | None = Cursor(self._ledger.head.index)
                 while not self._stopping.is_set() and not self._lost:
                     seen = self._look(store, seen)
                     backoff.worked()
@@ -201,8 +202,8 @@ class Session:
                 self._chair.watch = Watch(heard=self._heard)
             at = self._chair.turn(store, self._ledger)
             current = self._ledger.round
-            members = () if current is None else current.members
-            others = {*self._chair.watch.nodes, *(member.node_id for member in members)} - {self._node_id}
+            members = () if current is None else current.group_ranks
+            others = {*self._chair.watch.nodes, *members} - {self._node_id}
             if others or self._ledger.settings.agreement.max_nodes > 1:
                 wait = self._ledger.settings.timing.beat_interval  # their beats, or that there is none, wake nobody
             wait = wait if at is None else min(wait, max(0.0, at - self._clock.now()))

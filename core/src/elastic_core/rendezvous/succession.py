@@ -19,9 +19,10 @@ SUCCESSOR_SPACING = 0.5
 
 def standing(ledger: Ledger, arrivals: Sequence[str], node_id: str) -> int:
     """How many would take the chair before ``node_id``; ``arrivals`` are the roster's ids in order of serial."""
-    members = [member.node_id for member in ledger.round.members] if ledger.round is not None else []
-    line = [*members, *(other for other in arrivals if other not in members)]
-    heirs = [other for other in line if other != ledger.chair]
+    ranks = ledger.round.group_ranks if ledger.round is not None else {}
+    if node_id in ranks:
+        return ranks[node_id] - (ranks.get(ledger.chair, len(ranks)) < ranks[node_id])
+    heirs = [other for other in dict.fromkeys([*ranks, *arrivals]) if other != ledger.chair]
     return heirs.index(node_id) if node_id in heirs else len(heirs)
 
 

@@ -323,7 +323,7 @@ class TorchrunHandler(RendezvousHandler):
     def _info(self, current: Round) -> RendezvousInfo | None:
         """The round as torchrun's agent takes it, once all agents are there; None if it was over before."""
         node_id = self._state.info.node_id
-        rank = [member.node_id for member in current.members].index(node_id)
+        rank = current.group_ranks[node_id]
         offer = current.offer
         with self._changed:
             port = self._ports.pop(offer.id, None)

@@ -74,6 +74,8 @@ class C10dBackend(RendezvousBackend):
         """An entry that was read or written here; mostly the one that the next append builds on."""
         self._serials: dict[str, int] = {}
         """Where rows were last seen."""
+        self._amended: dict[str, tuple[int, bytes]] = {}
+        """Rows as they were last written here; mostly they still are so."""
         self._gone: set[int] = set()
         self._listed = 0
         """Rows up to this serial are known to have their keys."""
@@ -94,12 +96,14 @@ class C10dBackend(RendezvousBackend):
     def enter(self, node_id: str, value: bytes) -> int:
         """Add a row: its serial first, under the node's name, and then the row, which a repetition completes."""
         name, record = self._keys.node(node_id), Row(node_id, 0, value).pack()
+        claimed = UNWRITTEN
         while True:
-            claimed = self._client.peek(name) or UNWRITTEN
-            if not claimed or self._client.peek(self._keys.row(number(claimed))) == REMOVED:
+            if claimed == UNWRITTEN or self._client.peek(self._keys.row(number(claimed))) == REMOVED:
                 serial = self._client.add(self._keys.arrivals, 1)
-                if not self._client.swap(name, claimed, b"%d" % serial):
-                    continue  # the same node, over another connection
+                found = self._client.swap_seen(name, claimed, b"%d" % serial)
+                if number(found) != serial:  # it was here before, or is entered over another connection
+                    claimed = found
+                    continue
             else:
                 serial = number(claimed)
             self._client.create(self._keys.beat(serial), b"0")
@@ -110,13 +114,16 @@ class C10dBackend(RendezvousBackend):
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
         """Replace a row's value, unless it is as new or gone."""
         record = Row(node_id, revision, value).pack()
-        while (found := self._find(node_id)) is not None:
+        found = self._amended.pop(node_id, None)
+        if found is None or Row.unpack(found[1]).revision >= revision:
+            found = self._find(node_id)
+        while found is not None and Row.unpack(found[1]).revision < revision:
             serial, old = found
-            if Row.unpack(old).revision >= revision:
-                return
             if self._client.swap(self._keys.row(serial), old, record):
+                self._amended[node_id] = serial, record
                 self._changed(ROW_CHANGED)
                 return
+            found = self._find(node_id)
 
     def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
         """Set the row's beat, and report; four round trips, however large the job is."""

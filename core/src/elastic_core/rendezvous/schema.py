@@ -1,0 +1,215 @@
+"""Plain JSON values from dataclasses and back, by the annotations of their fields.
+
+What to do with a class is found out once, and kept: thousands of nodes read each entry, and a chair reads as many rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import math
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+Reader: TypeAlias = "Callable[[Any], Any]"
+Writer: TypeAlias = "Callable[[Any], Any]"
+
+
+class SchemaError(ValueError):
+    """A value does not fit.
+
+    Attributes:
+        path: Where it is, as ``.body.members[2]``, from what was read.
+        what: What is wrong with it, to be said after the place.
+    """
+
+    def __init__(self, path: str, what: str) -> None:
+        super().__init__(f"{path} {what}")
+        self.path, self.what = path, what
+
+    def within(self, step: str) -> SchemaError:
+        """The same, seen from further out."""
+        return SchemaError(step + self.path, self.what)
+
+
+# Writing -------------------------------------------------------------------------------------------------------------
+
+
+def writer(kind: type, **fields: Writer) -> Writer:
+    """Writes a dataclass as a plain object; fields that have their default's value stay out.
+
+    Args:
+        kind: The dataclass.
+        fields: How fields are written that the annotation does not tell enough about.
+    """
+    return _object_writer(kind, tuple(fields.items()))
+
+
+@functools.cache
+def _object_writer(kind: Any, fixed: tuple[tuple[str, Writer], ...]) -> Writer:
+    hints, own = typing.get_type_hints(kind), dict(fixed)
+    fields = [(f.name, f.default, own.get(f.name) or _writer(hints[f.name])) for f in dataclasses.fields(kind)]
+
+    def write(value: Any) -> dict[str, Any]:
+        found = {}
+        for name, default, writing in fields:
+            part = getattr(value, name)
+            if default is dataclasses.MISSING or part != default:
+                found[name] = part if writing is None else writing(part)
+        return found
+
+    return write
+
+
+@functools.cache
+def _writer(hint: Any) -> Writer | None:
+    """Writes a value of the annotation ``hint``; None where JSON takes it as it is."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        inner = [arg for arg in args if arg is not type(None)]
+        return _perhaps(_writer(inner[0])) if len(inner) == 1 else None
+    if origin is tuple:
+        return _list_writer(_writer(args[0]))
+    if origin is not None:
+        return _dict_writer(_writer(args[1]))
+    if dataclasses.is_dataclass(hint):
+        return _object_writer(hint, ())  # type: ignore[arg-type]  # a class can be hashed
+    return (lambda value: value.value) if issubclass(hint, enum.Enum) else None
+
+
+def _perhaps(inner: Writer | None) -> Writer | None:
+    return None if inner is None else lambda value: None if value is None else inner(value)
+
+
+def _list_writer(inner: Writer | None) -> Writer:
+    return list if inner is None else lambda value: [inner(part) for part in value]
+
+
+def _dict_writer(inner: Writer | None) -> Writer:
+    return dict if inner is None else lambda value: {key: inner(part) for key, part in value.items()}
+
+
+# Reading -------------------------------------------------------------------------------------------------------------
+
+
+def reader(kind: type, **fields: Reader) -> Reader:
+    """Builds a dataclass from a plain object, of exactly the fields that it declares; raises SchemaError.
+
+    Args:
+        kind: The dataclass.
+        fields: How fields are read that the annotation does not tell enough about.
+    """
+    return _object_reader(kind, tuple(fields.items()))
+
+
+@functools.cache
+def _object_reader(kind: Any, fixed: tuple[tuple[str, Reader], ...]) -> Reader:
+    hints, own = typing.get_type_hints(kind), dict(fixed)
+    readers = {f.name: own.get(f.name) or _reader(hints[f.name]) for f in dataclasses.fields(kind)}
+    missing = dataclasses.MISSING
+    required = {f.name for f in dataclasses.fields(kind) if f.default is missing and f.default_factory is missing}
+
+    def read(value: Any) -> Any:
+        if type(value) is not dict:
+            raise _wrong(value)
+        parts = {}
+        for name, part in value.items():
+            if (reading := readers.get(name)) is None:
+                raise SchemaError("", f"has an unknown field {name!r}")
+            try:
+                parts[name] = reading(part)
+            except SchemaError as exc:
+                raise exc.within(f".{name}") from None
+        if not required <= parts.keys():
+            raise SchemaError("", f"lacks the field {min(required - parts.keys())!r}")
+        try:
+            return kind(**parts)
+        except SchemaError:
+            raise
+        except ValueError as exc:
+            raise SchemaError("", f"cannot be: {exc}") from exc
+
+    return read
+
+
+@functools.cache
+def _reader(hint: Any) -> Reader:
+    """Reads a value as the annotation ``hint`` wants it."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        inner = [arg for arg in args if arg is not type(None)]
+        return _optional(_reader(inner[0])) if len(inner) == 1 else _refuse  # which one it is, its reader is told
+    if origin is tuple:
+        return _items(_reader(args[0]))
+    if origin is not None:
+        return _entries(_reader(args[1]))
+    if dataclasses.is_dataclass(hint):
+        return _object_reader(hint, ())  # type: ignore[arg-type]  # a class can be hashed
+    if issubclass(hint, enum.Enum):
+        return _member(hint)
+    return _number if hint is float else _atom(hint)
+
+
+def _optional(inner: Reader) -> Reader:
+    return lambda value: None if value is None else inner(value)
+
+
+def _items(inner: Reader) -> Reader:
+    def read(value: Any) -> Any:
+        if type(value) is not list:
+            raise _wrong(value)
+        return tuple(_each(inner, part, index) for index, part in enumerate(value))
+
+    return read
+
+
+def _entries(inner: Reader) -> Reader:
+    def read(value: Any) -> Any:
+        if type(value) is not dict:
+            raise _wrong(value)
+        return {key: _each(inner, part, key) for key, part in value.items()}
+
+    return read
+
+
+def _each(inner: Reader, part: Any, key: object) -> Any:
+    try:
+        return inner(part)
+    except SchemaError as exc:
+        raise exc.within(f"[{key!r}]") from None
+
+
+def _member(kind: type[enum.Enum]) -> Reader:
+    def read(value: Any) -> Any:
+        try:
+            return kind(value)
+        except ValueError:
+            raise _wrong(value) from None
+
+    return read
+
+
+def _number(value: Any) -> float:
+    if type(value) in (int, float) and math.isfinite(value):
+        return float(value)
+    raise _wrong(value)
+
+
+def _atom(kind: type) -> Reader:
+    def read(value: Any) -> Any:
+        if type(value) is not kind:
+            raise _wrong(value)
+        return value
+
+    return read
+
+
+def _refuse(value: Any) -> Any:
+    raise _wrong(value)
+
+
+def _wrong(value: object) -> SchemaError:
+    return SchemaError("", f"is {repr(value)[:60]}, which is not of its type")
