@@ -128,7 +128,7 @@ REPAIRS: tuple[Mutant, ...] = (
     _m(
         "what the newest entry stands on shrinks",
         "tombstones",
-        "    needed = [index for index in (at.round, at.latest, at.halt) if index]",
+        "    needed = [index for index in (at.round, at.latest, at.halt, at.plan) if index]",
         "    needed: list[int] = []",
         "agents",
     ),

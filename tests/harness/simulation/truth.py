@@ -140,7 +140,7 @@ class Truth:
         self.world.count("an entry is shrunk")
         head = self.histories.written[replica.entries[-1][0]]
         at = head.anchors
-        if index in (at.open, at.round, at.latest, at.halt):
+        if index in (at.open, at.round, at.latest, at.halt, at.plan, at.stop_at):
             self.violated("tombstones", f"entry {index} is shrunk, and entry {head.index} stands on it")
         rows = [rules.row_of(replica, node_id) for node_id in replica.rows]
         late = [row.info.node_id for row in rows if row is not None and row.run == head.run and row.head < index]
