@@ -157,8 +157,9 @@ def knock(address: Address) -> None:
 
 def call(address: Address, seconds: float) -> None:
     """Connect, which may take so many seconds, and hang up; an OSError where that fails."""
-    [(family, kind, protocol, _, at), *_] = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    with socket.socket(family, kind, protocol) as caller:
+    told = address.host, address.port, address.family, socket.SOCK_STREAM
+    [(*_, at), *_] = socket.getaddrinfo(*told, flags=socket.AI_NUMERICHOST)  # which knows what a %scope is
+    with socket.socket(address.family, socket.SOCK_STREAM) as caller:
         caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _CALLS)
         caller.settimeout(seconds)
         caller.connect(at)
