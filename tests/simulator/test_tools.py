@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from simulation import engine, shrinking
+from simulation.defects import MUTANTS
 from simulation.engine import Clock, Hub, Process
 from simulation.lots import ORDER, PROFILES, draw
+from simulation.mutant import Mutant
 from simulation.plan import Fault, Plan
 from simulation.play import Outcome, play
 from simulation.truth import Violation
@@ -23,6 +27,14 @@ def test_a_plan_with_something_unknown_is_refused() -> None:
     text = draw(7, "agents").dump().replace('"hosts"', '"hotels"')
     with pytest.raises(ValueError, match="hotels"):
         Plan.load(text)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name.replace(" ", "-") for mutant in MUTANTS])
+def test_a_defect_quotes_what_its_module_has_once(mutant: Mutant) -> None:
+    spec = importlib.util.find_spec(mutant.module)
+    assert spec is not None
+    assert spec.origin is not None
+    assert Path(spec.origin).read_text().count(mutant.old) == 1
 
 
 def test_a_campaign_takes_every_profile() -> None:

@@ -131,6 +131,23 @@ def positive_seconds(key: str, text: str) -> float:
     return seconds
 
 
+def boolean(key: str, text: str) -> bool:
+    """A boolean among a backend's own keys, as torch spells them.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if (value := _BOOLEANS.get(text.lower())) is None:
+        raise UsageError(f"--rdzv_conf {f'{key}={text}'!r}: {text!r} is neither true nor false.")
+    return value
+
+
+_BOOLEANS = {
+    **dict.fromkeys(("1", "true", "t", "yes", "y"), True),
+    **dict.fromkeys(("0", "false", "f", "no", "n"), False),
+}
+
+
 def _pairs(text: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for pair in filter(None, (part.strip() for part in text.split(","))):

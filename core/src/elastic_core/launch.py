@@ -125,7 +125,7 @@ class elastic_launch:
                 process to another, or this is not the main thread.
             ElasticError: The rendezvous does not let this node in.
         """
-        return launch(run_config(self._config), self._entrypoint, args)
+        return launch(configure(self._config), self._entrypoint, args)
 
 
 def launch(config: RunConfig, entrypoint: Callable[..., Any] | str, args: tuple[Any, ...]) -> dict[int, Any]:
@@ -150,7 +150,7 @@ def launch(config: RunConfig, entrypoint: Callable[..., Any] | str, args: tuple[
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def run_config(config: LaunchConfig) -> RunConfig:
+def configure(config: LaunchConfig) -> RunConfig:
     """What the agent takes, from what torch's callers write.
 
     Raises:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
@@ -10,12 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
+from wardens import PATIENCE, Listener, gone
 
 from elastic_core.agent.processes import subreaping
 from elastic_core.agent.warden import (
@@ -31,8 +30,6 @@ from elastic_core.agent.warden import (
     become_subreaper,
 )
 
-PATIENCE = 30.0
-"""Seconds after which what a test waits for will not come any more."""
 HUNDRED_YEARS = 3e9
 PYTHON = (sys.executable, "-I", "-S", "-c")
 
@@ -79,16 +76,8 @@ with open(reading) as lines:
 """An agent: its ``pids`` are two workers, the child of one, and what escaped from the other."""
 
 
-E = TypeVar("E")
-
-
-class Listener:
-    """The test's side of a warden: what it said so far, and waiting for what it will say."""
-
-    def __init__(self, warden: Warden) -> None:
-        self.warden = warden
-        self.heard: list[WardenEvent] = []
-        self._tags = 0
+class Programs(Listener):
+    """A warden that starts any program."""
 
     def spawn(
         self,
@@ -99,10 +88,10 @@ class Listener:
         control: int | None = None,
     ) -> int:
         """Start a program and return its tag."""
-        self._tags += 1
+        tag = self.tag()
         environment = dict(os.environ) if env is None else env
-        self.warden.spawn(self._tags, argv, environment, cwd=cwd, stdout=stdout, control=control)
-        return self._tags
+        self.warden.spawn(tag, argv, environment, cwd=cwd, stdout=stdout, control=control)
+        return tag
 
     def read_from(self, *argv: str, env: dict[str, str] | None = None, control: int | None = None) -> str:
         """Everything that a program writes to its stdout."""
@@ -121,49 +110,14 @@ class Listener:
             line = file.readline()
         return self.wait(Spawned, lambda event: event.tag == tag).pid, [int(word) for word in line.split()]
 
-    def wait(self, kind: type[E], matches: Callable[[E], bool] = lambda _: True) -> E:
-        """The first event of this kind that matches, past or to come."""
-        seen = 0
-        end = time.monotonic() + PATIENCE
-        while True:
-            for event in self.heard[seen:]:
-                seen += 1
-                if isinstance(event, kind) and matches(event):
-                    return event
-            ready, _, _ = select.select([self.warden], [], [], max(0.0, end - time.monotonic()))
-            assert ready, f"no {kind.__name__} came; these did: {self.heard}"
-            self.heard += self.warden.receive()
-
-    def failure(self, tag: int) -> SpawnFailed:
-        """Why the program ``tag`` was not started."""
-        return self.wait(SpawnFailed, lambda event: event.tag == tag)
-
-    def end(self, tag: int) -> Exited:
-        """How the program ``tag`` ended."""
-        return self.wait(Exited, lambda event: event.tag == tag)
-
-    def all_of(self, kind: type[E]) -> list[E]:
-        """Events of this kind so far."""
-        return [event for event in self.heard if isinstance(event, kind)]
-
 
 @pytest.fixture
-def listener() -> Iterator[Listener]:
+def listener() -> Iterator[Programs]:
     """A warden of this process, which ends with the test."""
     become_subreaper()
     warden = Warden.start()
-    yield Listener(warden)
+    yield Programs(warden)
     warden.close(PATIENCE)
-
-
-def gone(pid: int) -> None:
-    """Wait until a process has ended, and fail if it does not."""
-    with contextlib.suppress(ProcessLookupError):
-        pidfd = os.pidfd_open(pid)
-        try:
-            assert select.select([pidfd], [], [], PATIENCE)[0], f"process {pid} is still there"
-        finally:
-            os.close(pidfd)
 
 
 def agent(script: str, *args: str) -> subprocess.Popen[str]:
@@ -184,7 +138,7 @@ def say(process: subprocess.Popen[str]) -> Any:
     [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", -signal.SIGKILL), ("kill -SEGV $$", -signal.SIGSEGV)],
 )
 def test_a_worker_is_reported_when_it_starts_and_when_it_ends(
-    listener: Listener, command: str, returncode: int
+    listener: Programs, command: str, returncode: int
 ) -> None:
     tag = listener.spawn("sh", "-c", command)
     ended = listener.end(tag)
@@ -201,7 +155,7 @@ def test_a_worker_is_reported_when_it_starts_and_when_it_ends(
     ],
 )
 def test_a_program_that_cannot_be_started_is_reported_with_the_reason(
-    listener: Listener, argv: list[str], cwd: str | None, error: str
+    listener: Programs, argv: list[str], cwd: str | None, error: str
 ) -> None:
     tag = listener.spawn(*argv, cwd=cwd)
     assert listener.failure(tag) == SpawnFailed(tag, error)
@@ -209,41 +163,41 @@ def test_a_program_that_cannot_be_started_is_reported_with_the_reason(
     assert listener.all_of(Exited)[0].tag != tag  # it failed to start, so it has no end
 
 
-def test_a_program_is_looked_for_on_the_path_of_its_own_environment(listener: Listener, tmp_path: Path) -> None:
+def test_a_program_is_looked_for_on_the_path_of_its_own_environment(listener: Programs, tmp_path: Path) -> None:
     program = tmp_path / "hello"
     program.write_text("#!/bin/sh\necho hello from $WHERE\n")
     program.chmod(0o755)
     assert listener.read_from("hello", env={"PATH": str(tmp_path), "WHERE": "there"}) == "hello from there\n"
 
 
-def test_arguments_that_are_no_text_arrive_unchanged(listener: Listener) -> None:
+def test_arguments_that_are_no_text_arrive_unchanged(listener: Programs) -> None:
     shown = listener.read_from("sh", "-c", 'printf %s "$1" | od -An -tx1', "sh", os.fsdecode(b"caf\xe9"))
     assert shown.split() == ["63", "61", "66", "e9"]
 
 
-def test_a_worker_inherits_no_descriptor_but_its_streams(listener: Listener) -> None:
+def test_a_worker_inherits_no_descriptor_but_its_streams(listener: Programs) -> None:
     listener.started(*SLEEPER)  # another one, whose pipes must not leak either
     listing = listener.read_from("ls", "/proc/self/fd")
     assert listing.split() == ["0", "1", "2", "3"]  # 3 is ls, looking
 
 
-def test_a_worker_starts_with_default_signal_handlers_and_an_empty_mask(listener: Listener) -> None:
+def test_a_worker_starts_with_default_signal_handlers_and_an_empty_mask(listener: Programs) -> None:
     status = dict(line.split(":", 1) for line in listener.read_from("cat", "/proc/self/status").splitlines())
     ours = sum(1 << (signum - 1) for signum in signal.valid_signals())  # not those that the C library keeps to itself
     assert [int(status[name], 16) & ours for name in ("SigBlk", "SigIgn", "SigCgt")] == [0, 0, 0]
 
 
-def test_a_worker_leads_a_session_of_its_own(listener: Listener) -> None:
+def test_a_worker_leads_a_session_of_its_own(listener: Programs) -> None:
     pid, _ = listener.started(*SLEEPER)
     assert (os.getsid(pid), os.getpgid(pid)) == (pid, pid)
 
 
-def test_a_worker_dies_of_lack_of_memory_before_its_agent_does(listener: Listener) -> None:
+def test_a_worker_dies_of_lack_of_memory_before_its_agent_does(listener: Programs) -> None:
     own = int(Path("/proc/self/oom_score_adj").read_text())
     assert int(listener.read_from("cat", "/proc/self/oom_score_adj")) == min(1000, own + 300)
 
 
-def test_the_control_channel_reaches_the_worker_which_finds_its_number_in_the_environment(listener: Listener) -> None:
+def test_the_control_channel_reaches_the_worker_which_finds_its_number_in_the_environment(listener: Programs) -> None:
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
@@ -275,7 +229,7 @@ warden.close(30)
     assert subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout == "/dev/null\n/dev/null\n"
 
 
-def test_requests_wait_for_a_warden_that_does_not_read(listener: Listener) -> None:
+def test_requests_wait_for_a_warden_that_does_not_read(listener: Programs) -> None:
     """Environments of 8 MiB in all, to a stopped warden: the agent's loop must not notice."""
     big = {**os.environ, **{f"BIG_{n}": "x" * 100_000 for n in range(10)}}
     os.kill(listener.warden.pid, signal.SIGSTOP)
@@ -287,7 +241,7 @@ def test_requests_wait_for_a_warden_that_does_not_read(listener: Listener) -> No
 # Stopping ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_obeys_is_not_killed(listener: Listener) -> None:
+def test_a_worker_that_obeys_is_not_killed(listener: Programs) -> None:
     pid, _ = listener.started(*SLEEPER)
     listener.warden.stop(grace=HUNDRED_YEARS)
     listener.wait(Gone)
@@ -295,7 +249,7 @@ def test_a_worker_that_obeys_is_not_killed(listener: Listener) -> None:
     assert listener.all_of(Exited) == [Exited(1, pid, -signal.SIGTERM)]
 
 
-def test_a_stop_sends_the_signal_that_it_was_given(listener: Listener) -> None:
+def test_a_stop_sends_the_signal_that_it_was_given(listener: Programs) -> None:
     listener.started("sh", "-c", "trap 'exit 3' INT; echo $$; while :; do sleep 0.01; done")
     listener.warden.stop(grace=HUNDRED_YEARS, signum=signal.SIGINT)
     listener.wait(Gone)
@@ -303,7 +257,7 @@ def test_a_stop_sends_the_signal_that_it_was_given(listener: Listener) -> None:
     assert listener.all_of(Signalled)[0].signum == signal.SIGINT
 
 
-def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(listener: Listener) -> None:
+def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(listener: Programs) -> None:
     """FAULTS 8."""
     pid, _ = listener.started(*STUBBORN)
     listener.warden.stop(grace=0.05)
@@ -315,14 +269,14 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(listener: Liste
     assert listener.all_of(Exited) == [Exited(1, pid, -signal.SIGKILL)]
 
 
-def test_without_a_grace_nobody_is_asked(listener: Listener) -> None:
+def test_without_a_grace_nobody_is_asked(listener: Programs) -> None:
     listener.started(*SLEEPER)
     listener.warden.stop(grace=0)
     listener.wait(Gone)
     assert {event.signum for event in listener.all_of(Signalled)} == {signal.SIGKILL}
 
 
-def test_a_stopped_worker_gets_to_handle_sigterm(listener: Listener) -> None:
+def test_a_stopped_worker_gets_to_handle_sigterm(listener: Programs) -> None:
     """FAULTS 3."""
     pid, _ = listener.started(
         *PYTHON,
@@ -334,7 +288,7 @@ def test_a_stopped_worker_gets_to_handle_sigterm(listener: Listener) -> None:
     assert listener.all_of(Exited) == [Exited(1, pid, 5)]
 
 
-def test_a_second_stop_brings_the_deadline_nearer_and_both_have_one_answer(listener: Listener) -> None:
+def test_a_second_stop_brings_the_deadline_nearer_and_both_have_one_answer(listener: Programs) -> None:
     """FAULTS 49: Ctrl-C twice."""
     listener.started(*STUBBORN)
     listener.warden.stop(grace=HUNDRED_YEARS)
@@ -344,7 +298,7 @@ def test_a_second_stop_brings_the_deadline_nearer_and_both_have_one_answer(liste
     assert listener.all_of(Gone) == [Gone()]
 
 
-def test_an_answer_that_a_second_stop_overtook_is_not_mistaken_for_its_own(listener: Listener) -> None:
+def test_an_answer_that_a_second_stop_overtook_is_not_mistaken_for_its_own(listener: Programs) -> None:
     listener.warden.stop(grace=0)
     select.select([listener.warden], [], [])  # the answer is there, but the agent asks again before it looks
     listener.warden.stop(grace=0)
@@ -353,7 +307,7 @@ def test_an_answer_that_a_second_stop_overtook_is_not_mistaken_for_its_own(liste
     assert listener.all_of(Gone) == [Gone()]
 
 
-def test_a_later_stop_does_not_put_the_deadline_off(listener: Listener) -> None:
+def test_a_later_stop_does_not_put_the_deadline_off(listener: Programs) -> None:
     listener.started(*STUBBORN)
     listener.warden.stop(grace=0.05)
     listener.warden.stop(grace=HUNDRED_YEARS)
@@ -400,7 +354,7 @@ def test_a_warden_that_is_not_alone_takes_nobody_elses_processes_with_it() -> No
         warden.close(PATIENCE)
 
 
-def test_what_outlives_the_last_worker_is_killed_at_once(listener: Listener) -> None:
+def test_what_outlives_the_last_worker_is_killed_at_once(listener: Programs) -> None:
     """FAULTS 7: a double-forked helper, in a session of its own, that cleared its environment."""
     _, [helper] = listener.started(*PYTHON, ESCAPE + "import signal; signal.pause()")
     listener.warden.stop(grace=HUNDRED_YEARS)
@@ -409,7 +363,7 @@ def test_what_outlives_the_last_worker_is_killed_at_once(listener: Listener) -> 
     assert listener.all_of(Signalled)[-1] == Signalled(signal.SIGKILL, (helper,))
 
 
-def test_what_a_worker_that_has_ended_left_behind_is_killed_by_the_next_stop(listener: Listener) -> None:
+def test_what_a_worker_that_has_ended_left_behind_is_killed_by_the_next_stop(listener: Programs) -> None:
     reading, writing = os.pipe()
     tag = listener.spawn(*PYTHON, ESCAPE, stdout=writing)
     os.close(writing)
@@ -421,14 +375,14 @@ def test_what_a_worker_that_has_ended_left_behind_is_killed_by_the_next_stop(lis
     gone(helper)
 
 
-def test_a_shell_workers_child_does_not_outlive_it(listener: Listener) -> None:
+def test_a_shell_workers_child_does_not_outlive_it(listener: Programs) -> None:
     _, [child] = listener.started("sh", "-c", "sleep 1000 & echo $!; wait")
     listener.warden.stop(grace=0)
     listener.wait(Gone)
     gone(child)
 
 
-def test_a_family_that_goes_on_forking_is_killed_to_the_last(listener: Listener) -> None:
+def test_a_family_that_goes_on_forking_is_killed_to_the_last(listener: Programs) -> None:
     """Each generation ignores SIGTERM, in a session of its own."""
     forks = """
 import os, signal, sys
@@ -453,13 +407,13 @@ signal.pause()
     assert len({pid for event in listener.all_of(Signalled)[1:] for pid in event.pids}) == 21
 
 
-def test_a_stop_with_nothing_to_stop_is_answered(listener: Listener) -> None:
+def test_a_stop_with_nothing_to_stop_is_answered(listener: Programs) -> None:
     listener.warden.stop(grace=HUNDRED_YEARS)
     listener.wait(Gone)
     assert listener.heard == [Gone()]
 
 
-def test_nothing_is_started_while_a_stop_is_under_way(listener: Listener) -> None:
+def test_nothing_is_started_while_a_stop_is_under_way(listener: Programs) -> None:
     listener.started(*STUBBORN)
     listener.warden.stop(grace=HUNDRED_YEARS)
     tag = listener.spawn("true")
@@ -469,7 +423,7 @@ def test_nothing_is_started_while_a_stop_is_under_way(listener: Listener) -> Non
     assert listener.end(listener.spawn("true")).returncode == 0
 
 
-def test_signals_that_end_others_do_not_end_the_warden(listener: Listener) -> None:
+def test_signals_that_end_others_do_not_end_the_warden(listener: Programs) -> None:
     assert listener.end(listener.spawn("true")).returncode == 0  # it is up
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         os.kill(listener.warden.pid, signum)
@@ -480,7 +434,7 @@ def test_signals_that_end_others_do_not_end_the_warden(listener: Listener) -> No
 # The dead-man's switch -----------------------------------------------------------------------------------------------
 
 
-def test_a_fence_that_is_not_renewed_stops_everything_and_blames_nobody(listener: Listener) -> None:
+def test_a_fence_that_is_not_renewed_stops_everything_and_blames_nobody(listener: Programs) -> None:
     pid, [helper] = listener.started(*PYTHON, ESCAPE + "import signal; signal.pause()")
     listener.warden.fence(0.05)
     listener.wait(Fenced)
@@ -491,7 +445,7 @@ def test_a_fence_that_is_not_renewed_stops_everything_and_blames_nobody(listener
 
 
 @pytest.mark.parametrize("renewal", [HUNDRED_YEARS, None])
-def test_a_fence_that_is_renewed_or_disarmed_in_time_stops_nobody(listener: Listener, renewal: float | None) -> None:
+def test_a_fence_that_is_renewed_or_disarmed_in_time_stops_nobody(listener: Programs, renewal: float | None) -> None:
     assert listener.end(listener.spawn("true")).returncode == 0
     os.kill(listener.warden.pid, signal.SIGSTOP)  # so that it reads both at once
     listener.warden.fence(0)
@@ -501,7 +455,7 @@ def test_a_fence_that_is_renewed_or_disarmed_in_time_stops_nobody(listener: List
     assert listener.all_of(Fenced) == []
 
 
-def test_a_fence_ends_the_grace_of_a_stop_and_answers_it(listener: Listener) -> None:
+def test_a_fence_ends_the_grace_of_a_stop_and_answers_it(listener: Programs) -> None:
     listener.started(*STUBBORN)
     listener.warden.stop(grace=HUNDRED_YEARS)
     listener.warden.fence(0)
@@ -510,7 +464,7 @@ def test_a_fence_ends_the_grace_of_a_stop_and_answers_it(listener: Listener) -> 
     assert listener.all_of(Gone) == []
 
 
-def test_a_worker_asked_for_before_a_fence_was_heard_of_is_not_started(listener: Listener) -> None:
+def test_a_worker_asked_for_before_a_fence_was_heard_of_is_not_started(listener: Programs) -> None:
     """FAULTS 6: its round is over, though the agent, which was frozen, does not know it yet."""
     listener.warden.fence(0)
     select.select([listener.warden], [], [])
@@ -551,7 +505,7 @@ print(json.dumps(events), flush=True)
     assert "Exited" not in events
 
 
-def test_a_frozen_agents_full_socket_does_not_keep_the_warden_from_its_work(listener: Listener) -> None:
+def test_a_frozen_agents_full_socket_does_not_keep_the_warden_from_its_work(listener: Programs) -> None:
     pid, _ = listener.started(*SLEEPER)
     for _ in range(200):  # 400 messages that nobody takes; the socket has room for some 270
         listener.read_from("true")
@@ -593,7 +547,7 @@ def test_what_the_warden_holds_is_held_until_its_last_process_is_gone() -> None:
     os.close(reading)
 
 
-def test_nothing_outlives_a_warden_that_is_killed(listener: Listener) -> None:
+def test_nothing_outlives_a_warden_that_is_killed(listener: Programs) -> None:
     pid, [helper] = listener.started(*PYTHON, ESCAPE + "import signal; signal.pause()")
     os.kill(listener.warden.pid, signal.SIGKILL)
     assert listener.wait(Died) == Died("killed by SIGKILL")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
+from wardens import PATIENCE, Listener, gone
 
 from elastic_core.agent.warden import (
     Exited,
@@ -33,12 +31,9 @@ from elastic_core.agent.warden import (
     TemplateReady,
     TemplateStayed,
     Warden,
-    WardenEvent,
     become_subreaper,
 )
 
-PATIENCE = 60.0
-"""Seconds after which what a test waits for will not come any more."""
 HUNDRED_YEARS = 3e9
 PYTHON = (sys.executable, "-u")
 
@@ -68,23 +63,19 @@ os.wait()
 signal.pause()
 """
 
-E = TypeVar("E")
 
-
-class Listener:
+class Workers(Listener):
     """A warden with a template, as an agent has it: a script to run, a module to preload."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.warden = Warden.start()
-        self.heard: list[WardenEvent] = []
+        super().__init__(Warden.start())
         self.script = folder / "script" / "train.py"
         self.script.parent.mkdir()
         self.modules = folder / "modules"
         self.modules.mkdir()
         (self.modules / "preloaded.py").write_text("")
         self.env = {**os.environ, "PYTHONPATH": str(self.modules)}
-        self._tags = 0
 
     def preload(
         self, *modules: str, program: str = REPORT, args: Sequence[str] = (), later: Sequence[str] = ()
@@ -101,10 +92,10 @@ class Listener:
 
     def spawn(self, *args: str, env: Mapping[str, str] | None = None, **more: Any) -> int:
         """Start a worker, warm if that can be, and return its tag."""
-        self._tags += 1
+        tag = self.tag()
         environment = {**self.env, **(env or {})}
-        self.warden.spawn(self._tags, [*PYTHON, str(self.script), *args], environment, warm=True, **more)
-        return self._tags
+        self.warden.spawn(tag, [*PYTHON, str(self.script), *args], environment, warm=True, **more)
+        return tag
 
     def output(self, *args: str, env: Mapping[str, str] | None = None, **more: Any) -> tuple[int, str]:
         """Start a worker; its tag, and all that it writes to its stdout."""
@@ -123,48 +114,17 @@ class Listener:
             line = file.readline()
         return self.wait(Spawned, lambda event: event.tag == tag), line.strip()
 
-    def wait(self, kind: type[E], matches: Callable[[E], bool] = lambda _: True, *, since: int = 0) -> E:
-        """The first event of this kind that matches, past or to come."""
-        seen = since
-        end = time.monotonic() + PATIENCE
-        while True:
-            for event in self.heard[seen:]:
-                seen += 1
-                if isinstance(event, kind) and matches(event):
-                    return event
-            ready, _, _ = select.select([self.warden], [], [], max(0.0, end - time.monotonic()))
-            assert ready, f"no {kind.__name__} came; these did: {self.heard}"
-            self.heard += self.warden.receive()
-
-    def end(self, tag: int) -> Exited:
-        """How a worker ended."""
-        return self.wait(Exited, lambda event: event.tag == tag)
-
-    def all_of(self, kind: type[E]) -> list[E]:
-        """Events of this kind so far."""
-        return [event for event in self.heard if isinstance(event, kind)]
-
 
 @pytest.fixture
-def listener(tmp_path: Path) -> Iterator[Listener]:
+def listener(tmp_path: Path) -> Iterator[Workers]:
     """A warden of this process, which ends with the test."""
     become_subreaper()
-    listener = Listener(tmp_path)
+    listener = Workers(tmp_path)
     yield listener
     listener.warden.close(PATIENCE)
 
 
-def gone(pid: int) -> None:
-    """Wait until a process has ended, and fail if it does not."""
-    with contextlib.suppress(ProcessLookupError):
-        pidfd = os.pidfd_open(pid)
-        try:
-            assert select.select([pidfd], [], [], PATIENCE)[0], f"process {pid} is still there"
-        finally:
-            os.close(pidfd)
-
-
-def slow(listener: Listener) -> Callable[[], None]:
+def slow(listener: Workers) -> Callable[[], None]:
     """Ask for a template whose import takes until the answer is called."""
     gate = listener.folder / "gate"
     os.mkfifo(gate)
@@ -180,7 +140,7 @@ def alive(pid: int) -> bool:
 # Forking -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_is_forked_from_the_template_and_is_the_wardens_child(listener: Listener) -> None:
+def test_a_worker_is_forked_from_the_template_and_is_the_wardens_child(listener: Workers) -> None:
     template = listener.template(args=["--lr", "1"])
     assert template.modules == ("preloaded",)
     tag, said = listener.output("--lr", "2", env={"RANK": "3"})
@@ -213,7 +173,7 @@ def test_a_worker_is_forked_from_the_template_and_is_the_wardens_child(listener:
     ],
 )
 def test_the_end_of_a_warm_worker_is_known_as_exactly_as_that_of_a_fresh_one(
-    listener: Listener, program: str, returncode: int
+    listener: Workers, program: str, returncode: int
 ) -> None:
     listener.template(program=program)
     null = os.open(os.devnull, os.O_WRONLY)
@@ -224,14 +184,14 @@ def test_the_end_of_a_warm_worker_is_known_as_exactly_as_that_of_a_fresh_one(
     assert [event.warm for tag in (1, 2) for event in listener.all_of(Spawned) if event.tag == tag] == [False, True]
 
 
-def test_workers_that_are_asked_for_together_are_all_forked_and_told_apart(listener: Listener) -> None:
+def test_workers_that_are_asked_for_together_are_all_forked_and_told_apart(listener: Workers) -> None:
     listener.template(program="import os, sys; sys.exit(int(os.environ['RANK']))")
     tags = [listener.spawn(env={"RANK": str(rank)}) for rank in range(8)]
     assert [listener.end(tag).returncode for tag in tags] == list(range(8))
     assert all(event.warm for event in listener.all_of(Spawned))
 
 
-def test_a_worker_waits_for_a_template_that_still_imports(listener: Listener) -> None:
+def test_a_worker_waits_for_a_template_that_still_imports(listener: Workers) -> None:
     go_on = slow(listener)
     tag = listener.spawn()
     listener.warden.spawn(100, ["true"], listener.env)  # others need not wait for it
@@ -242,7 +202,7 @@ def test_a_worker_waits_for_a_template_that_still_imports(listener: Listener) ->
     assert listener.wait(Spawned, lambda event: event.tag == tag).warm
 
 
-def test_a_warm_worker_finds_its_control_channel(listener: Listener) -> None:
+def test_a_warm_worker_finds_its_control_channel(listener: Workers) -> None:
     listener.template(program="import os; os.write(int(os.environ['ELASTIC_CONTROL_FD']), b'step 1')")
     ours, theirs = socket.socketpair()
     with ours:
@@ -253,7 +213,7 @@ def test_a_warm_worker_finds_its_control_channel(listener: Listener) -> None:
         assert ours.recv(100) == b""  # nobody else has the other end
 
 
-def test_a_warm_worker_inherits_no_descriptor_but_its_streams(listener: Listener) -> None:
+def test_a_warm_worker_inherits_no_descriptor_but_its_streams(listener: Workers) -> None:
     listener.template(program="import os, sys; sys.stdout.write(f'{os.listdir(\"/proc/self/fd\")}\\n')")
     reading, writing = os.pipe()
     tags = [listener.spawn(stdout=writing) for _ in range(3)]  # read as one batch by the template
@@ -263,7 +223,7 @@ def test_a_warm_worker_inherits_no_descriptor_but_its_streams(listener: Listener
     assert [listener.end(tag).returncode for tag in tags] == [0] * 3
 
 
-def test_the_template_does_not_run_the_program(listener: Listener, tmp_path: Path) -> None:
+def test_the_template_does_not_run_the_program(listener: Workers, tmp_path: Path) -> None:
     witness = tmp_path / "witness"
     listener.template(program=f"open({str(witness)!r}, 'a').write('run ')")
     assert listener.end(listener.spawn()).returncode == 0
@@ -273,7 +233,7 @@ def test_the_template_does_not_run_the_program(listener: Listener, tmp_path: Pat
 # Fresh instead -------------------------------------------------------------------------------------------------------
 
 
-def test_without_a_template_a_worker_starts_fresh_and_says_so_first(listener: Listener) -> None:
+def test_without_a_template_a_worker_starts_fresh_and_says_so_first(listener: Workers) -> None:
     listener.script.write_text(REPORT)
     tag, said = listener.output()
     listener.end(tag)
@@ -282,7 +242,7 @@ def test_without_a_template_a_worker_starts_fresh_and_says_so_first(listener: Li
     assert json.loads(said)["preloaded"] is False
 
 
-def test_a_preload_that_raises_is_told_with_its_traceback_and_workers_start_fresh(listener: Listener) -> None:
+def test_a_preload_that_raises_is_told_with_its_traceback_and_workers_start_fresh(listener: Workers) -> None:
     (listener.modules / "broken.py").write_text("def fail():\n    1 / 0\nfail()\n")
     listener.preload("preloaded", "broken")
     tag = listener.spawn()
@@ -302,7 +262,7 @@ def test_a_preload_that_raises_is_told_with_its_traceback_and_workers_start_fres
 
 
 @pytest.mark.parametrize("exception", ["SystemExit", "KeyboardInterrupt"])
-def test_a_preload_that_exits_does_not_get_to_the_program(listener: Listener, tmp_path: Path, exception: str) -> None:
+def test_a_preload_that_exits_does_not_get_to_the_program(listener: Workers, tmp_path: Path, exception: str) -> None:
     witness = tmp_path / "witness"
     (listener.modules / "leaves.py").write_text(f"raise {exception}")
     listener.preload("leaves", program=f"open({str(witness)!r}, 'w')")
@@ -312,7 +272,7 @@ def test_a_preload_that_exits_does_not_get_to_the_program(listener: Listener, tm
     assert not witness.exists()
 
 
-def test_a_template_that_dies_while_it_imports_has_a_second_chance_and_no_third(listener: Listener) -> None:
+def test_a_template_that_dies_while_it_imports_has_a_second_chance_and_no_third(listener: Workers) -> None:
     (listener.modules / "deadly.py").write_text("import os; os.kill(os.getpid(), 9)")
     listener.preload("deadly")
     tag = listener.spawn()
@@ -322,7 +282,7 @@ def test_a_template_that_dies_while_it_imports_has_a_second_chance_and_no_third(
     assert listener.end(tag).returncode == 0
 
 
-def test_an_interpreter_that_does_not_look_at_pythonpath_is_no_template(listener: Listener, tmp_path: Path) -> None:
+def test_an_interpreter_that_does_not_look_at_pythonpath_is_no_template(listener: Workers, tmp_path: Path) -> None:
     """It would run the program at once, as nobody's worker."""
     witness = tmp_path / "witness"
     listener.script.write_text(f"open({str(witness)!r}, 'w')")
@@ -331,7 +291,7 @@ def test_an_interpreter_that_does_not_look_at_pythonpath_is_no_template(listener
     assert not witness.exists()
 
 
-def test_an_interpreter_that_is_not_there_is_no_template(listener: Listener) -> None:
+def test_an_interpreter_that_is_not_there_is_no_template(listener: Workers) -> None:
     listener.warden.preload(["json"], python=["/no/python"], program=["train.py"], env=listener.env)
     assert listener.wait(TemplateFailed).reason == "[Errno 2] No such file or directory: '/no/python'"
 
@@ -346,7 +306,7 @@ def test_an_interpreter_that_is_not_there_is_no_template(listener: Listener) -> 
     ],
 )
 def test_a_worker_to_which_a_check_objects_starts_fresh_with_the_reason_in_one_line(
-    listener: Listener, preload: str, env: dict[str, str], reason: str
+    listener: Workers, preload: str, env: dict[str, str], reason: str
 ) -> None:
     (listener.modules / "preloaded.py").write_text(preload)
     listener.template()
@@ -359,7 +319,7 @@ def test_a_worker_to_which_a_check_objects_starts_fresh_with_the_reason_in_one_l
     assert listener.all_of(Spawned) == [Spawned(tag, listener.end(tag).pid, warm=False)]
 
 
-def test_a_script_whose_folder_hides_a_preloaded_module_gets_its_own(listener: Listener) -> None:
+def test_a_script_whose_folder_hides_a_preloaded_module_gets_its_own(listener: Workers) -> None:
     own = listener.script.with_name("preloaded.py")
     own.write_text("MINE = True")
     listener.template(program="import preloaded; print(preloaded.MINE)")
@@ -371,7 +331,7 @@ def test_a_script_whose_folder_hides_a_preloaded_module_gets_its_own(listener: L
     ]
 
 
-def test_another_program_than_the_templates_starts_fresh(listener: Listener, tmp_path: Path) -> None:
+def test_another_program_than_the_templates_starts_fresh(listener: Workers, tmp_path: Path) -> None:
     listener.template()
     other = tmp_path / "other.py"
     other.write_text("raise SystemExit(3)")
@@ -380,7 +340,7 @@ def test_another_program_than_the_templates_starts_fresh(listener: Listener, tmp
     assert "the template is for" in listener.wait(StartedFresh).why
 
 
-def test_what_cannot_be_had_warm_nor_fresh_is_a_failed_start(listener: Listener) -> None:
+def test_what_cannot_be_had_warm_nor_fresh_is_a_failed_start(listener: Workers) -> None:
     listener.template()
     tag = listener.spawn(cwd="/no/such/place")
     failure = listener.wait(SpawnFailed)
@@ -392,12 +352,12 @@ def test_what_cannot_be_had_warm_nor_fresh_is_a_failed_start(listener: Listener)
 IMPORTED = "import sys\nprint('late' in sys.modules, flush=True)\nimport signal\nsignal.pause()\n"
 
 
-def module(listener: Listener, name: str, text: str) -> None:
+def module(listener: Workers, name: str, text: str) -> None:
     (listener.modules / f"{name}.py").write_text(text)
 
 
 def test_a_template_with_nothing_to_do_imports_the_rest_and_those_that_live_know_nothing_of_it(
-    listener: Listener,
+    listener: Workers,
 ) -> None:
     module(listener, "late", "")
     listener.preload(program=IMPORTED, later=["late"])
@@ -428,7 +388,7 @@ def test_a_template_with_nothing_to_do_imports_the_rest_and_those_that_live_know
         ),
     ],
 )
-def test_a_template_stays_if_that_comes_to_nothing(listener: Listener, text: str, reason: str) -> None:
+def test_a_template_stays_if_that_comes_to_nothing(listener: Workers, text: str, reason: str) -> None:
     module(listener, "late", text)
     listener.preload(program=IMPORTED, later=["late"])
     assert reason in listener.wait(TemplateStayed).reason
@@ -437,7 +397,7 @@ def test_a_template_stays_if_that_comes_to_nothing(listener: Listener, text: str
     assert listener.all_of(TemplateDied) == []
 
 
-def test_a_template_serves_while_its_successor_imports_and_either_may_die_then(listener: Listener) -> None:
+def test_a_template_serves_while_its_successor_imports_and_either_may_die_then(listener: Workers) -> None:
     started, go = listener.folder / "started", listener.folder / "go"
     for fifo in (started, go):
         os.mkfifo(fifo)
@@ -464,7 +424,7 @@ def test_a_template_serves_while_its_successor_imports_and_either_may_die_then(l
     assert imported == "False"
 
 
-def test_a_thread_in_the_template_is_not_lost_in_its_successor(listener: Listener) -> None:
+def test_a_thread_in_the_template_is_not_lost_in_its_successor(listener: Workers) -> None:
     thread = "import threading, time\nthreading.Thread(target=time.sleep, args=[1000], daemon=True).start()"
     module(listener, "threaded", thread)
     module(listener, "late", "")
@@ -474,7 +434,7 @@ def test_a_thread_in_the_template_is_not_lost_in_its_successor(listener: Listene
     assert not worker.warm
 
 
-def test_who_was_asked_of_a_template_that_stalls_is_not_waited_for_after_the_hand_over(listener: Listener) -> None:
+def test_who_was_asked_of_a_template_that_stalls_is_not_waited_for_after_the_hand_over(listener: Workers) -> None:
     go = listener.folder / "go"
     os.mkfifo(go)
     module(listener, "late", f"open({str(go)!r}).read()")
@@ -493,7 +453,7 @@ def test_who_was_asked_of_a_template_that_stalls_is_not_waited_for_after_the_han
     listener.wait(Gone)
 
 
-def test_a_fork_that_fails_is_one_workers_and_not_the_templates_end(listener: Listener) -> None:
+def test_a_fork_that_fails_is_one_workers_and_not_the_templates_end(listener: Workers) -> None:
     failing = """
 import os
 fork = os.fork
@@ -515,7 +475,7 @@ os.fork = fail
 # The template's death ------------------------------------------------------------------------------------------------
 
 
-def test_a_dead_template_is_made_again_and_its_workers_live_on(listener: Listener) -> None:
+def test_a_dead_template_is_made_again_and_its_workers_live_on(listener: Workers) -> None:
     first = listener.template(program=SLEEP)
     worker, _ = listener.running()
     os.kill(first.pid, signal.SIGKILL)
@@ -529,7 +489,7 @@ def test_a_dead_template_is_made_again_and_its_workers_live_on(listener: Listene
     assert alive(second.pid)
 
 
-def test_a_worker_that_is_asked_for_while_the_template_is_dead_waits_for_the_next(listener: Listener) -> None:
+def test_a_worker_that_is_asked_for_while_the_template_is_dead_waits_for_the_next(listener: Workers) -> None:
     template = listener.template()
     os.kill(template.pid, signal.SIGKILL)
     gone(template.pid)
@@ -539,7 +499,7 @@ def test_a_worker_that_is_asked_for_while_the_template_is_dead_waits_for_the_nex
     assert warm or listener.all_of(StartedFresh) == [StartedFresh(tag, "the template died, or what it had forked")]
 
 
-def test_a_request_that_a_dying_template_has_not_answered_is_started_fresh(listener: Listener) -> None:
+def test_a_request_that_a_dying_template_has_not_answered_is_started_fresh(listener: Workers) -> None:
     template = listener.template()
     os.kill(template.pid, signal.SIGSTOP)
     tag = listener.spawn()
@@ -553,7 +513,7 @@ def test_a_request_that_a_dying_template_has_not_answered_is_started_fresh(liste
 # Stopping ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_stop_leaves_the_template_alone_and_the_next_round_starts_warm(listener: Listener) -> None:
+def test_a_stop_leaves_the_template_alone_and_the_next_round_starts_warm(listener: Workers) -> None:
     template = listener.template(program=ESCAPE)
     worker, escaped = listener.running()
     listener.warden.stop(grace=HUNDRED_YEARS)
@@ -566,7 +526,7 @@ def test_a_stop_leaves_the_template_alone_and_the_next_round_starts_warm(listene
     assert again.warm
 
 
-def test_a_warm_worker_that_ignores_sigterm_is_killed_after_the_grace(listener: Listener) -> None:
+def test_a_warm_worker_that_ignores_sigterm_is_killed_after_the_grace(listener: Workers) -> None:
     listener.template(program=STUBBORN)
     worker, _ = listener.running()
     listener.warden.stop(grace=0.05)
@@ -574,7 +534,7 @@ def test_a_warm_worker_that_ignores_sigterm_is_killed_after_the_grace(listener: 
     assert listener.all_of(Exited) == [Exited(worker.tag, worker.pid, -signal.SIGKILL)]
 
 
-def test_a_stop_while_workers_are_being_forked_leaves_none_of_them(listener: Listener) -> None:
+def test_a_stop_while_workers_are_being_forked_leaves_none_of_them(listener: Workers) -> None:
     reading, writing = os.pipe()
     listener.template(program=STUBBORN)
     for _ in range(4):
@@ -591,7 +551,7 @@ def test_a_stop_while_workers_are_being_forked_leaves_none_of_them(listener: Lis
     assert listener.all_of(TemplateDied) == []
 
 
-def test_a_worker_that_waits_for_the_template_is_not_started_after_a_stop(listener: Listener) -> None:
+def test_a_worker_that_waits_for_the_template_is_not_started_after_a_stop(listener: Workers) -> None:
     go_on = slow(listener)
     tag = listener.spawn()
     listener.warden.stop(grace=HUNDRED_YEARS)
@@ -603,7 +563,7 @@ def test_a_worker_that_waits_for_the_template_is_not_started_after_a_stop(listen
     assert [event.tag for event in listener.all_of(Spawned)] == [tag + 1]
 
 
-def test_a_template_that_does_not_answer_does_not_hold_up_a_stop(listener: Listener) -> None:
+def test_a_template_that_does_not_answer_does_not_hold_up_a_stop(listener: Workers) -> None:
     template = listener.template()
     os.kill(template.pid, signal.SIGSTOP)
     tag = listener.spawn()
@@ -615,7 +575,7 @@ def test_a_template_that_does_not_answer_does_not_hold_up_a_stop(listener: Liste
     assert listener.end(listener.spawn()).returncode == 0
 
 
-def test_a_fence_kills_warm_workers_and_spares_the_template(listener: Listener) -> None:
+def test_a_fence_kills_warm_workers_and_spares_the_template(listener: Workers) -> None:
     template = listener.template(program=SLEEP)
     worker, _ = listener.running()
     listener.warden.fence(0)
@@ -625,7 +585,7 @@ def test_a_fence_kills_warm_workers_and_spares_the_template(listener: Listener) 
     assert alive(template.pid)
 
 
-def test_nothing_of_a_template_outlives_the_warden(listener: Listener) -> None:
+def test_nothing_of_a_template_outlives_the_warden(listener: Workers) -> None:
     template = listener.template(program=SLEEP)
     worker, _ = listener.running()
     os.kill(listener.warden.pid, signal.SIGKILL)
@@ -633,7 +593,7 @@ def test_nothing_of_a_template_outlives_the_warden(listener: Listener) -> None:
         gone(pid)
 
 
-def test_closing_ends_workers_services_and_the_template(listener: Listener) -> None:
+def test_closing_ends_workers_services_and_the_template(listener: Workers) -> None:
     template = listener.template(program=SLEEP)
     worker, _ = listener.running()
     listener.warden.serve(1, "signal:pause", {})
@@ -659,7 +619,7 @@ def serve(fd, greeting, code):
 
 
 @pytest.fixture
-def service(listener: Listener) -> Iterator[socket.socket]:
+def service(listener: Workers) -> Iterator[socket.socket]:
     """A service, and a socket to it that has a line of facts to read."""
     (listener.modules / "preloaded.py").write_text(SERVICE)
     listener.template(program=SLEEP)
@@ -672,14 +632,14 @@ def service(listener: Listener) -> Iterator[socket.socket]:
         yield ours
 
 
-def test_a_service_is_a_function_in_a_process_of_the_wardens_own(listener: Listener, service: socket.socket) -> None:
+def test_a_service_is_a_function_in_a_process_of_the_wardens_own(listener: Workers, service: socket.socket) -> None:
     assert json.loads(service.recv(1000)) == {"greeting": "hello", "parent": listener.warden.pid, "leads": True}
     started = listener.wait(ServiceStarted)
     service.send(b"-")
     assert listener.wait(ServiceEnded) == ServiceEnded(started.tag, 5)
 
 
-def test_a_service_outlives_a_stop_and_ends_when_it_is_told_to(listener: Listener, service: socket.socket) -> None:
+def test_a_service_outlives_a_stop_and_ends_when_it_is_told_to(listener: Workers, service: socket.socket) -> None:
     service.recv(1000)
     started = listener.wait(ServiceStarted)
     worker, _ = listener.running()
@@ -701,12 +661,12 @@ def test_a_service_outlives_a_stop_and_ends_when_it_is_told_to(listener: Listene
         ("preloaded:nothing", "AttributeError: module 'preloaded' has no attribute 'nothing'"),
     ],
 )
-def test_a_service_that_is_not_there_is_reported(listener: Listener, entry: str, error: str) -> None:
+def test_a_service_that_is_not_there_is_reported(listener: Workers, entry: str, error: str) -> None:
     listener.template()
     listener.warden.serve(1, entry, {})
     assert listener.wait(ServiceFailed) == ServiceFailed(1, error)
 
 
-def test_without_a_template_there_is_no_service(listener: Listener) -> None:
+def test_without_a_template_there_is_no_service(listener: Workers) -> None:
     listener.warden.serve(1, "signal:pause", {})
     assert listener.wait(ServiceFailed) == ServiceFailed(1, "there is no template")

@@ -427,16 +427,15 @@ def torchs(monkeypatch: pytest.MonkeyPatch) -> TorchRegistry:
     return theirs
 
 
-def test_torchs_own_handlers_are_found_by_a_prefix(torchs: TorchRegistry) -> None:
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:29400", "no.such.host.invalid:2379,127.0.0.1:2379"])
+def test_torchs_own_handlers_are_found_by_a_prefix(torchs: TorchRegistry, endpoint: str) -> None:
     assert rendezvous_options("torch-c10d").handler
     assert torchs.asked == [], "options are known without it"
-    params = parameters(
-        backend="torch-c10d", endpoint="127.0.0.1:29400", max_nodes=2, config={"timeout": "9"}, node_rank=1
-    )
+    params = parameters(backend="torch-c10d", endpoint=endpoint, max_nodes=2, config={"timeout": "9"}, node_rank=1)
     plugins = load(run_config(rdzv_backend="torch-c10d"))
     assert plugins.make_rendezvous(params).get_backend() == "theirs"  # type: ignore[union-attr]  # it is a handler
     told = {"timeout": "9", "rank": 1}
-    assert torchs.asked == [("c10d", "127.0.0.1:29400", "job", 1, 2, "127.0.0.1", told)]
+    assert torchs.asked == [("c10d", endpoint, "job", 1, 2, "127.0.0.1", told)]
 
 
 @pytest.mark.parametrize(("given", "becomes"), [(None, "1"), ("0", "0")])

@@ -7,26 +7,12 @@ import socket
 import pytest
 
 from elastic_core.errors import RendezvousConnectionError, UsageError
-from elastic_rdzv_c10d.endpoint import DEFAULT_PORT, Address, Endpoint, Patience, find_site, reach, resolve
+from elastic_rdzv_c10d.endpoint import DEFAULT_PORT, Address, Endpoint, find_site
+from elastic_rdzv_c10d.search import Patience, Search, resolve
 
 LOOPBACK = Address(socket.AF_INET, "127.0.0.1", 1)
 ELSEWHERE = Address(socket.AF_INET, "192.0.2.7", 29400)
 """Reserved for documentation: no host has it."""
-
-
-class Clock:
-    """Time that passes only where somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-        self.slept: list[float] = []
-
-    def now(self) -> float:
-        return self.time
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.time += seconds
 
 
 @pytest.mark.parametrize(
@@ -116,35 +102,4 @@ def test_ipv6_is_served_where_it_is_named() -> None:
     assert site.listener is not None
     with site.listener:
         assert site.listener.getsockname()[:2] == ("::1", port)
-        assert str(reach(endpoint, site, Patience(1))) == f"[::1]:{port}"
-
-
-def test_a_name_that_nobody_knows_is_asked_for_again_and_then_reported() -> None:
-    clock = Clock()
-    with pytest.raises(RendezvousConnectionError, match=r"'no\.such\.host\.invalid' has no address"):
-        resolve(Endpoint("no.such.host.invalid"), Patience(1.0, clock.now, clock.sleep))
-    assert clock.slept[0] < clock.slept[1]
-    assert sum(clock.slept) == pytest.approx(1.0)
-
-
-def test_who_finds_nobody_listening_says_where_and_how_long(port: int) -> None:
-    clock = Clock()
-    endpoint = Endpoint("localhost", port)
-    site = find_site(endpoint, [Address(socket.AF_INET, "127.0.0.1", port)], False, None)
-    with pytest.raises(RendezvousConnectionError, match="after 1 s: Connection refused") as refusal:
-        reach(endpoint, site, Patience(1.0, clock.now, clock.sleep))
-    assert f"localhost:{port} (127.0.0.1:{port})" in str(refusal.value)
-    assert sum(clock.slept) == pytest.approx(1.0)
-
-
-def test_who_is_early_waits_for_the_host(port: int) -> None:
-    servers = []
-
-    def comes_up(seconds: float) -> None:
-        servers.append(socket.create_server(("127.0.0.1", port)))
-
-    address = Address(socket.AF_INET, "127.0.0.1", port)
-    site = find_site(Endpoint("127.0.0.1", port), [address], False, None)
-    assert reach(Endpoint("127.0.0.1", port), site, Patience(60, sleep=comes_up)) == address
-    [server] = servers
-    server.close()
+        assert str(Search(endpoint, site, Patience(1)).reach()) == f"[::1]:{port}"

@@ -10,8 +10,6 @@ from pathlib import Path
 from simulation import campaign
 from simulation.lots import PROFILES, draw
 from simulation.plan import Plan
-from simulation.play import play
-from simulation.shrinking import shrink
 
 
 def main() -> int:
@@ -32,7 +30,7 @@ def main() -> int:
     if plan is None:
         return _campaign(options)
     if options.shrink:
-        plan = shrink(plan)
+        plan = _made_small(plan)
     if options.keep:
         options.keep.write_text(plan.dump())
     return show(plan)
@@ -65,12 +63,20 @@ def _campaign(options: argparse.Namespace) -> int:
     if result.violations:
         number = result.violations[0][0]
         print(f"\nThe first of them, made small (again with: --number {number} --shrink):\n")
-        show(shrink(draw(*campaign.numbered(number))))
+        show(_made_small(draw(*campaign.numbered(number))))
     return 1 if result.violations else 0
+
+
+def _made_small(plan: Plan) -> Plan:
+    from simulation.shrinking import shrink  # imports core, as below
+
+    return shrink(plan)
 
 
 def show(plan: Plan) -> int:
     """Print a plan and its timeline; 1 if it is violated."""
+    from simulation.play import play
+
     outcome = play(plan, traced=True)
     print(plan.dump())
     print("\n".join(outcome.trace))

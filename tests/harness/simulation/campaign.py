@@ -1,4 +1,7 @@
-"""Thousands of plans, on all cores: what was reached, and what was violated."""
+"""Thousands of plans, on all cores: what was reached, and what was violated.
+
+Core is imported where plans are played, and not before: those processes thaw it first.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,13 @@ import os
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from simulation.lots import ORDER, draw
-from simulation.play import play
-from simulation.truth import Violation
+from simulation.thawing import thaw
+
+if TYPE_CHECKING:
+    from simulation.truth import Violation
 
 CHUNK = 50
 """Plans that a process takes at a time."""
@@ -46,7 +52,8 @@ def numbered(number: int) -> tuple[int, str, bool]:
 def pool(jobs: int | None = None) -> ProcessPoolExecutor:
     """The processes that play: one for each CPU, unless another number is given."""
     # Forking a process that has threads is asking for trouble, and a test runner may have some.
-    return ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=context, initializer=thaw)
 
 
 def run(first: int, count: int, players: ProcessPoolExecutor) -> Result:
@@ -61,6 +68,8 @@ def run(first: int, count: int, players: ProcessPoolExecutor) -> Result:
 
 def play_all(numbers: range) -> Result:
     """Play these, in this process."""
+    from simulation.play import play
+
     result = Result()
     gc.disable()  # a plan's garbage is cyclic; one collection for all is cheaper than many on the way
     try:

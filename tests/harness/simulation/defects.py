@@ -77,6 +77,13 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _m("success is not noticed", "decide", "if len(finished) == len(ids):", "if False:", "workers"),
     _m(
+        "somebody joins at the end",
+        "decide",
+        "if scene.room(current) and not finished:",
+        "if scene.room(current):",
+        "ending",
+    ),
+    _m(
         "resizes are not batched",
         "decide",
         "return ledger.resized_at + max(RESIZE_PAUSE, RESIZE_PAUSE_FACTOR * ledger.resize_cost)",
@@ -235,6 +242,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "agents",
         1000,
     ),
+    _m(
+        "FINISHED does not last",
+        "node",
+        "phase = state.phase if state.phase is Phase.FINISHED else Phase.STOPPED",
+        "phase = Phase.STOPPED",
+        "ending",
+        1000,
+    ),
     # The fence
     _m(
         "no dead-man's switch",
@@ -316,6 +331,46 @@ MUTANTS: tuple[Mutant, ...] = (
         3000,
     ),
     _m("a rank does not hold", "simulation.steps", "notice.plan, None, True", "notice.plan, None, False", "graceful"),
+    _m(
+        "a plan outlives its HALT",
+        "ledger",
+        "return after(halt=body, halt_at=now, plan=None, stop_at=None)",
+        "return after(halt=body, halt_at=now)",
+        "graceful",
+        1000,
+    ),
+    _m(
+        "a HALT ends no plan that workers were told of",
+        "node",
+        "if state.work is Work.RUNNING and (stop := _unwanted(state)) is not None:",
+        "if state.work is Work.RUNNING and state.told is None and (stop := _unwanted(state)) is not None:",
+        "graceful",
+        1000,
+    ),
+    _m(
+        "a second reason makes a second plan",
+        "planning",
+        "    if scene.ledger.plan is not None:\n        return None\n    return stop",
+        "    return stop",
+        "graceful",
+        1000,
+    ),
+    _m(
+        "who leaves is seated again",
+        "decide",
+        "    leaving = [node_id for node_id in ids if scene.leaving(node_id)]",
+        "    leaving: list[str] = []",
+        "graceful",
+        1000,
+    ),
+    _m(
+        "a DRAIN is not heeded",
+        "elastic_core.agent.supervisor",
+        "if (why := outcome.asked_to_leave(event.entries, self._state.info.node_id)) is not None:",
+        "if (why := None) is not None:",
+        "graceful",
+        1000,
+    ),
     # Coming in
     _m(
         "any uid joins",

@@ -59,7 +59,7 @@ def heal(world: World) -> None:
         for agent in host.agents:
             agent.process.lag = 0.0
             if (gang := agent.hands.gang) is not None:
-                gang.stuck = False
+                gang.free()
         outages.uncut(world, host)
         host.resume()
     if (broken := world.broken_host) is not None:
@@ -165,6 +165,7 @@ def _suspend(world: World, host: Host, fault: Fault) -> bool:
         if host.suspended:
             if fault.value == 1.0:
                 host.clock.lost += world.hub.now - began
+                host.lost_time_at = world.hub.now
             host.resume()
 
     world.hub.at(began + fault.span, resume)
@@ -249,12 +250,8 @@ def _stuck(world: World, host: Host, fault: Fault) -> bool:
     if gang is None:
         return False
     gang.stuck = True
-    world.hub.at(world.hub.now + fault.span, _unstick, gang)
+    world.hub.at(world.hub.now + fault.span, gang.free)
     return True
-
-
-def _unstick(gang: Gang) -> None:
-    gang.stuck = False
 
 
 def _isolate(world: World, host: Host, fault: Fault) -> bool:

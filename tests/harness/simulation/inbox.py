@@ -52,6 +52,7 @@ class Inbox:
                 self._agent.host.world.truth.read(self._agent, event.entries)
             elif isinstance(event, HistoryReplaced):
                 self._agent.host.world.truth.adopted(self._agent, event.ledger)
+        self._agent.host.world.truth.settled(self._agent)
         if not self._events:
             task = self._hub.task()
             self._taker = (task, task.ticket)

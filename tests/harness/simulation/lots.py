@@ -78,6 +78,10 @@ def _graceful(lots: random.Random) -> dict[str, Any]:
     }
 
 
+def _ending(lots: random.Random) -> dict[str, Any]:
+    return {"min_nodes": 1, "spread": lots.choice([5.0, 12.0]), "fence_after": 15.0, "work": lots.uniform(3.0, 16.0)}
+
+
 def _lonely(lots: random.Random) -> dict[str, Any]:
     return {"thinking": 0.0, "max_restarts": lots.choice([0, 1, 3, 3])}
 
@@ -92,6 +96,7 @@ PROFILES: dict[str, Profile] = {
     "network": Profile(NETWORK),
     "store": Profile(STORE),
     "everything": Profile(ALL, length=30.0, most=12),
+    "ending": Profile({"start": 9, "crash": 3, "freeze": 3, "cut": 2, "leave": 2, "fail": 1}, job=_ending),
     "reused": Profile({"start": 12, "crash": 6, "power": 2, "leave": 3, "fail": 3}, finishing=0.6, job=_reused),
     "embedded": Profile({**AGENTS, "power": 1, "crash": 2, "slow": 2, "cut": 2}, job=_embedded),
     "few": Profile({"crash": 5, "power": 3, "leave": 4, "start": 1, "fail": 2, "cut": 1}, job=_few),
@@ -135,7 +140,7 @@ ORDER = (
     "fenced",
     "lonely",
     "forgetful",
-    "everything",
+    "ending",
     "barren",
     "flapping",
     "graceful",
@@ -221,6 +226,8 @@ def _numbers(lots: random.Random, kind: str, plan: Plan) -> tuple[float, float]:
             return 0.0, 2.0 if plan.profile == "reused" and lot < 0.3 else 1.0 if lot < 0.2 else 0.0
         case "suspend":
             return span, float(lots.randrange(2))
+        case "freeze" if plan.profile == "ending":
+            return lots.choice([short, plan.fence_after]), 0.0
         case "cut":
             return lots.choice([short, long, plan.fence_after]), float(lots.randrange(3))
         case "masters":

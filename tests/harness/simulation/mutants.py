@@ -14,6 +14,7 @@ from types import CodeType, ModuleType
 
 from simulation.defects import MUTANTS
 from simulation.mutant import Mutant
+from simulation.thawing import thaw
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
@@ -62,6 +63,7 @@ def plant(mutant: Mutant) -> None:
 def hunt(mutant: Mutant, most: int) -> str:
     """Play plans until one notices; a line about what came of it, '' if none did."""
     plant(mutant)
+    thaw()
     from simulation.lots import draw
     from simulation.play import play
 

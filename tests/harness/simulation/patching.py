@@ -1,4 +1,4 @@
-"""Makes core's drivers run in virtual time: what they know of threads and bytes is exchanged while a plan is played.
+"""Makes core's drivers run in virtual time: what they know of threads and bytes is exchanged, while a plan is played.
 
 Only names of the standard library and of the codec are exchanged, wherever a module of the rendezvous has
 imported them, and the connections that a probe makes. No line of the protocol is.
@@ -6,12 +6,12 @@ imported them, and the connections that a probe makes. No line of the protocol i
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -83,25 +83,31 @@ KEPT = {"codec", "local", "file", "disk", "inotify", "polling", "asker", "regist
 """Modules that no simulated agent comes to: stores of core's own, the codec, and handlers of others."""
 
 
-@contextlib.contextmanager
-def exchanged(whole: int) -> Iterator[None]:
-    """Exchange the names, and let the ledger shrink after ``whole`` entries: few plans come to as many as it takes."""
-    originals = [
-        (module, name, getattr(module, name)) for module in _modules() for name in EXCHANGED if hasattr(module, name)
-    ]
-    for module, name, _ in originals:
-        setattr(module, name, EXCHANGED[name])
-    originals += [(probing, "unreachable", probing.unreachable), (tombstones, "WHOLE", tombstones.WHOLE)]
-    setattr(probing, "unreachable", peers.unreachable)  # noqa: B010  # mypy forbids the plain assignment
-    setattr(tombstones, "WHOLE", whole)  # noqa: B010
+@contextmanager
+def virtual_time(whole: int) -> Iterator[None]:
+    """Exchange the names meanwhile.
+
+    Args:
+        whole: The newest entries, which do not shrink: few plans come to as many as core keeps.
+    """
+    patches = [*_patches(), (tombstones, "WHOLE", whole)]
+    before = [getattr(module, name) for module, name, _ in patches]
+    for module, name, substitute in patches:
+        setattr(module, name, substitute)
     try:
         yield
     finally:
-        for module, name, original in originals:
+        for (module, name, _), original in zip(patches, before, strict=True):
             setattr(module, name, original)
 
 
 @functools.cache
+def _patches() -> tuple[tuple[ModuleType, str, object], ...]:
+    names = [(module, name) for module in _modules() for name in EXCHANGED if hasattr(module, name)]
+    found = [(module, name, EXCHANGED[name]) for module, name in names]
+    return (*found, (probing, "unreachable", peers.unreachable))
+
+
 def _modules() -> list[ModuleType]:
     package = elastic_core.rendezvous
     names = [found.name for found in pkgutil.iter_modules(package.__path__) if found.name not in KEPT]

@@ -116,10 +116,11 @@ REPAIRS: tuple[Mutant, ...] = (
     ),
     _m(
         "a report counts before the store has it",
-        "session",
+        "writer",
         "            self._row, self._revision = row, self._revision + 1\n",
         "            self._row, self._revision = row, self._revision + 1\n"
-        "            if self._is_news(row):\n                self._pulse.reported()\n",
+        "            if row.incident is not None and row.incident != self._reported:\n"
+        "                if self._calls.is_owed(row.incident):\n                    self._calls.reported()\n",
         "lonely",
         3000,
         first=3860,
@@ -128,7 +129,7 @@ REPAIRS: tuple[Mutant, ...] = (
     _m(
         "what the newest entry stands on shrinks",
         "tombstones",
-        "    needed = [index for index in (at.round, at.latest, at.halt) if index]",
+        "    needed = [index for index in (at.round, at.latest, at.halt, at.plan) if index]",
         "    needed: list[int] = []",
         "agents",
     ),

@@ -12,8 +12,8 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import IncidentKind
 from elastic_core.rendezvous.ledger import Closed, Entry, Halt, HaltReason, Ledger, Round
 from elastic_core.rendezvous.node import Work
-from elastic_core.rendezvous.rows import NodeRow, Phase
-from simulation import unreached
+from elastic_core.rendezvous.rows import NodeRow
+from simulation import endings, unreached
 from simulation.workers import State
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ RESIZES_APART = 9.0
 """Seconds between the end of one resize and the next (rule L4), less what clocks drift."""
 LOSSES, BARREN = 3, 10
 """Losses after which a host, and rounds without progress in a row after which a job has had its chances (rule L4)."""
-KNOWN_FOR = 3.0
-"""Seconds after which the chair must know what a row says: it looks at them once a beat."""
+FREED = 2.0
+"""Seconds within which the warden has killed what came back from the kernel."""
 
 
 def calm(world: World, node_id: str) -> SimAgent | None:
@@ -36,12 +36,14 @@ def calm(world: World, node_id: str) -> SimAgent | None:
     agent = world.agent(node_id)
     if agent is None or agent.over or agent.leaving or agent.process.frozen or agent.state is None:
         return None
+    if agent.state.store_lost:  # for good
+        return None
     since = max(agent.started_at, agent.host.troubled_until, world.troubled_until)
     return agent if world.hub.now - since >= CALM else None
 
 
 def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None:
-    """L1: who is healthy is not lost. L4: resizes are batched. L7: nobody joins a job that is about to end."""
+    """L1: who is healthy is not lost. L4: resizes are batched."""
     lost = body.incident if body.incident is not None and body.incident.kind is IncidentKind.NODE_LOST else None
     if lost is not None and calm(world, lost.node_id) is not None:
         world.truth.violated("L1", f"{lost.node_id} is healthy, and taken for lost")
@@ -51,16 +53,6 @@ def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None
     resized_at = world.truth.resized_at.get(entry.run)
     if resized_at is not None and now - resized_at < RESIZES_APART and entry.run not in world.truth.histories.forked:
         world.truth.violated("L4", f"the second resize within {now - resized_at:.1f} s")
-    current = world.truth.histories.newest_round(replica, entry.run)
-    for member in current.members if current is not None else ():
-        row = row_of(replica, member.node_id)
-        gang = world.gang(entry.run, current, member.node_id) if current is not None else None
-        if row is None or gang is None or gang.done_at is None or current is None:
-            continue
-        known = row.phase is Phase.FINISHED and row.round == current.number and now - gang.done_at > KNOWN_FOR
-        author = world.agent(entry.author)
-        if known and author is not None and now - author.host.troubled_until > KNOWN_FOR:
-            world.truth.violated("L7", f"somebody joins, although {member.node_id} has finished")
 
 
 def check_chair(world: World, before: Entry | None, entry: Entry, kind: str) -> None:
@@ -98,6 +90,7 @@ def check_closed(world: World, replica: Replica, entry: Entry, body: Closed) -> 
 
 def check_seats(world: World, before: Entry | None, entry: Entry, body: Round) -> None:
     """S7: who is seated has joined this run. L4: hosts that were lost too often are left out while others suffice."""
+    endings.check_seats(world, entry, body)
     agents = [agent for member in body.members if (agent := world.agent(member.node_id)) is not None]
     for agent in agents:
         if agent.run != entry.run:
@@ -131,7 +124,9 @@ def check_obedience(world: World, agent: SimAgent) -> None:
 def check_exit(world: World, agent: SimAgent, why: str) -> None:
     """P4: an agent that ends has no workers, unless they cannot be killed."""
     gang = agent.hands.gang
-    if agent.state is None or agent.hands.left_stuck or (gang is not None and gang.stuck) or why.startswith("process "):
+    if agent.state is None or agent.hands.left_stuck or why.startswith("process "):
+        return
+    if gang is not None and (gang.stuck or world.hub.now - gang.freed_at < FREED):
         return
     if agent.state.work not in (Work.NONE, Work.DONE) or (gang is not None and gang.state is not State.GONE):
         world.truth.violated("P4", f"{agent.node_id} ends while its workers are {agent.state.work.value}")

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from elastic_core.rendezvous.ledger import Entry, Halt, Plan, StopAt
+from elastic_core.rendezvous.ledger import Entry, Halt, HaltReason, Plan, StopAt
 from elastic_core.rendezvous.node import Notice, SteppedDown, Work
+from simulation import endings
 
 if TYPE_CHECKING:
     from simulation.store import Replica
@@ -76,6 +77,7 @@ class Stepper:
             if notice is None:
                 self.holding = False
             elif notice.step is None:
+                self.world.truth.plans.told(self.gang)
                 self._plan, self._stop_at, self.holding = notice.plan, None, True
                 self._hold_until = clock.now() + notice.deadline
                 self.world.hub.at(self.world.hub.now + notice.deadline / clock.rate + 0.001, self._wake)
@@ -119,6 +121,10 @@ class Plans:
             return
         if isinstance(body, Plan):
             self.world.count(f"PLAN {body.reason.value}")
+            if body.reason is HaltReason.RESIZE:
+                endings.check_join(self.world, replica, entry)
+            if current.offer.id in self.planned and not self.world.forgot:
+                self.world.truth.violated("PLAN", f"entry {entry.index} is the second for round {body.round}")
             self.planned.add(current.offer.id)
             return
         self.world.count("STOP_AT")
@@ -127,6 +133,11 @@ class Plans:
             stepper = gang.stepper
             if stepper.at >= body.step and not stepper.holding and gang.steps:
                 self.world.truth.violated("PLAN", f"{gang.node_id} is at {stepper.at}, beyond STOP_AT {body.step}")
+
+    def told(self, gang: Gang) -> None:
+        """A rank learns that its round is to stop."""
+        if gang.training.round.offer.id not in self.planned:
+            self.world.truth.violated("PLAN", f"{gang.node_id} is told of a PLAN that is for no round of its")
 
     def left(self, gang: Gang, step: int) -> None:
         """A rank saves and stops."""
@@ -147,6 +158,8 @@ class Plans:
 
         current = self.world.truth.histories.newest_round(replica, entry.run)
         if current is None or current.offer.id not in self.planned:
+            if body.reason is HaltReason.RESIZE:
+                endings.check_join(self.world, replica, entry)
             return
         gangs = self._gangs(entry.run, replica)
         late = "had not stopped" in body.why

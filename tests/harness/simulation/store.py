@@ -17,6 +17,8 @@ from simulation.engine import Hub, Process, Task
 MOST_CALLS = 400
 """Calls of one host in one second; more is hammering (fault 31)."""
 WRITES = frozenset({"enter", "amend", "beat", "remove", "append", "shrink"})
+NOWHERE = Cursor()
+"""Where a call is that waits for nothing."""
 GHOST_LATEST = 8.0
 """Seconds after which what a caller has given up is carried out at the latest."""
 
@@ -179,6 +181,10 @@ class SimStore:
         self.down = False
         self.embedded = self.may_forget = False
         self.connections: dict[Connection, None] = {}
+        self.looks: dict[str, list[RosterRow]] = {}
+        """The whole roster, as each agent has read it last."""
+        self.based_on: dict[str, list[RosterRow]] = {}
+        """The same, as the author of each entry had when it first sent that."""
         self.hammered: Callable[[str], None] = lambda what: None
 
     def way(self, line: Line) -> float:
@@ -302,7 +308,7 @@ class Call:
         self.store, self.line = connection.store, connection.line
         self.deadline = self.store.hub.now + self.store.timeout
         self.over = self.muted = False
-        self.cursor: Cursor = args[0] if name == "wait" else Cursor()
+        self.cursor: Cursor = args[0] if name == "wait" else NOWHERE
         self.watches_roster: bool = name == "wait" and args[1]
 
     def reply(self, value: object) -> None:
@@ -372,9 +378,12 @@ class Connection(RendezvousBackend):
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
         rows: list[RosterRow] = self._do("roster", ids)
+        if ids is None:
+            self.store.looks[self.process.name] = rows
         return rows
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
+        self.store.based_on.setdefault(entry.id, self.store.looks.get(self.process.name, []))
         return bool(self._do("append", prev, entry, data))
 
     def read(self, index: int) -> bytes | None:

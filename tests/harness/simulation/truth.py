@@ -8,7 +8,7 @@ later round, which is what fencing a checkpoint by its round stands on; it is ch
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,8 @@ from elastic_core.rendezvous.ledger import (
     Round,
     StopAt,
 )
-from simulation import forgetting, rules, unreached
+from elastic_core.rendezvous.rows import Phase
+from simulation import endings, forgetting, rules, unreached
 from simulation.histories import Histories
 from simulation.steps import Plans
 
@@ -59,6 +60,8 @@ class _Node:
     served: set[str] = field(default_factory=set)
     """The offers of the rounds whose workers it has started."""
     closed: Closed | None = None
+    finished: int = 0
+    """The round that its workers have finished, by its own word, until others are started."""
 
 
 @dataclass
@@ -137,7 +140,7 @@ class Truth:
         self.world.count("an entry is shrunk")
         head = self.histories.written[replica.entries[-1][0]]
         at = head.anchors
-        if index in (at.open, at.round, at.latest, at.halt):
+        if index in (at.open, at.round, at.latest, at.halt, at.plan, at.stop_at):
             self.violated("tombstones", f"entry {index} is shrunk, and entry {head.index} stands on it")
         rows = [rules.row_of(replica, node_id) for node_id in replica.rows]
         late = [row.info.node_id for row in rows if row is not None and row.run == head.run and row.head < index]
@@ -175,7 +178,9 @@ class Truth:
             if body.number <= earlier.number:
                 self.violated("I4", f"round {body.number} follows round {earlier.number}")
             for training in self.whole_now.values():
-                if training.run == entry.run and not forgetting.unaware(self.world, training):
+                if training.run != entry.run or training.still:
+                    continue
+                if not forgetting.unaware(self.world, training):
                     self.violated("S4", f"round {body.number} is sealed while round {training.round.number} trains")
         else:
             forgetting.check_first(self.world, entry)
@@ -213,7 +218,7 @@ class Truth:
         rules.check_joined(self.world, agent, ledger)
         self.world.note(agent.node_id, f"has joined run {ledger.head.run} at entry {ledger.head.index}")
 
-    def read(self, agent: SimAgent, entries: Iterable[Entry]) -> None:
+    def read(self, agent: SimAgent, entries: Sequence[Entry]) -> None:
         """An agent's loop will be told of these."""
         node = self._node(agent)
         for entry in entries:
@@ -222,6 +227,7 @@ class Truth:
             elif node.closed is None and isinstance(entry.body, Closed):
                 node.closed = entry.body
         rules.check_obedience(self.world, agent)
+        endings.check_heeded(self.world, agent, entries)
         if self.world.trace is not None and entries:
             self.world.note(agent.node_id, f"reads entry {', '.join(str(entry.index) for entry in entries)}")
 
@@ -254,7 +260,7 @@ class Truth:
             self.violated("I9", f"{who} starts round {current.number} while {agent.hands.gang.number} is there")
         if current.offer.id in node.served:
             self.violated("I4", f"{who} starts round {current.number} once more")
-        node.started = current
+        node.started, node.finished = current, 0
         node.served.add(current.offer.id)
         # Two histories of a run may have a round of one number each; a place serves one round all the same.
         key = f"{current.offer.id} {current.members}" if self.world.forgot else f"{agent.run} {current.number}"
@@ -269,6 +275,17 @@ class Truth:
         if run in self.histories.forked:
             return self.histories.came_after(later, current)
         return later.number > current.number
+
+    def done(self, agent: SimAgent) -> None:
+        """An agent has learnt that its workers have all exited with 0, be it too late for that to count."""
+        if agent.state.phase is Phase.FINISHED:
+            self._node(agent).finished = agent.state.round
+
+    def settled(self, agent: SimAgent) -> None:
+        """An agent has dealt with all that has happened to it."""
+        if agent.state is not None:
+            endings.check_lasting(self.world, agent, self._node(agent).finished)
+            endings.check_parting(self.world, agent)
 
     def failed(self, gang: Gang, why: str) -> None:
         """A worker exited with 1."""
@@ -303,9 +320,9 @@ class Truth:
         for other in self.whole_now.values():
             if self.world.forgot:
                 forgetting.check_pair(self.world, training, other)
-            elif other.run == training.run:
+            elif other.run == training.run and not other.still:
                 self.violated("S4", f"round {number} trains while round {other.round.number} does")
-            else:
+            elif other.run != training.run:
                 self.world.count("two runs train at once")
         trained = self._trained.setdefault(training.run, [])
         for later in trained:
@@ -313,6 +330,13 @@ class Truth:
                 self.violated("I6", f"round {number} trains after round {later.number} did")
         trained.append(training.round)
         self.whole_now[id(training)] = training
+
+    def resumed(self) -> None:
+        """A machine that stood still has been running for a moment: it must not train on what others train."""
+        runs = Counter(training.run for training in self.whole_now.values() if not training.still)
+        for run, count in runs.items():
+            if count > 1 and not self.world.forgot:
+                self.violated("S4", f"{count} rounds of run {run} train at once, since a machine has gone on")
 
     def no_longer_whole(self, training: Training) -> None:
         """It cannot go on, or is done."""

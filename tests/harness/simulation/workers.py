@@ -73,6 +73,15 @@ class Training:
         """Whether some of the members that are here do not reach others that they have to."""
         return sundered(self.round, {node_id: gang.host for node_id, gang in self.gangs.items()})
 
+    @property
+    def still(self) -> bool:
+        """Whether it cannot take a step, since a whole machine stands still; it is fenced when that goes on.
+
+        A machine whose clock stood still with it cannot know how long that was: no fence by a clock holds there.
+        """
+        now, fence = self.world.hub.now, self.world.plan.fence_after
+        return any(gang.host.suspended or now - gang.host.lost_time_at < fence for gang in self.gangs.values())
+
     def ready(self, gang: Gang) -> None:
         """One node's workers wait for their peers."""
         if self.broken or gang.state is not State.STARTING:
@@ -153,6 +162,8 @@ class Gang:
         self.state = State.STARTING
         self.stuck = False
         """In the kernel: no signal ends it."""
+        self.freed_at = -1e9
+        """When it came back from there, and met the signals that had been sent."""
         self.started_at = host.clock.now()
         self.done_at: float | None = None
         self.stepper = Stepper(self)
@@ -206,6 +217,11 @@ class Gang:
             self.state = State.GONE
             if unfinished:
                 self.training.lose(f"{self.node_id} was stopped")
+
+    def free(self) -> None:
+        """It comes back from the kernel, if it was there."""
+        if self.stuck:
+            self.stuck, self.freed_at = False, self.host.world.hub.now
 
     def blame(self, message: str, kind: IncidentKind) -> Incident:
         """The incident that its failure is."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from elastic_core.rendezvous.ledger import Round
 
 UID = "job-1"
+FENCING = 1.0
+"""Seconds within which a machine that has stood still for too long stops what it has no business to run any more."""
 
 
 class Host:
@@ -44,6 +46,8 @@ class Host:
         """No worker can listen anywhere."""
         self.suspended = False
         """The whole machine stands still."""
+        self.lost_time_at = -1e9
+        """When it last went on with a clock that had stood still."""
         self.held: list[Callable[[], None]] = []
         """What its own processes would have done meanwhile."""
         self.agents: list[SimAgent] = []
@@ -88,6 +92,7 @@ class Host:
 
     def resume(self) -> None:
         """The machine goes on."""
+        self.world.hub.at(self.world.hub.now + FENCING, self.world.truth.resumed)
         self.suspended = False
         held, self.held = self.held, []
         for function in held:
@@ -149,6 +154,8 @@ class World:
     def said(self, agent: SimAgent, event: Event) -> None:
         """An agent tells its observers something."""
         self.reached[f"says {event.name}"] += 1
+        if event.name == "workers_done":
+            self.truth.done(agent)
         if self.trace is not None:
             self.note(agent.node_id, event.message)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from elastic_core.agent.addresses import endpoint_host, local_address
+from elastic_core.agent.addresses import advertised, local_address
 from elastic_core.agent.ports import HeldPort
 from elastic_core.config import RunConfig
 from elastic_core.errors import RendezvousConnectionError
@@ -156,12 +156,11 @@ class Asker:
             return exchange.shared_store(info)
         if (told := info.bootstrap_store_info) is not None:
             return Offer(told.master_addr, told.master_port, "")
-        single_node = info.world_size == 1
+        endpoint, local_addr, single_node = self._config.rdzv_endpoint, self._config.local_addr, info.world_size == 1
         try:
-            host = endpoint_host(self._config.rdzv_endpoint)
-            address = local_address(host, self._config.local_addr, single_node=single_node)
+            address = advertised(endpoint, "HOST", local_addr, single_node=single_node)
         except RendezvousConnectionError:  # the endpoint has a form of the handler's own
-            address = local_address(None, self._config.local_addr, single_node=single_node)
+            address = local_address(None, local_addr, single_node=single_node)
         if self._port is None:
             self._port = HeldPort.take(address)
         return Offer(address, self._port.port, "")

@@ -11,8 +11,8 @@ General layout, from what a backend's author writes up to what the agent uses:
 * ``decide`` (with ``planning``, ``scene``, ``books`` and ``watch``) is the chair's mind, ``node`` is a node's,
   ``admission`` says who may join and ``succession`` who follows a chair that is gone. All are pure functions
   of what is known and what time it is.
-* ``join``, ``reading``, ``chair``, ``pulse`` and ``session`` drive them: they read the store, call the minds, and
-  write what these say. ``retry`` says how long they wait after a failure.
+* ``join``, ``reading``, ``chair``, ``pulse``, ``writer`` and ``session`` drive them: they read the store, call the
+  minds, and write what these say. ``retry`` says how long they wait after a failure.
 * ``places`` turns a round's members into ranks.
 
 ``docs/architecture.md`` explains the protocol and names its rules.

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from elastic_core.conf import boolean
 from elastic_core.errors import UsageError
 
 
@@ -56,11 +57,8 @@ class RendezvousParameters:
         Raises:
             UsageError: It is none.
         """
-        if (text := self.config.get(key)) is None:
-            return default
-        if (value := _BOOLEANS.get(text.lower())) is None:
-            raise UsageError(f"--rdzv_conf {f'{key}={text}'!r}: {text!r} is neither true nor false.")
-        return value
+        text = self.config.get(key)
+        return default if text is None else boolean(key, text)
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
         """The same as a whole number.
@@ -74,12 +72,6 @@ class RendezvousParameters:
             return int(text)
         except ValueError:
             raise UsageError(f"--rdzv_conf {f'{key}={text}'!r}: {text!r} is not a whole number.") from None
-
-
-_BOOLEANS = {
-    **dict.fromkeys(("1", "true", "t", "yes", "y"), True),
-    **dict.fromkeys(("0", "false", "f", "no", "n"), False),
-}
 
 
 @dataclass(frozen=True, slots=True)

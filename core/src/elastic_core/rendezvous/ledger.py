@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous.backend import ORIGIN, Link
@@ -146,27 +147,27 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
             f"Ledger entry {entry.index} (run {entry.run}, term {entry.term}) cannot follow run {head.run}, "
             f"term {head.term}" + (", which is closed." if ledger.closed else ".")
         )
-    ledger = replace(ledger, head=entry, head_at=now)
+    after = partial(replace, ledger, head=entry, head_at=now)
     match entry.body:
         case Round() as body:
             sealed = _spelled_out(body, ledger.round)
-            resized_at, cost = _resize(ledger, sealed, now)
-            ledger = replace(ledger, round=sealed, round_at=now, halt=None, plan=None, stop_at=None)
-            return replace(ledger, resized_at=resized_at, resize_cost=cost)
+            at, cost = _resize(ledger, sealed, now)
+            after = partial(after, round=sealed, round_at=now, resized_at=at, resize_cost=cost)
+            return after(halt=None, plan=None, stop_at=None)
         case Halt() as body:
-            return replace(ledger, halt=body, halt_at=now, plan=None, stop_at=None)
+            return after(halt=body, halt_at=now, plan=None, stop_at=None)
         case Plan() as body if ledger.live:
-            return replace(ledger, plan=body, plan_at=now, stop_at=None)
+            return after(plan=body, plan_at=now, stop_at=None)
         case StopAt() as body if ledger.plan is not None:
-            return replace(ledger, stop_at=body)
+            return after(stop_at=body)
         case Drain() as body:
-            return replace(ledger, asked=ledger.asked | {*body.nodes})
+            return after(asked=ledger.asked | {*body.nodes})
         case Plan() | StopAt():
             kind = type(entry.body).__name__.upper()
             raise RendezvousStateError(f"Ledger entry {entry.index} is a {kind}, but no round is live that it is for.")
         case Closed() as body:
-            return replace(ledger, closed=body)
-    return ledger
+            return after(closed=body)
+    return after()
 
 
 def opened(entry: Entry, now: float) -> Ledger:

@@ -170,9 +170,10 @@ def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
                 ledger = advance(ledger, entry, now)
                 if isinstance(entry.body, Round) and entry.body.offer == offer:
                     offer = None
-            state = replace(state, offer=offer, spent=state.spent or offer != state.offer)
             resumed = any(isinstance(entry.body, Resume) for entry in entries)
-            return _replaced(state, ledger) if resumed else replace(state, ledger=ledger)
+            after = _replaced(state, ledger) if resumed else replace(state, ledger=ledger)
+            used = offer != state.offer
+            return replace(after, offer=None, spent=True) if used else after
         case HistoryReplaced(ledger):
             return _replaced(state, ledger)
         case Offered(offer):
@@ -222,8 +223,15 @@ def _replaced(state: NodeState, ledger: Ledger) -> NodeState:
 
 def _untold(state: NodeState) -> NodeState:
     """The state without anything that is known of the workers of one round."""
-    state = replace(state, incident=None, progressed=False)
-    return replace(state, takes_notices=False, told=None, steps=(), stepped_down=False)
+    return replace(
+        state,
+        incident=None,
+        progressed=False,
+        takes_notices=False,
+        told=None,
+        steps=(),
+        stepped_down=False,
+    )
 
 
 def _reconcile(state: NodeState) -> tuple[NodeState, tuple[Effect, ...]]:
@@ -328,5 +336,6 @@ def _start(state: NodeState, wanted: Round) -> tuple[NodeState, tuple[Effect, ..
     effects: tuple[Effect, ...] = (Start(wanted, state.ledger.counters.restarts),)
     if state.spent:
         effects = (*effects, MakeOffer())
-    state = replace(_untold(state), work=Work.RUNNING, phase=Phase.RUNNING, round=wanted.number)
-    return replace(state, spent=False, ran=state.ran | {wanted.offer.id}), effects
+    ran = state.ran | {wanted.offer.id}
+    state = replace(_untold(state), work=Work.RUNNING, phase=Phase.RUNNING, round=wanted.number, spent=False, ran=ran)
+    return state, effects

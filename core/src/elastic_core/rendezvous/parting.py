@@ -58,6 +58,42 @@ def hand_over(
             return ledger, heir
 
 
+def part(
+    store: RendezvousBackend,
+    ledger: Ledger,
+    heir_to: Callable[[Ledger], str | None],
+    changed: Callable[[str], None],
+    timeout: float,
+    *,
+    node_id: str,
+    clock: Clock,
+) -> None:
+    """Leave: give the chair away, wait for those who need the store that goes along, take the row out.
+
+    Args:
+        store: The connection.
+        ledger: What this node has read.
+        heir_to: Who is to have the chair.
+        changed: Told who has it, if it was given away.
+        timeout: Seconds to wait for others, at most.
+        node_id: Who leaves.
+        clock: Its clock.
+
+    Raises:
+        RendezvousStateError: The store holds something that cannot be, or has lost what this node has read.
+        RendezvousConnectionError: It cannot be reached. It may be done again from the beginning.
+    """
+    ledger, heir = hand_over(store, ledger, heir_to, node_id=node_id, clock=clock)
+    if heir is not None:
+        changed(heir)
+    if ledger.closed is not None:
+        if store.embedded and store.hosting:
+            linger(store, ledger, timeout, node_id=node_id, clock=clock)
+        store.remove(node_id)
+    elif not ledger.is_member(node_id):
+        store.remove(node_id)  # a member's row stays: it proves that its part of the round is over
+
+
 def linger(store: RendezvousBackend, ledger: Ledger, timeout: float, *, node_id: str, clock: Clock) -> None:
     """Stay until every living node has seen CLOSED, for ``timeout`` seconds at most: the store goes with this agent.
 

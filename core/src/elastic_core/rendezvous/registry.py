@@ -265,9 +265,9 @@ _SAME_NAMES: dict[str, type[RendezvousError]] = {
 
 def _address(params: RendezvousParameters) -> str | None:
     """This node's address in numbers, else torch takes the host's full name, which often nobody can look up."""
-    from elastic_core.agent.addresses import endpoint_host, local_address
+    from elastic_core.agent.addresses import advertised
 
-    return local_address(endpoint_host(params.endpoint), params.local_addr, single_node=params.max_nodes == 1)
+    return advertised(params.endpoint, "HOST", params.local_addr, single_node=params.max_nodes == 1)
 
 
 def _home(factory: Factory) -> str:

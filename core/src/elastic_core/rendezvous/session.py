@@ -2,8 +2,8 @@
 
 * The **reader** waits for the ledger to grow and posts what is new. While this node is chair it also waits for the
   roster, and takes the chair's turns.
-* The **writer** keeps the node's roster row up to date, reconnects, and does the rare jobs (taking the chair,
-  handing it over).
+* The **writer** (``writer``) keeps the node's roster row up to date, and does the rare jobs (taking the chair, handing
+  it over).
 * The **pulse** beats.
 
 Each has a connection of its own. They reconnect for as long as it takes, since losing sight of the store does not
@@ -20,12 +20,11 @@ from elastic_core.events import Event, Level
 from elastic_core.incidents import Incident
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
 from elastic_core.rendezvous.chair import ChairDriver
-from elastic_core.rendezvous.codec import encode_row
 from elastic_core.rendezvous.history import Memory, Rejoin
 from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.ledger import HistoryChangedError, Ledger, advance
 from elastic_core.rendezvous.node import EntriesRead, HistoryReplaced, NodeEvent, Outrun, StoreLost
-from elastic_core.rendezvous.parting import append_chair, hand_over, let_go, linger, others_finished, readable
+from elastic_core.rendezvous.parting import append_chair, others_finished, part, readable
 from elastic_core.rendezvous.pulse import Pulse, PulseCalls
 from elastic_core.rendezvous.reading import news
 from elastic_core.rendezvous.restoring import restore
@@ -33,6 +32,7 @@ from elastic_core.rendezvous.retry import Backoff
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
 from elastic_core.rendezvous.session_calls import SessionCalls
 from elastic_core.rendezvous.watch import Heard, Watch, interrupted
+from elastic_core.rendezvous.writer import Writer, WriterCalls
 
 __all__ = ["Session", "SessionCalls"]
 
@@ -59,25 +59,26 @@ class Session:
         self._chair = ChairDriver(node_id, calls.judge, clock, calls.publish)
         self._heard: Heard | None = None
         self._wake = threading.Condition()
-        self._row: NodeRow | None = None
-        self._revision = 0
-        self._sent = 0
-        self._unlisted = False  # whether the store has lost our row, which has to be entered anew
-        self._reported: Incident | None = None  # what the store was last told of
-        self._jobs: list[Callable[[RendezvousBackend], None]] = []
         self._stopping = threading.Event()
         self._reading: RendezvousBackend | None = None
-        self._writing: RendezvousBackend | None = None
         self.contact_at = clock.now()
         """When a store operation last succeeded, by the monotonic clock."""
         self._unreachable = False
-        self._done = threading.Event()
-        """Nothing is left to tell the store: this node has left, or there is no store any more."""
         self._lost = False  # whether there will be no further entry for this node, for good
+        writer_calls = WriterCalls(
+            connected=self._connected,
+            contact=self._contact,
+            failed=self._store_failed,
+            doubtful=self._compare,
+            given_up=self._give_up,
+            is_owed=self._is_owed,
+            reported=lambda: self._pulse.reported(),
+        )
+        self._writer = Writer(node_id, self._wake, self._stopping, writer_calls)
         pulse_calls = PulseCalls(
             contact=self._contact,
             lost=self._pulse_lost,
-            row=self._row_seen,
+            row=self._writer.row_seen,
             behind=self._compare,
             take_chair=self._take_chair,
             crashed=calls.crashed,
@@ -85,7 +86,7 @@ class Session:
         self._pulse = Pulse(node_id, store.connect(), ledger, clock.now, pulse_calls)
         self._threads = [
             threading.Thread(target=self._guard, args=(body,), name=f"elastic-{name}", daemon=True)
-            for name, body in (("reader", self._read), ("writer", self._write))
+            for name, body in (("reader", self._read), ("writer", self._writer.run))
         ]
 
     def start(self) -> None:
@@ -100,41 +101,26 @@ class Session:
 
     def publish_row(self, row: NodeRow) -> None:
         """Make the roster say this; returns at once, and the newest row wins."""
-        with self._wake:
-            self._row, self._revision = row, self._revision + 1
-            self._wake.notify()
-
-    def _is_news(self, row: NodeRow) -> bool:
-        """Whether the row has an incident that the chair owes an entry for; the answer may have come before it."""
-        if row.incident is None or row.incident == self._reported:
-            return False
-        current = self._ledger.round
-        return self._ledger.live and current is not None and row.incident.round == current.number
+        self._writer.publish(row)
 
     def ask_finished(self, answer: Callable[[bool], None]) -> None:
         """Find out whether any other member of the round has finished; ``answer`` is called on the writer's thread."""
         ledger = self._ledger
-        self._later(lambda store: answer(others_finished(store, ledger, self._node_id)))
+        self._writer.later(lambda store: answer(others_finished(store, ledger, self._node_id)))
 
     def look_up(self, node_ids: Sequence[str], answer: Callable[[list[NodeInfo]], None]) -> None:
         """Find out what nodes say of themselves; ``answer`` is called on the writer's thread."""
-        self._later(lambda store: answer([seen.row.info for seen in readable(store.roster(node_ids))]))
-
-    def _later(self, job: Callable[[RendezvousBackend], None]) -> None:
-        """Have the writer do it."""
-        with self._wake:
-            self._jobs.append(job)
-            self._wake.notify()
+        self._writer.later(lambda store: answer([seen.row.info for seen in readable(store.roster(node_ids))]))
 
     def close(self, timeout: float) -> None:
         """Hand over the chair, bring the row up to date or take it out, stop the threads: ``timeout`` s at most."""
-        self._later(lambda store: self._farewell(store, timeout))
-        self._done.wait(timeout)
+        self._writer.later(lambda store: self._farewell(store, timeout))
+        self._writer.done.wait(timeout)
         self._stopping.set()
         self._pulse.stop()
         with self._wake:
             self._wake.notify()
-            busy = [store for store in (self._reading, self._writing) if store is not None]
+            busy = [store for store in (self._reading, self._writer.connection) if store is not None]
         for store in busy:  # which ends whatever they wait for
             store.close()
         self._pulse.hang_up()
@@ -233,7 +219,7 @@ class Session:
             self._end_for(Outrun(found.why), Event("outrun", f"{found.why}: joining anew", Level.WARNING))
         elif found is not None:
             lost, ledger = found
-            self._row_seen(None)  # what has lost entries has lost rows, too
+            self._writer.row_seen(None)  # what has lost entries has lost rows, too
             what = "what this node has read was put back" if ledger is None else "the run goes on"
             self._calls.publish(Event("history_restored", f"{lost}; {what}", Level.WARNING))
             if ledger is not None:
@@ -250,79 +236,25 @@ class Session:
         if reading is not None:
             reading.close()
 
-    # The writer ------------------------------------------------------------------------------------------------------
-
-    def _write(self) -> None:
-        store: RendezvousBackend | None = None
-        backoff = Backoff()
-        while True:
-            with self._wake:
-                while not (self._stopping.is_set() or self._jobs or self._sent < self._revision):
-                    self._wake.wait()
-                if self._stopping.is_set():
-                    break
-                row, revision = self._row, self._revision
-                jobs, self._jobs = self._jobs, []
-            try:
-                store = store or self._connected()
-                if store is None:
-                    break
-                with self._wake:
-                    self._writing = store
-                if row is not None and self._sent < revision:
-                    self._tell(store, row, revision)
-                while jobs:
-                    jobs[0](store)
-                    jobs.pop(0)
-                self._contact()
-                backoff.worked()
-            except HistoryChangedError:
-                self._compare()
-                with self._wake:
-                    self._jobs = [*jobs[1:], *self._jobs]
-            except RendezvousConnectionError as exc:
-                self._store_failed(exc)
-                let_go(store)
-                store = None
-                with self._wake:
-                    self._jobs = [*jobs, *self._jobs]
-                self._stopping.wait(backoff.failed())
-            except RendezvousStateError as exc:
-                self._give_up(exc)
-                break
-        let_go(store)
-
-    def _tell(self, store: RendezvousBackend, row: NodeRow, revision: int) -> None:
-        """Bring our row up to date; the chair owes an answer from when it can have read what happened here."""
-        if unlisted := self._unlisted:
-            store.enter(self._node_id, encode_row(row))
-        store.amend(self._node_id, revision, encode_row(row))
-        with self._wake:
-            if unlisted or not self._unlisted:  # else it was lost meanwhile
-                self._sent, self._unlisted = max(self._sent, revision), False
-            if self._is_news(row):
-                self._pulse.reported()
-            self._reported = row.incident
+    # The writer's jobs -----------------------------------------------------------------------------------------------
 
     def _farewell(self, store: RendezvousBackend, timeout: float) -> None:
         try:
-            ledger, heir = hand_over(
-                store, self._ledger, self._chair.successor, node_id=self._node_id, clock=self._clock
+            part(
+                store,
+                self._ledger,
+                self._chair.successor,
+                lambda heir: self._chair_changed(heir, f"{self._node_id} leaves"),
+                timeout,
+                node_id=self._node_id,
+                clock=self._clock,
             )
-            if heir is not None:
-                self._chair_changed(heir, f"{self._node_id} leaves")
-            if ledger.closed is not None:
-                if store.embedded and store.hosting:
-                    linger(store, ledger, timeout, node_id=self._node_id, clock=self._clock)
-                store.remove(self._node_id)
-            elif not ledger.is_member(self._node_id):
-                store.remove(self._node_id)  # a member's row stays: it proves that its part of the round is over
         except RendezvousConnectionError:
             raise  # and tried again
         except RendezvousStateError:
-            self._done.set()  # there is nobody to say goodbye to
+            self._writer.done.set()  # there is nobody to say goodbye to
             raise
-        self._done.set()
+        self._writer.done.set()
 
     def _take_chair(self, ledger: Ledger, heard: Heard, why: str) -> None:
         def take(store: RendezvousBackend) -> None:
@@ -331,19 +263,15 @@ class Session:
 
         with self._wake:
             self._heard = heard
-            self._jobs.append(take)
-            self._wake.notify()
+            self._writer.later(take)
 
     def _chair_changed(self, chair: str, why: str) -> None:
         self._calls.publish(Event("chair_changed", f"{chair} decides from here on: {why}", Level.DEBUG))
 
-    def _row_seen(self, revision: int | None) -> None:
-        """Rule S7: the store is behind what we sent, or lost our row; send again."""
-        with self._wake:
-            if self._row is None or self._done.is_set() or (revision is not None and revision >= self._sent):
-                return
-            self._unlisted, self._sent = revision is None, 0
-            self._wake.notify()
+    def _is_owed(self, incident: Incident) -> bool:
+        """Whether the chair owes an entry for an incident; the answer may have come before the store had the report."""
+        current = self._ledger.round
+        return self._ledger.live and current is not None and incident.round == current.number
 
     # Connections -----------------------------------------------------------------------------------------------------
 
@@ -403,7 +331,7 @@ class Session:
             first, self._lost = not (self._lost or self._stopping.is_set()), True
             self._wake.notify()
         self._pulse.stop()
-        self._done.set()
+        self._writer.done.set()
         if first and self._ledger.closed is None:
             self._calls.publish(told)
             self._calls.post(end)

@@ -16,15 +16,14 @@ import stat
 import struct
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Protocol, TypeAlias, cast
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
-from elastic_rdzv_c10d.endpoint import Address, knock
+from elastic_rdzv_c10d.endpoint import Address, calls, knock
 from elastic_rdzv_c10d.quiet_torch import DistNetworkError, DistStoreError, TCPStore
 from elastic_rdzv_c10d.records import UNWRITTEN, number
 
@@ -40,7 +39,8 @@ _ABSENT = b"\0"
 """No record of ours. Comparing a missing key with anything but '' returns that very thing, and changes nothing."""
 _GOOD_BYE = "and with it the agent that hosts it, or the network in between"
 
-_dialling: defaultdict[Address, threading.Lock] = defaultdict(threading.Lock)
+_turns: dict[Address, threading.Lock] = {}
+_taking_turns = threading.Lock()
 
 
 class _Store(Protocol):
@@ -70,16 +70,23 @@ class StoreClient:
         address: Where the store is.
         read_timeout: Seconds that one answer may take.
         patience: Seconds that connecting may take; as long as an answer when None.
+        waiting: Called again and again while somebody takes the connection and does not answer.
 
     Raises:
         RendezvousConnectionError: Nobody listens there, or not as a TCPStore.
     """
 
-    def __init__(self, address: Address, read_timeout: float, patience: float | None = None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        read_timeout: float,
+        patience: float | None = None,
+        waiting: Callable[[], None] = lambda: None,
+    ) -> None:
         self.address = address
         self.read_timeout = read_timeout
         self._closed = False
-        self._store, self._socket = _dial(address, max(LEAST_PATIENCE, patience or read_timeout))
+        self._store, self._socket = _dial(address, max(LEAST_PATIENCE, patience or read_timeout), waiting)
         self._store.set_timeout(timedelta(seconds=read_timeout))
         _bound(self._socket, read_timeout)
 
@@ -172,16 +179,20 @@ class StoreClient:
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
-def _dial(address: Address, patience: float) -> _Connected:
+def _dial(address: Address, patience: float, waiting: Callable[[], None]) -> _Connected:
     """Connect. A thread does it, since a peer that accepts and then says nothing would hold TCPStore up for ever."""
     outcome: Future[_Connected] = Future()
-    strangers: set[int] = set()
+    known: list[set[int]] = []
+    """The connections that there are, as soon as it is our turn."""
+    given_up = threading.Event()
 
     def connect() -> None:
         try:
-            with _dialling[address]:  # one at a time, so that the new socket is ours
+            with _turn(address):  # one at a time, so that the new socket is ours
+                if given_up.is_set():
+                    return
                 knock(address)
-                strangers.update(_sockets_to(address))
+                known.append(_inodes(address))
                 store = TCPStore(
                     address.host,
                     address.port,
@@ -189,16 +200,18 @@ def _dial(address: Address, patience: float) -> _Connected:
                     timeout=timedelta(seconds=max(1, math.ceil(patience))),
                     wait_for_workers=False,
                 )
-                outcome.set_result((cast(_Store, store), _only_socket(address, strangers)))
+                outcome.set_result((cast(_Store, store), _only_socket(address, known[0])))
         except BaseException as exc:
             outcome.set_exception(exc)
 
     threading.Thread(target=connect, name="elastic-c10d-dial", daemon=True).start()
     try:
-        return _answer(outcome, address, patience + 1)
+        return _answer(outcome, address, patience + 1, waiting)
     except TimeoutError as exc:
-        with contextlib.suppress(RendezvousStateError), _only_socket(address, strangers) as silent:
-            silent.shutdown(socket.SHUT_RDWR)
+        given_up.set()
+        if known:  # else all connections are others', as is the turn
+            with contextlib.suppress(RendezvousStateError), _only_socket(address, known[0]) as silent:
+                silent.shutdown(socket.SHUT_RDWR)
         raise RendezvousConnectionError(
             f"Whoever listens at {address} has not answered for {patience:g} s.",
             hint="If the agent there hangs, stop it; if it is no agent at all, choose another port.",
@@ -211,13 +224,20 @@ def _dial(address: Address, patience: float) -> _Connected:
         ) from exc
 
 
-def _answer(outcome: Future[_Connected], address: Address, patience: float) -> _Connected:
+def _turn(address: Address) -> threading.Lock:
+    """Held by whoever dials an address."""
+    with _taking_turns:  # a dictionary may make two of them, since addresses are compared in Python
+        return _turns.setdefault(address, threading.Lock())
+
+
+def _answer(outcome: Future[_Connected], address: Address, patience: float, waiting: Callable[[], None]) -> _Connected:
     """What the dialling comes to, unless the store dies meanwhile; TimeoutError after ``patience`` seconds."""
     deadline, pause = time.monotonic() + patience, KNOCK_AGAIN
     while not wait([outcome], min(pause, deadline - time.monotonic())).done:
         if time.monotonic() >= deadline:
             raise TimeoutError
         pause *= 2
+        waiting()
         try:
             knock(address)
         except RendezvousConnectionError as exc:
@@ -228,26 +248,47 @@ def _answer(outcome: Future[_Connected], address: Address, patience: float) -> _
 
 def _only_socket(address: Address, known: set[int]) -> socket.socket:
     """A duplicate of the one socket to ``address`` that is not among ``known``."""
-    new = {inode: fd for inode, fd in _sockets_to(address).items() if inode not in known}
-    if len(new) != 1:
-        raise RendezvousStateError(f"TCPStore has {len(new)} new sockets to {address}; there should be one.")
-    return socket.socket(fileno=os.dup(*new.values()))
+    with ExitStack() as others:
+        found = _sockets_to(address)
+        new = [found.pop(inode) for inode in [*found] if inode not in known]
+        for connection in found.values():
+            others.callback(connection.close)
+        if len(new) != 1:
+            for connection in new:
+                others.callback(connection.close)
+            raise RendezvousStateError(f"TCPStore has {len(new)} new sockets to {address}; there should be one.")
+    return new[0]
 
 
-def _sockets_to(address: Address) -> dict[int, int]:
-    """This process's connections to ``address``: a descriptor for every inode."""
-    found = {}
+def _inodes(address: Address) -> set[int]:
+    """The inodes of this process's connections to ``address``."""
+    found = _sockets_to(address)
+    for connection in found.values():
+        connection.close()
+    return set(found)
+
+
+def _sockets_to(address: Address) -> dict[int, socket.socket]:
+    """This process's connections to ``address``: a duplicate of each, by inode.
+
+    What a descriptor's number means can change at any time, since others open and close what they like.
+    """
+    wanted, found = (_canonical(address.host), address.port), {}
     for fd in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):  # closed since, or not connected
-            status = os.fstat(fd)
-            if stat.S_ISSOCK(status.st_mode) and _peer(fd) == (_canonical(address.host), address.port):
-                found[status.st_ino] = fd
+        with contextlib.suppress(OSError), ExitStack() as undo:  # closed since, or not connected
+            duplicate = os.dup(fd)
+            undo.callback(os.close, duplicate)
+            status = os.fstat(duplicate)
+            if stat.S_ISSOCK(status.st_mode) and status.st_ino not in found and _peer(duplicate) == wanted:
+                undo.pop_all()
+                found[status.st_ino] = socket.socket(fileno=duplicate)
     return found
 
 
 def _peer(fd: int) -> tuple[object, int] | None:
+    """Whom a connection is to; None for those that only knock."""
     with socket.socket(fileno=os.dup(fd)) as duplicate:
-        if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
+        if duplicate.family not in (socket.AF_INET, socket.AF_INET6) or calls(duplicate):
             return None
         host, port = duplicate.getpeername()[:2]
         return _canonical(host), port

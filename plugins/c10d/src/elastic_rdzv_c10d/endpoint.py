@@ -10,8 +10,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,8 @@ _BACKLOG = 4096
 """Agents that may knock while the host's agent still imports torch; the kernel has a limit of its own (somaxconn)."""
 _KNOCK = 5.0
 """Seconds that one attempt to connect may take."""
-_RETRY_FIRST, _RETRY_MOST = 0.1, 2.0
+_CALLS = 29
+"""Bytes that one reads at least, of a socket that is never read: the mark by which others know it."""
 _TOWARDS_ALL = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Addresses that are reserved for documentation (RFC 5737, RFC 3849); nothing is ever sent there."""
 
@@ -101,48 +101,6 @@ class Site:
     listener: socket.socket | None = None
 
 
-@dataclass(slots=True)
-class Patience:
-    """Trying again for a while: ``while patience.left(): … patience.pause()``."""
-
-    seconds: float
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-    _deadline: float | None = None
-    _next: float = _RETRY_FIRST
-
-    def left(self) -> float:
-        """Seconds left; counted from the first call, 0 when there are none."""
-        if self._deadline is None:
-            self._deadline = self.now() + self.seconds
-        return max(0.0, self._deadline - self.now())
-
-    def pause(self) -> None:
-        """Wait before the next attempt, longer each time."""
-        self.sleep(min(self._next, self.left()))
-        self._next = min(2 * self._next, _RETRY_MOST)
-
-
-def resolve(endpoint: Endpoint, patience: Patience) -> list[Address]:
-    """The endpoint's addresses, in the resolver's order; asked again until there are any.
-
-    Raises:
-        RendezvousConnectionError: Nobody has known the name for as long as ``patience`` lasts.
-    """
-    while True:
-        try:
-            found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-        except (socket.gaierror, UnicodeError) as exc:
-            if not patience.left():
-                raise RendezvousConnectionError(
-                    f"The endpoint's host {endpoint.host!r} has no address: {exc}.",
-                    hint="Check the name, or write the address itself.",
-                ) from exc
-            patience.pause()
-        else:
-            return list(dict.fromkeys(Address(family, str(at[0]), endpoint.port) for family, _, _, _, at in found))
-
-
 def find_site(endpoint: Endpoint, addresses: Sequence[Address], is_host: bool | None, local_addr: str | None) -> Site:
     """Decide where the store is to be, and take its port if that is here.
 
@@ -182,33 +140,6 @@ def find_site(endpoint: Endpoint, addresses: Sequence[Address], is_host: bool | 
     return _forced(addresses, local_addr) if is_host else Site(addresses)
 
 
-def reach(endpoint: Endpoint, site: Site, patience: Patience) -> Address:
-    """The first address where somebody listens; asked again until somebody does.
-
-    Raises:
-        RendezvousConnectionError: Nobody has, for as long as ``patience`` lasts.
-    """
-    while True:
-        refusal: OSError | None = None
-        for address in site.addresses:
-            try:
-                with socket.create_connection((address.host, address.port), min(_KNOCK, max(0.1, patience.left()))):
-                    return address
-            except OSError as exc:
-                refusal = exc
-        if not patience.left():
-            where = str(endpoint)
-            if (at := ", ".join(map(str, site.addresses))) != where:
-                where += f" ({at})"
-            why = refusal.strerror or refusal if refusal is not None else "it has no address"
-            raise RendezvousConnectionError(
-                f"Nobody listens at {where}, after {patience.seconds:g} s: {why}.",
-                hint="Start the agent on that host, or check the address and the firewall. An agent that cannot know "
-                "that the address is its own, behind a NAT for example, needs --rdzv_conf is_host=true.",
-            ) from refusal
-        patience.pause()
-
-
 def knock(address: Address) -> None:
     """See that the store which was there still is: TCPStore itself would try for as long as it is allowed to.
 
@@ -216,12 +147,27 @@ def knock(address: Address) -> None:
         RendezvousConnectionError: Nobody listens there.
     """
     try:
-        socket.create_connection((address.host, address.port), _KNOCK).close()
+        call(address, _KNOCK)
     except OSError as exc:
         raise RendezvousConnectionError(
             f"The store at {address} is gone, and with it the agent that hosts it, or the network in between: "
             f"{exc.strerror or exc}."
         ) from exc
+
+
+def call(address: Address, seconds: float) -> None:
+    """Connect, which may take so many seconds, and hang up; an OSError where that fails."""
+    told = address.host, address.port, address.family, socket.SOCK_STREAM
+    [(*_, at), *_] = socket.getaddrinfo(*told, flags=socket.AI_NUMERICHOST)  # which knows what a %scope is
+    with socket.socket(address.family, socket.SOCK_STREAM) as caller:
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _CALLS)
+        caller.settimeout(seconds)
+        caller.connect(at)
+
+
+def calls(connection: socket.socket) -> bool:
+    """Whether it is one of :func:`call`, on whatever thread, and not anybody's connection to a store."""
+    return connection.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == _CALLS
 
 
 def _listen(address: Address) -> socket.socket:

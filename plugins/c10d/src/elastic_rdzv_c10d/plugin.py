@@ -7,16 +7,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elastic_core.conf import positive_seconds
-from elastic_core.errors import UsageError
+from elastic_core.conf import boolean, positive_seconds
 from elastic_core.hookspecs import RendezvousOptions, hookimpl
-from elastic_rdzv_c10d.endpoint import DEFAULT_PORT, FORM, Endpoint, Patience, find_site, reach, resolve
+from elastic_rdzv_c10d.endpoint import DEFAULT_PORT, FORM, Endpoint, find_site
+from elastic_rdzv_c10d.search import Patience, Search, resolve
 
 if TYPE_CHECKING:
     from elastic_core.rendezvous.api import RendezvousParameters
     from elastic_rdzv_c10d.backend import C10dBackend
-
-_SPELLINGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,7 @@ class Options:
         durations = {
             key: positive_seconds(key, config[key]) for key in ("read_timeout", "connect_timeout") if key in config
         }
-        return cls(_boolean("is_host", config["is_host"]) if "is_host" in config else None, **durations)
+        return cls(boolean("is_host", config["is_host"]) if "is_host" in config else None, **durations)
 
 
 @hookimpl
@@ -62,7 +60,8 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> C10dBackend:
 
     Raises:
         UsageError: The endpoint or an option is wrong, or this host cannot tell whether the address is its own.
-        RendezvousConnectionError: Nobody listens there, or the store was to be here and its port is taken.
+        RendezvousConnectionError: Nobody listens there, there is no way to it, or the store was to be here and its
+            port is taken.
     """
     return connect(params, Options.read(params.config))
 
@@ -73,8 +72,11 @@ def connect(params: RendezvousParameters, options: Options) -> C10dBackend:
     patience = Patience(options.connect_timeout)
     site = find_site(endpoint, resolve(endpoint, patience), options.is_host, params.local_addr)
     with ExitStack() as undo:
+        search = Search(endpoint, site, patience)
         if site.listener is not None:
             undo.callback(site.listener.close)  # others knock there from here on
+        else:
+            search.look()
         from elastic_rdzv_c10d.backend import C10dBackend  # imports torch
         from elastic_rdzv_c10d.client import StoreClient
         from elastic_rdzv_c10d.server import StoreServer
@@ -83,13 +85,6 @@ def connect(params: RendezvousParameters, options: Options) -> C10dBackend:
         if site.listener is not None:
             server = StoreServer.start(site.listener)
             undo.callback(server.close)
-        client = StoreClient(reach(endpoint, site, patience), options.read_timeout, patience.left())
+        client = StoreClient(search.reach(), options.read_timeout, patience.left(), search.waiting)
         undo.pop_all()
     return C10dBackend(client, params.run_id, server=server)
-
-
-def _boolean(key: str, text: str) -> bool:
-    try:
-        return _SPELLINGS[text.lower()]
-    except KeyError:
-        raise UsageError(f"--rdzv_conf {f'{key}={text}'!r}: {text!r} is neither true nor false.") from None

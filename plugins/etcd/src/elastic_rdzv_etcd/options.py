@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_core.conf import positive_seconds
+from elastic_core.conf import boolean, positive_seconds
 from elastic_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Options:
             password=password,
             connect_timeout=_seconds(config, "connect_timeout", DEFAULTS.connect_timeout),
             read_timeout=_seconds(config, "read_timeout", DEFAULTS.read_timeout),
-            durable=_boolean(config, "durable"),
+            durable=boolean("durable", config.get("durable", "false")),
             **files,
         )
         if options.key is not None and options.cert is None:
@@ -124,8 +124,6 @@ CONF: Mapping[str, str] = {
 }
 """What both backends take, each with a line of help."""
 
-_BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-
 
 def _one_of(config: Mapping[str, str], spellings: tuple[str, ...]) -> str | None:
     given = [key for key in spellings if key in config]
@@ -168,13 +166,6 @@ def _credentials(config: Mapping[str, str], environ: Mapping[str, str]) -> tuple
             hint=f"Say --rdzv_conf user=NAME,password_file=PATH, or set {USER_VARIABLE} and {PASSWORD_VARIABLE}.",
         )
     return user, None if password is None else Secret(password)
-
-
-def _boolean(config: Mapping[str, str], key: str) -> bool:
-    text = config.get(key, "false")
-    if (value := _BOOLEANS.get(text.lower())) is None:
-        raise UsageError(f"--rdzv_conf {f'{key}={text}'!r}: {text!r} is neither true nor false.")
-    return value
 
 
 def _seconds(config: Mapping[str, str], key: str, default: float) -> float:

@@ -1,0 +1,144 @@
+"""The session's writer: it keeps the node's row up to date, and does the rare jobs.
+
+It has a thread and a connection of its own, and reconnects for as long as it takes. What it could not finish over one
+connection it begins again over the next.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError
+from elastic_core.incidents import Incident
+from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.codec import encode_row
+from elastic_core.rendezvous.ledger import HistoryChangedError
+from elastic_core.rendezvous.parting import let_go
+from elastic_core.rendezvous.retry import Backoff
+from elastic_core.rendezvous.rows import NodeRow
+
+Job = Callable[[RendezvousBackend], None]
+"""Something to do over the writer's connection, from the beginning again if that breaks meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriterCalls:
+    """What the writer asks and tells its session."""
+
+    connected: Callable[[], RendezvousBackend | None]
+    """A new connection, however long that takes; None when there is none to be had any more."""
+    contact: Callable[[], None]
+    """A store operation succeeded."""
+    failed: Callable[[RendezvousConnectionError], None]
+    """A connection broke; there will be another."""
+    doubtful: Callable[[], None]
+    """The store does not have what this node has read (rule S3)."""
+    given_up: Callable[[ElasticError], None]
+    """The store holds what cannot be; the thread ends."""
+    is_owed: Callable[[Incident], bool]
+    """Whether the chair owes an entry for an incident; its answer may have come before the store had the row."""
+    reported: Callable[[], None]
+    """From now on it does."""
+
+
+class Writer:
+    """What is to be written, and the thread that does it.
+
+    Args:
+        node_id: Whose row.
+        wake: Guards what is here, and whatever of the session's must not change while a report is sent.
+        stopping: Set, and ``wake`` notified, when the thread is to end.
+        calls: The session's.
+    """
+
+    def __init__(self, node_id: str, wake: threading.Condition, stopping: threading.Event, calls: WriterCalls) -> None:
+        self._node_id, self._wake, self._stopping, self._calls = node_id, wake, stopping, calls
+        self.connection: RendezvousBackend | None = None
+        """What the thread writes over, while it has one."""
+        self.done = threading.Event()
+        """Nothing is left to tell the store: this node has left, or there is no store any more."""
+        self._row: NodeRow | None = None
+        self._revision = 0
+        self._sent = 0
+        self._unlisted = False  # whether the store has lost our row, which has to be entered anew
+        self._reported: Incident | None = None  # what the store was last told of
+        self._jobs: list[Job] = []
+
+    def publish(self, row: NodeRow) -> None:
+        """Make the roster say this; returns at once, and the newest row wins."""
+        with self._wake:
+            self._row, self._revision = row, self._revision + 1
+            self._wake.notify()
+
+    def later(self, job: Job) -> None:
+        """Have the thread do it."""
+        with self._wake:
+            self._jobs.append(job)
+            self._wake.notify()
+
+    def row_seen(self, revision: int | None) -> None:
+        """Rule S7: send again if the store is behind what was sent, or lost the row (None)."""
+        with self._wake:
+            if self._row is None or self.done.is_set() or (revision is not None and revision >= self._sent):
+                return
+            self._unlisted, self._sent = revision is None, 0
+            self._wake.notify()
+
+    def run(self) -> None:
+        """The thread's body."""
+        backoff = Backoff()
+        while True:
+            with self._wake:
+                while not (self._stopping.is_set() or self._jobs or self._sent < self._revision):
+                    self._wake.wait()
+                if self._stopping.is_set():
+                    break
+                row, revision = self._row, self._revision
+                jobs, self._jobs = self._jobs, []
+            try:
+                if (store := self.connection or self._calls.connected()) is None:
+                    break
+                with self._wake:
+                    self.connection = store
+                if row is not None and self._sent < revision:
+                    self._tell(store, row, revision)
+                while jobs:
+                    jobs[0](store)
+                    jobs.pop(0)
+                self._calls.contact()
+                backoff.worked()
+            except HistoryChangedError:
+                self._calls.doubtful()
+                self._put_back(jobs[1:])
+            except RendezvousConnectionError as exc:
+                self._calls.failed(exc)
+                self._hang_up()
+                self._put_back(jobs)
+                self._stopping.wait(backoff.failed())
+            except RendezvousStateError as exc:
+                self._calls.given_up(exc)
+                break
+        self._hang_up()
+
+    def _tell(self, store: RendezvousBackend, row: NodeRow, revision: int) -> None:
+        """Bring our row up to date; the chair owes an answer from when it can have read what happened here."""
+        if unlisted := self._unlisted:
+            store.enter(self._node_id, encode_row(row))
+        store.amend(self._node_id, revision, encode_row(row))
+        with self._wake:
+            if unlisted or not self._unlisted:  # else it was lost meanwhile
+                self._sent, self._unlisted = max(self._sent, revision), False
+            if row.incident is not None and row.incident != self._reported and self._calls.is_owed(row.incident):
+                self._calls.reported()
+            self._reported = row.incident
+
+    def _put_back(self, jobs: list[Job]) -> None:
+        with self._wake:
+            self._jobs = [*jobs, *self._jobs]
+
+    def _hang_up(self) -> None:
+        with self._wake:
+            store, self.connection = self.connection, None
+        let_go(store)

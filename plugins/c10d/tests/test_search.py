@@ -1,0 +1,116 @@
+"""Who is early waits and says so early; what no waiting mends is an error at once."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from elastic_core.errors import RendezvousConnectionError
+from elastic_rdzv_c10d.endpoint import Address, Endpoint, Site
+from elastic_rdzv_c10d.search import SOON, Patience, Search, resolve
+
+NOWHERE = Address(socket.AF_INET, "255.255.255.255", 29400)
+"""Everybody at once: the kernel answers ENETUNREACH to who would connect, whatever the routes are."""
+
+
+class Clock:
+    """Time that passes only where somebody sleeps; and what people are told meanwhile."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.slept: list[float] = []
+        self.said: list[str] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.time += seconds
+
+    def patience(self, seconds: float) -> Patience:
+        return Patience(seconds, lambda: self.time, self.sleep, self.said.append)
+
+
+@pytest.fixture
+def silent() -> Iterator[Address]:
+    """Where nobody answers: the queue of a listener that never accepts is full, and the kernel drops what comes."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        port = listener.getsockname()[1]
+        stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        yield Address(socket.AF_INET, "127.0.0.1", port)
+
+
+def search(patience: Patience, *addresses: Address) -> Search:
+    return Search(Endpoint("node1", addresses[0].port), Site(addresses), patience)
+
+
+def test_a_name_that_nobody_knows_is_asked_for_again_which_is_said_once_and_then_reported() -> None:
+    clock = Clock()
+    with pytest.raises(RendezvousConnectionError, match=r"'no\.such\.host\.invalid' has no address"):
+        resolve(Endpoint("no.such.host.invalid"), clock.patience(10.0))
+    assert clock.slept[0] < clock.slept[1]
+    assert sum(clock.slept) == pytest.approx(10.0)
+    [said] = clock.said
+    assert "'no.such.host.invalid' has no address yet" in said
+    assert "check the name" in said
+
+
+def test_who_finds_nobody_listening_says_so_soon_and_at_the_end_where_and_how_long(port: int) -> None:
+    clock = Clock()
+    searching = search(clock.patience(10.0), Address(socket.AF_INET, "127.0.0.1", port))
+    searching.look()
+    assert not clock.said, "so it is before the host's agent starts"
+    with pytest.raises(RendezvousConnectionError, match="Nobody listens") as refusal:
+        searching.reach()
+    assert f"at node1:{port} (127.0.0.1:{port}), after 10 s: Connection refused" in str(refusal.value)
+    assert isinstance(refusal.value.__cause__, ConnectionRefusedError)
+    assert sum(clock.slept) == pytest.approx(10.0)
+    [said] = clock.said
+    assert f"no agent hosts the store at node1:{port} (127.0.0.1:{port}) yet" in said
+
+
+def test_who_is_early_waits_for_the_host(port: int) -> None:
+    servers = []
+
+    def comes_up(_seconds: float) -> None:
+        servers.append(socket.create_server(("127.0.0.1", port)))
+
+    address = Address(socket.AF_INET, "127.0.0.1", port)
+    assert search(Patience(60, sleep=comes_up), address).reach() == address
+    [server] = servers
+    server.close()
+
+
+def test_where_there_is_no_way_that_is_an_error_soon_however_long_one_would_wait() -> None:
+    clock = Clock()
+    with pytest.raises(RendezvousConnectionError, match="no way from this host to node1:29400") as refusal:
+        search(clock.patience(600.0), NOWHERE).look()
+    assert "Network is unreachable" in str(refusal.value)
+    assert sum(clock.slept) == pytest.approx(SOON), "an interface may be on its way up"
+    assert "routes" in str(refusal.value.hint)
+
+
+def test_silence_is_said_at_once_and_waited_for_since_the_host_may_be_on_its_way_up(silent: Address) -> None:
+    said: list[str] = []
+    searching = search(Patience(60, sleep=lambda _: None, say=said.append), silent)
+    searching.look()
+    [line] = said
+    assert f"node1:{silent.port} ({silent}) does not answer (timed out); trying again for up to 5" in line
+    assert "check the address, the routes and the firewalls" in line
+
+
+def test_silence_to_the_end_is_an_error_that_does_not_speak_of_listening(silent: Address) -> None:
+    clock = Clock()
+    with pytest.raises(RendezvousConnectionError, match=r"Nobody answers at .*, after 0\.2 s: timed out"):
+        search(clock.patience(0.2), silent).reach()
+    assert not clock.said, "the error says it"
+
+
+def test_of_several_addresses_the_most_hopeful_counts(port: int) -> None:
+    clock = Clock()
+    refusing = Address(socket.AF_INET, "127.0.0.1", port)
+    search(clock.patience(600.0), NOWHERE, refusing).look()
+    with socket.create_server(("127.0.0.1", port)):
+        assert search(clock.patience(600.0), NOWHERE, refusing).reach() == refusing
