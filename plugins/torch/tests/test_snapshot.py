@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import struct
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -66,27 +68,106 @@ def test_it_is_written_again_with_other_shapes() -> None:
     assert torch.equal(content(slot)["weight"], torch.ones(3, 3))
 
 
-@pytest.mark.parametrize("copied", [0, 1, 2, 3])
-def test_a_snapshot_whose_writer_is_killed_is_none(copied: int) -> None:
-    slot = written(Stamp(1, 1))
+@pytest.mark.parametrize(
+    ("new", "copied"),
+    [*((True, copied) for copied in range(3)), *((False, copied) for copied in range(4))],  # an empty one is not put
+)
+def test_a_snapshot_whose_writer_is_killed_is_none(new: bool, copied: int, monkeypatch: pytest.MonkeyPatch) -> None:
     said, tensors = take_apart(STATE)
+    slot = Slot.create("test", tensors, 1000) if new else written(Stamp(1, 1))
     pid = os.fork()
-    if pid == 0:
+    if pid == 0:  # all of this ends with this process
         left = copied
-        copy = torch.Tensor.copy_
 
-        def copy_(view: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-            nonlocal left
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            left -= 1
-            return copy(view, tensor)
+        def dies(act: Callable[..., Any]) -> Callable[..., Any]:
+            def acts(*args: Any, **options: Any) -> Any:
+                nonlocal left
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                left -= 1
+                return act(*args, **options)
 
-        torch.Tensor.copy_ = copy_  # type: ignore[assignment]  # in this process, which ends here
+            return acts
+
+        monkeypatch.setattr(torch.Tensor, "copy_", dies(torch.Tensor.copy_))
+        monkeypatch.setattr(os, "pwrite", dies(os.pwrite))
         slot.write(Stamp(1, 2), said, tensors)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     assert slot.read() is None
+
+
+def test_what_is_written_first_and_what_later_are_the_same() -> None:
+    state: dict[str, Any] = {
+        **STATE,
+        "large": torch.arange(3_000_000),
+        "flags": torch.tensor([True, False, True]),
+        "narrow": torch.arange(20.0)[::2],
+        "conjugate": torch.tensor([1 + 2j, 3 - 1j]).conj(),
+        "negative": torch.tensor([1 + 2j]).conj().imag,
+    }
+    said, tensors = take_apart(state)
+    slot = Slot.create("test", tensors, 1000)
+    for step in (1, 2):
+        assert slot.write(Stamp(1, step), said, tensors)
+        found = content(slot)
+        assert found.keys() == state.keys()
+        for name, value in state.items():
+            assert torch.equal(found[name], value) if torch.is_tensor(value) else found[name] == value
+
+
+def test_a_slot_is_settled_while_it_is_written_to() -> None:
+    said, tensors = take_apart({"w": torch.zeros(4_000_000)})
+    slot = Slot.create("test", tensors, 1000)
+    threads = [threading.Thread(target=slot.settle, args=(torch.device("cpu"),)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for step in range(1, 5):
+        tensors[0].fill_(step)
+        assert slot.write(Stamp(1, step), said, tensors)
+    for thread in threads:
+        thread.join()
+    assert content(slot)["w"].unique().tolist() == [4.0]
+
+
+class Cudart:
+    """A driver that pins, or refuses to; what it was asked."""
+
+    def __init__(self, answer: int) -> None:
+        self.answer = answer
+        self.asked: list[tuple[str, int]] = []
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        assert (address % PAGE, size % PAGE, flags) == (0, 0, 1)
+        self.asked.append(("pin", address))
+        return self.answer
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.asked.append(("unpin", address))
+        return 0
+
+
+@pytest.mark.parametrize(("answer", "asked"), [(0, ["pin", "unpin"]), (1, ["pin", "pin"])])
+def test_a_slot_is_pinned_once_and_let_go_before_it_is_closed(
+    answer: int, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cudart = Cudart(answer)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    slot = written(Stamp(1, 1))
+    for _ in range(2):
+        slot.settle(torch.device("cuda", 1))
+    slot.close()
+    slot.settle(torch.device("cuda", 1))
+    assert [what for what, _ in cudart.asked] == asked
+    assert {address for _, address in cudart.asked} == {slot.bytes().data_ptr()}
+
+
+def test_where_nothing_can_be_pinned_a_slot_works_as_before() -> None:
+    slot = written(Stamp(1, 1))
+    slot.settle(torch.device("cuda", 0))  # there is no GPU here, or none of that kind
+    assert same(content(slot), STATE)
+    slot.close()
 
 
 @pytest.mark.parametrize(

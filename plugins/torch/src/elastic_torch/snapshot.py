@@ -14,17 +14,18 @@ import json
 import mmap
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from elastic_core.errors import ResourceError
+from elastic_torch.host import ALIGNED, Room, fill, pin, unpin
 from elastic_torch.stamp import Stamp
-from elastic_torch.tree import put_together
 
 _HEADER = struct.Struct("<8sQQQQ")
 """The magic word, whether it is complete, and of what JSON says: where, how many bytes, their CRC-32."""
@@ -33,7 +34,6 @@ _WRITING, _COMPLETE = 0, 1
 HEADER_BYTES = _HEADER.size
 PAGE = 4096
 """Bytes before the first tensor's."""
-_ALIGNED = 64
 _SPARE = 1 << 16
 """Bytes of room for what JSON says to grow, beyond twice its size."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -46,10 +46,11 @@ class Snapshot:
     stamp: Stamp
     said: Any
     views: Sequence[torch.Tensor]
+    _room: Room = field(default_factory=Room, compare=False)
 
-    def tree(self, *, copies: bool) -> Any:
-        """The state again, with copies of the tensors or the views themselves."""
-        return put_together(self.said, (lambda n: self.views[n].clone()) if copies else self.views.__getitem__)
+    def copy(self, number: int) -> torch.Tensor:
+        """A copy of one tensor, for those who keep what they are given."""
+        return self._room.copy(self.views[number])
 
 
 class Slot:
@@ -57,18 +58,22 @@ class Slot:
 
     Args:
         fd: Of the memory file; it is the slot's from now on.
-        new: Whether nobody has written to it yet. Then all of its pages are mapped at once, which takes as long as
-            to copy them; else as they are used, which for reading costs little.
+        new: Whether nobody has written to it yet.
 
     Attributes:
         fd: Its descriptor.
         size: Its bytes.
+        settled: For what device's copies :meth:`settle` has been asked for.
     """
 
     def __init__(self, fd: int, *, new: bool = False) -> None:
         self.fd = fd
         self.size = os.fstat(fd).st_size
-        self._map = mmap.mmap(fd, self.size, mmap.MAP_SHARED | (mmap.MAP_POPULATE if new else 0))
+        self.settled: torch.device | None = None
+        self._map = mmap.mmap(fd, self.size, mmap.MAP_SHARED)
+        self._new = new
+        self._pinning = threading.Lock()
+        self._pinned = self._closed = False
         self._layout: list[tuple[torch.dtype, torch.Size]] = []
         self._views: list[torch.Tensor] = []
 
@@ -106,7 +111,24 @@ class Slot:
 
     def close(self) -> None:
         """Let the descriptor go; the memory goes with its last view, unless somebody else holds it."""
+        with self._pinning:
+            self._closed = True
+            if self._pinned:
+                unpin(self.bytes())
         os.close(self.fd)
+
+    def settle(self, device: torch.device) -> None:
+        """Make this process's copies between the slot and this device quick, on a thread beside that which copies.
+
+        What is in the slot stays as it is, and may be read and written meanwhile. For the host, all pages are mapped,
+        which else happens one by one as they are used: writing takes five times as long then. For a GPU they are
+        pinned, which maps them too.
+        """
+        if device.type == "cuda":
+            with self._pinning:
+                self._pinned = self._pinned or (not self._closed and pin(self.bytes(), device))
+        else:
+            self.bytes().numpy()[::PAGE].max()  # reads each page, without Python's lock
 
     def write(self, stamp: Stamp, said: Any, tensors: Sequence[torch.Tensor]) -> bool:
         """Make this the snapshot; False, and nothing is changed, if there is no room.
@@ -118,12 +140,20 @@ class Slot:
         start = _end(tensors)
         if start + len(text) > self.size:
             return False
-        self._mark(_WRITING)
-        for view, tensor in zip(self._views_of(tensors), tensors, strict=True):
-            view.copy_(tensor)
+        self.begin()
+        self._copy(tensors)
         self._map[start : start + len(text)] = text
         self._mark(_COMPLETE, start, len(text), zlib.crc32(text))
         return True
+
+    def _copy(self, tensors: Sequence[torch.Tensor]) -> None:
+        pairs = list(zip(self._views_of(tensors), tensors, strict=True))
+        if self._new:
+            # A page that is written as a part of the file is neither cleared before, nor mapped by itself.
+            places = _places(tensors)
+            pairs = [pair for pair, place in zip(pairs, places, strict=True) if not _put(self.fd, pair[1], place)]
+            self._new = False
+        fill([view for view, _ in pairs], [tensor for _, tensor in pairs])
 
     def read(self) -> Snapshot | None:
         """What is in it; None if that was never finished."""
@@ -161,6 +191,7 @@ class Slot:
         """All bytes behind the header are there: now it holds what the other one does."""
         _, phase, start, length, crc = _HEADER.unpack(header.numpy().tobytes())
         self._mark(phase, start, length, crc)
+        self._new = False
 
     def _mark(self, phase: int, start: int = 0, length: int = 0, crc: int = 0) -> None:
         if phase == _COMPLETE:  # the word that it is comes after all others
@@ -193,7 +224,7 @@ def _places(tensors: Sequence[torch.Tensor]) -> list[int]:
     places, place = [], PAGE
     for tensor in tensors:
         places.append(place)
-        place += -(-tensor.numel() * tensor.element_size() // _ALIGNED) * _ALIGNED
+        place += -(-tensor.numel() * tensor.element_size() // ALIGNED) * ALIGNED
     return places
 
 
@@ -201,7 +232,18 @@ def _end(tensors: Sequence[torch.Tensor]) -> int:
     if not tensors:
         return PAGE
     last = tensors[-1].numel() * tensors[-1].element_size()
-    return _places(tensors)[-1] + -(-last // _ALIGNED) * _ALIGNED
+    return _places(tensors)[-1] + -(-last // ALIGNED) * ALIGNED
+
+
+def _put(fd: int, tensor: torch.Tensor, place: int) -> bool:
+    """Write a tensor's elements into a file; False where they do not lie in host memory as they are to be there."""
+    if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
+        return False
+    left = tensor.view(-1).view(torch.uint8).numpy().data
+    while left:
+        written = os.pwrite(fd, left, place)
+        left, place = left[written:], place + written
+    return True
 
 
 def _view(memory: mmap.mmap, like: torch.Tensor, place: int) -> torch.Tensor:
