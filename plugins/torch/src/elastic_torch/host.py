@@ -41,11 +41,13 @@ class Room:
         if tensor.is_cuda:
             with contextlib.suppress(RuntimeError):  # no more can be pinned
                 return torch.empty_like(tensor, device="cpu", pin_memory=True)
+        if (count := tensor.numel()) == 0:
+            return torch.empty(tensor.shape, dtype=tensor.dtype)
+        piece, place = self._take(tensor.nbytes)
+        flat = torch.frombuffer(piece, dtype=tensor.dtype, count=count, offset=place)
+        if tensor.is_contiguous():
+            return flat.view(tensor.shape)
         form = torch.empty_like(tensor, device="meta")
-        if form.numel() == 0:
-            return torch.empty(form.shape, dtype=form.dtype)
-        piece, place = self._take(form.numel() * form.element_size())
-        flat = torch.frombuffer(piece, dtype=form.dtype, count=form.numel(), offset=place)
         return flat.as_strided(form.shape, form.stride())
 
     def _take(self, size: int) -> tuple[mmap.mmap, int]:
@@ -65,9 +67,14 @@ def fill(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> No
     Those of a GPU are queued behind all that the current stream was given before, so they have what the last step has
     left. They run without the host where the target is pinned.
     """
+    gpus = set()
     for target, source in zip(targets, sources, strict=True):
-        target.copy_(source, non_blocking=source.is_cuda)
-    for gpu in {source.device for source in sources if source.is_cuda}:
+        if source.is_cuda:
+            gpus.add(source.device)
+            target.copy_(source, non_blocking=True)
+        else:
+            target.copy_(source)
+    for gpu in gpus:
         torch.cuda.current_stream(gpu).synchronize()
 
 

@@ -17,7 +17,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ import torch
 from elastic_core.errors import ResourceError
 from elastic_torch.host import ALIGNED, Room, fill, pin, unpin
 from elastic_torch.stamp import Stamp
+from elastic_torch.tree import Take
 
 _HEADER = struct.Struct("<8sQQQQ")
 """The magic word, whether it is complete, and of what JSON says: where, how many bytes, their CRC-32."""
@@ -46,11 +47,11 @@ class Snapshot:
     stamp: Stamp
     said: Any
     views: Sequence[torch.Tensor]
-    _room: Room = field(default_factory=Room, compare=False)
 
-    def copy(self, number: int) -> torch.Tensor:
-        """A copy of one tensor, for those who keep what they are given."""
-        return self._room.copy(self.views[number])
+    def copies(self) -> Take:
+        """What hands out copies of them, for those who keep what they are given."""
+        room = Room()
+        return lambda number: room.copy(self.views[number])
 
 
 class Slot:
@@ -74,8 +75,10 @@ class Slot:
         self._new = new
         self._pinning = threading.Lock()
         self._pinned = self._closed = False
-        self._layout: list[tuple[torch.dtype, torch.Size]] = []
+        self._layout = _Layout.of([])
         self._views: list[torch.Tensor] = []
+        self._known: tuple[bytes, Snapshot] | None = None
+        """What was read last, and the header at that time."""
 
     @classmethod
     def create(cls, name: str, tensors: Sequence[torch.Tensor], said_bytes: int) -> Slot:
@@ -84,7 +87,8 @@ class Slot:
         Raises:
             ResourceError: There is not so much.
         """
-        return cls.sized(name, _end(tensors) + 2 * said_bytes + _SPARE + 100 * len(tensors))
+        end = _Layout.of([(tensor.dtype, tensor.shape) for tensor in tensors]).end
+        return cls.sized(name, end + 2 * said_bytes + _SPARE + 100 * len(tensors))
 
     @classmethod
     def sized(cls, name: str, size: int) -> Slot:
@@ -135,40 +139,50 @@ class Slot:
 
         The tensors may be on any device; this waits until they are copied.
         """
-        table = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors]
-        text = json.dumps([stamp.round, stamp.step, said, table]).encode()
-        start = _end(tensors)
+        types = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        layout = self._layout if types == self._layout.types else _Layout.of(types)
+        text = f"[{stamp.round}, {stamp.step}, {json.dumps(said)}, {layout.table}]".encode()
+        start = layout.end
         if start + len(text) > self.size:
             return False
         self.begin()
+        self._lay_out(layout)
         self._copy(tensors)
         self._map[start : start + len(text)] = text
         self._mark(_COMPLETE, start, len(text), zlib.crc32(text))
         return True
 
     def _copy(self, tensors: Sequence[torch.Tensor]) -> None:
-        pairs = list(zip(self._views_of(tensors), tensors, strict=True))
+        views = self._views
         if self._new:
             # A page that is written as a part of the file is neither cleared before, nor mapped by itself.
-            places = _places(tensors)
-            pairs = [pair for pair, place in zip(pairs, places, strict=True) if not _put(self.fd, pair[1], place)]
+            left = [
+                number
+                for number, (tensor, place) in enumerate(zip(tensors, self._layout.places, strict=True))
+                if not _put(self.fd, tensor, place)
+            ]
+            views, tensors = [views[number] for number in left], [tensors[number] for number in left]
             self._new = False
-        fill([view for view, _ in pairs], [tensor for _, tensor in pairs])
+        fill(views, tensors)
 
     def read(self) -> Snapshot | None:
         """What is in it; None if that was never finished."""
-        magic, phase, start, length, crc = _HEADER.unpack_from(self._map)
+        header = self._map[:HEADER_BYTES]
+        magic, phase, start, length, crc = _HEADER.unpack(header)
         text = self._map[start : start + length]
         if magic != _MAGIC or phase != _COMPLETE or zlib.crc32(text) != crc:
             return None
-        try:
-            round_, step, said, table = json.loads(text)
-            shapes = [torch.empty(shape, dtype=getattr(torch, name), device="meta") for name, shape in table]
-            if _end(shapes) != start:
+        if self._known is None or self._known[0] != header:
+            try:
+                round_, step, said, table = json.loads(text)
+                layout = _Layout.of([(getattr(torch, name), torch.Size(shape)) for name, shape in table])
+                if layout.end != start:
+                    return None
+                self._lay_out(layout)
+            except (ValueError, TypeError, AttributeError, RuntimeError):
                 return None
-            return Snapshot(Stamp(int(round_), int(step)), said, self._views_of(shapes))
-        except (ValueError, TypeError, AttributeError, RuntimeError):
-            return None
+            self._known = header, Snapshot(Stamp(int(round_), int(step)), said, self._views)
+        return self._known[1]
 
     def bytes(self) -> torch.Tensor:
         """All of it, as a tensor of uint8 of shape (size,) over the same memory."""
@@ -198,14 +212,39 @@ class Slot:
             _HEADER.pack_into(self._map, 0, _MAGIC, _WRITING, start, length, crc)
         _HEADER.pack_into(self._map, 0, _MAGIC, phase, start, length, crc)
 
-    def _views_of(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        layout = [(tensor.dtype, tensor.shape) for tensor in tensors]
+    def _lay_out(self, layout: _Layout) -> None:
         if layout != self._layout:
-            self._layout, self._views = (
-                layout,
-                [_view(self._map, tensor, place) for tensor, place in zip(tensors, _places(tensors), strict=True)],
-            )
-        return self._views
+            self._views = [
+                _view(self._map, dtype, shape, place)
+                for (dtype, shape), place in zip(layout.types, layout.places, strict=True)
+            ]
+            self._layout = layout
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where tensors lie in a slot.
+
+    Attributes:
+        types: Of each its type and shape.
+        places: Of each its first byte.
+        end: The first byte behind the last one.
+        table: The types as JSON.
+    """
+
+    types: list[tuple[torch.dtype, torch.Size]]
+    places: list[int]
+    end: int
+    table: str
+
+    @classmethod
+    def of(cls, types: list[tuple[torch.dtype, torch.Size]]) -> _Layout:
+        places, place = [], PAGE
+        for dtype, shape in types:
+            places.append(place)
+            place += -(-shape.numel() * dtype.itemsize // ALIGNED) * ALIGNED
+        table = json.dumps([[str(dtype).removeprefix("torch."), list(shape)] for dtype, shape in types])
+        return cls(types, places, place, table)
 
 
 def available_memory() -> int:
@@ -220,21 +259,6 @@ def available_memory() -> int:
     return available
 
 
-def _places(tensors: Sequence[torch.Tensor]) -> list[int]:
-    places, place = [], PAGE
-    for tensor in tensors:
-        places.append(place)
-        place += -(-tensor.numel() * tensor.element_size() // ALIGNED) * ALIGNED
-    return places
-
-
-def _end(tensors: Sequence[torch.Tensor]) -> int:
-    if not tensors:
-        return PAGE
-    last = tensors[-1].numel() * tensors[-1].element_size()
-    return _places(tensors)[-1] + -(-last // ALIGNED) * ALIGNED
-
-
 def _put(fd: int, tensor: torch.Tensor, place: int) -> bool:
     """Write a tensor's elements into a file; False where they do not lie in host memory as they are to be there."""
     if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
@@ -246,7 +270,7 @@ def _put(fd: int, tensor: torch.Tensor, place: int) -> bool:
     return True
 
 
-def _view(memory: mmap.mmap, like: torch.Tensor, place: int) -> torch.Tensor:
-    if like.numel() == 0:
-        return torch.empty(like.shape, dtype=like.dtype)
-    return torch.frombuffer(memory, dtype=like.dtype, count=like.numel(), offset=place).view(like.shape)
+def _view(memory: mmap.mmap, dtype: torch.dtype, shape: torch.Size, place: int) -> torch.Tensor:
+    if (count := shape.numel()) == 0:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=place).view(shape)
