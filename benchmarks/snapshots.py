@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-from stage import WARM, WORKERS, Stage
+from stage import WARM, Stage
 
 from benchmarks.checkpointing import COPIES, DISK_FIRST, DISK_LATER, LATER, LOADS, SAVES
 from benchmarks.committing import COMMITTED, RESTORED
@@ -89,8 +89,8 @@ def in_memory(kind: str, size: int, record: Record) -> None:
         stage = Stage(Path(folder))
         try:
             command = ["--standalone", "--max_restarts=1", "--module", "benchmarks.committing", kind, size]
-            path = os.pathsep.join([str(ROOT), str(WORKERS), os.environ.get("PYTHONPATH", "")])
-            agent = stage.run(*command, env={**WARM, **CALM, "PYTHONPATH": path})
+            path = [str(ROOT), *map(os.path.abspath, sys.path)]  # the job is in another folder
+            agent = stage.run(*command, env={**WARM, **CALM, "PYTHONPATH": os.pathsep.join(path)})
             [before] = agent.wait_for_report(COMMITTED)
             agent.kill_worker(0)
             [after] = agent.wait_for_report(RESTORED)

@@ -1,64 +1,22 @@
-"""Host memory that copies of a state lie in: how it is taken, how copies get there, and what makes them quick.
-
-What the kernel does for a page that is new to a process takes several times as long as to copy into it. So memory is
-used again where it can be, taken in large pages where the kernel has some, and made ready beforehand.
-"""
+"""Copies of a state in host memory: how tensors get there from any device, and what makes that quick for a GPU's."""
 
 from __future__ import annotations
 
 import contextlib
-import math
-import mmap
 from collections.abc import Sequence
 
 import torch
 
-CHUNK = 64 << 20
-"""Bytes that :class:`Room` takes at once. What of them is not used is never touched, and so takes no memory."""
-ALIGNED = 64
 _PORTABLE = 1
 """``cudaHostRegisterPortable``: pinned for all of the process, not for one device."""
 
 
-class Room:
-    """New host memory for copies of tensors. Small ones share pieces of it; a piece goes with the last of its tensors.
-
-    A page of 2 MiB is ready four times as soon as its 512 small ones (Linux 6.18).
-    """
-
-    def __init__(self) -> None:
-        self._piece: mmap.mmap | None = None
-        self._used = 0
-
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of a dense tensor on any device; waits until it is there."""
-        copied = self.like(tensor)
-        fill([copied], [tensor])
-        return copied
-
-    def like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Memory for a copy of a dense tensor: of its type, shape and order of elements. Pinned if that is a GPU's."""
-        if tensor.is_cuda:
-            with contextlib.suppress(RuntimeError):  # no more can be pinned
-                return torch.empty_like(tensor, device="cpu", pin_memory=True)
-        if (count := tensor.numel()) == 0:
-            return torch.empty(tensor.shape, dtype=tensor.dtype)
-        piece, place = self._take(tensor.nbytes)
-        flat = torch.frombuffer(piece, dtype=tensor.dtype, count=count, offset=place)
-        if tensor.is_contiguous():
-            return flat.view(tensor.shape)
-        form = torch.empty_like(tensor, device="meta")
-        return flat.as_strided(form.shape, form.stride())
-
-    def _take(self, size: int) -> tuple[mmap.mmap, int]:
-        """So many bytes: of which piece, a new one where the last has too few, and from where on."""
-        piece, place = self._piece, self._used
-        if piece is None or place + size > len(piece):
-            piece, place = mmap.mmap(-1, max(size, CHUNK), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), 0
-            with contextlib.suppress(OSError):  # a kernel without them
-                piece.madvise(mmap.MADV_HUGEPAGE)
-        self._piece, self._used = piece, place + math.ceil(size / ALIGNED) * ALIGNED
-        return piece, place
+def like(tensor: torch.Tensor) -> torch.Tensor:
+    """New host memory for a copy of a dense tensor: of its type and shape; pinned if the tensor is a GPU's."""
+    if tensor.is_cuda:
+        with contextlib.suppress(RuntimeError):  # no more can be pinned
+            return torch.empty_like(tensor, device="cpu", pin_memory=True)
+    return torch.empty_like(tensor, device="cpu")
 
 
 def fill(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

@@ -24,9 +24,8 @@ from typing import Any
 import torch
 
 from elastic_core.errors import ResourceError
-from elastic_torch.host import ALIGNED, Room, fill, pin, unpin
+from elastic_torch.host import fill, pin, unpin
 from elastic_torch.stamp import Stamp
-from elastic_torch.tree import Take
 
 _HEADER = struct.Struct("<8sQQQQ")
 """The magic word, whether it is complete, and of what JSON says: where, how many bytes, their CRC-32."""
@@ -35,6 +34,7 @@ _WRITING, _COMPLETE = 0, 1
 HEADER_BYTES = _HEADER.size
 PAGE = 4096
 """Bytes before the first tensor's."""
+_ALIGNED = 64
 _SPARE = 1 << 16
 """Bytes of room for what JSON says to grow, beyond twice its size."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -47,11 +47,6 @@ class Snapshot:
     stamp: Stamp
     said: Any
     views: Sequence[torch.Tensor]
-
-    def copies(self) -> Take:
-        """What hands out copies of them, for those who keep what they are given."""
-        room = Room()
-        return lambda number: room.copy(self.views[number])
 
 
 class Slot:
@@ -242,7 +237,7 @@ class _Layout:
         places, place = [], PAGE
         for dtype, shape in types:
             places.append(place)
-            place += -(-shape.numel() * dtype.itemsize // ALIGNED) * ALIGNED
+            place += -(-shape.numel() * dtype.itemsize // _ALIGNED) * _ALIGNED
         table = json.dumps([[str(dtype).removeprefix("torch."), list(shape)] for dtype, shape in types])
         return cls(types, places, place, table)
 

@@ -242,7 +242,7 @@ class TrainState:
         """Take over a snapshot from this rank's memory; its random numbers too, where it is this rank's ``whole``."""
         snapshot = self._memory.snapshot(stamp)
         model, rest = snapshot.said  # the model copies what it is given, others may take it as it is
-        others = put_together(rest, snapshot.copies())
+        others = put_together(rest, lambda number: snapshot.views[number].clone())
         self._load(put_together(model, snapshot.views.__getitem__), others["state"])
         if whole and self._rng and others["rng"] is not None:
             self._set_generators(others["rng"])

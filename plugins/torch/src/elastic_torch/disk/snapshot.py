@@ -14,7 +14,7 @@ import torch
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
-from elastic_torch.host import Room, fill
+from elastic_torch.host import fill, like
 
 
 def snapshot(state: Mapping[str, Any], spare: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -38,7 +38,6 @@ class _Copies:
     def __init__(self) -> None:
         self.targets: list[torch.Tensor] = []
         self.sources: list[torch.Tensor] = []
-        self._room = Room()
 
     def of(self, value: Any, spare: Any) -> Any:
         """A copy of a part of the state, in the memory of an earlier one where that fits."""
@@ -56,7 +55,7 @@ class _Copies:
         if isinstance(spare, torch.Tensor) and _form(spare) == _form(tensor):
             target = spare
         elif type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_quantized:
-            target = self._room.like(tensor)
+            target = like(tensor)
         else:
             return tensor.to("cpu", copy=True)
         self.targets.append(_local(target))
