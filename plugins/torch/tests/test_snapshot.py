@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from elastic_core.errors import ResourceError
+from elastic_torch.host import pin
 from elastic_torch.snapshot import HEADER_BYTES, PAGE, Slot, available_memory
 from elastic_torch.stamp import Stamp
 from elastic_torch.tree import put_together, take_apart
@@ -119,7 +120,7 @@ def test_what_is_written_first_and_what_later_are_the_same() -> None:
 def test_a_slot_is_settled_while_it_is_written_to() -> None:
     said, tensors = take_apart({"w": torch.zeros(4_000_000)})
     slot = Slot.create("test", tensors, 1000)
-    threads = [threading.Thread(target=slot.settle, args=(torch.device("cpu"),)) for _ in range(3)]
+    threads = [threading.Thread(target=slot.settle) for _ in range(3)]
     for thread in threads:
         thread.start()
     for step in range(1, 5):
@@ -147,27 +148,47 @@ class Cudart:
         return 0
 
 
-@pytest.mark.parametrize(("answer", "asked"), [(0, ["pin", "unpin"]), (1, ["pin", "pin"])])
-def test_a_slot_is_pinned_once_and_let_go_before_it_is_closed(
-    answer: int, asked: list[str], monkeypatch: pytest.MonkeyPatch
+class OfGpu(torch.Tensor):
+    """Says that it lies on a GPU, and is copied from there by what copies it from the host."""
+
+    is_cuda = True
+    is_cpu = False
+    device = torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize("answer", [0, 1])
+def test_a_slot_is_pinned_for_a_gpu_once_and_let_go_before_it_is_closed(
+    answer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cudart = Cudart(answer)
+    waited_for = []
+
+    class Stream:
+        def __init__(self, device: torch.device) -> None:
+            self.device = device
+
+        def synchronize(self) -> None:
+            waited_for.append(self.device.index)
+
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     slot = written(Stamp(1, 1))
-    for _ in range(2):
-        slot.settle(torch.device("cuda", 1))
+    assert cudart.asked == []
+    for step in (2, 3):
+        assert slot.write(Stamp(1, step), {"tensor": 0}, [torch.full((3,), float(step)).as_subclass(OfGpu)])
+        found = slot.read()
+        assert found is not None
+        assert (found.stamp, found.views[0].tolist()) == (Stamp(1, step), [step] * 3)
     slot.close()
-    slot.settle(torch.device("cuda", 1))
-    assert [what for what, _ in cudart.asked] == asked
+    assert [what for what, _ in cudart.asked] == (["pin", "unpin"] if answer == 0 else ["pin"])
     assert {address for _, address in cudart.asked} == {slot.bytes().data_ptr()}
+    assert waited_for == [1, 1]
 
 
-def test_where_nothing_can_be_pinned_a_slot_works_as_before() -> None:
-    slot = written(Stamp(1, 1))
-    slot.settle(torch.device("cuda", 0))  # there is no GPU here, or none of that kind
-    assert same(content(slot), STATE)
-    slot.close()
+def test_what_no_driver_pins_is_not_pinned() -> None:
+    memory = written(Stamp(1, 1)).bytes()
+    assert torch.cuda.is_available() or not pin(memory, torch.device("cuda", 0))
 
 
 @pytest.mark.parametrize(

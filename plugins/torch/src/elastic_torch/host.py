@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -37,17 +38,23 @@ def fill(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> No
 
 
 def pin(memory: torch.Tensor, gpu: torch.device) -> bool:
-    """Let GPUs copy to and from memory that is there already; whether they can. Called on a thread of its own.
+    """Let GPUs copy to and from memory that is there already; whether they can.
 
     Args:
         memory: All of a mapping, which stays until :func:`unpin`.
         gpu: One that the process uses; on another one, memory would be taken for that.
     """
-    try:
-        torch.cuda.set_device(gpu)  # for this thread
-        return int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, _PORTABLE)) == 0
-    except (AttributeError, RuntimeError):  # this build of torch, or this driver, cannot
-        return False
+
+    def register() -> bool:
+        try:
+            torch.cuda.set_device(gpu)  # for this thread
+            return int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, _PORTABLE)) == 0
+        except (AttributeError, RuntimeError):  # this build of torch, or this driver, cannot
+            return False
+
+    # CUDA keeps a thread's last error, and torch would take it for that of the thread's next kernel.
+    with ThreadPoolExecutor(1) as beside:
+        return beside.submit(register).result()
 
 
 def unpin(memory: torch.Tensor) -> None:

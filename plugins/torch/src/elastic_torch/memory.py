@@ -24,7 +24,6 @@ from elastic_torch.snapshot import PAGE, Slot, Snapshot
 from elastic_torch.stamp import Stamp
 
 SLOTS = 2
-_HOST = torch.device("cpu")
 _T = TypeVar("_T")
 
 
@@ -95,7 +94,7 @@ class Memory:
             self._end(exc.message)
             return
         self._newest = index
-        self._prepare(slot, tensors)
+        self._prepare(slot)
 
     def room(self, size: int) -> Slot:
         """A slot of at least so many bytes, for a snapshot that comes from elsewhere.
@@ -110,12 +109,9 @@ class Memory:
             self._put(index, slot)
         return slot
 
-    def _prepare(self, written: Slot, tensors: Sequence[torch.Tensor]) -> None:
+    def _prepare(self, written: Slot) -> None:
         """See to it that the next commits cost less than this one, while training goes on."""
-        device = next((tensor.device for tensor in tensors if tensor.is_cuda), _HOST)
-        if written.settled != device:
-            written.settled = device
-            _beside(partial(written.settle, device))
+        self._settle([written])
         other = self._next()
         if self.outlives and self._slots[other] is None and self._second is None:
             self._second = _beside(partial(Slot.sized, self._names[other], written.size))
@@ -124,15 +120,18 @@ class Memory:
         """The newest snapshot is about to be read, and the other slot to be written to."""
         stamps = {index: found.stamp for index, found in self._read()}
         order = sorted(range(SLOTS), key=lambda index: stamps.get(index, Stamp(-1, -1)), reverse=True)
-        slots = [slot for index in order if (slot := self._slots[index]) is not None]
+        self._settle([slot for index in order if (slot := self._slots[index]) is not None])
+
+    def _settle(self, slots: Sequence[Slot]) -> None:
+        left = [slot for slot in slots if not slot.settled]
 
         def settle() -> None:
-            for slot in slots:
-                slot.settle(_HOST)
+            for slot in left:
+                slot.settle()
 
-        for slot in slots:
-            slot.settled = _HOST
-        if slots:
+        for slot in left:
+            slot.settled = True
+        if left:
             _beside(settle)
 
     def _next(self) -> int:

@@ -14,7 +14,6 @@ import json
 import mmap
 import os
 import struct
-import threading
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,17 +58,17 @@ class Slot:
     Attributes:
         fd: Its descriptor.
         size: Its bytes.
-        settled: For what device's copies :meth:`settle` has been asked for.
+        settled: Whether :meth:`settle` has been asked for.
     """
 
     def __init__(self, fd: int, *, new: bool = False) -> None:
         self.fd = fd
         self.size = os.fstat(fd).st_size
-        self.settled: torch.device | None = None
+        self.settled = False
         self._map = mmap.mmap(fd, self.size, mmap.MAP_SHARED)
         self._new = new
-        self._pinning = threading.Lock()
-        self._pinned = self._closed = False
+        self._pinned: bool | None = None
+        """Whether a GPU's copies go here directly; None as long as there have been none."""
         self._layout = _Layout.of([])
         self._views: list[torch.Tensor] = []
         self._known: tuple[bytes, Snapshot] | None = None
@@ -110,24 +109,16 @@ class Slot:
 
     def close(self) -> None:
         """Let the descriptor go; the memory goes with its last view, unless somebody else holds it."""
-        with self._pinning:
-            self._closed = True
-            if self._pinned:
-                unpin(self.bytes())
+        if self._pinned:
+            unpin(self.bytes())
         os.close(self.fd)
 
-    def settle(self, device: torch.device) -> None:
-        """Make this process's copies between the slot and this device quick, on a thread beside that which copies.
+    def settle(self) -> None:
+        """Map all pages, which else happens one by one as they are used: writing takes five times as long then.
 
-        What is in the slot stays as it is, and may be read and written meanwhile. For the host, all pages are mapped,
-        which else happens one by one as they are used: writing takes five times as long then. For a GPU they are
-        pinned, which maps them too.
+        For a thread beside that which uses the slot: nothing in it changes, and it may be read and written meanwhile.
         """
-        if device.type == "cuda":
-            with self._pinning:
-                self._pinned = self._pinned or (not self._closed and pin(self.bytes(), device))
-        else:
-            self.bytes().numpy()[::PAGE].max()  # reads each page, without Python's lock
+        self.bytes().numpy()[::PAGE].max()  # reads each page, without Python's lock
 
     def write(self, stamp: Stamp, said: Any, tensors: Sequence[torch.Tensor]) -> bool:
         """Make this the snapshot; False, and nothing is changed, if there is no room.
@@ -142,6 +133,9 @@ class Slot:
             return False
         self.begin()
         self._lay_out(layout)
+        gpu = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+        if gpu is not None and self._pinned is None:
+            self._pinned = pin(self.bytes(), gpu)
         self._copy(tensors)
         self._map[start : start + len(text)] = text
         self._mark(_COMPLETE, start, len(text), zlib.crc32(text))
@@ -174,9 +168,9 @@ class Slot:
                 if layout.end != start:
                     return None
                 self._lay_out(layout)
+                self._known = header, Snapshot(Stamp(int(round_), int(step)), said, self._views)
             except (ValueError, TypeError, AttributeError, RuntimeError):
                 return None
-            self._known = header, Snapshot(Stamp(int(round_), int(step)), said, self._views)
         return self._known[1]
 
     def bytes(self) -> torch.Tensor:
@@ -190,6 +184,7 @@ class Slot:
 
     def begin(self) -> None:
         """All of it is about to be replaced by another slot's bytes: until :meth:`finish` it holds nothing."""
+        self._known = None
         self._mark(_WRITING)
 
     def header(self) -> torch.Tensor:
