@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-from stage import WARM, Stage
+from stage import WARM, Agent, Report, Stage
 
 from benchmarks.checkpointing import COPIES, DISK_FIRST, DISK_LATER, LATER, LOADS, SAVES
 from benchmarks.committing import COMMITTED, RESTORED
@@ -34,6 +34,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- snapshots: written by benchmarks/snapshots.py -->", "<!-- end of snapshots -->"
 RUNS = 5
+PATIENCE = 300.0
+"""Seconds until a worker that says nothing is given up."""
 SIZE = 1024
 MEMORY, DISK = "memory", "disk"
 PARTS: Mapping[str, Sequence[str]] = {MEMORY: (MANY, FEW, ADAMW), DISK: (MANY,)}
@@ -79,11 +81,22 @@ def say(*lines: object) -> None:
     print(*lines, sep="\n", flush=True)
 
 
+def reported(stage: Stage, agent: Agent, event: str) -> Report:
+    """What the worker says.
+
+    Raises:
+        RuntimeError: It does not.
+    """
+    if not stage.wait_until(lambda: agent.ended or agent.reports(event), PATIENCE) or not agent.reports(event):
+        raise RuntimeError(f"no worker has {event} its state:\n{agent.output}")
+    return agent.reports(event)[0]
+
+
 def in_memory(kind: str, size: int, record: Record) -> None:
     """A job of one worker commits, is killed, and restores.
 
     Raises:
-        RuntimeError: It did not come back with its state.
+        RuntimeError: It did not come back.
     """
     with tempfile.TemporaryDirectory(prefix="elastic-bench-") as folder:
         stage = Stage(Path(folder))
@@ -91,13 +104,9 @@ def in_memory(kind: str, size: int, record: Record) -> None:
             command = ["--standalone", "--max_restarts=1", "--module", "benchmarks.committing", kind, size]
             path = [str(ROOT), *map(os.path.abspath, sys.path)]  # the job is in another folder
             agent = stage.run(*command, env={**WARM, **CALM, "PYTHONPATH": os.pathsep.join(path)})
-            [before] = agent.wait_for_report(COMMITTED)
+            before = reported(stage, agent, COMMITTED)
             agent.kill_worker(0)
-            [after] = agent.wait_for_report(RESTORED)
-            if after["tier"] != MEMORY:
-                raise RuntimeError(f"the state came from {after['tier']!r}, not from memory")
-        except AssertionError as exc:
-            raise RuntimeError(str(exc)) from exc
+            after = reported(stage, agent, RESTORED)
         finally:
             stage.destroy()
     first, second, *later = before["commits"]

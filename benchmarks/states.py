@@ -21,7 +21,7 @@ MANY, FEW, ADAMW = "many", "few", "adamw"
 KINDS = {MANY: "289 tensors", FEW: "4 tensors", ADAMW: "867 tensors, AdamW"}
 """How tables call them. All have the same size; with AdamW two thirds of it are the optimizer's."""
 LAYERS = 24
-COPIES = 3
+COPIES = 4
 """Plain copies at one time."""
 
 
