@@ -8,7 +8,7 @@
 #   make lint    ruff and mypy, both strict
 #   make tox     every distribution alone with core, and core on every Python that is here
 #   make bench   measures what docs/performance.md says, and rewrites its tables; ARGS=... for the launchers' times,
-#                MANY=... for the rendezvous of many nodes
+#                MANY=... for the rendezvous of many nodes, KEPT=... for snapshots and checkpoints
 #   make clean   removes .venv and all caches
 
 SHELL := bash
@@ -22,6 +22,7 @@ READY := $(VENV)/.ready
 DISTRIBUTIONS := core plugins/c10d plugins/etcd plugins/metrics plugins/redis plugins/torch examples/plugin
 ARGS ?=
 MANY ?=
+KEPT ?=
 SEEDS ?= 100
 PLANS ?= 1000000
 OUTAGE ?= 60
@@ -71,6 +72,7 @@ tox: setup
 bench: setup
 	PYTHONPATH=tests/harness:tests/workers $(BIN)/python -m benchmarks.launchers $(ARGS)
 	PYTHONPATH=tests/harness:tests/workers:plugins/etcd/tests/harness $(BIN)/python -m benchmarks.rendezvous $(MANY)
+	PYTHONPATH=tests/harness:tests/workers $(BIN)/python -m benchmarks.snapshots $(KEPT)
 
 clean:
 	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .pytest_cache

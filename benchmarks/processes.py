@@ -22,9 +22,14 @@ def cpu_seconds(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
 
 
-def rss(pid: int) -> int:
+def rss(pid: int | str = "self") -> int:
     """Resident bytes of a process."""
     return _kilobytes(Path("/proc", str(pid), "status"), "VmRSS") * 1024
+
+
+def rss_peak(pid: int | str = "self") -> int:
+    """The most that :func:`rss` has been."""
+    return _kilobytes(Path("/proc", str(pid), "status"), "VmHWM") * 1024
 
 
 def pss(pid: int) -> int:

@@ -10,13 +10,14 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from benchmarks import rendezvous
+from benchmarks import checkpointing, rendezvous, snapshots
 from benchmarks.idle import CPU, RSS_AGENT, RSS_WARDEN
 from benchmarks.jobs import FRESH, TORCHRUN, TUNED, WARM, newest
 from benchmarks.launchers import BEGIN, END, PAGE, book, hopeless
 from benchmarks.meetings import C10D, EVENTS, FORM, REDIS, RESTART, TORCH, Sample
 from benchmarks.processes import cpu_seconds, pss, rss
 from benchmarks.scenes import KILLED_ONE, KILLED_REST, LAUNCH, LOST, STORIES, TIMES, WEIGHT, Scene, longest_pause
+from benchmarks.states import FEW, KINDS, MANY, shapes, training
 from benchmarks.tables import Samples, cell, figures, median, megabytes, paragraphs, ratio, replaced, seconds, table
 from benchmarks.targets import ratios, targets
 from pace import Pace, PaceKeeper, read
@@ -260,5 +261,63 @@ def test_a_few_agents_form_fail_leave_and_join_and_the_table_says_so(tmp_path: P
     assert "never" not in page.read_text().partition("| --- |")[2]
 
 
-def test_the_page_has_the_marks_of_both() -> None:
-    assert replaced(PAGE.read_text(), rendezvous.BEGIN, rendezvous.END, []).count(rendezvous.BEGIN) == 1
+@pytest.mark.parametrize("marks", [(rendezvous.BEGIN, rendezvous.END), (snapshots.BEGIN, snapshots.END)])
+def test_the_page_has_the_marks_of_all(marks: tuple[str, str]) -> None:
+    assert replaced(PAGE.read_text(), *marks, []).count(marks[0]) == 1
+
+
+# Snapshots -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_states_have_the_same_size_and_know_how_far_they_are(kind: str) -> None:
+    trained = training(kind, 3 << 20)
+    trained.begin()
+    assert sum(tensor.nbytes for tensor in trained.tensors()) == pytest.approx(3 << 20, rel=1e-5)
+    assert f"{len(trained.tensors())} tensors" in KINDS[kind]
+    for _ in range(3):
+        trained.step()
+    assert trained.has_done(3)
+    assert not trained.has_done(2)
+
+
+def test_a_transformers_embedding_takes_what_its_layers_leave() -> None:
+    found = shapes(MANY, (1 << 30) // 4)
+    assert sum(math.prod(shape) for shape in found) == 1 << 28
+    assert all(math.prod(shape) > 0 for shape in found)
+    assert shapes(FEW, 40) == [(10,)] * 4
+
+
+def test_targets_of_snapshots_are_judged_by_the_medians_of_ratios() -> None:
+    record = snapshots.Record()
+    for copy, later, restore in ((0.1, 0.12, 0.3), (0.2, 0.28, 0.3), (0.1, 0.13, 0.19)):
+        record.add(MANY, [copy], {snapshots.LATER_ONES: later})
+        record.add(MANY, [9.0, copy, 0.0], {snapshots.RESTORE: restore})
+    found = {
+        target.what.split(",")[0]: (round(target.value, 2), target.met) for target in snapshots.targets(record.shares)
+    }
+    assert found == {snapshots.LATER_ONES: (1.3, True), snapshots.RESTORE: (1.9, True)}
+
+
+def test_a_small_state_is_kept_in_memory_and_the_table_says_so(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{snapshots.BEGIN}\n{snapshots.END}\n")
+    root = PAGE.parents[1]
+    options = ["--only=memory", f"--kinds={FEW}", "--size=1", "--runs=1", f"--page={page}"]
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.snapshots", *options],
+        check=True,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": f"{root}/tests/harness:{root}/tests/workers"},
+    )
+    found = {line.split(" | ")[0].removeprefix("| ") for line in page.read_text().splitlines()}
+    memory = {figure for figure in snapshots.WAITS if figure not in checkpointing.SAVES}
+    assert {*memory, snapshots.COMMITS} <= found
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_a_small_state_is_kept_on_the_disk_and_nothing_is_left_there(tmp_path: Path) -> None:
+    found = checkpointing.measured(FEW, 1 << 16, tmp_path)
+    assert found["seconds"].keys() == {*checkpointing.SAVES, *checkpointing.LATER, *checkpointing.LOADS}
+    assert found["memory"].keys() == found["seconds"].keys() - {*checkpointing.LATER}
+    assert list(tmp_path.iterdir()) == []

@@ -75,3 +75,25 @@ def test_training_goes_on_where_there_is_no_memory(agent: socket.socket, monkeyp
     with pytest.warns(UserWarning, match="No snapshots are kept in memory from here on: There is no memory for"):
         commit(memory, 1, 1)
     assert not memory.outlives
+
+
+def test_it_ends_where_there_is_memory_for_one_and_not_for_two(
+    agent: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = iter([1 << 40, 0])
+    monkeypatch.setattr(snapshot, "available_memory", lambda: next(left))
+    memory = Memory("train", 0)
+    commit(memory, 1, 1)
+    assert memory.outlives
+    with pytest.warns(UserWarning, match="No snapshots are kept in memory from here on: There is no memory for"):
+        commit(memory, 1, 2)
+    assert not memory.outlives
+
+
+def test_a_state_that_grows_before_its_second_commit_gets_room(agent: socket.socket) -> None:
+    memory = Memory("train", 0)
+    for step, size in enumerate((10, 1_000_000, 10, 2_000_000), start=1):
+        commit(memory, 1, step, size=size)
+    later = Memory("train", 0)
+    assert later.stamps() == (Stamp(1, 4), Stamp(1, 3))
+    assert (value(later, 1, 3), value(later, 1, 4)) == (3.0, 4.0)

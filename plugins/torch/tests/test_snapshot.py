@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import struct
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from elastic_core.errors import ResourceError
+from elastic_torch.host import pin
 from elastic_torch.snapshot import HEADER_BYTES, PAGE, Slot, available_memory
 from elastic_torch.stamp import Stamp
 from elastic_torch.tree import put_together, take_apart
@@ -66,27 +69,126 @@ def test_it_is_written_again_with_other_shapes() -> None:
     assert torch.equal(content(slot)["weight"], torch.ones(3, 3))
 
 
-@pytest.mark.parametrize("copied", [0, 1, 2, 3])
-def test_a_snapshot_whose_writer_is_killed_is_none(copied: int) -> None:
-    slot = written(Stamp(1, 1))
+@pytest.mark.parametrize(
+    ("new", "copied"),
+    [*((True, copied) for copied in range(3)), *((False, copied) for copied in range(4))],  # an empty one is not put
+)
+def test_a_snapshot_whose_writer_is_killed_is_none(new: bool, copied: int, monkeypatch: pytest.MonkeyPatch) -> None:
     said, tensors = take_apart(STATE)
+    slot = Slot.create("test", tensors, 1000) if new else written(Stamp(1, 1))
     pid = os.fork()
-    if pid == 0:
+    if pid == 0:  # all of this ends with this process
         left = copied
-        copy = torch.Tensor.copy_
 
-        def copy_(view: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-            nonlocal left
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            left -= 1
-            return copy(view, tensor)
+        def dies(act: Callable[..., Any]) -> Callable[..., Any]:
+            def acts(*args: Any, **options: Any) -> Any:
+                nonlocal left
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                left -= 1
+                return act(*args, **options)
 
-        torch.Tensor.copy_ = copy_  # type: ignore[assignment]  # in this process, which ends here
+            return acts
+
+        monkeypatch.setattr(torch.Tensor, "copy_", dies(torch.Tensor.copy_))
+        monkeypatch.setattr(os, "pwrite", dies(os.pwrite))
         slot.write(Stamp(1, 2), said, tensors)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     assert slot.read() is None
+
+
+def test_what_is_written_first_and_what_later_are_the_same() -> None:
+    state: dict[str, Any] = {
+        **STATE,
+        "large": torch.arange(3_000_000),
+        "flags": torch.tensor([True, False, True]),
+        "narrow": torch.arange(20.0)[::2],
+        "conjugate": torch.tensor([1 + 2j, 3 - 1j]).conj(),
+        "negative": torch.tensor([1 + 2j]).conj().imag,
+    }
+    said, tensors = take_apart(state)
+    slot = Slot.create("test", tensors, 1000)
+    for step in (1, 2):
+        assert slot.write(Stamp(1, step), said, tensors)
+        found = content(slot)
+        assert found.keys() == state.keys()
+        for name, value in state.items():
+            assert torch.equal(found[name], value) if torch.is_tensor(value) else found[name] == value
+
+
+def test_a_slot_is_settled_while_it_is_written_to() -> None:
+    said, tensors = take_apart({"w": torch.zeros(4_000_000)})
+    slot = Slot.create("test", tensors, 1000)
+    threads = [threading.Thread(target=slot.settle) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for step in range(1, 5):
+        tensors[0].fill_(step)
+        assert slot.write(Stamp(1, step), said, tensors)
+    for thread in threads:
+        thread.join()
+    assert content(slot)["w"].unique().tolist() == [4.0]
+
+
+class Cudart:
+    """A driver that pins, or refuses to; what it was asked."""
+
+    def __init__(self, answer: int) -> None:
+        self.answer = answer
+        self.asked: list[tuple[str, int]] = []
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        assert (address % PAGE, size % PAGE, flags) == (0, 0, 1)
+        self.asked.append(("pin", address))
+        return self.answer
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.asked.append(("unpin", address))
+        return 0
+
+
+class OfGpu(torch.Tensor):
+    """Says that it lies on a GPU, and is copied from there by what copies it from the host."""
+
+    is_cuda = True
+    is_cpu = False
+    device = torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize("answer", [0, 1])
+def test_a_slot_is_pinned_for_a_gpu_once_and_let_go_before_it_is_closed(
+    answer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cudart = Cudart(answer)
+    waited_for = []
+
+    class Stream:
+        def __init__(self, device: torch.device) -> None:
+            self.device = device
+
+        def synchronize(self) -> None:
+            waited_for.append(self.device.index)
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    slot = written(Stamp(1, 1))
+    assert cudart.asked == []
+    for step in (2, 3):
+        assert slot.write(Stamp(1, step), {"tensor": 0}, [torch.full((3,), float(step)).as_subclass(OfGpu)])
+        found = slot.read()
+        assert found is not None
+        assert (found.stamp, found.views[0].tolist()) == (Stamp(1, step), [step] * 3)
+    slot.close()
+    assert [what for what, _ in cudart.asked] == (["pin", "unpin"] if answer == 0 else ["pin"])
+    assert {address for _, address in cudart.asked} == {slot.bytes().data_ptr()}
+    assert waited_for == [1, 1]
+
+
+def test_what_no_driver_pins_is_not_pinned() -> None:
+    memory = written(Stamp(1, 1)).bytes()
+    assert torch.cuda.is_available() or not pin(memory, torch.device("cuda", 0))
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import warnings
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,6 +24,7 @@ from elastic_torch.snapshot import PAGE, Slot, Snapshot
 from elastic_torch.stamp import Stamp
 
 SLOTS = 2
+_T = TypeVar("_T")
 
 
 class Memory:
@@ -35,12 +40,15 @@ class Memory:
         self._slots: list[Slot | None] = [None] * SLOTS
         self._newest: int | None = None
         """Which slot is not to be written to."""
+        self._second: Future[Slot] | None = None
+        """The other slot, while its memory is being taken."""
         with channel() as agent:
             self.outlives = agent is not None
             """Whether there is an agent that keeps them; else a snapshot would be of no use to anybody."""
         for index, name_ in enumerate(self._names):
             if (fd := held(name_)) is not None:
                 self._adopt(index, fd)
+        self._settle_adopted()
 
     def stamps(self) -> tuple[Stamp, ...]:
         """Of the complete snapshots, the newest first."""
@@ -73,17 +81,20 @@ class Memory:
     def keep(self, stamp: Stamp, said: Any, tensors: list[torch.Tensor]) -> None:
         """Commit: copy the state into a slot. Where there is no room for it, this tier ends, with a warning."""
         index = self._next()
-        slot = self._slots[index]
-        if slot is not None and slot.write(stamp, said, tensors):
-            self._newest = index
-            return
         try:
-            slot = Slot.create(self._names[index], tensors, len(json.dumps(said)))
-            slot.write(stamp, said, tensors)
-            self._put(index, slot)
-            self._newest = index
+            if self._slots[index] is None and self._second is not None:
+                self._put(index, self._second.result())
+                self._second = None
+            slot = self._slots[index]
+            if slot is None or not slot.write(stamp, said, tensors):
+                slot = Slot.create(self._names[index], tensors, len(json.dumps(said)))
+                slot.write(stamp, said, tensors)
+                self._put(index, slot)
         except ResourceError as exc:
             self._end(exc.message)
+            return
+        self._newest = index
+        self._prepare(slot)
 
     def room(self, size: int) -> Slot:
         """A slot of at least so many bytes, for a snapshot that comes from elsewhere.
@@ -97,6 +108,31 @@ class Memory:
             slot = Slot.sized(self._names[index], size + size // 8)
             self._put(index, slot)
         return slot
+
+    def _prepare(self, written: Slot) -> None:
+        """See to it that the next commits cost less than this one, while training goes on."""
+        self._settle([written])
+        other = self._next()
+        if self.outlives and self._slots[other] is None and self._second is None:
+            self._second = _beside(partial(Slot.sized, self._names[other], written.size))
+
+    def _settle_adopted(self) -> None:
+        """The newest snapshot is about to be read, and the other slot to be written to."""
+        stamps = {index: found.stamp for index, found in self._read()}
+        order = sorted(range(SLOTS), key=lambda index: stamps.get(index, Stamp(-1, -1)), reverse=True)
+        self._settle([slot for index in order if (slot := self._slots[index]) is not None])
+
+    def _settle(self, slots: Sequence[Slot]) -> None:
+        left = [slot for slot in slots if not slot.settled]
+
+        def settle() -> None:
+            for slot in left:
+                slot.settle()
+
+        for slot in left:
+            slot.settled = True
+        if left:
+            _beside(settle)
 
     def _next(self) -> int:
         """The slot that may be written to: the one without a complete snapshot, or with the older one."""
@@ -126,3 +162,17 @@ class Memory:
     def _end(self, why: str) -> None:
         self.outlives = False
         warnings.warn(f"No snapshots are kept in memory from here on: {why}", stacklevel=4)
+
+
+def _beside(act: Callable[[], _T]) -> Future[_T]:
+    """Do something on a thread of its own, for which the end of the process does not wait."""
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(act())
+        except BaseException as exc:
+            future.set_exception(exc)
+
+    threading.Thread(target=run, name="elastic-snapshot", daemon=True).start()
+    return future

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from elastic_core.errors import ResourceError
+from elastic_torch.host import fill, pin, unpin
 from elastic_torch.stamp import Stamp
-from elastic_torch.tree import put_together
 
 _HEADER = struct.Struct("<8sQQQQ")
 """The magic word, whether it is complete, and of what JSON says: where, how many bytes, their CRC-32."""
@@ -47,30 +47,32 @@ class Snapshot:
     said: Any
     views: Sequence[torch.Tensor]
 
-    def tree(self, *, copies: bool) -> Any:
-        """The state again, with copies of the tensors or the views themselves."""
-        return put_together(self.said, (lambda n: self.views[n].clone()) if copies else self.views.__getitem__)
-
 
 class Slot:
     """A memory file that holds one snapshot, or the trace of one that was not finished.
 
     Args:
         fd: Of the memory file; it is the slot's from now on.
-        new: Whether nobody has written to it yet. Then all of its pages are mapped at once, which takes as long as
-            to copy them; else as they are used, which for reading costs little.
+        new: Whether nobody has written to it yet.
 
     Attributes:
         fd: Its descriptor.
         size: Its bytes.
+        settled: Whether :meth:`settle` has been asked for.
     """
 
     def __init__(self, fd: int, *, new: bool = False) -> None:
         self.fd = fd
         self.size = os.fstat(fd).st_size
-        self._map = mmap.mmap(fd, self.size, mmap.MAP_SHARED | (mmap.MAP_POPULATE if new else 0))
-        self._layout: list[tuple[torch.dtype, torch.Size]] = []
+        self.settled = False
+        self._map = mmap.mmap(fd, self.size, mmap.MAP_SHARED)
+        self._new = new
+        self._pinned: bool | None = None
+        """Whether a GPU's copies go here directly; None as long as there have been none."""
+        self._layout = _Layout.of([])
         self._views: list[torch.Tensor] = []
+        self._known: tuple[bytes, Snapshot] | None = None
+        """What was read last, and the header at that time."""
 
     @classmethod
     def create(cls, name: str, tensors: Sequence[torch.Tensor], said_bytes: int) -> Slot:
@@ -79,7 +81,8 @@ class Slot:
         Raises:
             ResourceError: There is not so much.
         """
-        return cls.sized(name, _end(tensors) + 2 * said_bytes + _SPARE + 100 * len(tensors))
+        end = _Layout.of([(tensor.dtype, tensor.shape) for tensor in tensors]).end
+        return cls.sized(name, end + 2 * said_bytes + _SPARE + 100 * len(tensors))
 
     @classmethod
     def sized(cls, name: str, size: int) -> Slot:
@@ -106,39 +109,69 @@ class Slot:
 
     def close(self) -> None:
         """Let the descriptor go; the memory goes with its last view, unless somebody else holds it."""
+        if self._pinned:
+            unpin(self.bytes())
         os.close(self.fd)
+
+    def settle(self) -> None:
+        """Map all pages, which else happens one by one as they are used: writing takes five times as long then.
+
+        For a thread beside that which uses the slot: nothing in it changes, and it may be read and written meanwhile.
+        """
+        self.bytes().numpy()[::PAGE].max()  # reads each page, without Python's lock
 
     def write(self, stamp: Stamp, said: Any, tensors: Sequence[torch.Tensor]) -> bool:
         """Make this the snapshot; False, and nothing is changed, if there is no room.
 
         The tensors may be on any device; this waits until they are copied.
         """
-        table = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors]
-        text = json.dumps([stamp.round, stamp.step, said, table]).encode()
-        start = _end(tensors)
+        types = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        layout = self._layout if types == self._layout.types else _Layout.of(types)
+        text = f"[{stamp.round}, {stamp.step}, {json.dumps(said)}, {layout.table}]".encode()
+        start = layout.end
         if start + len(text) > self.size:
             return False
-        self._mark(_WRITING)
-        for view, tensor in zip(self._views_of(tensors), tensors, strict=True):
-            view.copy_(tensor)
+        self.begin()
+        self._lay_out(layout)
+        gpu = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+        if gpu is not None and self._pinned is None:
+            self._pinned = pin(self.bytes(), gpu)
+        self._copy(tensors)
         self._map[start : start + len(text)] = text
         self._mark(_COMPLETE, start, len(text), zlib.crc32(text))
         return True
 
+    def _copy(self, tensors: Sequence[torch.Tensor]) -> None:
+        views = self._views
+        if self._new:
+            # A page that is written as a part of the file is neither cleared before, nor mapped by itself.
+            left = [
+                number
+                for number, (tensor, place) in enumerate(zip(tensors, self._layout.places, strict=True))
+                if not _put(self.fd, tensor, place)
+            ]
+            views, tensors = [views[number] for number in left], [tensors[number] for number in left]
+            self._new = False
+        fill(views, tensors)
+
     def read(self) -> Snapshot | None:
         """What is in it; None if that was never finished."""
-        magic, phase, start, length, crc = _HEADER.unpack_from(self._map)
+        header = self._map[:HEADER_BYTES]
+        magic, phase, start, length, crc = _HEADER.unpack(header)
         text = self._map[start : start + length]
         if magic != _MAGIC or phase != _COMPLETE or zlib.crc32(text) != crc:
             return None
-        try:
-            round_, step, said, table = json.loads(text)
-            shapes = [torch.empty(shape, dtype=getattr(torch, name), device="meta") for name, shape in table]
-            if _end(shapes) != start:
+        if self._known is None or self._known[0] != header:
+            try:
+                round_, step, said, table = json.loads(text)
+                layout = _Layout.of([(getattr(torch, name), torch.Size(shape)) for name, shape in table])
+                if layout.end != start:
+                    return None
+                self._lay_out(layout)
+                self._known = header, Snapshot(Stamp(int(round_), int(step)), said, self._views)
+            except (ValueError, TypeError, AttributeError, RuntimeError):
                 return None
-            return Snapshot(Stamp(int(round_), int(step)), said, self._views_of(shapes))
-        except (ValueError, TypeError, AttributeError, RuntimeError):
-            return None
+        return self._known[1]
 
     def bytes(self) -> torch.Tensor:
         """All of it, as a tensor of uint8 of shape (size,) over the same memory."""
@@ -151,6 +184,7 @@ class Slot:
 
     def begin(self) -> None:
         """All of it is about to be replaced by another slot's bytes: until :meth:`finish` it holds nothing."""
+        self._known = None
         self._mark(_WRITING)
 
     def header(self) -> torch.Tensor:
@@ -161,20 +195,46 @@ class Slot:
         """All bytes behind the header are there: now it holds what the other one does."""
         _, phase, start, length, crc = _HEADER.unpack(header.numpy().tobytes())
         self._mark(phase, start, length, crc)
+        self._new = False
 
     def _mark(self, phase: int, start: int = 0, length: int = 0, crc: int = 0) -> None:
         if phase == _COMPLETE:  # the word that it is comes after all others
             _HEADER.pack_into(self._map, 0, _MAGIC, _WRITING, start, length, crc)
         _HEADER.pack_into(self._map, 0, _MAGIC, phase, start, length, crc)
 
-    def _views_of(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        layout = [(tensor.dtype, tensor.shape) for tensor in tensors]
+    def _lay_out(self, layout: _Layout) -> None:
         if layout != self._layout:
-            self._layout, self._views = (
-                layout,
-                [_view(self._map, tensor, place) for tensor, place in zip(tensors, _places(tensors), strict=True)],
-            )
-        return self._views
+            self._views = [
+                _view(self._map, dtype, shape, place)
+                for (dtype, shape), place in zip(layout.types, layout.places, strict=True)
+            ]
+            self._layout = layout
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where tensors lie in a slot.
+
+    Attributes:
+        types: Of each its type and shape.
+        places: Of each its first byte.
+        end: The first byte behind the last one.
+        table: The types as JSON.
+    """
+
+    types: list[tuple[torch.dtype, torch.Size]]
+    places: list[int]
+    end: int
+    table: str
+
+    @classmethod
+    def of(cls, types: list[tuple[torch.dtype, torch.Size]]) -> _Layout:
+        places, place = [], PAGE
+        for dtype, shape in types:
+            places.append(place)
+            place += -(-shape.numel() * dtype.itemsize // _ALIGNED) * _ALIGNED
+        table = json.dumps([[str(dtype).removeprefix("torch."), list(shape)] for dtype, shape in types])
+        return cls(types, places, place, table)
 
 
 def available_memory() -> int:
@@ -189,22 +249,18 @@ def available_memory() -> int:
     return available
 
 
-def _places(tensors: Sequence[torch.Tensor]) -> list[int]:
-    places, place = [], PAGE
-    for tensor in tensors:
-        places.append(place)
-        place += -(-tensor.numel() * tensor.element_size() // _ALIGNED) * _ALIGNED
-    return places
+def _put(fd: int, tensor: torch.Tensor, place: int) -> bool:
+    """Write a tensor's elements into a file; False where they do not lie in host memory as they are to be there."""
+    if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
+        return False
+    left = tensor.view(-1).view(torch.uint8).numpy().data
+    while left:
+        written = os.pwrite(fd, left, place)
+        left, place = left[written:], place + written
+    return True
 
 
-def _end(tensors: Sequence[torch.Tensor]) -> int:
-    if not tensors:
-        return PAGE
-    last = tensors[-1].numel() * tensors[-1].element_size()
-    return _places(tensors)[-1] + -(-last // _ALIGNED) * _ALIGNED
-
-
-def _view(memory: mmap.mmap, like: torch.Tensor, place: int) -> torch.Tensor:
-    if like.numel() == 0:
-        return torch.empty(like.shape, dtype=like.dtype)
-    return torch.frombuffer(memory, dtype=like.dtype, count=like.numel(), offset=place).view(like.shape)
+def _view(memory: mmap.mmap, dtype: torch.dtype, shape: torch.Size, place: int) -> torch.Tensor:
+    if (count := shape.numel()) == 0:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=place).view(shape)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import base64
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 Take = Callable[[int], torch.Tensor]
 """The tensor with this number."""
+_Where: TypeAlias = "tuple[_Where, object] | None"
+"""A place in the state: what that is in, and its key or number there; None is the state itself."""
 
 
 def take_apart(state: Any) -> tuple[Any, list[torch.Tensor]]:
@@ -28,7 +30,7 @@ def take_apart(state: Any) -> tuple[Any, list[torch.Tensor]]:
         TypeError: Something in it cannot be kept; says what, and where.
     """
     tensors: list[torch.Tensor] = []
-    return _apart(state, tensors, "state"), tensors
+    return _apart(state, tensors, None), tensors
 
 
 def put_together(said: Any, take: Take) -> Any:
@@ -48,8 +50,11 @@ def put_together(said: Any, take: Take) -> Any:
     raise ValueError(f"{said!r:.80} is no part of a state")
 
 
-def _apart(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
+def _apart(value: Any, tensors: list[torch.Tensor], where: _Where) -> Any:
     match value:
+        case torch.Tensor():  # first, since most are
+            tensors.append(_dense(value, where))
+            return {"tensor": len(tensors) - 1}
         case None | bool() | str():
             return value
         case np.generic():  # before int and float: some are those, too
@@ -57,17 +62,12 @@ def _apart(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
         case int() | float() if type(value) in (int, float):
             return value
         case list():
-            return [_apart(item, tensors, f"{where}[{index}]") for index, item in enumerate(value)]
+            return [_apart(item, tensors, (where, index)) for index, item in enumerate(value)]
         case tuple():
-            return {"tuple": [_apart(item, tensors, f"{where}[{index}]") for index, item in enumerate(value)]}
+            return {"tuple": [_apart(item, tensors, (where, index)) for index, item in enumerate(value)]}
         case dict():
             kind = "counter" if isinstance(value, Counter) else "dict"
-            return {
-                kind: [[_key(key, where), _apart(item, tensors, f"{where}[{key!r}]")] for key, item in value.items()]
-            }
-        case torch.Tensor():
-            tensors.append(_dense(value, where))
-            return {"tensor": len(tensors) - 1}
+            return {kind: [[_key(key, where), _apart(item, tensors, (where, key))] for key, item in value.items()]}
         case np.ndarray() if value.dtype.kind in "biufc":
             tensors.append(torch.from_numpy(np.ascontiguousarray(value)))
             return {"array": len(tensors) - 1}
@@ -76,29 +76,35 @@ def _apart(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
         case torch.dtype() | torch.device():
             return {type(value).__name__: str(value).removeprefix("torch.")}
     raise TypeError(
-        f"{where} is a {type(value).__qualname__}, which cannot be kept: a state may have tensors, arrays, numbers, "
-        "strings, and lists, tuples and dictionaries of these."
+        f"{_told(where)} is a {type(value).__qualname__}, which cannot be kept: a state may have tensors, arrays, "
+        "numbers, strings, and lists, tuples and dictionaries of these."
     )
 
 
-def _key(key: Any, where: str) -> Any:
-    if type(key) not in (str, int, float, bool, type(None), tuple):
-        raise TypeError(f"{where} has the key {key!r}, a {type(key).__qualname__}, which cannot be kept.")
+def _told(where: _Where) -> str:
+    return "state" if where is None else f"{_told(where[0])}[{where[1]!r}]"
+
+
+def _key(key: Any, where: _Where) -> Any:
+    if type(key) is str:
+        return key
+    if type(key) not in (int, float, bool, type(None), tuple):
+        raise TypeError(f"{_told(where)} has the key {key!r}, a {type(key).__qualname__}, which cannot be kept.")
     return _apart(key, [], where)
 
 
-def _plain(value: Any, where: str) -> bool | int | float:
+def _plain(value: Any, where: _Where) -> bool | int | float:
     if not isinstance(value, bool | int | float):
-        raise TypeError(f"{where} is a number of numpy's that cannot be kept: {value!r}.")
+        raise TypeError(f"{_told(where)} is a number of numpy's that cannot be kept: {value!r}.")
     return value
 
 
-def _dense(tensor: torch.Tensor, where: str) -> torch.Tensor:
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-        raise TypeError(f"{where} is a tensor that is sparse, quantized or without data, which cannot be kept.")
+def _dense(tensor: torch.Tensor, where: _Where) -> torch.Tensor:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        raise TypeError(f"{_told(where)} is a tensor that is sparse, quantized or without data, which cannot be kept.")
     if type(tensor).__name__ == "DTensor":
-        raise TypeError(f"{where} is a DTensor: sharded state cannot be kept yet.")
-    return tensor.detach()
+        raise TypeError(f"{_told(where)} is a DTensor: sharded state cannot be kept yet.")
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def _together(kind: str, value: Any, take: Take) -> Any:

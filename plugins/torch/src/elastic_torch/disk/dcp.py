@@ -44,7 +44,7 @@ class _Files(FileSystemBase):
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
         """Open a file for reading, or create one."""
         if mode == "rb":
-            with self._storage.read(str(path)) as file:
+            with self._storage.read(str(path), checked=True) as file:
                 yield file
             return
         with created(self._storage, str(path), self.sums) as stream:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import IO
 
@@ -27,6 +28,8 @@ from elastic_torch.disk.storage import Storage
 logger = logging.getLogger("elastic_torch.disk")
 CHUNK = 16 << 20
 """Bytes that are sent at once."""
+READERS = 4
+"""Files that a rank checks at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +101,14 @@ class Loader:
         wrong: dict[str, str] = {}
         if mine is not None:
             ranks = self.chart.islands[self.chart.mine]
-            for name in _share(mine, ranks.index(self.everyone.place), len(ranks)):
-                reason = catalog.check(self.storage, f"{mine.folder}/{name}", mine.manifest.files[name])
+            names = _share(mine, ranks.index(self.everyone.place), len(ranks))
+
+            def check(name: str) -> str | None:
+                return catalog.check(self.storage, f"{mine.folder}/{name}", mine.manifest.files[name])
+
+            with ThreadPoolExecutor(READERS) as readers:  # sums are made without Python's lock
+                reasons = list(readers.map(check, names))
+            for name, reason in zip(names, reasons, strict=True):
                 if reason is not None:
                     wrong[name] = reason
                     damage.append(self._damage(mine.folder, reason))
@@ -176,7 +185,7 @@ class _File:
     def __init__(self, storage: Storage, path: str) -> None:
         self._file: IO[bytes] | None = None
         with contextlib.suppress(OSError):
-            self._file = storage.read(path)
+            self._file = storage.read(path, checked=True)
 
     def read_into(self, buffer: memoryview) -> None:
         """Fill the buffer with what comes next."""

@@ -14,6 +14,8 @@ import torch
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
+from elastic_torch.host import fill, like
+
 
 def snapshot(state: Mapping[str, Any], spare: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """A copy of a state dict, its tensors in CPU memory.
@@ -24,29 +26,41 @@ def snapshot(state: Mapping[str, Any], spare: Mapping[str, Any] | None = None) -
         spare: An earlier snapshot that nobody needs any more; its tensors are written over where they fit.
     """
     asked = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()}
-    copied: dict[str, Any] = _copy(asked, spare)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+    copies = _Copies()
+    copied: dict[str, Any] = copies.of(asked, spare)
+    fill(copies.targets, copies.sources)
     return copied
 
 
-def _copy(value: Any, spare: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return _copy_tensor(value.detach(), spare)
-    if isinstance(value, Mapping):
-        old = spare if isinstance(spare, Mapping) else {}
-        return {key: _copy(item, old.get(key)) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        old_items = spare if isinstance(spare, (list, tuple)) and len(spare) == len(value) else [None] * len(value)
-        return type(value)(_copy(item, old) for item, old in zip(value, old_items, strict=True))
-    return copy.deepcopy(value)
+class _Copies:
+    """Copies whose tensors are still to be filled: all at once, since those of a GPU need not wait for each other."""
 
+    def __init__(self) -> None:
+        self.targets: list[torch.Tensor] = []
+        self.sources: list[torch.Tensor] = []
 
-def _copy_tensor(tensor: torch.Tensor, spare: Any) -> torch.Tensor:
-    if isinstance(spare, torch.Tensor) and _form(spare) == _form(tensor):
-        _local(spare).copy_(_local(tensor))
-        return spare
-    return tensor.to("cpu", copy=True)
+    def of(self, value: Any, spare: Any) -> Any:
+        """A copy of a part of the state, in the memory of an earlier one where that fits."""
+        if isinstance(value, torch.Tensor):
+            return self._of_tensor(value.detach(), spare)
+        if isinstance(value, Mapping):
+            old = spare if isinstance(spare, Mapping) else {}
+            return {key: self.of(item, old.get(key)) for key, item in value.items()}
+        if type(value) in (list, tuple):
+            old_items = spare if isinstance(spare, (list, tuple)) and len(spare) == len(value) else [None] * len(value)
+            return type(value)(self.of(item, old) for item, old in zip(value, old_items, strict=True))
+        return copy.deepcopy(value)
+
+    def _of_tensor(self, tensor: torch.Tensor, spare: Any) -> torch.Tensor:
+        if isinstance(spare, torch.Tensor) and _form(spare) == _form(tensor):
+            target = spare
+        elif type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_quantized:
+            target = like(tensor)
+        else:
+            return tensor.to("cpu", copy=True)
+        self.targets.append(_local(target))
+        self.sources.append(_local(tensor))
+        return target
 
 
 def _form(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -102,8 +102,8 @@ class Storage(Protocol):
     def size(self, path: str) -> int | None:
         """Bytes of a file; None where there is none."""
 
-    def read(self, path: str) -> IO[bytes]:
-        """Open a file, past any cache where that can be had."""
+    def read(self, path: str, *, checked: bool = False) -> IO[bytes]:
+        """Open a file, past any cache where that can be had, unless its content has just been ``checked``."""
 
     def write(self, path: str) -> Sink:
         """Create a file."""
@@ -176,10 +176,11 @@ class LocalStorage:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def read(self, path: str) -> IO[bytes]:  # noqa: D102
+    def read(self, path: str, *, checked: bool = False) -> IO[bytes]:  # noqa: D102
         file = open(self._root / path, "rb")  # noqa: SIM115  (the caller closes it)
-        with contextlib.suppress(OSError):  # what is read is then what the disk has; some filesystems know no advice
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if not checked:
+            with contextlib.suppress(OSError):  # what is read is then what the disk has; some filesystems do not know
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return file
 
     def write(self, path: str) -> Sink:  # noqa: D102

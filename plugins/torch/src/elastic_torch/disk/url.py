@@ -63,7 +63,8 @@ class UrlStorage:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def read(self, path: str) -> IO[bytes]:  # noqa: D102
+    def read(self, path: str, *, checked: bool = False) -> IO[bytes]:  # noqa: D102
+        del checked
         file: IO[bytes] = self._fs.open(self._at(path), "rb")
         return file
 
