@@ -13,7 +13,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,10 @@ from elastic_torch.peers import gathered, hand_over
 from elastic_torch.stamp import Place, Stamp, digest
 from elastic_torch.tiers import Checkpoint, DiskTier
 from elastic_torch.tree import put_together, take_apart
+
+if TYPE_CHECKING:
+    from elastic_torch.shards.memory import Shards
+    from elastic_torch.shards.plan import Found
 
 _T = TypeVar("_T")
 
@@ -81,6 +85,7 @@ class TrainState:
         extra: Anything else that has a state, by name: a scaler, an average of weights.
         disk: Checkpoints that outlive the job.
         snapshot_every: Steps between two snapshots in memory.
+        replicate_every: Snapshots of a sharded model from one to the next that another node keeps a replica of.
         name: Unlike that of any other state of the same worker.
 
     Attributes:
@@ -103,10 +108,13 @@ class TrainState:
         extra: Mapping[str, Stateful] | None = None,
         disk: DiskTier | None = None,
         snapshot_every: int = 1,
+        replicate_every: int = 10,
         name: str = "train",
     ) -> None:
         if snapshot_every < 1:
             raise ValueError(f"snapshot_every={snapshot_every}: it counts steps, from 1.")
+        if replicate_every < 1:
+            raise ValueError(f"replicate_every={replicate_every}: it counts snapshots, from 1.")
         self.step = self.epoch = self.batch = 0
         self._model = _unwrapped(model)
         self._parts: dict[str, Stateful] = {}
@@ -128,7 +136,8 @@ class TrainState:
         self._disk = disk
         self._snapshot_every = snapshot_every
         self._place = Place.found()
-        self._memory = Memory(name, self._place.local_rank)
+        self._shards = _shards_of(self._model, self._parts, name, self._place, replicate_every)
+        self._memory = self._shards.pool if self._shards else Memory(name, self._place.local_rank)
         _states.append(weakref.ref(self))
 
     # The loop --------------------------------------------------------------------------------------------------------
@@ -173,11 +182,17 @@ class TrainState:
             TypeError: The state has something in it that cannot be kept; says what, and where.
         """
         self.step += 1
-        if self._memory.outlives and self.step % self._snapshot_every == 0:
+        if (self._memory.outlives or self._shards) and self.step % self._snapshot_every == 0:
             self._keep(Stamp(self._place.round, self.step))
         if self._disk is not None and self._disk.due(self.step):
             mine = {str(_rank()): self._numbers()} if self._rng else {}
             self._disk.save({**self.state_dict(), "rng": mine}, self.step)
+
+    @property
+    def replicated(self) -> int | None:
+        """Of a sharded model: the newest step of this round of which another node has a replica of every part."""
+        newest = self._shards.replicated if self._shards else None
+        return None if newest is None else newest.step
 
     # Restoring -------------------------------------------------------------------------------------------------------
 
@@ -195,16 +210,18 @@ class TrainState:
                 "restore() needs the process group, to agree with the other ranks.",
                 hint="Call elastic.init_process_group() before it.",
             )
-        choice = choose(gathered(self._memory.stamps()))
+        choice = self._shards.meet() if self._shards else choose(gathered(self._memory.stamps()))
         tier = Tier.DISK if self._load_checkpoint(choice) else None
         if tier is None and choice is not None:
-            tier = self._load_snapshot(choice)
+            tier = self._load_snapshot(choice) if isinstance(choice, Choice) else self._load_shards(choice.stamp)
+        if self._shards:
+            self._shards.go_on(Stamp(self._place.round, self.step), self._whole())
         if tier is None:
             return None
         self._resumed = True
         return Restored(self.step, self.epoch, tier)
 
-    def _load_checkpoint(self, choice: Choice | None) -> bool:
+    def _load_checkpoint(self, choice: Choice | Found | None) -> bool:
         """Become what the newest checkpoint is, unless the snapshot that was chosen is newer; the same on all ranks."""
 
         def counts(found: Checkpoint) -> bool:
@@ -215,7 +232,7 @@ class TrainState:
 
         if self._disk is None or (newest := self._disk.newest(verify=False)) is None or not counts(newest):
             return False
-        loaded = self._disk.load()
+        loaded = self._shards.load(self._disk, self.state_dict) if self._shards else self._disk.load()
         if loaded is None or not counts(loaded.checkpoint):
             return False
         self.load_state_dict(loaded.state)
@@ -237,6 +254,21 @@ class TrainState:
         if tier is Tier.PEER and self._rng:
             generators.reseed(digest(self._place.run), stamp.round, stamp.step, _rank())
         return tier
+
+    def _load_shards(self, stamp: Stamp) -> Tier:
+        """Become what the chosen snapshot of a sharded model is; where this rank has it from."""
+        assert self._shards
+        where = {f"state[1]['state'][{part!r}]": thing for part, thing in self._parts.items()}
+        where |= {f"state[1]['state']['extra'][{key!r}]": thing for key, thing in self._extra.items()}
+        brought = self._shards.bring(self._whole(), where)
+        model, rest = brought.said
+        others = put_together(rest, lambda number: brought.plain[number].clone(), brought.shards.__getitem__)
+        self._load(put_together(model, brought.plain.__getitem__, brought.shards.__getitem__), others["state"])
+        if brought.whole and self._rng and others["rng"] is not None:
+            self._set_generators(others["rng"])
+        elif self._rng:
+            generators.reseed(digest(self._place.run), stamp.round, stamp.step, _rank())
+        return Tier.MEMORY if brought.local else Tier.PEER
 
     def _become(self, stamp: Stamp, *, whole: bool) -> None:
         """Take over a snapshot from this rank's memory; its random numbers too, where it is this rank's ``whole``."""
@@ -260,10 +292,13 @@ class TrainState:
 
     def state_dict(self) -> dict[str, Any]:
         """What all ranks have in common: model, optimizer, scheduler, sampler, extra and progress, by these names."""
-        return {"model": self._model.state_dict(), **self._rest()}
+        state = {"model": self._model.state_dict(), **self._rest()}
+        return self._shards.named(state) if self._shards else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Become what :meth:`state_dict` has returned, here or elsewhere."""
+        if self._shards:
+            state = self._shards.take_over(state)
         self._load(state["model"], state)
 
     def _rest(self) -> dict[str, Any]:
@@ -285,9 +320,15 @@ class TrainState:
         self.step, self.epoch, self.batch = (int(progress[key]) for key in ("step", "epoch", "batch"))
 
     def _keep(self, stamp: Stamp) -> None:
+        if self._shards:
+            self._shards.keep(stamp, self._whole())
+        else:
+            self._memory.keep(stamp, *take_apart(self._whole()))
+
+    def _whole(self) -> list[Any]:
+        """What a snapshot has: all of the state, and this rank's generators."""
         numbers = {"now": generators.capture(), "epoch": self._epoch_rng} if self._rng else None
-        said, tensors = take_apart([self._model.state_dict(), {"state": self._rest(), "rng": numbers}])
-        self._memory.keep(stamp, said, tensors)
+        return [self._model.state_dict(), {"state": self._rest(), "rng": numbers}]
 
     def _begin(self, loader: Iterable[_T]) -> Iterator[_T]:
         """The loader's iterator, at the first batch that is left, with the generators as they were then."""
@@ -321,6 +362,17 @@ attach(_progress)
 
 def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _shards_of(
+    model: torch.nn.Module, parts: Mapping[str, Stateful], name: str, place: Place, replicate_every: int
+) -> Shards | None:
+    """The memory tier of a sharded model; None for any other, which has no use for what this imports."""
+    if not any(hasattr(parameter, "placements") for parameter in model.parameters()):
+        return None
+    from elastic_torch.shards.memory import Shards
+
+    return Shards(model, parts, name, place.local_rank, replicate_every)
 
 
 def _stateful(name: str, thing: Any) -> Stateful:

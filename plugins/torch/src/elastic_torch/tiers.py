@@ -45,5 +45,9 @@ class DiskTier(Protocol):
     def newest(self, *, verify: bool = True) -> Checkpoint | None:
         """The newest checkpoint, wherever it is; not ``verify``: as far as a look at names tells."""
 
-    def load(self) -> Loaded | None:
-        """The newest intact one; it may be older than what ``newest(verify=False)`` said."""
+    def load(self, into: dict[str, Any] | None = None) -> Loaded | None:
+        """The newest intact one; it may be older than what ``newest(verify=False)`` said.
+
+        Args:
+            into: For sharded states: what it is loaded into, and None for the names of which all comes as it was saved.
+        """

@@ -153,22 +153,35 @@ def read(storage: Storage, folder: str, into: dict[str, Any] | None = None) -> d
         storage: Where it is.
         folder: Its folder.
         into: Tensors are filled in place, other values replaced; what has a ``load_state_dict`` at the top level is
-            given it.
+            given it. Where None stands at the top level comes whatever was saved under that name, or nothing.
     """
     reader = FileSystemReader(folder)
     reader.path = folder
     reader.fs = _Files(storage)  # type: ignore[assignment]  # torch puts its own other ones there as well
     metadata = reader.read_metadata()
-    planner = _EmptyStateDictLoadPlanner() if into is None else DefaultLoadPlanner()
-    given = {} if into is None else into
-    state = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in given.items()}
-    planner.set_up_planner(state, metadata, is_coordinator=False)
     reader.set_up_storage_reader(metadata, is_coordinator=False)
-    plan = reader.prepare_local_plan(planner.create_local_plan())
-    reader.read_data(planner.finish_plan(plan), planner).wait()
-    for key, value in given.items():
+    if into is None:
+        return _planned(reader, metadata, _EmptyStateDictLoadPlanner(), {})
+    unknown = {key for key, value in into.items() if value is None}
+    found = _planned(reader, metadata, _EmptyStateDictLoadPlanner(keys=unknown), {}) if unknown else {}
+    for key in unknown:
+        del into[key]
+    given = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in into.items()}
+    state = _planned(reader, metadata, DefaultLoadPlanner(), given)
+    for key, value in into.items():
         if isinstance(value, Stateful):
             value.load_state_dict(state[key])
         else:
-            given[key] = state[key]
-    return state if into is None else given
+            into[key] = state[key]
+    into.update(found)
+    return into
+
+
+def _planned(
+    reader: FileSystemReader, metadata: Metadata, planner: DefaultLoadPlanner, state: dict[str, Any]
+) -> dict[str, Any]:
+    """Read into a state dict, in the order of calls that torch's own load has."""
+    planner.set_up_planner(state, metadata, is_coordinator=False)
+    plan = reader.prepare_local_plan(planner.create_local_plan())
+    reader.read_data(planner.finish_plan(plan), planner).wait()
+    return state

@@ -210,6 +210,7 @@ class Disk:
 
         Args:
             into: A state dict of the shapes that are wanted, filled in place: DTensors are resharded as they need.
+                Where it has None for a name, all that was saved under that comes as it was saved, if there is any.
                 Without it all that was saved comes back as it was saved, in CPU memory.
 
         Raises:

@@ -1,0 +1,192 @@
+"""The memory tier of a sharded state: what ``TrainState`` talks to.
+
+When a round begins: :meth:`Shards.meet`, then :meth:`~Shards.bring` where the memory tier has the newest
+state, then :meth:`~Shards.go_on`. In each step that is to be kept: :meth:`~Shards.keep`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from elastic_core.warm.failing import ended_by_exception
+from elastic_torch.shards import formats, plan
+from elastic_torch.shards.bringing import Brought, bring
+from elastic_torch.shards.plan import Found, Holding
+from elastic_torch.shards.pool import Pool
+from elastic_torch.shards.replicas import Replicas
+from elastic_torch.shards.replicator import Replicator
+from elastic_torch.shards.tensors import forget, owners
+from elastic_torch.shards.wire import Wire
+from elastic_torch.snapshot import Snapshot
+from elastic_torch.stamp import Stamp
+from elastic_torch.tiers import DiskTier, Loaded
+from elastic_torch.tree import take_apart
+
+
+class Shards:
+    """This rank's part of a sharded state, and what it keeps of others'.
+
+    Args:
+        model: The module.
+        parts: What else has a state, by name; optimizers among it.
+        name: Of the state.
+        local_rank: The worker's number on its node.
+        replicate_every: Snapshots from one replica to the next.
+
+    Attributes:
+        pool: This rank's own snapshots.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, parts: Mapping[str, Any], name: str, local_rank: int, replicate_every: int
+    ) -> None:
+        self._model, self._parts = model, parts
+        self.pool = Pool(name, local_rank, self._pinned)
+        self._replicas = Replicas(name, local_rank)
+        self._every, self._kept = replicate_every, 0
+        self._wire: Wire | None = None
+        self._nodes: list[int] = []
+        self._found: list[Found] = []
+        self._brought: Brought | None = None
+        self._newest: Stamp | None = None
+        """Of the last snapshot; None where it could not be kept."""
+        self._replicator: Replicator | None = None
+
+    @property
+    def replicated(self) -> Stamp | None:
+        """The newest state of this round of which every part is on two nodes."""
+        return None if self._replicator is None else self._replicator.replicated
+
+    def meet(self) -> Found | None:
+        """The newest state of which every part is somewhere; the same on all ranks. Collective."""
+        self._finish()
+        self._wire = Wire()
+        self._nodes = [node for [node] in self._wire.gather([int(os.environ.get("GROUP_RANK", "0"))])]
+        rows = [[h.stamp.round, h.stamp.step, h.rank, h.world] for h in self._holdings()]
+        everybodys = self._wire.gather_rows(rows, 4)
+        held = [[Holding(Stamp(*row[:2]), *row[2:]) for row in each] for each in everybodys]
+        self._found = plan.every(held)
+        return self._found[0] if self._found else None
+
+    def bring(self, state: Any, things: Mapping[str, Any]) -> Brought:
+        """What :meth:`meet` has found, as this rank needs it. Collective.
+
+        Args:
+            state: All of the state, as it is: its sharded tensors are filled.
+            things: What it consists of, by its place in there: optimizers have no state before their first step.
+
+        Raises:
+            ValueError: The snapshot does not fit the model.
+        """
+        present: dict[str, DTensor] = {}
+        take_apart(state, present)
+        owner: dict[str, DTensor] = {}
+        for where, thing in things.items():
+            if isinstance(thing, Optimizer):
+                owner |= owners(where, thing)
+        assert self._wire is not None
+        found = self._found[0]
+        mine = {
+            h.rank: snapshot
+            for h, snapshot in self._holdings().items()
+            if (h.stamp, h.world) == (found.stamp, found.world)
+        }
+        self._brought = bring(self._wire, found, mine, present, owner)
+        self.pool.gone_back_to(found.stamp)
+        return self._brought
+
+    def go_on(self, stamp: Stamp, state: Any) -> None:
+        """Everybody has its state: begin to replicate. Collective, and the end of restoring.
+
+        Parts that came from elsewhere are kept anew first: nobody's first step may find that a part is only where it
+        came from.
+
+        Args:
+            stamp: Of this round, and the step that all went back to.
+            state: All of it.
+        """
+        assert self._wire is not None
+        wire, brought, self._wire = self._wire, self._brought, None
+        moved = brought is not None and not brought.exact
+        if moved:
+            self._copy(stamp, state)
+        partner = [to for to in plan.partners(self._nodes) if to is not None]
+        able = wire.agree(self.pool.outlives)  # and all have what was moved
+        if not able or not partner:
+            self._replicas.let_go(0)
+            wire.close()
+            return
+        twice = None if moved or brought is None else plan.twice(self._found, self._nodes)
+        safe = self._found[0] if moved else twice
+        self._replicator = Replicator(
+            wire, partner, self._replicas, self.pool.slot_of, None if safe is None else safe.stamp
+        )
+        if moved:
+            self._replicator.offer(self._newest)
+        atexit.register(self._close)
+
+    def keep(self, stamp: Stamp, state: Any) -> None:
+        """Keep this rank's part; training waits until it has been copied. All ranks, after the same steps."""
+        self._copy(stamp, state)
+        self._kept += 1
+        if self._replicator is not None and self._kept % self._every == 0:
+            self._replicator.offer(self._newest)
+
+    def last(self) -> None:
+        """No step follows in this process: have the newest snapshot replicated, if it is not, and wait for that.
+
+        Then a node that leaves takes nothing along that the others do not have. All ranks, after the same step.
+        """
+        if self._replicator is not None:
+            self._replicator.offer_last(self._newest)
+        self._finish()
+
+    def named(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """A state as checkpoints have it: see ``formats``."""
+        return formats.named(self._model, self._parts, state)
+
+    def take_over(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Become what :meth:`named` has returned, as far as model and optimizers go; the same state again."""
+        return formats.take_over(self._model, self._parts, state)
+
+    def load(self, disk: DiskTier, state: Callable[[], dict[str, Any]]) -> Loaded | None:
+        """The newest intact checkpoint, loaded as this number of ranks needs it."""
+        new = [thing for thing in self._parts.values() if isinstance(thing, Optimizer) and not thing.state]
+        loaded = disk.load(formats.wanted({**state(), "rng": None}))
+        if loaded is None:
+            for optimizer in new:
+                optimizer.state.clear()  # made only to be loaded into
+        return loaded
+
+    def _copy(self, stamp: Stamp, state: Any) -> None:
+        said, tensors = take_apart(state, {})
+        if self.pool.outlives:
+            self.pool.keep(stamp, {"rank": dist.get_rank(), "world": dist.get_world_size(), "tree": said}, tensors)
+        self._newest = stamp if self.pool.outlives else None
+
+    def _pinned(self) -> tuple[Stamp, ...]:
+        return self._replicator.pinned() if self._replicator is not None else ()
+
+    def _holdings(self) -> dict[Holding, Snapshot]:
+        """What this rank can reach: own snapshots, and replicas."""
+        return {**self._replicas.holdings(), **self.pool.holdings()}
+
+    def _finish(self) -> None:
+        if self._replicator is not None:
+            atexit.unregister(self._close)
+            self._replicator.close()
+            self._replicator = None
+
+    def _close(self) -> None:
+        """At the end of the program. Where an exception has ended it nobody is waited for: the peers may be, for us."""
+        if not ended_by_exception():
+            self._finish()
+        forget()
