@@ -2,7 +2,8 @@
 
 ``commit()`` after a step, ``restore()`` at the top. The rooms below: ``tree`` takes a state apart, ``snapshot`` and
 ``memory`` keep it in shared memory, ``agreement`` decides which state all ranks go on from, ``peers`` brings it to
-those who have it not, ``tiers`` says what is asked of checkpoints on disk.
+those who have it not, ``tiers`` says what is asked of checkpoints on disk. ``shards`` does all of it for models whose
+tensors are sharded.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class TrainState:
     All ranks make one, with the same arguments, and call its methods after the same steps.
 
     Args:
-        model: The module; one wrapped in DDP or compiled is taken for what is inside.
+        model: The module; one wrapped in DDP or compiled is taken for what is inside. Of one that is sharded (FSDP2,
+            DTensor) each rank keeps its part, and another node a replica of it.
         optimizer: The optimizer.
         scheduler: The scheduler of its learning rate.
         sampler: What the loader draws with. If it has ``state_dict()`` and ``load_state_dict()``, it knows by itself

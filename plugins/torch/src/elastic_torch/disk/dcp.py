@@ -146,6 +146,10 @@ def write_metadata(storage: Storage, folder: str, content: bytes) -> FileSum:
     return sums[METADATA]
 
 
+class Loose(dict[str, Any]):
+    """A part of a state dict, of which only what was saved is wanted, at any depth."""
+
+
 def read(storage: Storage, folder: str, into: dict[str, Any] | None = None) -> dict[str, Any]:
     """Read a checkpoint: into a state dict, each rank its shards; or, without one, all of it as it was saved.
 
@@ -153,7 +157,8 @@ def read(storage: Storage, folder: str, into: dict[str, Any] | None = None) -> d
         storage: Where it is.
         folder: Its folder.
         into: Tensors are filled in place, other values replaced; what has a ``load_state_dict`` at the top level is
-            given it. Where None stands at the top level comes whatever was saved under that name, or nothing.
+            given it. Where None stands at the top level comes whatever was saved under that name, or nothing; of a
+            :class:`Loose` one what was not saved is left out.
     """
     reader = FileSystemReader(folder)
     reader.path = folder
@@ -166,6 +171,8 @@ def read(storage: Storage, folder: str, into: dict[str, Any] | None = None) -> d
     found = _planned(reader, metadata, _EmptyStateDictLoadPlanner(keys=unknown), {}) if unknown else {}
     for key in unknown:
         del into[key]
+    saved = {path[:end] for path in (metadata.planner_data or {}).values() for end in range(1, len(path) + 1)}
+    into.update({key: _saved(value, (key,), saved) for key, value in into.items() if isinstance(value, Loose)})
     given = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in into.items()}
     state = _planned(reader, metadata, DefaultLoadPlanner(), given)
     for key, value in into.items():
@@ -175,6 +182,13 @@ def read(storage: Storage, folder: str, into: dict[str, Any] | None = None) -> d
             into[key] = state[key]
     into.update(found)
     return into
+
+
+def _saved(value: Any, path: tuple[Any, ...], saved: set[tuple[Any, ...]]) -> Any:
+    """What of it was saved, going by the beginnings of all places that were."""
+    if not isinstance(value, dict):
+        return value
+    return {key: _saved(item, (*path, key), saved) for key, item in value.items() if (*path, key) in saved}
 
 
 def _planned(

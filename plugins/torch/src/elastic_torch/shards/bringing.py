@@ -140,10 +140,12 @@ def _reshard(
     )
     need = _table(wire, wire.world, {wire.rank: needed}, [len(leaf.shape) for leaf in sharded], dimensions)
     sizes = [tensor.numel() * tensor.element_size() // wire.world for tensor in targets]
+    missing = [box.elements for box in needed]
     local = True
     for window in windows(sizes, PART):
         plan = list(pieces(found, had, need, wire.rank, window))
         for piece in plan:
+            missing[piece.tensor] -= piece.box.elements if piece.taker == wire.rank else 0
             if piece.giver == piece.taker:
                 part, box = parts[piece.old][piece.tensor]
                 _put(targets[piece.tensor], needed[piece.tensor], piece.box, part[piece.box.within(box)])
@@ -174,6 +176,10 @@ def _reshard(
                 _bytes(content).copy_(packed[giver][start:end])
                 _put(tensor, needed[piece.tensor], piece.box, content)
                 start = end
+    if (
+        wrong := next((leaf.name for leaf, elements in zip(sharded, missing, strict=True) if elements), None)
+    ) is not None:
+        raise ValueError(f"The parts of {wrong} that were kept do not make up what this rank needs of it.")
     return local
 
 

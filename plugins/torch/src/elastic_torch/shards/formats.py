@@ -20,6 +20,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from elastic_torch.disk.dcp import Loose
+
 
 def named(model: torch.nn.Module, parts: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
     """A state with the model's and the optimizers' parts by parameters' names.
@@ -51,8 +53,12 @@ def take_over(model: torch.nn.Module, parts: Mapping[str, Any], state: Mapping[s
 
 
 def wanted(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What to have a checkpoint loaded into: what is sharded as it is here, and of all else whatever was saved."""
-    return {key: value if _sharded(value) else None for key, value in state.items()}
+    """What to have a checkpoint loaded into: what is sharded as it is here, and of all else whatever was saved.
+
+    All of the model has to be in there; an optimizer has nothing for parameters that never had a gradient.
+    """
+    loose = {key: Loose(value) if _sharded(value) else None for key, value in state.items() if key != "model"}
+    return {"model": state["model"], **loose}
 
 
 def _sharded(state: Any) -> bool:

@@ -1,7 +1,8 @@
-"""Ranks that keep parts and bring them together: ``shard_ranks.py RANKS...``, one act for each number, over gloo.
+"""Ranks with sharded states: ``shard_ranks.py SCENE RANKS...``, one act for each number, over gloo.
 
-Every act's ranks are forked from this process, which has imported torch once and holds the snapshots that they leave.
-What ranks ``say`` is printed as JSON lines.
+In ``memory`` they keep parts, replicate them, and bring together what the act before has left; in ``disk`` they train
+and save. Every act's ranks are forked from this process, which has imported torch once and holds the snapshots that
+they leave. What ranks ``say`` is printed as JSON lines.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ import tempfile
 import traceback
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch._dynamo  # DTensors import it when they are first made: once, and not by each rank
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from elastic_torch.shards import replicas
+from elastic_torch.disk import Disk
 from elastic_torch.shards.bringing import bring
 from elastic_torch.shards.plan import Holding, every, partners
 from elastic_torch.shards.pool import holding
@@ -29,6 +33,7 @@ from elastic_torch.shards.replicator import Replicator
 from elastic_torch.shards.wire import Wire
 from elastic_torch.snapshot import Slot
 from elastic_torch.stamp import Stamp
+from elastic_torch.state import TrainState
 from elastic_torch.tree import put_together, take_apart
 
 ROWS, COLUMNS = torch.arange(77.0).reshape(7, 11), torch.arange(60.0).reshape(5, 12)
@@ -97,7 +102,7 @@ def go_on(rank: int, world: int, act: int, before: list[Slot]) -> None:
 
 def replicate(rank: int, world: int, act: int, slot: Slot) -> None:
     """Each rank's part to its partner; all ranks of an act are nodes of their own."""
-    replicas.hold = lambda _name, _fd: True
+    patch("elastic_torch.shards.replicas.hold", return_value=True).start()  # there is no agent
     kept = Replicas("test", rank)
     partner = [to for to in partners(range(world)) if to is not None]
     sender = Replicator(Wire(), partner, kept, lambda _stamp: slot, None)
@@ -110,10 +115,39 @@ def replicate(rank: int, world: int, act: int, slot: Slot) -> None:
     say(rank, act=act, replicated=sender.replicated == found.stamp, whose=its.rank, bytes=len(copy.views))
 
 
-def play(rank: int, world: int, act: int, before: list[Slot], after: list[Slot], folder: str) -> None:
-    """One rank of one act."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/{act}", rank=rank, world_size=world)
+def train(rank: int, world: int, act: int, folder: Path) -> None:
+    """Two more steps with FSDP2, each of which is saved, from where the act before was."""
+    os.environ.update(ELASTIC_RUN_UID="run", ELASTIC_ROUND=str(act + 1))
+    torch.manual_seed(act)
+    model = nn.Sequential(nn.Linear(7, 11), nn.BatchNorm1d(11), nn.Linear(11, 5))
+    model.register_parameter("unused", nn.Parameter(torch.rand(3)))
+    mesh = init_device_mesh("cpu", (world,))
+    fully_shard(model[0], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    with Disk(folder / "disk", interval=1) as disk:
+        state = TrainState(model=model, optimizer=optimizer, scheduler=scheduler, disk=disk)
+        restored = state.restore()
+        say(rank, act=act, tier=restored and restored.tier.value, step=state.step, began=whole(model, optimizer))
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(4, 7)).square().mean().backward()
+            optimizer.step()
+            scheduler.step()
+            state.commit()
+        say(rank, act=act, ended=whole(model, optimizer), lr=optimizer.param_groups[0]["lr"])
+
+
+def whole(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
+    """The sharded tensors of both, put together, as numbers."""
+    kept = optimizer.state_dict()["state"]
+    tensors = [*model.parameters(), *(kept[number][key] for number in sorted(kept) for key in sorted(kept[number]))]
+    return [(t.full_tensor() if isinstance(t, DTensor) else t).tolist() for t in tensors]
+
+
+def remember(rank: int, world: int, act: int, before: list[Slot], after: list[Slot]) -> None:
+    """Put together what the act before has left, and leave one's part and its replica."""
     if before:
         go_on(rank, world, act, before)
     state = state_of(world, float(act + 1))
@@ -122,15 +156,16 @@ def play(rank: int, world: int, act: int, before: list[Slot], after: list[Slot],
     assert after[rank].write(Stamp(act, 1), {"rank": rank, "world": world, "tree": said}, tensors)
     if world > 1:
         replicate(rank, world, act, after[rank])
-    dist.destroy_process_group()
 
 
 def main() -> None:
     """Play all acts."""
     torch.set_num_threads(1)
-    worlds = [int(argument) for argument in sys.argv[1:]]
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    scene, worlds = sys.argv[1], [int(argument) for argument in sys.argv[2:]]
     before: list[Slot] = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         for act, world in enumerate(worlds):
             after = [Slot.sized(f"{act}/{rank}", ROOM) for rank in range(world)]
             children = []
@@ -138,7 +173,13 @@ def main() -> None:
                 pid = os.fork()
                 if pid == 0:
                     try:
-                        play(rank, world, act, before, after, folder)
+                        meeting = f"file://{folder}/{act}"
+                        dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
+                        if scene == "memory":
+                            remember(rank, world, act, before, after)
+                        else:
+                            train(rank, world, act, folder)
+                        dist.destroy_process_group()
                     except BaseException:
                         traceback.print_exc()
                         os._exit(1)
@@ -147,7 +188,6 @@ def main() -> None:
             codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
             assert codes == [0] * world, codes
             before = after
-            Path(folder, str(act)).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
