@@ -138,7 +138,8 @@ class TrainState:
         self._disk = disk
         self._snapshot_every = snapshot_every
         self._place = Place.found()
-        self._shards = _shards_of(self._model, self._parts, name, self._place, replicate_every)
+        parts = {**self._parts, "extra": self._extra}
+        self._shards = _shards_of(self._model, parts, name, self._place, replicate_every)
         self._memory = self._shards.pool if self._shards else Memory(name, self._place.local_rank)
         _states.append(weakref.ref(self))
 
@@ -260,9 +261,7 @@ class TrainState:
     def _load_shards(self, stamp: Stamp) -> Tier:
         """Become what the chosen snapshot of a sharded model is; where this rank has it from."""
         assert self._shards
-        where = {f"state[1]['state'][{part!r}]": thing for part, thing in self._parts.items()}
-        where |= {f"state[1]['state']['extra'][{key!r}]": thing for key, thing in self._extra.items()}
-        brought = self._shards.bring(self._whole(), where)
+        brought = self._shards.bring(self._whole(), "state[1]['state']")
         model, rest = brought.said
         others = put_together(rest, lambda number: brought.plain[number].clone(), brought.shards.__getitem__)
         self._load(put_together(model, brought.plain.__getitem__, brought.shards.__getitem__), others["state"])
@@ -367,7 +366,7 @@ def _rank() -> int:
 
 
 def _shards_of(
-    model: torch.nn.Module, parts: Mapping[str, Stateful], name: str, place: Place, replicate_every: int
+    model: torch.nn.Module, parts: Mapping[str, Any], name: str, place: Place, replicate_every: int
 ) -> Shards | None:
     """The memory tier of a sharded model; None for any other, which has no use for what this imports."""
     if not any(hasattr(parameter, "placements") for parameter in model.parameters()):

@@ -22,34 +22,46 @@ from torch.optim import Optimizer
 
 from elastic_torch.disk.dcp import Loose
 
+Parts = Mapping[str, Any]
+"""Things that have a state, by name; under ``extra`` a mapping of more of them."""
 
-def named(model: torch.nn.Module, parts: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+
+def named(model: torch.nn.Module, parts: Parts, state: Mapping[str, Any]) -> dict[str, Any]:
     """A state with the model's and the optimizers' parts by parameters' names.
 
     An optimizer that has not made a step yet is given the state that a step without gradients makes: torch does that.
 
     Args:
         model: The module.
-        parts: What else has a state, by name; optimizers among it.
+        parts: What else has a state; optimizers among it.
         state: All of it, by these names.
     """
-    changed: dict[str, Any] = {"model": get_model_state_dict(model)}
-    for part, thing in parts.items():
-        if isinstance(thing, Optimizer):
-            changed[part] = get_optimizer_state_dict(model, thing)
-    return {**state, **changed}
+    changed = {part: get_optimizer_state_dict(model, thing) for part, thing in optimizers(parts)}
+    return _with(state, {"model": get_model_state_dict(model)}, changed)
 
 
-def take_over(model: torch.nn.Module, parts: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+def take_over(model: torch.nn.Module, parts: Parts, state: Mapping[str, Any]) -> dict[str, Any]:
     """Become what :func:`named` has returned, as far as model and optimizers go; the same state, by numbers again."""
     set_model_state_dict(model, state["model"])
     options = StateDictOptions(strict=False)  # parameters that never had a gradient have no state in there
-    changed: dict[str, Any] = {"model": model.state_dict()}
-    for part, thing in parts.items():
-        if isinstance(thing, Optimizer):
-            set_optimizer_state_dict(model, thing, state[part], options=options)
-            changed[part] = thing.state_dict()
-    return {**state, **changed}
+    for (group, part), thing in optimizers(parts):
+        saved = state[group][part] if group else state[part]
+        set_optimizer_state_dict(model, thing, saved, options=options)
+    changed = {part: thing.state_dict() for part, thing in optimizers(parts)}
+    return _with(state, {"model": model.state_dict()}, changed)
+
+
+def optimizers(parts: Parts) -> list[tuple[tuple[str, str], Optimizer]]:
+    """All optimizers, by their places: a group, empty for none, and a name."""
+    places = {("", part): thing for part, thing in parts.items()}
+    places |= {("extra", key): thing for key, thing in parts.get("extra", {}).items()}
+    return [(place, thing) for place, thing in places.items() if isinstance(thing, Optimizer)]
+
+
+def _with(state: Mapping[str, Any], model: dict[str, Any], changed: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
+    parts = {part: its for (group, part), its in changed.items() if not group}
+    extra = {part: its for (group, part), its in changed.items() if group}
+    return {**state, **model, **parts, **({"extra": {**state["extra"], **extra}} if extra else {})}
 
 
 def wanted(state: Mapping[str, Any]) -> dict[str, Any]:

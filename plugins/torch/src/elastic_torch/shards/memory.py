@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
 from elastic_core.warm.failing import ended_by_exception
 from elastic_torch.shards import formats, plan
@@ -36,7 +35,7 @@ class Shards:
 
     Args:
         model: The module.
-        parts: What else has a state, by name; optimizers among it.
+        parts: What else has a state, by name; under ``extra`` a mapping of more of it. Optimizers are among it.
         name: Of the state.
         local_rank: The worker's number on its node.
         replicate_every: Snapshots from one replica to the next.
@@ -76,12 +75,12 @@ class Shards:
         self._found = plan.every(held)
         return self._found[0] if self._found else None
 
-    def bring(self, state: Any, things: Mapping[str, Any]) -> Brought:
+    def bring(self, state: Any, where: str) -> Brought:
         """What :meth:`meet` has found, as this rank needs it. Collective.
 
         Args:
             state: All of the state, as it is: its sharded tensors are filled.
-            things: What it consists of, by its place in there: optimizers have no state before their first step.
+            where: The place of the parts in there, such as ``state['parts']``.
 
         Raises:
             ValueError: The snapshot does not fit the model.
@@ -89,9 +88,8 @@ class Shards:
         present: dict[str, DTensor] = {}
         take_apart(state, present)
         owner: dict[str, DTensor] = {}
-        for where, thing in things.items():
-            if isinstance(thing, Optimizer):
-                owner |= owners(where, thing)
+        for (group, part), optimizer in formats.optimizers(self._parts):  # they have no state before their first step
+            owner |= owners(f"{where}[{group!r}][{part!r}]" if group else f"{where}[{part!r}]", optimizer)
         assert self._wire is not None
         found = self._found[0]
         mine = {
@@ -159,7 +157,7 @@ class Shards:
 
     def load(self, disk: DiskTier, state: Callable[[], dict[str, Any]]) -> Loaded | None:
         """The newest intact checkpoint, loaded as this number of ranks needs it."""
-        new = [thing for thing in self._parts.values() if isinstance(thing, Optimizer) and not thing.state]
+        new = [optimizer for _, optimizer in formats.optimizers(self._parts) if not optimizer.state]
         loaded = disk.load(formats.wanted({**state(), "rng": None}))
         if loaded is None:
             for optimizer in new:

@@ -124,26 +124,30 @@ def train(rank: int, world: int, act: int, folder: Path) -> None:
     mesh = init_device_mesh("cpu", (world,))
     fully_shard(model[0], mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    optimizer = torch.optim.AdamW(model[2].parameters(), lr=0.05)
+    rest = [parameter for name, parameter in model.named_parameters() if not name.startswith("2.")]
+    other = torch.optim.SGD(rest, lr=0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
     with Disk(folder / "disk", interval=1) as disk:
-        state = TrainState(model=model, optimizer=optimizer, scheduler=scheduler, disk=disk)
+        state = TrainState(model=model, optimizer=optimizer, scheduler=scheduler, extra={"other": other}, disk=disk)
         restored = state.restore()
-        say(rank, act=act, tier=restored and restored.tier.value, step=state.step, began=whole(model, optimizer))
+        say(rank, act=act, tier=restored and restored.tier.value, step=state.step, began=whole(model, optimizer, other))
         for _ in range(2):
-            optimizer.zero_grad()
+            model.zero_grad()
             model(torch.randn(4, 7)).square().mean().backward()
             optimizer.step()
+            other.step()
             scheduler.step()
             state.commit()
-        say(rank, act=act, ended=whole(model, optimizer), lr=optimizer.param_groups[0]["lr"])
+        say(rank, act=act, ended=whole(model, optimizer, other), lr=optimizer.param_groups[0]["lr"])
 
 
-def whole(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
-    """The sharded tensors of both, put together, as numbers."""
-    kept = optimizer.state_dict()["state"]
-    tensors = [*model.parameters(), *(kept[number][key] for number in sorted(kept) for key in sorted(kept[number]))]
-    return [(t.full_tensor() if isinstance(t, DTensor) else t).tolist() for t in tensors]
+def whole(model: nn.Module, *optimizers: torch.optim.Optimizer) -> list[Any]:
+    """The sharded tensors of all, put together, as numbers."""
+    kept = [optimizer.state_dict()["state"] for optimizer in optimizers]
+    states = [state for its in kept for _, state in sorted(its.items())]
+    tensors = [*model.parameters(), *(state[key] for state in states for key in sorted(state))]
+    return [(t.full_tensor() if isinstance(t, DTensor) else t).tolist() for t in tensors if t is not None]
 
 
 def remember(rank: int, world: int, act: int, before: list[Slot], after: list[Slot]) -> None:
