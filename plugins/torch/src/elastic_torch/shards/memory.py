@@ -112,14 +112,15 @@ class Shards:
             state: All of it.
         """
         assert self._wire is not None
-        wire, brought, self._wire = self._wire, self._brought, None
+        wire, brought, self._wire, self._brought = self._wire, self._brought, None, None
         moved = brought is not None and not brought.exact
         if moved:
             self._copy(stamp, state)
         partner = [to for to in plan.partners(self._nodes) if to is not None]
         able = wire.agree(self.pool.outlives)  # and all have what was moved
         if not able or not partner:
-            self._replicas.let_go(0)
+            if able:
+                self._replicas.let_go(0)
             wire.close()
             return
         twice = None if moved or brought is None else plan.twice(self._found, self._nodes)

@@ -45,22 +45,21 @@ def has_shards(model: torch.nn.Module) -> bool:
 
 
 def local_part(tensor: DTensor) -> torch.Tensor:
-    """This rank's part: the very memory, detached."""
+    """This rank's part: the very memory, without a gradient."""
     with torch.no_grad():
-        return tensor.to_local().detach()
+        return tensor.to_local()
 
 
-def described(tensor: DTensor, where: str) -> tuple[list[int], list[int], list[str | int]]:
+def described(tensor: DTensor, where: str) -> Sequence[Any]:
     """Its whole shape, where this rank's part begins, and how it is laid out: what JSON can say of it.
 
     Raises:
         TypeError: It waits for a reduction, so that its parts are no values.
     """
-    if any(placement.is_partial() for placement in tensor.placements):
+    said = _described(tensor.shape, tensor.device_mesh, tensor.placements)
+    if said is None:
         raise TypeError(f"{where} is a DTensor that has yet to be reduced (Partial), which cannot be kept.")
-    _, offset = _place(tensor.shape, tensor.device_mesh, tensor.placements)
-    laid_out = [_said(placement) for placement in tensor.placements]
-    return list(tensor.shape), list(offset), laid_out
+    return said
 
 
 def box_of(tensor: DTensor) -> Box:
@@ -122,18 +121,27 @@ def target(leaf: Leaf, dtype: torch.dtype, present: Mapping[str, DTensor], owner
     )
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 16)  # asked for every tensor in every step
+def _described(
+    shape: torch.Size, mesh: DeviceMesh, placements: Sequence[Placement]
+) -> tuple[list[int], list[int], list[str | int]] | None:
+    if any(placement.is_partial() for placement in placements):
+        return None
+    _, offset = _place(shape, mesh, placements)
+    return list(shape), list(offset), [_said(placement) for placement in placements]
+
+
 def _place(
     shape: torch.Size, mesh: DeviceMesh, placements: Sequence[Placement]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """This rank's part, its size and offset; asked for every tensor in every step."""
+    """This rank's part: its size and where it begins."""
     size, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
     return tuple(size), tuple(offset)
 
 
 def forget() -> None:
     """Let go of the meshes that were asked about."""
-    _place.cache_clear()
+    _described.cache_clear()
 
 
 def _said(placement: Placement) -> str | int:
