@@ -247,6 +247,19 @@ def test_a_checkpoint_on_disk_is_gone_on_from_to_the_last_bit(tmp_path: Path) ->
         assert disk.wait() is None, "it is there already"
 
 
+def test_a_training_that_is_over_goes_on_for_more_epochs_to_the_last_bit() -> None:
+    alone = Training()
+    list(alone.run(3))
+    folder = Folder("another run")
+    list(Training(disk=folder).run(2))
+    second = Training(disk=folder)
+    restored = second.state.restore()
+    assert restored is not None
+    assert (restored.step, restored.epoch) == (12, 2)
+    list(second.run(3))
+    assert equal(alone, second)
+
+
 @pytest.mark.usefixtures("agent")
 @pytest.mark.parametrize("leaving", [True, False])
 def test_where_all_ranks_stop_the_step_is_kept(monkeypatch: pytest.MonkeyPatch, leaving: bool) -> None:

@@ -358,20 +358,21 @@ class TrainState:
             And how many batches are left, where the loader has a length.
         """
         loaders.check_sampler(loader, self._sampler)
-        resumed, self._resumed = self._resumed, False
+        resumed, self._resumed = self._resumed and self.batch > 0, False
         pending, self._pending_rng = self._pending_rng, None
+        if pending is not None:
+            generators.apply(pending)
         if resumed and pending is not None and self._epoch_rng is not None:
             torch.set_rng_state(self._epoch_rng)
         else:
             self._epoch_rng = torch.get_rng_state()
-        left = loaders.length(loader)
-        iterator = iter(loader)
+        left, iterator = loaders.length(loader), iter(loader)
         if resumed and not self._sampler_knows:
-            if self.batch and self._ranks != _ranks():
+            if self._ranks != _ranks():
                 loaders.warn_of_other_ranks(self.epoch, self.batch, self._ranks, _ranks())
             loaders.skip(iterator, self.batch)
             left = None if left is None else left - self.batch
-        if pending is not None:
+        if resumed and pending is not None:
             generators.apply(pending)
         return iterator, left
 
