@@ -1,14 +1,10 @@
-"""The memory tier of a sharded state: what ``TrainState`` talks to.
-
-When a round begins: :meth:`Shards.meet`, then :meth:`~Shards.bring` where the memory tier has the newest
-state, then :meth:`~Shards.go_on`. In each step that is to be kept: :meth:`~Shards.keep`.
-"""
+"""The memory tier of a sharded state: what ``TrainState`` talks to. ``whole`` says what its methods are for."""
 
 from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,6 +12,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from elastic_core.warm.failing import ended_by_exception
+from elastic_torch.agreement import Tier
+from elastic_torch.peers import gathered
 from elastic_torch.shards import formats, plan
 from elastic_torch.shards.bringing import Brought, bring
 from elastic_torch.shards.plan import Found, Holding
@@ -27,7 +25,11 @@ from elastic_torch.shards.wire import Wire
 from elastic_torch.snapshot import Snapshot
 from elastic_torch.stamp import Stamp
 from elastic_torch.tiers import DiskTier, Loaded
-from elastic_torch.tree import take_apart
+from elastic_torch.tree import put_together, take_apart
+from elastic_torch.whole import State, Taken
+
+_PARTS = "state[1]['state']"
+"""Where in a whole state the parts are, by name."""
 
 
 class Shards:
@@ -59,13 +61,12 @@ class Shards:
         """Of the last snapshot; None where it could not be kept."""
         self._replicator: Replicator | None = None
 
-    @property
     def replicated(self) -> Stamp | None:
         """The newest state of this round of which every part is on two nodes."""
         return None if self._replicator is None else self._replicator.replicated
 
-    def meet(self) -> Found | None:
-        """The newest state of which every part is somewhere; the same on all ranks. Collective."""
+    def meet(self) -> Stamp | None:
+        """The newest state of which every part is somewhere."""
         self._finish()
         self._wire = Wire()
         self._nodes = [node for [node] in self._wire.gather([int(os.environ.get("GROUP_RANK", "0"))])]
@@ -73,23 +74,14 @@ class Shards:
         everybodys = self._wire.gather_rows(rows, 4)
         held = [[Holding(Stamp(*row[:2]), *row[2:]) for row in each] for each in everybodys]
         self._found = plan.every(held)
-        return self._found[0] if self._found else None
+        return self._found[0].stamp if self._found else None
 
-    def bring(self, state: Any, where: str) -> Brought:
-        """What :meth:`meet` has found, as this rank needs it. Collective.
-
-        Args:
-            state: All of the state, as it is: its sharded tensors are filled.
-            where: The place of the parts in there, such as ``state['parts']``.
+    def take(self, state: State) -> Taken:
+        """It, as this rank needs it: the sharded tensors that are there are filled.
 
         Raises:
             ValueError: The snapshot does not fit the model.
         """
-        present: dict[str, DTensor] = {}
-        take_apart(state, present)
-        owner: dict[str, DTensor] = {}
-        for (group, part), optimizer in formats.optimizers(self._parts):  # they have no state before their first step
-            owner |= owners(f"{where}[{group!r}][{part!r}]" if group else f"{where}[{part!r}]", optimizer)
         assert self._wire is not None
         found = self._found[0]
         mine = {
@@ -97,19 +89,26 @@ class Shards:
             for h, snapshot in self._holdings().items()
             if (h.stamp, h.world) == (found.stamp, found.world)
         }
-        self._brought = bring(self._wire, found, mine, present, owner)
+        present: dict[str, DTensor] = {}
+        take_apart(state(), present)
+        owner: dict[str, DTensor] = {}  # optimizers have no state before their first step
+        for (group, part), optimizer in formats.optimizers(self._parts):
+            owner |= owners(f"{_PARTS}[{group!r}][{part!r}]" if group else f"{_PARTS}[{part!r}]", optimizer)
+        self._brought = brought = bring(self._wire, found, mine, present, owner)
         self.pool.gone_back_to(found.stamp)
-        return self._brought
+        model, rest = brought.said
+        return Taken(
+            put_together(model, brought.plain.__getitem__, brought.shards.__getitem__),
+            put_together(rest, lambda number: brought.plain[number].clone(), brought.shards.__getitem__),
+            brought.whole,
+            Tier.MEMORY if brought.local else Tier.PEER,
+        )
 
-    def go_on(self, stamp: Stamp, state: Any) -> None:
-        """Everybody has its state: begin to replicate. Collective, and the end of restoring.
+    def go_on(self, stamp: Stamp, state: State) -> None:
+        """Begin to replicate.
 
         Parts that came from elsewhere are kept anew first: nobody's first step may find that a part is only where it
         came from.
-
-        Args:
-            stamp: Of this round, and the step that all went back to.
-            state: All of it.
         """
         assert self._wire is not None
         wire, brought, self._wire, self._brought = self._wire, self._brought, None, None
@@ -132,32 +131,33 @@ class Shards:
             self._replicator.offer(self._newest)
         atexit.register(self._close)
 
-    def keep(self, stamp: Stamp, state: Any) -> None:
-        """Keep this rank's part; training waits until it has been copied. All ranks, after the same steps."""
+    def keep(self, stamp: Stamp, state: State) -> None:
+        """Copy this rank's part, and offer it if it is time to."""
         self._copy(stamp, state)
         self._kept += 1
         if self._replicator is not None and self._kept % self._every == 0:
             self._replicator.offer(self._newest)
 
-    def last(self) -> None:
-        """No step follows in this process: have the newest snapshot replicated, if it is not, and wait for that.
+    def has(self, stamp: Stamp) -> bool:
+        """Whether all ranks have kept that."""
+        return all(gathered([stamp] if stamp == self._newest else []))
 
-        Then a node that leaves takes nothing along that the others do not have. All ranks, after the same step.
-        """
+    def leave(self) -> None:
+        """Have the newest snapshot replicated, if it is not, and wait for that: nothing is written here any more."""
         if self._replicator is not None:
             self._replicator.offer_last(self._newest)
         self._finish()
 
-    def named(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """A state as checkpoints have it: see ``formats``."""
+    def named(self, state: dict[str, Any]) -> dict[str, Any]:
+        """By parameters' names: see ``formats``."""
         return formats.named(self._model, self._parts, state)
 
     def take_over(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Become what :meth:`named` has returned, as far as model and optimizers go; the same state again."""
+        """Become it, as far as model and optimizers go; the same state again."""
         return formats.take_over(self._model, self._parts, state)
 
-    def load(self, disk: DiskTier, state: Callable[[], dict[str, Any]]) -> Loaded | None:
-        """The newest intact checkpoint, loaded as this number of ranks needs it."""
+    def load(self, disk: DiskTier, state: State) -> Loaded | None:
+        """The newest intact checkpoint, of what is sharded the parts that this rank needs."""
         new = [optimizer for _, optimizer in formats.optimizers(self._parts) if not optimizer.state]
         loaded = disk.load(formats.wanted({**state(), "rng": None}))
         if loaded is None:
@@ -165,9 +165,9 @@ class Shards:
                 optimizer.state.clear()  # made only to be loaded into
         return loaded
 
-    def _copy(self, stamp: Stamp, state: Any) -> None:
-        said, tensors = take_apart(state, {})
+    def _copy(self, stamp: Stamp, state: State) -> None:
         if self.pool.outlives:
+            said, tensors = take_apart(state(), {})
             self.pool.keep(stamp, {"rank": dist.get_rank(), "world": dist.get_world_size(), "tree": said}, tensors)
         self._newest = stamp if self.pool.outlives else None
 
