@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 
 import pytest
+from memory_files import memory_files
 from stage import WARM, WORKERS, Agent, Stage
 
 TRAIN = WORKERS / "fsdp_state.py"
@@ -15,20 +17,26 @@ def digests(*agents: Agent, event: str = "done") -> set[str]:
     return {report["digest"] for agent in agents for report in agent.reports(event)}
 
 
+def finish(hold: Path, *agents: Agent) -> None:
+    hold.touch()
+    for agent in agents:
+        assert agent.exit_code() == 0, agent.output
+    assert len(digests(*agents)) == 1
+
+
+@pytest.mark.timeout(300)
 def test_a_worker_that_is_killed_costs_no_step_and_no_bit(stage: Stage, tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     command = ["--standalone", "--nproc_per_node=2", "--max_restarts=1", TRAIN]
-    alone = stage.run(*command)
-    hurt = stage.run(*command, "--at=5", "--hold", hold)
+    hurt = stage.run(*command, "--at=5", "--hold", hold, env=WARM)
     hurt.wait_for_report("holding", count=2)
     hurt.kill_worker(1)
     began = hurt.wait_for_report("began", count=4)[2:]
     assert [(report["tier"], report["step"]) for report in began] == [("memory", 5)] * 2
-    hold.touch()
-    for agent in (alone, hurt):
-        assert agent.exit_code() == 0, agent.output
+    finish(hold, hurt)
+    alone = stage.run(*command, env=WARM)
+    assert alone.exit_code() == 0, alone.output
     assert digests(alone) == digests(hurt)
-    assert len(digests(alone)) == 1
 
 
 @pytest.mark.timeout(300)
@@ -36,41 +44,59 @@ def test_a_worker_that_is_killed_costs_no_step_and_no_bit(stage: Stage, tmp_path
 def test_the_parts_of_a_lost_node_come_from_their_replicas(
     stage: Stage, tmp_path: Path, file_rendezvous: list[str], lost: int
 ) -> None:
-    hold = tmp_path / "hold"
-    command = ["--nnodes=2", "--nproc_per_node=2", *file_rendezvous, TRAIN, "--steps=8"]
+    hold, mark = tmp_path / "hold", f"state-{uuid.uuid4().hex}"
+    command = ["--nnodes=2", "--nproc_per_node=2", *file_rendezvous, TRAIN, "--steps=8", "--mark", mark]
     command += ["--at=5", "--replicated", "--hold", hold]
     nodes = [stage.run(*command, env=WARM) for _ in range(2)]
     for node in nodes:
         node.wait_for_report("holding", count=2, step=5)
+    for node in nodes:
+        names = {name for pid, name in memory_files(mark) if pid == node.pid}
+        assert {f"/memfd:{mark}/{rank}/replica/0/{slot}" for rank in (0, 1) for slot in (0, 1)} <= names
     held = digests(*nodes, event="holding")
     nodes.pop(lost).kill_node()
     [survivor] = nodes
     newcomer = stage.run(*command, env=WARM)
-    newcomer.wait_for_report("began", count=2)
-    began = [*newcomer.reports("began"), *survivor.wait_for_report("began", count=4)[2:]]
+    began = [*newcomer.wait_for_report("began", count=2), *survivor.wait_for_report("began", count=4)[2:]]
     assert {(report["step"], report["digest"]) for report in began} == {(5, *held)}, "no step, and no bit"
     assert [report["tier"] for report in newcomer.reports("began")] == ["peer"] * 2
-    hold.touch()
-    for node in (survivor, newcomer):
-        assert node.exit_code() == 0, node.output
-    assert len(digests(survivor, newcomer)) == 1
+    finish(hold, survivor, newcomer)
+    assert list(memory_files(mark)) == []
 
 
 @pytest.mark.timeout(300)
-def test_parts_are_made_anew_for_another_number_of_ranks(
+def test_a_lost_node_costs_no_more_than_the_steps_since_the_last_replica(
     stage: Stage, tmp_path: Path, file_rendezvous: list[str]
 ) -> None:
     hold = tmp_path / "hold"
-    job = [TRAIN, "--steps=8", "--at=5", "--replicated", "--hold", hold]
-    flags = ["--nnodes=1:2", *file_rendezvous]
+    command = ["--nnodes=2", *file_rendezvous, TRAIN, "--steps=9", "--replicate-every=3", "--hold", hold]
+    command += ["--at=3", "--replicated", "--then=5"]
+    nodes = [stage.run(*command, env=WARM) for _ in range(2)]
+    for node in nodes:
+        node.wait_for_report("holding", step=5)
+    [there] = {report["digest"] for node in nodes for report in node.reports("replicated", step=3)}
+    nodes.pop(0).kill_node()
+    newcomer = stage.run(*command, env=WARM)
+    [began] = newcomer.wait_for_report("began")
+    assert (began["step"], began["digest"]) == (3, there)
+    finish(hold, *nodes, newcomer)
+
+
+@pytest.mark.timeout(300)
+def test_parts_are_made_anew_when_nodes_join_and_are_lost(
+    stage: Stage, tmp_path: Path, file_rendezvous: list[str]
+) -> None:
+    hold, flags = tmp_path / "hold", ["--nnodes=1:2", *file_rendezvous]
+    job = [TRAIN, "--steps=1000000", "--in-world=3", "--replicated", "--hold", hold]
     large = stage.run(*flags, "--nproc_per_node=2", *job, env=WARM)
-    large.wait_for_report("began", count=2, world=2)
+    large.wait_for_report("step", count=4)
     small = stage.run(*flags, "--nproc_per_node=1", *job, env=WARM)
-    large.wait_for_report("holding", count=2, world=3)
-    held = digests(large, event="holding")
-    print(large.output, small.output)
+    large.wait_for_report("holding", count=2)
+    stopped = {(report["step"], report["digest"]) for report in large.reports("stopped", world=2)}
+    three = {(r["step"], r["digest"]) for node in (large, small) for r in node.wait_for_report("began", world=3)}
+    assert stopped == three, "no step is lost, and it is the same"
     large.kill_node()
-    [began] = small.wait_for_report("began", world=1)
-    assert {(began["step"], began["digest"])} == {(5, *held)}
-    hold.touch()
-    assert small.exit_code() == 0, small.output
+    [one] = small.wait_for_report("began", world=1)
+    assert {(one["step"], one["digest"])} == three
+    assert [report["tier"] for report in small.reports("began")] == ["peer", "memory"]
+    finish(hold, small)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from memory_files import memory_files
 from stage import COLD, PATIENCE, WARM, WORKERS, Agent, Stage, descendants, parse
 
 TRAIN = WORKERS / "train_state.py"
@@ -24,20 +25,6 @@ MANY, FEW = 20, 4
 EPOCHS, STEPS = 12, 32
 """Of the run that is hurt, and steps of an epoch."""
 LONG = [TRAIN, f"--epochs={EPOCHS}", "--samples=256", "--global_batch=8"]
-
-
-def memory_files(mark: str) -> Iterator[tuple[int, str]]:
-    """Who holds or maps memory of a name, of all processes of this host, and which."""
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            links = {os.readlink(f"/proc/{entry}/fd/{fd}") for fd in os.listdir(f"/proc/{entry}/fd")}
-            maps = Path(f"/proc/{entry}/maps").read_text()
-        except OSError:
-            continue
-        for name in {link.split(" ")[0] for link in links if f"memfd:{mark}" in link}:
-            yield int(entry), name
-        if f"memfd:{mark}" in maps:
-            yield int(entry), "mapped"
 
 
 def digests(*agents: Agent) -> set[str]:

@@ -106,7 +106,7 @@ def main() -> None:
     sampler = ElasticDistributedSampler(Sentences(args.sentences), global_batch_size=args.batch_size)
     loader = DataLoader(Sentences(args.sentences), batch_sampler=sampler.batches())
 
-    disk = Disk(args.checkpoints, interval="auto") if args.checkpoints else None
+    disk = Disk(args.checkpoints) if args.checkpoints else None
     state = elastic.TrainState(model=model, optimizer=optimizer, sampler=sampler, disk=disk, replicate_every=10)
     restored = state.restore()
     if restored is not None:
@@ -114,14 +114,13 @@ def main() -> None:
     for epoch in state.epochs(args.epochs):
         for tokens in state.batches(loader):
             loss = model(tokens.to(device))
-            (loss * sampler.loss_weight()).backward()
+            (loss * state.loss_weight()).backward()
             optimizer.step()
             optimizer.zero_grad()
             if dist.get_rank() == 0:
                 print(f"step {state.step + 1}, epoch {epoch}: loss {loss.item():.3f}", flush=True)
-    if disk is not None:
-        disk.close()
-    print(f"rank {os.environ['RANK']} is done after {state.step} steps", flush=True)
+    if not state.stopping:  # else the job goes on with more or fewer nodes
+        print(f"rank {os.environ['RANK']} is done after {state.step} steps", flush=True)
 
 
 main()

@@ -1,7 +1,8 @@
 """A small FSDP2 training that goes on where it was: dropout, momentum and a schedule, all of which show in the weights.
 
 Reports where its state came from and a digest of all of it, and the same at the end. With ``--hold`` it stays in step
-``--at``, every rank, until that file is there; with ``--replicated`` until another node has that step, too.
+``--at``, every rank, until that file is there; with ``--replicated`` it goes beyond ``--at`` only when another node has
+that step, too, where there is one.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=12)
 parser.add_argument("--at", type=int, default=0)
 parser.add_argument("--hold", type=Path)
-parser.add_argument("--replicated", action="store_true", help="hold until the step of --at has been replicated")
+parser.add_argument("--replicated", action="store_true", help="wait in step --at until another node has it")
+parser.add_argument("--then", type=int, help="hold in this step, and not in --at")
+parser.add_argument("--in-world", type=int, help="hold where there are so many ranks, not in a step")
 parser.add_argument("--replicate-every", type=int, default=1)
 parser.add_argument("--mark", default="train", help="the name of the state")
-parser.add_argument("--disk", type=Path, help="save the last step here, and go on from there")
-parser.add_argument("--no-memory", action="store_true", help="keep no snapshots")
 args = parser.parse_args()
 
 
@@ -69,11 +70,16 @@ def wait(until: Callable[[], bool]) -> None:
         signal.sigtimedwait([], 0.02)
 
 
+def over() -> bool:
+    """Whether nobody is to be held any more."""
+    return bool(args.hold and args.hold.exists())
+
+
 @elastic.record
 def main() -> None:
     """Train."""
     elastic.init_process_group("gloo")
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, world, nodes = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE"))
     torch.manual_seed(3)
     model = Net()
     mesh = init_device_mesh("cpu", (world,))
@@ -83,30 +89,27 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
     torch.manual_seed(rank)
-    disk = None
-    if args.disk:
-        from elastic_torch import Disk
-
-        disk = Disk(args.disk, interval=args.steps)
     state = elastic.TrainState(
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,
         name=args.mark,
-        disk=disk,
         replicate_every=args.replicate_every,
-        snapshot_every=10**6 if args.no_memory else 1,
     )
     restored = state.restore()
     tier = restored.tier.value if restored else None
     whole = digest(model, optimizer)
     report("began", step=state.step, tier=tier, round=os.environ["ELASTIC_ROUND"], world=world, digest=whole)
-    while state.step < args.steps:
-        if args.hold and not args.hold.exists() and state.step == args.at:
-            if args.replicated:
-                wait(lambda: state.replicated == state.step)
+    while state.step < args.steps and not state.stopping and not (args.in_world and world == 1 and over()):
+        held = world == args.in_world if args.in_world else state.step == (args.then or args.at)
+        if args.replicated and nodes > 1 and (held or state.step == args.at):
+            wait(lambda: state.replicated == state.step)
+            report("replicated", step=state.step, digest=digest(model, optimizer))
+        if held and args.hold and not over():
             report("holding", step=state.step, world=world, digest=digest(model, optimizer))
-            wait(args.hold.exists)
+            wait(over)
+        elif args.in_world:
+            signal.sigtimedwait([], 0.02)
         loss = model(torch.randn(4, 7)).square().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -114,9 +117,7 @@ def main() -> None:
         scheduler.step()
         state.commit()
         report("step", step=state.step, loss=loss.item())
-    report("done", digest=digest(model, optimizer), step=state.step)
-    if disk is not None:
-        disk.close()
+    report("stopped" if state.stopping else "done", digest=digest(model, optimizer), step=state.step, world=world)
 
 
 main()
