@@ -102,10 +102,10 @@ def main() -> None:
     report("began", step=state.step, tier=tier, round=os.environ["ELASTIC_ROUND"], world=world, digest=whole)
     while state.step < args.steps and not state.stopping and not (args.in_world and world == 1 and over()):
         held = world == args.in_world if args.in_world else state.step == (args.then or args.at)
-        if args.replicated and nodes > 1 and (held or state.step == args.at):
+        if args.replicated and nodes > 1 and (held if args.in_world else state.step == args.at):
             wait(lambda: state.replicated == state.step)
             report("replicated", step=state.step, digest=digest(model, optimizer))
-        if held and args.hold and not over():
+        if held and args.hold:  # whether it is over already or not: there is a collective in the digest
             report("holding", step=state.step, world=world, digest=digest(model, optimizer))
             wait(over)
         elif args.in_world:
