@@ -33,11 +33,12 @@ class Memory:
     Args:
         name: Of the state, unlike any other's in the same worker.
         local_rank: The worker's number on its node, by which the next round's finds them again.
+        slots: How many there are.
     """
 
-    def __init__(self, name: str, local_rank: int) -> None:
-        self._names = [f"{name}/{local_rank}/{index}" for index in range(SLOTS)]
-        self._slots: list[Slot | None] = [None] * SLOTS
+    def __init__(self, name: str, local_rank: int, slots: int = SLOTS) -> None:
+        self._names = [f"{name}/{local_rank}/{index}" for index in range(slots)]
+        self._slots: list[Slot | None] = [None] * slots
         self._newest: int | None = None
         """Which slot is not to be written to."""
         self._second: Future[Slot] | None = None

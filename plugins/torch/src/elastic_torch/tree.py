@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,12 +17,21 @@ import torch
 
 Take = Callable[[int], torch.Tensor]
 """The tensor with this number."""
+TakeShard = Callable[[str], Any]
+"""The DTensor with this name."""
+Shards = MutableMapping[str, Any]
+"""DTensors by name: by their place in the state."""
 _Where: TypeAlias = "tuple[_Where, object] | None"
 """A place in the state: what that is in, and its key or number there; None is the state itself."""
 
 
-def take_apart(state: Any) -> tuple[Any, list[torch.Tensor]]:
+def take_apart(state: Any, shards: Shards | None = None) -> tuple[Any, list[torch.Tensor]]:
     """A state as something that JSON can say, and its tensors, in the order of their numbers there.
+
+    Args:
+        state: What a ``state_dict()`` has returned, or several of them.
+        shards: Where DTensors are put, by name; of each, this rank's part is among the tensors. Without it they are
+            refused.
 
     Returns:
         The tensors themselves, detached, not copies; arrays share their memory too.
@@ -30,11 +40,11 @@ def take_apart(state: Any) -> tuple[Any, list[torch.Tensor]]:
         TypeError: Something in it cannot be kept; says what, and where.
     """
     tensors: list[torch.Tensor] = []
-    return _apart(state, tensors, None), tensors
+    return _apart(state, _Found(tensors, shards), None), tensors
 
 
-def put_together(said: Any, take: Take) -> Any:
-    """What :func:`take_apart` was given, with the tensors that ``take`` hands out.
+def put_together(said: Any, take: Take, shard: TakeShard | None = None) -> Any:
+    """What :func:`take_apart` was given, with the tensors that ``take`` and ``shard`` hand out.
 
     Raises:
         ValueError: It cannot have come from there.
@@ -43,18 +53,28 @@ def put_together(said: Any, take: Take) -> Any:
         case None | bool() | int() | float() | str():
             return said
         case list():
-            return [put_together(item, take) for item in said]
+            return [put_together(item, take, shard) for item in said]
         case dict() if len(said) == 1:
             [(kind, value)] = said.items()
-            return _together(kind, value, take)
+            return _together(kind, value, take, shard)
     raise ValueError(f"{said!r:.80} is no part of a state")
 
 
-def _apart(value: Any, tensors: list[torch.Tensor], where: _Where) -> Any:
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a walk through a state has come upon."""
+
+    tensors: list[torch.Tensor]
+    shards: Shards | None
+
+
+def _apart(value: Any, found: _Found, where: _Where) -> Any:
     match value:
         case torch.Tensor():  # first, since most are
-            tensors.append(_dense(value, where))
-            return {"tensor": len(tensors) - 1}
+            if type(value).__name__ == "DTensor":
+                return _shard(value, found, where)
+            found.tensors.append(_dense(value, where))
+            return {"tensor": len(found.tensors) - 1}
         case None | bool() | str():
             return value
         case np.generic():  # before int and float: some are those, too
@@ -62,15 +82,15 @@ def _apart(value: Any, tensors: list[torch.Tensor], where: _Where) -> Any:
         case int() | float() if type(value) in (int, float):
             return value
         case list():
-            return [_apart(item, tensors, (where, index)) for index, item in enumerate(value)]
+            return [_apart(item, found, (where, index)) for index, item in enumerate(value)]
         case tuple():
-            return {"tuple": [_apart(item, tensors, (where, index)) for index, item in enumerate(value)]}
+            return {"tuple": [_apart(item, found, (where, index)) for index, item in enumerate(value)]}
         case dict():
             kind = "counter" if isinstance(value, Counter) else "dict"
-            return {kind: [[_key(key, where), _apart(item, tensors, (where, key))] for key, item in value.items()]}
+            return {kind: [[_key(key, where), _apart(item, found, (where, key))] for key, item in value.items()]}
         case np.ndarray() if value.dtype.kind in "biufc":
-            tensors.append(torch.from_numpy(np.ascontiguousarray(value)))
-            return {"array": len(tensors) - 1}
+            found.tensors.append(torch.from_numpy(np.ascontiguousarray(value)))
+            return {"array": len(found.tensors) - 1}
         case bytes() | bytearray():
             return {"bytes": base64.b64encode(value).decode()}
         case torch.dtype() | torch.device():
@@ -90,7 +110,7 @@ def _key(key: Any, where: _Where) -> Any:
         return key
     if type(key) not in (int, float, bool, type(None), tuple):
         raise TypeError(f"{_told(where)} has the key {key!r}, a {type(key).__qualname__}, which cannot be kept.")
-    return _apart(key, [], where)
+    return _apart(key, _Found([], None), where)
 
 
 def _plain(value: Any, where: _Where) -> bool | int | float:
@@ -102,16 +122,28 @@ def _plain(value: Any, where: _Where) -> bool | int | float:
 def _dense(tensor: torch.Tensor, where: _Where) -> torch.Tensor:
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         raise TypeError(f"{_told(where)} is a tensor that is sparse, quantized or without data, which cannot be kept.")
-    if type(tensor).__name__ == "DTensor":
-        raise TypeError(f"{_told(where)} is a DTensor: sharded state cannot be kept yet.")
     return tensor.detach() if tensor.requires_grad else tensor
 
 
-def _together(kind: str, value: Any, take: Take) -> Any:
+def _shard(tensor: Any, found: _Found, place: _Where) -> Any:
+    """A DTensor: the number of this rank's part, its name, and what ``shards.tensors`` says of it."""
+    from elastic_torch.shards.tensors import described, local_part
+
+    where = _told(place)
+    if found.shards is None:
+        raise TypeError(f"{where} is a DTensor, but the model has none: give TrainState the model that is sharded.")
+    found.shards[where] = tensor
+    found.tensors.append(_dense(local_part(tensor), place))
+    return {"shard": [len(found.tensors) - 1, where, *described(tensor, where)]}
+
+
+def _together(kind: str, value: Any, take: Take, shard: TakeShard | None) -> Any:
     def pairs() -> Any:
-        return ((put_together(key, take), put_together(item, take)) for key, item in value)
+        return ((put_together(key, take), put_together(item, take, shard)) for key, item in value)
 
     match kind:
+        case "shard" if shard is not None:
+            return shard(value[1])
         case "tensor":
             return take(int(value))
         case "array":
@@ -121,7 +153,7 @@ def _together(kind: str, value: Any, take: Take) -> Any:
         case "counter":
             return Counter(dict(pairs()))
         case "tuple":
-            return tuple(put_together(item, take) for item in value)
+            return tuple(put_together(item, take, shard) for item in value)
         case "bytes":
             return base64.b64decode(value)
         case "scalar":

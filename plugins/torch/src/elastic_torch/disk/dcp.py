@@ -146,6 +146,10 @@ def write_metadata(storage: Storage, folder: str, content: bytes) -> FileSum:
     return sums[METADATA]
 
 
+class Loose(dict[str, Any]):
+    """A part of a state dict, of which only what was saved is wanted, at any depth."""
+
+
 def read(storage: Storage, folder: str, into: dict[str, Any] | None = None) -> dict[str, Any]:
     """Read a checkpoint: into a state dict, each rank its shards; or, without one, all of it as it was saved.
 
@@ -153,22 +157,45 @@ def read(storage: Storage, folder: str, into: dict[str, Any] | None = None) -> d
         storage: Where it is.
         folder: Its folder.
         into: Tensors are filled in place, other values replaced; what has a ``load_state_dict`` at the top level is
-            given it.
+            given it. Where None stands at the top level comes whatever was saved under that name, or nothing; of a
+            :class:`Loose` one what was not saved is left out.
     """
     reader = FileSystemReader(folder)
     reader.path = folder
     reader.fs = _Files(storage)  # type: ignore[assignment]  # torch puts its own other ones there as well
     metadata = reader.read_metadata()
-    planner = _EmptyStateDictLoadPlanner() if into is None else DefaultLoadPlanner()
-    given = {} if into is None else into
-    state = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in given.items()}
-    planner.set_up_planner(state, metadata, is_coordinator=False)
     reader.set_up_storage_reader(metadata, is_coordinator=False)
-    plan = reader.prepare_local_plan(planner.create_local_plan())
-    reader.read_data(planner.finish_plan(plan), planner).wait()
-    for key, value in given.items():
+    if into is None:
+        return _planned(reader, metadata, _EmptyStateDictLoadPlanner(), {})
+    unknown = {key for key, value in into.items() if value is None}
+    found = _planned(reader, metadata, _EmptyStateDictLoadPlanner(keys=unknown), {}) if unknown else {}
+    for key in unknown:
+        del into[key]
+    saved = {path[:end] for path in (metadata.planner_data or {}).values() for end in range(1, len(path) + 1)}
+    into.update({key: _saved(value, (key,), saved) for key, value in into.items() if isinstance(value, Loose)})
+    given = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in into.items()}
+    state = _planned(reader, metadata, DefaultLoadPlanner(), given)
+    for key, value in into.items():
         if isinstance(value, Stateful):
             value.load_state_dict(state[key])
         else:
-            given[key] = state[key]
-    return state if into is None else given
+            into[key] = state[key]
+    into.update(found)
+    return into
+
+
+def _saved(value: Any, path: tuple[Any, ...], saved: set[tuple[Any, ...]]) -> Any:
+    """What of it was saved, going by the beginnings of all places that were."""
+    if not isinstance(value, dict):
+        return value
+    return {key: _saved(item, (*path, key), saved) for key, item in value.items() if (*path, key) in saved}
+
+
+def _planned(
+    reader: FileSystemReader, metadata: Metadata, planner: DefaultLoadPlanner, state: dict[str, Any]
+) -> dict[str, Any]:
+    """Read into a state dict, in the order of calls that torch's own load has."""
+    planner.set_up_planner(state, metadata, is_coordinator=False)
+    plan = reader.prepare_local_plan(planner.create_local_plan())
+    reader.read_data(planner.finish_plan(plan), planner).wait()
+    return state

@@ -1,0 +1,191 @@
+"""The memory tier of a sharded state: what ``TrainState`` talks to. ``whole`` says what its methods are for."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from elastic_core.warm.failing import ended_by_exception
+from elastic_torch.agreement import Tier
+from elastic_torch.peers import gathered
+from elastic_torch.shards import formats, plan
+from elastic_torch.shards.bringing import Brought, bring
+from elastic_torch.shards.plan import Found, Holding
+from elastic_torch.shards.pool import Pool
+from elastic_torch.shards.replicas import Replicas
+from elastic_torch.shards.replicator import Replicator
+from elastic_torch.shards.tensors import forget, owners
+from elastic_torch.shards.wire import Wire
+from elastic_torch.snapshot import Snapshot
+from elastic_torch.stamp import Stamp
+from elastic_torch.tiers import DiskTier, Loaded
+from elastic_torch.tree import put_together, take_apart
+from elastic_torch.whole import State, Taken
+
+_PARTS = "state[1]['state']"
+"""Where in a whole state the parts are, by name."""
+
+
+class Shards:
+    """This rank's part of a sharded state, and what it keeps of others'.
+
+    Args:
+        model: The module.
+        parts: What else has a state, by name; under ``extra`` a mapping of more of it. Optimizers are among it.
+        name: Of the state.
+        local_rank: The worker's number on its node.
+        replicate_every: Snapshots from one replica to the next.
+
+    Attributes:
+        pool: This rank's own snapshots.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, parts: Mapping[str, Any], name: str, local_rank: int, replicate_every: int
+    ) -> None:
+        self._model, self._parts = model, parts
+        self.pool = Pool(name, local_rank, self._pinned)
+        self._replicas = Replicas(name, local_rank)
+        self._every, self._kept = replicate_every, 0
+        self._wire: Wire | None = None
+        self._nodes: list[int] = []
+        self._found: list[Found] = []
+        self._brought: Brought | None = None
+        self._newest: Stamp | None = None
+        """Of the last snapshot; None where it could not be kept."""
+        self._replicator: Replicator | None = None
+
+    def replicated(self) -> Stamp | None:
+        """The newest state of this round of which every part is on two nodes."""
+        return None if self._replicator is None else self._replicator.replicated
+
+    def meet(self) -> Stamp | None:
+        """The newest state of which every part is somewhere."""
+        self._finish()
+        self._wire = Wire()
+        self._nodes = [node for [node] in self._wire.gather([int(os.environ.get("GROUP_RANK", "0"))])]
+        rows = [[h.stamp.round, h.stamp.step, h.rank, h.world] for h in self._holdings()]
+        everybodys = self._wire.gather_rows(rows, 4)
+        held = [[Holding(Stamp(*row[:2]), *row[2:]) for row in each] for each in everybodys]
+        self._found = plan.every(held)
+        return self._found[0].stamp if self._found else None
+
+    def take(self, state: State) -> Taken:
+        """It, as this rank needs it: the sharded tensors that are there are filled.
+
+        Raises:
+            ValueError: The snapshot does not fit the model.
+        """
+        assert self._wire is not None
+        found = self._found[0]
+        mine = {
+            h.rank: snapshot
+            for h, snapshot in self._holdings().items()
+            if (h.stamp, h.world) == (found.stamp, found.world)
+        }
+        present: dict[str, DTensor] = {}
+        take_apart(state(), present)
+        owner: dict[str, DTensor] = {}  # optimizers have no state before their first step
+        for (group, part), optimizer in formats.optimizers(self._parts):
+            owner |= owners(f"{_PARTS}[{group!r}][{part!r}]" if group else f"{_PARTS}[{part!r}]", optimizer)
+        self._brought = brought = bring(self._wire, found, mine, present, owner)
+        self.pool.gone_back_to(found.stamp)
+        model, rest = brought.said
+        return Taken(
+            put_together(model, brought.plain.__getitem__, brought.shards.__getitem__),
+            put_together(rest, lambda number: brought.plain[number].clone(), brought.shards.__getitem__),
+            brought.whole,
+            Tier.MEMORY if brought.local else Tier.PEER,
+        )
+
+    def go_on(self, stamp: Stamp, state: State) -> None:
+        """Begin to replicate.
+
+        Parts that came from elsewhere are kept anew first: nobody's first step may find that a part is only where it
+        came from.
+        """
+        assert self._wire is not None
+        wire, brought, self._wire, self._brought = self._wire, self._brought, None, None
+        moved = brought is not None and not brought.exact
+        if moved:
+            self._copy(stamp, state)
+        partner = [to for to in plan.partners(self._nodes) if to is not None]
+        able = wire.agree(self.pool.outlives)  # and all have what was moved
+        if not able or not partner:
+            if able:
+                self._replicas.let_go(0)
+            wire.close()
+            return
+        twice = None if moved or brought is None else plan.twice(self._found, self._nodes)
+        safe = self._found[0] if moved else twice
+        self._replicator = Replicator(
+            wire, partner, self._replicas, self.pool.slot_of, None if safe is None else safe.stamp
+        )
+        if moved:
+            self._replicator.offer(self._newest)
+        atexit.register(self._close)
+
+    def keep(self, stamp: Stamp, state: State) -> None:
+        """Copy this rank's part, and offer it if it is time to."""
+        self._copy(stamp, state)
+        self._kept += 1
+        if self._replicator is not None and self._kept % self._every == 0:
+            self._replicator.offer(self._newest)
+
+    def has(self, stamp: Stamp) -> bool:
+        """Whether all ranks have kept that."""
+        return all(gathered([stamp] if stamp == self._newest else []))
+
+    def leave(self) -> None:
+        """Have the newest snapshot replicated, if it is not, and wait for that: nothing is written here any more."""
+        if self._replicator is not None:
+            self._replicator.offer_last(self._newest)
+        self._finish()
+
+    def named(self, state: dict[str, Any]) -> dict[str, Any]:
+        """By parameters' names: see ``formats``."""
+        return formats.named(self._model, self._parts, state)
+
+    def take_over(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Become it, as far as model and optimizers go; the same state again."""
+        return formats.take_over(self._model, self._parts, state)
+
+    def load(self, disk: DiskTier, state: State) -> Loaded | None:
+        """The newest intact checkpoint, of what is sharded the parts that this rank needs."""
+        new = [optimizer for _, optimizer in formats.optimizers(self._parts) if not optimizer.state]
+        loaded = disk.load(formats.wanted({**state(), "rng": None}))
+        if loaded is None:
+            for optimizer in new:
+                optimizer.state.clear()  # made only to be loaded into
+        return loaded
+
+    def _copy(self, stamp: Stamp, state: State) -> None:
+        if self.pool.outlives:
+            said, tensors = take_apart(state(), {})
+            self.pool.keep(stamp, {"rank": dist.get_rank(), "world": dist.get_world_size(), "tree": said}, tensors)
+        self._newest = stamp if self.pool.outlives else None
+
+    def _pinned(self) -> tuple[Stamp, ...]:
+        return self._replicator.pinned() if self._replicator is not None else ()
+
+    def _holdings(self) -> dict[Holding, Snapshot]:
+        """What this rank can reach: own snapshots, and replicas."""
+        return {**self._replicas.holdings(), **self.pool.holdings()}
+
+    def _finish(self) -> None:
+        if self._replicator is not None:
+            atexit.unregister(self._close)
+            self._replicator.close()
+            self._replicator = None
+
+    def _close(self) -> None:
+        """At the end of the program. Where an exception has ended it nobody is waited for: the peers may be, for us."""
+        if not ended_by_exception():
+            self._finish()
+        forget()

@@ -1,0 +1,98 @@
+"""The replicas that a rank keeps for ranks of another node, in memory that its own node's agent holds.
+
+For each of those ranks there are two slots: one stays whole while the other one is written. A slot says whose part it
+holds, of how many, and of which step; the worker with the same number on the node finds it in the next round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from elastic_core.errors import ResourceError
+from elastic_core.holding import held, hold, release
+from elastic_torch.shards.plan import Holding
+from elastic_torch.shards.pool import holding
+from elastic_torch.snapshot import PAGE, Slot, Snapshot
+from elastic_torch.stamp import Stamp
+
+SLOTS = 2
+
+
+class Replicas:
+    """The slots, by the number of the rank that they are for among those that this one keeps replicas for.
+
+    Args:
+        name: Of the state.
+        local_rank: This worker's number on its node.
+    """
+
+    def __init__(self, name: str, local_rank: int) -> None:
+        self._prefix = f"{name}/{local_rank}/replica"
+        self._slots: dict[tuple[int, int], Slot] = {}
+        self._stamps: dict[tuple[int, int], Stamp] = {}
+        number = 0
+        while self._adopt(number):
+            number += 1
+
+    def holdings(self) -> dict[Holding, Snapshot]:
+        """What is complete, and whose part it is."""
+        return {held_: found for _, found in self._read() if (held_ := holding(found)) is not None}
+
+    def room(self, number: int, size: int, safe: Stamp | None) -> Slot:
+        """A slot for the next replica, of at least so many bytes. From here on until it is finished it holds nothing.
+
+        Args:
+            number: Of the rank that it is for.
+            size: Bytes.
+            safe: The stamp of the replica that must stay.
+
+        Raises:
+            ResourceError: There is no memory for it, or the agent does not keep it.
+        """
+        places = [(number, index) for index in range(SLOTS)]
+        free = [place for place in places if self._stamps.get(place) != safe or safe is None]
+        place = min(free, key=lambda place: self._stamps.get(place, Stamp(-1, -1)))
+        slot = self._slots.get(place)
+        if slot is None or slot.size < size:
+            slot = Slot.sized(self._name(place), size + size // 8)
+            if not hold(self._name(place), slot.fd):
+                slot.close()
+                raise ResourceError("The agent does not answer.")
+            if (old := self._slots.pop(place, None)) is not None:
+                old.close()
+            self._slots[place] = slot
+        self._stamps.pop(place, None)
+        slot.begin()
+        return slot
+
+    def came(self, slot: Slot, stamp: Stamp) -> None:
+        """A slot is finished."""
+        self._stamps.update({place: stamp for place, its in self._slots.items() if its is slot})
+
+    def let_go(self, first: int) -> None:
+        """Give up the replicas from this number on: nobody goes back to them any more."""
+        for place in [place for place in self._slots if place[0] >= first]:
+            release(self._name(place))
+            self._slots.pop(place).close()
+            self._stamps.pop(place, None)
+
+    def _read(self) -> Iterator[tuple[tuple[int, int], Snapshot]]:
+        for place, slot in self._slots.items():
+            if (found := slot.read()) is not None:
+                yield place, found
+
+    def _adopt(self, number: int) -> bool:
+        """Take over what the agent has under this number; whether it has any."""
+        any_ = False
+        for place in [(number, index) for index in range(SLOTS)]:
+            if (fd := held(self._name(place))) is not None:
+                any_ = True
+                slot = Slot(fd)
+                assert slot.size >= PAGE, "slots are whole pages"
+                self._slots[place] = slot
+                if (found := slot.read()) is not None:
+                    self._stamps[place] = found.stamp
+        return any_
+
+    def _name(self, place: tuple[int, int]) -> str:
+        return f"{self._prefix}/{place[0]}/{place[1]}"

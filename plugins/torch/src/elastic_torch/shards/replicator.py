@@ -1,0 +1,137 @@
+"""The thread that brings each rank's part to its partner on another node, while training goes on.
+
+Every so many commits each rank *offers* its snapshot, in the same steps on all ranks. The thread asks for everybody's
+size; whoever is still busy says 0, and then this one is left out, by all. Else the parts go to their partners, straight
+from the slots, and when all have said that theirs is complete, the replicas of before are needed no more: this state is
+*safe*. Until then the one before stays, here and with the partners, and so does the one that is on its way. Training
+waits for none of it: what it does is to put an offer into a queue.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+
+from elastic_core.errors import ResourceError
+from elastic_torch.shards.plan import sources
+from elastic_torch.shards.replicas import Replicas
+from elastic_torch.shards.wire import Wire
+from elastic_torch.snapshot import HEADER_BYTES, Slot
+from elastic_torch.stamp import Stamp
+
+logger = logging.getLogger("elastic_torch.shards")
+
+
+class Replicator:
+    """One rank's part in it, from the restoring of a round to its end.
+
+    Args:
+        wire: Of all ranks, for this thread alone from now on.
+        partner: By rank, who keeps its replica.
+        replicas: What this rank keeps for others.
+        slot_of: Where this rank's snapshot with a stamp is.
+        safe: What must stay until something newer is safe: what the ranks would have to go back to if a node were lost
+            now.
+
+    Attributes:
+        safe: The newest state that must stay.
+        replicated: The newest state of this round of which every part is on two nodes.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        partner: Sequence[int],
+        replicas: Replicas,
+        slot_of: Callable[[Stamp], Slot | None],
+        safe: Stamp | None,
+    ) -> None:
+        self.safe = safe
+        self.replicated: Stamp | None = None
+        self._wire, self._replicas, self._slot_of = wire, replicas, slot_of
+        self._partner, self._sources = partner[wire.rank], sources(partner, wire.rank)
+        self._way: Stamp | None = None
+        """What has been offered, and is neither safe nor left out yet."""
+        self._able, self._broken = True, False
+        self._offers: queue.SimpleQueue[Stamp | Literal["end"] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="elastic-replicas", daemon=True)
+        self._thread.start()
+
+    def pinned(self) -> tuple[Stamp, ...]:
+        """What must not be written over."""
+        return tuple(stamp for stamp in (self.safe, self._way) if stamp is not None)
+
+    def offer(self, stamp: Stamp | None) -> None:
+        """Have this snapshot replicated, unless somebody is busy with an earlier one yet. All ranks, in the same steps.
+
+        Args:
+            stamp: Of this rank's snapshot; None if it has none.
+        """
+        if self._broken:
+            return
+        if self._way is not None:
+            stamp = None
+        elif stamp is not None:
+            self._way = stamp
+        self._offers.put(stamp)
+
+    def offer_last(self, stamp: Stamp | None) -> None:
+        """The same for a snapshot after which nothing is written here any more: nobody is too busy for it."""
+        self._offers.put(stamp)
+
+    def close(self) -> None:
+        """Wait until all that was offered is done."""
+        self._offers.put("end")
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while (stamp := self._offers.get()) != "end":
+                if stamp is None or stamp != self.replicated:
+                    self._replicate(stamp)
+                if stamp is not None and stamp == self._way:
+                    self._way = None
+        except RuntimeError as exc:  # gloo's: somebody is gone, and the round is as good as over
+            self._broken = True
+            logger.info("No more replicas in this round: %s", exc)
+
+    def _replicate(self, stamp: Stamp | None) -> None:
+        slot = self._slot_of(stamp) if stamp is not None and self._able else None
+        row = (slot.used(), stamp.round, stamp.step) if slot is not None and stamp is not None else (0, 0, 0)
+        rows = self._wire.gather(row)
+        if slot is None or stamp is None or any(other[0] == 0 or other[1:] != rows[0][1:] for other in rows):
+            return
+        into = self._rooms([rows[source][0] for source in self._sources])
+        if not self._wire.agree(into is not None) or into is None:
+            return
+        sizes = [rows[source][0] for source in self._sources]
+        self._bring(slot, row[0], into, sizes)
+        for theirs in into:
+            self._replicas.came(theirs, stamp)
+        self._wire.agree(True)  # all are there
+        self.safe = self.replicated = stamp
+        self._replicas.let_go(len(self._sources))
+
+    def _rooms(self, sizes: Sequence[int]) -> list[Slot] | None:
+        """Where the replicas of this rank's sources are put; None where there is no memory for them."""
+        try:
+            return [self._replicas.room(number, size, self.safe) for number, size in enumerate(sizes)]
+        except ResourceError as exc:
+            self._able = False
+            logger.warning("No replicas are kept here from here on, and so none of anybody: %s", exc.message)
+            return None
+
+    def _bring(self, slot: Slot, size: int, into: Sequence[Slot], sizes: Sequence[int]) -> None:
+        """This rank's to its partner, its sources' to here; the headers last, which say that all is there."""
+        taken = [its.bytes()[HEADER_BYTES:its_size] for its, its_size in zip(into, sizes, strict=True)]
+        given = slot.bytes()[HEADER_BYTES:size]
+        self._wire.pass_on({self._partner: given}, dict(zip(self._sources, taken, strict=True)))
+        headers = [torch.empty(HEADER_BYTES, dtype=torch.uint8) for _ in into]
+        self._wire.exchange([(self._partner, slot.header())], zip(self._sources, headers, strict=True))
+        for theirs, header in zip(into, headers, strict=True):
+            theirs.finish(header)

@@ -1,0 +1,89 @@
+"""Numbers and bytes between ranks, over gloo, whatever the training itself uses. Nothing is unpickled.
+
+It has a process group of its own, whose methods are called directly: the replicator's thread may still be in one when
+the script destroys all groups by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+PART = 64 << 20
+"""Bytes that are sent at once."""
+PATIENCE = timedelta(days=1)
+"""How long a rank waits for another: one may evaluate for long meanwhile. A dead one breaks its connections."""
+
+
+class Wire:
+    """The process group, of all ranks; making one is a collective."""
+
+    def __init__(self) -> None:
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        group = dist.new_group(backend="gloo", timeout=PATIENCE)
+        assert isinstance(group, dist.ProcessGroup)
+        self._group = group
+
+    def close(self) -> None:
+        """Let the group go."""
+        if dist.is_initialized():
+            dist.destroy_process_group(self._group)
+
+    def gather(self, row: Sequence[int]) -> list[list[int]]:
+        """Everybody's row of numbers, by rank; all are as long."""
+        mine = torch.tensor(row, dtype=torch.int64)
+        everybodys = [torch.empty_like(mine) for _ in range(self.world)]
+        self._group.allgather([everybodys], [mine]).wait()
+        return [each.tolist() for each in everybodys]
+
+    def gather_rows(self, rows: Sequence[Sequence[int]], width: int) -> list[list[list[int]]]:
+        """Everybody's rows of ``width`` numbers, by rank; each has as many as it likes."""
+        counts = [count for [count] in self.gather([len(rows)])]
+        flat = [number for row in rows for number in row]
+        everybodys = self.gather(flat + [0] * (max(counts) * width - len(flat)))
+        return [
+            [numbers[at : at + width] for at in range(0, count * width, width)]
+            for numbers, count in zip(everybodys, counts, strict=True)
+        ]
+
+    def agree(self, well: bool) -> bool:
+        """Whether it is so on all ranks."""
+        return all(said for [said] in self.gather([int(well)]))
+
+    def add_up(self, table: torch.Tensor) -> torch.Tensor:
+        """The sum of everybody's table of int64, in its place."""
+        self._group.allreduce([table]).wait()
+        return table
+
+    def exchange(self, given: Iterable[tuple[int, torch.Tensor]], taken: Iterable[tuple[int, torch.Tensor]]) -> None:
+        """Send bytes to ranks, and receive bytes from ranks; returns when all of it is done.
+
+        Args:
+            given: To whom, and what, as uint8 of shape (bytes,).
+            taken: From whom, and where to. Those between two ranks come in the order in which they were given.
+        """
+        works: list[Any] = []
+        for source, into in taken:
+            works += [self._group.recv([part], source, 0) for part in _parts(into)]
+        for to, content in given:
+            works += [self._group.send([part], to, 0) for part in _parts(content)]
+        for work in works:
+            work.wait()
+
+    def pass_on(self, given: Mapping[int, torch.Tensor], taken: Mapping[int, torch.Tensor]) -> None:
+        """As :meth:`exchange`, a part at a time, so that what is large does not fill the senders' buffers."""
+        longest = max((len(t) for t in (*given.values(), *taken.values())), default=0)
+        for start in range(0, longest, PART):
+            window = slice(start, start + PART)
+            self.exchange(
+                [(to, content[window]) for to, content in given.items() if len(content) > start],
+                [(source, into[window]) for source, into in taken.items() if len(into) > start],
+            )
+
+
+def _parts(content: torch.Tensor) -> Iterable[torch.Tensor]:
+    return (content[start : start + PART] for start in range(0, len(content), PART))

@@ -1,0 +1,147 @@
+"""The memory tier of a state that every rank has in full, as with DDP: what ``TrainState`` talks to.
+
+``shards.memory`` has the one of sharded states, with the same methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from elastic_torch.agreement import Choice, Tier, choose
+from elastic_torch.memory import Memory
+from elastic_torch.peers import gathered, hand_over
+from elastic_torch.stamp import Stamp
+from elastic_torch.tiers import DiskTier, Loaded
+from elastic_torch.tree import put_together, take_apart
+
+State = Callable[[], Any]
+"""All of a state as it is: the model's, and a mapping of everything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A state that is gone on from. Tensors may be views of shared memory: only those of the model.
+
+    Attributes:
+        model: The model's.
+        rest: Everything else.
+        whole: Whether that is what this very rank had kept, random numbers and all.
+        tier: Where it comes from.
+    """
+
+    model: Mapping[str, Any]
+    rest: Mapping[str, Any]
+    whole: bool
+    tier: Tier
+
+
+class MemoryTier(Protocol):
+    """Snapshots in memory that the agents hold. Every method but ``named`` is for all ranks together."""
+
+    def meet(self) -> Stamp | None:
+        """What all ranks would go on from, if there is anything."""
+
+    def take(self, state: State) -> Taken:
+        """That, for this rank; after :meth:`meet` has found it."""
+
+    def go_on(self, stamp: Stamp, state: State) -> None:
+        """Everybody has its state, wherever from: the end of restoring."""
+
+    def keep(self, stamp: Stamp, state: State) -> None:
+        """Keep it; training waits until it has been copied."""
+
+    def has(self, stamp: Stamp) -> bool:
+        """Whether all ranks have kept that."""
+
+    def leave(self) -> None:
+        """A node leaves after this step: see to it that it takes nothing along that the others do not have."""
+
+    def replicated(self) -> Stamp | None:
+        """The newest of this round that survives the loss of a node, as far as it is this tier's to see to that."""
+
+    def named(self, state: dict[str, Any]) -> dict[str, Any]:
+        """A state as checkpoints have it."""
+
+    def take_over(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Make ready to load what :meth:`named` has returned."""
+
+    def load(self, disk: DiskTier, state: State) -> Loaded | None:
+        """The newest intact checkpoint, as this rank needs it."""
+
+
+def memory_tier(
+    model: torch.nn.Module, parts: Mapping[str, Any], name: str, local_rank: int, replicate_every: int
+) -> MemoryTier:
+    """The one for this model. Only what is sharded needs what that imports."""
+    if not any(hasattr(parameter, "placements") for parameter in model.parameters()):
+        return Whole(name, local_rank)
+    from elastic_torch.shards.memory import Shards
+
+    return Shards(model, parts, name, local_rank, replicate_every)
+
+
+class Whole:
+    """The memory tier of a state of which each rank keeps all.
+
+    Args:
+        name: Of the state.
+        local_rank: The worker's number on its node.
+    """
+
+    def __init__(self, name: str, local_rank: int) -> None:
+        self._memory = Memory(name, local_rank)
+        self._choice: Choice | None = None
+
+    def meet(self) -> Stamp | None:
+        """The newest snapshot that everybody has who has any."""
+        self._choice = choose(gathered(self._memory.stamps()))
+        return None if self._choice is None else self._choice.stamp
+
+    def take(self, state: State) -> Taken:
+        """It, from this rank's memory; brought there from another's, if need be."""
+        assert self._choice is not None
+        choice, stamp = self._choice, self._choice.stamp
+        if choice.without:
+            hand_over(choice.source, choice.without, lambda: self._memory.slot(stamp), self._memory.room)
+        snapshot = self._memory.snapshot(stamp)
+        model, rest = snapshot.said  # the model copies what it is given, others may take it as it is
+        others = put_together(rest, lambda number: snapshot.views[number].clone())
+        tier = choice.tier(dist.get_rank() if dist.is_initialized() else 0)
+        return Taken(put_together(model, snapshot.views.__getitem__), others, tier is Tier.MEMORY, tier)
+
+    def go_on(self, stamp: Stamp, state: State) -> None:
+        """Nothing is left to do."""
+
+    def keep(self, stamp: Stamp, state: State) -> None:
+        """Copy all of it into the slot that does not hold the newest."""
+        if self._memory.outlives:
+            self._memory.keep(stamp, *take_apart(state()))
+
+    def has(self, stamp: Stamp) -> bool:
+        """Whether this is what all ranks would go on from."""
+        choice = choose(gathered(self._memory.stamps()))
+        return choice is not None and choice.stamp == stamp
+
+    def leave(self) -> None:
+        """Every rank has all of it."""
+
+    def replicated(self) -> Stamp | None:
+        """Every rank has all of it."""
+        return None
+
+    def named(self, state: dict[str, Any]) -> dict[str, Any]:
+        """As it is."""
+        return state
+
+    def take_over(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """As it is."""
+        return state
+
+    def load(self, disk: DiskTier, state: State) -> Loaded | None:
+        """All that was saved."""
+        return disk.load()

@@ -1,0 +1,15 @@
+"""The example with FSDP2 does what its README says."""
+
+from __future__ import annotations
+
+from stage import EXAMPLES, WARM, Stage
+
+
+def test_a_worker_that_is_killed_is_replaced_and_training_goes_on(stage: Stage) -> None:
+    flags = ["--standalone", "--nproc_per_node=2", "--max_restarts=1", "--preload=torch,torch._dynamo"]
+    agent = stage.run(*flags, EXAMPLES / "fsdp" / "train.py", "--epochs=1", "--sentences=640", env=WARM)
+    agent.wait_for(r"step 4, epoch 0: loss")
+    agent.kill_worker(1)
+    agent.wait_for(r"rank \d goes on at step \d+, from memory", count=2)
+    assert agent.exit_code() == 0, agent.output
+    agent.wait_for("rank [01] is done after 20 steps", count=2)
