@@ -20,6 +20,8 @@ class TrainingState(Protocol):
     """Steps committed so far."""
     epoch: int
     """The epoch in progress, from 0."""
+    stopping: bool
+    """Whether all ranks stop after this step, which is kept, so that nodes may join or leave: the script ends."""
 
     def restore(self) -> Any:
         """Become the newest state that all ranks have; None if there is none, and something true otherwise.
@@ -28,10 +30,13 @@ class TrainingState(Protocol):
         """
 
     def commit(self) -> None:
-        """Count a step, and save the state if it is time. All ranks call it after the same steps."""
+        """Count a step, save the state if it is time, and learn whether to stop here (``elastic_core.notices``).
+
+        All ranks call it after the same steps.
+        """
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs that are left of ``count``, from the one in progress."""
+        """The epochs that are left of ``count``, from the one in progress, until ``stopping``."""
 
     def batches(self, loader: Iterable[_T]) -> Iterator[_T]:
-        """The batches that are left of the epoch, each committed when the next one is asked for."""
+        """The batches that are left of the epoch, until ``stopping``; each is committed when the next is asked for."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from elastic_core import hookimpl
 
 if TYPE_CHECKING:
-    from elastic_torch.state import TrainState
+    from elastic_core.training import TrainingState
 
 elastic_hookspec_major = 1
 
 
 @hookimpl
-def elastic_train_state() -> type[TrainState]:
+def elastic_train_state() -> type[TrainingState]:
     """``elastic_torch.TrainState``."""
     from elastic_torch.state import TrainState
 
