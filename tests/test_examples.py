@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from pathlib import Path
 
+import pytest
+from PIL import Image
 from stage import EXAMPLES, WARM, WORKERS, Stage
 
 TWO = ["--standalone", "--nproc_per_node=2", "--preload=torch._dynamo"]
@@ -37,6 +40,40 @@ def test_the_minimal_readme_shows_what_makes_it_elastic() -> None:
     (diff,) = (block.splitlines() for block in shown)
     assert [line for line in diff if line[:1] in ("+", "-")] == [line for line in changed if line[:1] in ("+", "-")]
     assert all(line[1:] in elastic for line in diff if line[:1] == " ")
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Sixteen images to train on and eight to validate on, of two classes that one look tells apart."""
+    for part, count in (("train", 8), ("val", 4)):
+        for name, colour in (("red", (200, 40, 40)), ("green", (40, 200, 40))):
+            folder = tmp_path / "images" / part / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (40 + number, 48), colour).save(folder / f"{number}.png")
+    return tmp_path / "images"
+
+
+def test_a_resnet_that_saves_its_own_checkpoints_goes_on_from_the_newest(
+    stage: Stage, tmp_path: Path, images: Path
+) -> None:
+    script = [EXAMPLES / "imagenet" / "main.py", images, f"--checkpoint={tmp_path / 'newest.pt'}", "--save-every=3"]
+    small = ["--arch=resnet18", "--epochs=2", "--batch-size=4", "--image-size=32", "--lr=0.01", "--workers=0"]
+    agent = stage.run(*TWO, "--max_restarts=1", *HURT, *script, *small, env=WARM)
+    assert agent.exit_code() == 0, agent.output
+    went_on = [line for line in agent.lines if line.startswith("2 workers: ")]
+    assert went_on == ["2 workers: resnet18 begins", "2 workers: resnet18 goes on after step 6"], agent.output
+    assert re.search(r"^epoch 2/2: accuracy \S+ after step 8$", agent.output, re.MULTILINE)
+    assert sorted(path.name for path in tmp_path.glob("*.pt*")) == ["best.pt", "newest.pt"]
+
+
+def test_the_dockerfile_copies_what_is_there_and_starts_what_exists() -> None:
+    lines = (EXAMPLES / "imagenet" / "Dockerfile").read_text().splitlines()
+    copied = [source for line in lines if line.startswith("COPY ") for source in line.split()[1:-1]]
+    assert [source for source in copied if not (EXAMPLES.parent / source).exists()] == []
+    assert 'ENTRYPOINT ["elastic", "run"]' in lines
+    (command,) = (json.loads(line.removeprefix("CMD ")) for line in lines if line.startswith("CMD "))
+    assert f"examples/imagenet/{command[-2]}" in copied
 
 
 def test_another_library_takes_elastic_torchs_place(stage: Stage, tmp_path: Path) -> None:
