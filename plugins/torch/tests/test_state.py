@@ -6,6 +6,7 @@ import io
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from elastic_core.errors import UsageError
 from elastic_core.reporting import CONTROL_VARIABLE
 from elastic_torch.agreement import Tier
+from elastic_torch.disk import Disk
 from elastic_torch.stamp import Place
 from elastic_torch.state import TrainState
 
@@ -185,8 +187,11 @@ class Folder:
     def __init__(self, run: str = "") -> None:
         self.run, self.saved = run, list[Checkpoint]()
 
-    def due(self, step: int) -> bool:
-        return step % 5 == 0
+    def due(self, step: int, *, last: bool = False) -> bool:
+        return last or step % 5 == 0
+
+    def wait(self) -> None:
+        """Everything is there at once."""
 
     def save(self, state_dict: dict[str, Any], step: int) -> None:
         file = io.BytesIO()
@@ -219,6 +224,59 @@ def test_after_a_full_restart_a_checkpoint_is_gone_on_from_to_the_last_bit() -> 
     assert (restored.step, restored.tier) == (5, Tier.DISK)
     list(second.run())
     assert equal(alone, second)
+
+
+def test_a_checkpoint_on_disk_is_gone_on_from_to_the_last_bit(tmp_path: Path) -> None:
+    alone = Training()
+    list(alone.run())
+    with Disk(tmp_path, interval=3) as disk:
+        until(Training(disk=disk), 8)
+    with Disk(tmp_path, interval=5) as disk:
+        second = Training(disk=disk)
+        restored = second.state.restore()
+        assert restored is not None
+        assert (restored.step, restored.tier) == (6, Tier.DISK)
+        list(second.run())
+        assert equal(alone, second)
+        assert (newest := disk.newest()) is not None
+        assert newest.step == 12, "the last step is saved though it is not due"
+    with Disk(tmp_path, interval=5) as disk:
+        third = Training(disk=disk)
+        third.state.restore()
+        assert list(third.run()) == []
+        assert disk.wait() is None, "it is there already"
+
+
+@pytest.mark.usefixtures("agent")
+def test_where_all_ranks_stop_the_step_is_kept_in_every_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = Training(name="alone")
+    list(alone.run())
+    monkeypatch.setattr("elastic_torch.state.should_checkpoint", lambda step: step == 8)
+    folder = Folder()
+    first = Training(disk=folder, snapshot_every=5)
+    assert list(first.run())[-1] == 8, "both loops end"
+    assert first.state.stopping
+    assert [saved.step for saved in folder.saved] == [5, 8]
+    second = Training(snapshot_every=5)
+    restored = second.state.restore()
+    assert restored is not None
+    assert (restored.step, restored.epoch, restored.tier) == (8, 1, Tier.MEMORY)
+    list(second.run())
+    assert not second.state.stopping
+    assert equal(alone, second)
+
+
+def test_a_sampler_that_does_not_know_how_far_it_is_goes_on_with_as_many_ranks_only() -> None:
+    first, second = Training(), Training()
+    until(first, 3)
+    state = first.state.state_dict()
+    state["form"] = state["form"].replace('["ranks", 1]', '["ranks", 2]')
+    folder = Folder("another run")
+    folder.save(state, 3)
+    second = Training(disk=folder, rng=False)
+    second.state.restore()
+    with pytest.warns(UserWarning, match=r"^Epoch 0 goes on with 1 rank\(s\) after 3 batches of 2, and the sampler"):
+        next(second.run())
 
 
 @pytest.mark.usefixtures("agent")

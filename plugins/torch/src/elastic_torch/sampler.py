@@ -139,6 +139,13 @@ class ElasticDistributedSampler(Sampler[int]):
         """Samples of this rank in the step in progress: the first that is not committed. 0 for a stand-in."""
         return len(self._share(self._cursor, self._stop_after(self._cursor)))
 
+    def samples_ahead(self, steps: int = 1) -> int:
+        """Samples in the next so many steps, of all ranks together; fewer where the epoch ends before."""
+        stop = self._cursor
+        for _ in range(steps):
+            stop = self._stop_after(stop)
+        return stop - self._cursor
+
     def loss_weight(self, reduction: Literal["mean", "sum"] = "mean") -> float:
         """What to multiply this rank's loss by, in the step in progress, so that the update is one process's.
 

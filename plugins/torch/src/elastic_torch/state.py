@@ -2,44 +2,39 @@
 
 ``commit()`` after a step, ``restore()`` at the top. The rooms below: ``tree`` takes a state apart, ``snapshot`` and
 ``memory`` keep it in shared memory, ``agreement`` decides which state all ranks go on from, ``peers`` brings it to
-those who have it not, ``tiers`` says what is asked of checkpoints on disk.
+those who have it not. ``tiers`` says what is asked of checkpoints on disk, ``checkpoints`` when to save one and when to
+go on from it, ``form`` what their format forgets. ``accumulation`` counts the batches of a step.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from elastic_core.errors import UsageError
+from elastic_core.notices import should_checkpoint
 from elastic_core.recording import attach
-from elastic_torch import rng as generators
+from elastic_torch import loaders, rng as generators
+from elastic_torch.accumulation import Accumulation
 from elastic_torch.agreement import Choice, Tier, choose
+from elastic_torch.checkpoints import Checkpoints, packed, unpacked
+from elastic_torch.form import form_of, restored
 from elastic_torch.memory import Memory
+from elastic_torch.parts import Stateful, stateful, unwrapped
 from elastic_torch.peers import gathered, hand_over
+from elastic_torch.sampler import ElasticBatchSampler
 from elastic_torch.stamp import Place, Stamp, digest
-from elastic_torch.tiers import Checkpoint, DiskTier
+from elastic_torch.tiers import DiskTier, Loaded
 from elastic_torch.tree import put_together, take_apart
 
 _T = TypeVar("_T")
-
-
-class Stateful(Protocol):
-    """An optimizer, a scheduler, a scaler, a module: whatever can say what it is, and become it again."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What it is."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Become that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +57,16 @@ class TrainState:
         for epoch in state.epochs(10):
             for batch in state.batches(loader):
                 ...  # forward, backward, optimizer.step()
+        if state.stopping:  # for other nodes to go on
+            sys.exit()
 
     It is the same script at the first start and after each restart: with the state of the newest step that all ranks
     have (``agreement.choose``), in the same epoch, at the next batch, with the same random numbers. That state comes
     from the memory that the agent of this node has kept, or from another rank over the process group, or from a
     checkpoint.
+
+    When nodes join or leave, both loops end after one and the same step on all ranks, which is kept: ``stopping`` is
+    True then. The script has only to end, with exit code 0, and the job goes on with other nodes.
 
     All ranks make one, with the same arguments, and call its methods after the same steps.
 
@@ -75,18 +75,20 @@ class TrainState:
         optimizer: The optimizer.
         scheduler: The scheduler of its learning rate.
         sampler: What the loader draws with. If it has ``state_dict()`` and ``load_state_dict()``, it knows by itself
-            how far it is; if it has ``advance()``, that is called once for each batch, and ``set_epoch()`` for each
-            epoch.
+            how far it is; if it has ``advance()``, that is called once for each batch, before its step is kept, and
+            ``set_epoch()`` for each epoch. An ``ElasticDistributedSampler`` goes on with any number of ranks; those
+            that do not know how far they are, torch's too, only with as many as before.
         rng: Whether the random generators belong to the state: torch's, the GPU's, Python's, numpy's.
         extra: Anything else that has a state, by name: a scaler, an average of weights.
-        disk: Checkpoints that outlive the job.
+        disk: Checkpoints that outlive the job: saved when they are due, and once more where training stops or ends.
         snapshot_every: Steps between two snapshots in memory.
         name: Unlike that of any other state of the same worker.
 
     Attributes:
         step: Steps committed so far.
         epoch: The epoch in progress, from 0.
-        batch: Its batches that are done on this rank.
+        batch: Its batches that are done; each of them is one of every rank.
+        stopping: Whether all ranks stop here, so that nodes may join or leave (``should_checkpoint``).
 
     Raises:
         TypeError: Something has no state.
@@ -108,16 +110,18 @@ class TrainState:
         if snapshot_every < 1:
             raise ValueError(f"snapshot_every={snapshot_every}: it counts steps, from 1.")
         self.step = self.epoch = self.batch = 0
-        self._model = _unwrapped(model)
+        self.stopping = False
+        self._model = unwrapped(model)
         self._parts: dict[str, Stateful] = {}
         for part, thing in (("optimizer", optimizer), ("scheduler", scheduler)):
             if thing is not None:
-                self._parts[part] = _stateful(part, thing)
-        self._sampler = sampler
+                self._parts[part] = stateful(part, thing)
+        self._sampler = sampler = sampler.sampler if isinstance(sampler, ElasticBatchSampler) else sampler
+        self._accumulation = Accumulation(sampler=sampler)
         self._sampler_knows = hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict")
         if self._sampler_knows:
             self._parts["sampler"] = sampler
-        self._extra = {key: _stateful(f"extra[{key!r}]", thing) for key, thing in (extra or {}).items()}
+        self._extra = {key: stateful(f"extra[{key!r}]", thing) for key, thing in (extra or {}).items()}
         self._rng = rng
         self._epoch_rng: torch.Tensor | None = None
         """torch's generator when the epoch's loader began: its order and its workers' seeds come from there."""
@@ -125,59 +129,108 @@ class TrainState:
         """Of a restored state, to be set when its loader has begun."""
         self._resumed = False
         """Whether the next loader is to go on in the midst of an epoch."""
-        self._disk = disk
+        self._ranks = _ranks()
+        """How many there were when the restored state was made, if it was."""
         self._snapshot_every = snapshot_every
         self._place = Place.found()
+        self._checkpoints = Checkpoints(disk, self._place)
         self._memory = Memory(name, self._place.local_rank)
         _states.append(weakref.ref(self))
 
     # The loop --------------------------------------------------------------------------------------------------------
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs that are left of ``count``, from the one in progress."""
+        """The epochs that are left of ``count``, from the one in progress; it ends early where all ranks stop.
+
+        At the end of them the last step is saved on disk, and everything there is written before the loop is left.
+        """
         while self.epoch < count:
             if hasattr(self._sampler, "set_epoch"):
                 self._sampler.set_epoch(self.epoch)
             yield self.epoch
+            if self.stopping:
+                return
             self.epoch += 1
             self.batch = 0
             self._resumed = False
+        self._checkpoints.last(self.step, self._to_save)
 
     def batches(self, loader: Iterable[_T], *, accumulate: int = 1) -> Iterator[_T]:
-        """The batches that are left of the epoch; each is committed when the next one is asked for.
+        """The batches that are left of the epoch; each step is committed when the batch after it is asked for.
 
-        Whoever leaves the loop early commits the last batch by hand, or has it again after a restart. Where the sampler
-        does not know how far it is, the batches that are done are drawn and thrown away.
+        It ends early where all ranks stop. Whoever leaves the loop otherwise commits the last batch by hand, or has it
+        again after a restart. Where the sampler does not know how far it is, the batches that are done are drawn and
+        thrown away.
 
         Args:
             loader: A ``DataLoader``, or whatever gives the same batches in an epoch each time.
             accumulate: Batches to one step of the optimizer, and so to one commit; an epoch's last step may have fewer.
+                ``sync_gradients`` says which of them is the last one. It may be another number after a restart.
+
+        Raises:
+            UsageError: The loader draws with an elastic sampler that is not the state's.
         """
-        iterator = self._begin(loader)
-        open_ = False
+        if accumulate < 1:
+            raise ValueError(f"accumulate={accumulate}: a step has one batch at least.")
+        iterator, left = self._begin(loader)
+        step = self._accumulation = Accumulation(accumulate, left, self._sampler)
         for batch in iterator:
+            step.batch()
             yield batch
             self.batch += 1
             if hasattr(self._sampler, "advance"):
                 self._sampler.advance()
-            open_ = self.batch % accumulate != 0
-            if not open_:
+            if step.batch_done():
                 self.commit()
-        if open_:
+                if self.stopping:
+                    return
+        if step.open:
             self.commit()
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the batch in hand completes a step: the optimizer's turn. Else gradients add up, without DDP's sync.
+
+        Of a loader without a length nobody knows which batch is an epoch's last: the optimizer's turn for what is left
+        is after the loop, then.
+        """
+        return self._accumulation.at_last
+
+    def loss_weight(self, reduction: Literal["mean", "sum"] = "mean") -> float:
+        """What to multiply this rank's loss of the batch in hand by, before ``backward()``.
+
+        Then the gradient of a step is that of the mean over all of its samples, in all batches of all ranks, as if one
+        process had taken them at once: with shares that differ by one, in an epoch's tail, and with ``accumulate``.
+        Needs an ``ElasticDistributedSampler`` for that; with others it is 1 / ``accumulate``.
+
+        Args:
+            reduction: Whether the loss is the mean over the samples that this rank has, or their sum.
+
+        Raises:
+            ValueError: ``reduction`` is neither.
+            RuntimeError: No batch of the epoch is left.
+        """
+        return self._accumulation.weight(reduction)
 
     def commit(self) -> None:
         """A step is done: count it, and keep the state. Training waits until it has been copied.
+
+        Where all ranks are to stop after it, it is kept in every tier, ``stopping`` is True from here on, and what was
+        saved on disk is written when this returns.
 
         Raises:
             TypeError: The state has something in it that cannot be kept; says what, and where.
         """
         self.step += 1
-        if self._memory.outlives and self.step % self._snapshot_every == 0:
-            self._keep(Stamp(self._place.round, self.step))
-        if self._disk is not None and self._disk.due(self.step):
-            mine = {str(_rank()): self._numbers()} if self._rng else {}
-            self._disk.save({**self.state_dict(), "rng": mine}, self.step)
+        due = self.step % self._snapshot_every == 0
+        if due:
+            self._keep()
+        self._checkpoints.after(self.step, self._to_save)
+        if should_checkpoint(self.step):
+            self.stopping = True
+            if not due:
+                self._keep()
+            self._checkpoints.last(self.step, self._to_save)
 
     # Restoring -------------------------------------------------------------------------------------------------------
 
@@ -196,37 +249,26 @@ class TrainState:
                 hint="Call elastic.init_process_group() before it.",
             )
         choice = choose(gathered(self._memory.stamps()))
-        tier = Tier.DISK if self._load_checkpoint(choice) else None
-        if tier is None and choice is not None:
+        loaded = self._checkpoints.newer_than(choice)
+        if loaded is not None:
+            tier = self._load_checkpoint(loaded)
+        elif choice is not None:
             tier = self._load_snapshot(choice)
-        if tier is None:
+        else:
             return None
         self._resumed = True
         return Restored(self.step, self.epoch, tier)
 
-    def _load_checkpoint(self, choice: Choice | None) -> bool:
-        """Become what the newest checkpoint is, unless the snapshot that was chosen is newer; the same on all ranks."""
-
-        def counts(found: Checkpoint) -> bool:
-            """Those of other runs are older than any snapshot."""
-            return choice is None or (
-                found.run_uid == self._place.run and Stamp(found.round, found.step) > choice.stamp
-            )
-
-        if self._disk is None or (newest := self._disk.newest(verify=False)) is None or not counts(newest):
-            return False
-        loaded = self._disk.load()
-        if loaded is None or not counts(loaded.checkpoint):
-            return False
+    def _load_checkpoint(self, loaded: Loaded) -> Tier:
+        """Become what a checkpoint is."""
         self.load_state_dict(loaded.state)
         if self._rng:
             numbers = loaded.state.get("rng", {}).get(str(_rank()))
             if numbers is None:
                 generators.reseed(digest(loaded.checkpoint.run_uid), loaded.checkpoint.round, self.step, _rank())
             else:
-                tensors = [numbers["tensors"][key] for key in sorted(numbers["tensors"], key=int)]
-                self._set_generators(put_together(json.loads(numbers["text"]), tensors.__getitem__))
-        return True
+                self._set_generators(unpacked(numbers))
+        return Tier.DISK
 
     def _load_snapshot(self, choice: Choice) -> Tier:
         """Become what the chosen snapshot is; where this rank has it from."""
@@ -252,25 +294,37 @@ class TrainState:
         generators.apply(numbers["now"])
 
     def _numbers(self) -> dict[str, Any]:
-        """This rank's generators, as checkpoints keep them: a text and tensors."""
-        said, tensors = take_apart({"now": generators.capture(), "epoch": self._epoch_rng})
-        return {"text": json.dumps(said), "tensors": {str(index): tensor for index, tensor in enumerate(tensors)}}
+        return {"now": generators.capture(), "epoch": self._epoch_rng}
 
     # The state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What all ranks have in common: model, optimizer, scheduler, sampler, extra and progress, by these names."""
-        return {"model": self._model.state_dict(), **self._rest()}
+        """What all ranks have in common: model, optimizer, scheduler, sampler, extra and progress, by these names.
+
+        And its ``form``, a text, by which it is known again in formats whose keys are strings.
+        """
+        state = {"model": self._model.state_dict(), **self._rest()}
+        return {**state, "form": form_of(state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Become what :meth:`state_dict` has returned, here or elsewhere."""
+        """Become what :meth:`state_dict` has returned, here or elsewhere, or what a checkpoint has made of it.
+
+        Raises:
+            ValueError: Something is missing; says what.
+        """
+        if "form" in state:
+            state = restored(state["form"], state)
         self._load(state["model"], state)
+
+    def _to_save(self) -> dict[str, Any]:
+        """What a checkpoint gets: what belongs to one rank alone has its number for a name."""
+        return {**self.state_dict(), "rng": {str(_rank()): packed(self._numbers())} if self._rng else {}}
 
     def _rest(self) -> dict[str, Any]:
         state: dict[str, Any] = {part: thing.state_dict() for part, thing in self._parts.items()}
         if self._extra:
             state["extra"] = {key: thing.state_dict() for key, thing in self._extra.items()}
-        state["progress"] = {"step": self.step, "epoch": self.epoch, "batch": self.batch}
+        state["progress"] = {"step": self.step, "epoch": self.epoch, "batch": self.batch, "ranks": _ranks()}
         return state
 
     def _load(self, model: Mapping[str, Any], rest: Mapping[str, Any]) -> None:
@@ -283,27 +337,38 @@ class TrainState:
             thing.load_state_dict(rest["extra"][key])
         progress = rest["progress"]
         self.step, self.epoch, self.batch = (int(progress[key]) for key in ("step", "epoch", "batch"))
+        self._ranks = int(progress["ranks"])
 
-    def _keep(self, stamp: Stamp) -> None:
-        numbers = {"now": generators.capture(), "epoch": self._epoch_rng} if self._rng else None
+    def _keep(self) -> None:
+        if not self._memory.outlives:
+            return
+        numbers = self._numbers() if self._rng else None
         said, tensors = take_apart([self._model.state_dict(), {"state": self._rest(), "rng": numbers}])
-        self._memory.keep(stamp, said, tensors)
+        self._memory.keep(Stamp(self._place.round, self.step), said, tensors)
 
-    def _begin(self, loader: Iterable[_T]) -> Iterator[_T]:
-        """The loader's iterator, at the first batch that is left, with the generators as they were then."""
+    def _begin(self, loader: Iterable[_T]) -> tuple[Iterator[_T], int | None]:
+        """The loader's iterator, at the first batch that is left, with the generators as they were then.
+
+        Returns:
+            And how many batches are left, where the loader has a length.
+        """
+        loaders.check_sampler(loader, self._sampler)
         resumed, self._resumed = self._resumed, False
         pending, self._pending_rng = self._pending_rng, None
         if resumed and pending is not None and self._epoch_rng is not None:
             torch.set_rng_state(self._epoch_rng)
         else:
             self._epoch_rng = torch.get_rng_state()
+        left = loaders.length(loader)
         iterator = iter(loader)
         if resumed and not self._sampler_knows:
-            for _ in range(self.batch):
-                next(iterator, None)
+            if self.batch and self._ranks != _ranks():
+                loaders.warn_of_other_ranks(self.epoch, self.batch, self._ranks, _ranks())
+            loaders.skip(iterator, self.batch)
+            left = None if left is None else left - self.batch
         if pending is not None:
             generators.apply(pending)
-        return iterator
+        return iterator, left
 
 
 _states: list[weakref.ref[TrainState]] = []
@@ -323,18 +388,5 @@ def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def _stateful(name: str, thing: Any) -> Stateful:
-    if not (callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))):
-        raise TypeError(f"{name} is a {type(thing).__qualname__}, which has no state_dict() and load_state_dict().")
-    return thing  # type: ignore[no-any-return]  # it has what the protocol asks for
-
-
-def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """What is inside of DDP and ``torch.compile``."""
-    while True:
-        if isinstance(model, DistributedDataParallel):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), torch.nn.Module):
-            model = inner
-        else:
-            return model
+def _ranks() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1

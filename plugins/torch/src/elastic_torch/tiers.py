@@ -36,11 +36,23 @@ class Loaded(Protocol):
 class DiskTier(Protocol):
     """Checkpoints, complete or not there at all. All ranks call the same methods in the same order."""
 
-    def due(self, step: int) -> bool:
-        """Whether this step is to be saved. Asked after every step; the same answer on all ranks."""
+    def due(self, step: int, *, last: bool = False) -> bool:
+        """Whether this step is to be saved. Asked after every step; the same answer on all ranks.
+
+        Args:
+            step: Steps done so far.
+            last: No other one follows in this process, and this one has not been saved: asked once more, then.
+        """
 
     def save(self, state_dict: dict[str, Any], step: int) -> object:
         """Save a state. Training waits until it has been copied. What several ranks give one name to is the same."""
+
+    def wait(self) -> object:
+        """Wait until everything is written that :meth:`save` was given.
+
+        Raises:
+            CheckpointError: The last one was not saved, which the log says as well.
+        """
 
     def newest(self, *, verify: bool = True) -> Checkpoint | None:
         """The newest checkpoint, wherever it is; not ``verify``: as far as a look at names tells."""

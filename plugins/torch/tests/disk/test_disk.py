@@ -409,8 +409,12 @@ def test_every_so_many_steps(root: Path) -> None:
         assert [step for step in range(1, 10) if disk.due(step)] == [3, 6, 9]
     with Disk(root, interval=timedelta(hours=1)) as disk:
         assert not any(disk.due(step) for step in range(1, 10))
-    with Disk(root) as disk:
+        assert disk.due(9, last=True)
+    with Disk(root, interval=None) as disk:
+        assert not any(disk.due(step, last=step == 20) for step in range(1, 21)), "never"
+    with Disk(root, interval=1, read_only=True) as disk:
         assert not disk.due(1)
+        assert not disk.due(1, last=True)
 
 
 def test_what_was_learnt_about_failures_is_carried_on(root: Path) -> None:

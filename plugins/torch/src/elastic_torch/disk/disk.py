@@ -77,7 +77,7 @@ class Disk:
         directory: str | os.PathLike[str],
         *,
         keep: int = 3,
-        interval: Interval = None,
+        interval: Interval = "auto",
         mean_time_between_failures: float = DAY,
         process_group: dist.ProcessGroup | None = None,
         read_only: bool = False,
@@ -133,9 +133,17 @@ class Disk:
         """This run's number in the directory; 0 where nothing can be saved."""
         return self._run
 
-    def due(self, step: int) -> bool:
-        """Whether a checkpoint should be saved after this step. All ranks ask after every step, and hear the same."""
-        return self._pace.due(step)
+    def due(self, step: int, *, last: bool = False) -> bool:
+        """Whether a checkpoint should be saved after this step. All ranks ask after every step, and hear the same.
+
+        Args:
+            step: The training step.
+            last: Nothing follows that could be saved, at the end of training or where it stops: it is due then unless
+                ``interval`` is None. Asked about a step that was not due before.
+        """
+        if self._run == 0:
+            return False
+        return self._pace.saves if last else self._pace.due(step)
 
     def save(self, state_dict: Mapping[str, Any], step: int) -> Future[Checkpoint]:
         """Save a checkpoint: copies the state, and lets a thread write it.

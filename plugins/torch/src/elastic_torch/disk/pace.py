@@ -48,6 +48,11 @@ class Pace:
         self._failures = 0
         self._exposure = 0.0
 
+    @property
+    def saves(self) -> bool:
+        """Whether anything is ever due."""
+        return self._interval is not None
+
     def due(self, step: int) -> bool:
         """Whether to save after this step."""
         if self._interval is None:

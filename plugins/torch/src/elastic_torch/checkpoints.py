@@ -1,0 +1,82 @@
+"""The disk tier as one ``TrainState`` uses it: when it saves, what it writes, and whether to go on from there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from elastic_core.errors import ElasticError
+from elastic_torch.agreement import Choice
+from elastic_torch.stamp import Place, Stamp
+from elastic_torch.tiers import Checkpoint, DiskTier, Loaded
+from elastic_torch.tree import put_together, take_apart
+
+
+class Checkpoints:
+    """The checkpoints of one training; without a tier, none.
+
+    Args:
+        tier: Where they are.
+        place: This worker.
+    """
+
+    def __init__(self, tier: DiskTier | None, place: Place) -> None:
+        self._tier, self._place = tier, place
+        self._there: int | None = None
+        """The step that was saved or loaded last."""
+
+    def after(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
+        """A step is done: save it, if it is time to."""
+        if self._tier is not None and self._tier.due(step):
+            self._save(step, state)
+
+    def last(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
+        """No step follows in this process: save this one, if it is not there, and wait until all of them are.
+
+        So the process group may go, and the process. What cannot be saved the tier has said in its log.
+        """
+        if self._tier is None:
+            return
+        if step not in (0, self._there) and self._tier.due(step, last=True):
+            self._save(step, state)
+        with contextlib.suppress(ElasticError):
+            self._tier.wait()
+
+    def _save(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
+        assert self._tier is not None
+        self._tier.save(state(), step)
+        self._there = step
+
+    def newer_than(self, choice: Choice | None) -> Loaded | None:
+        """The newest intact checkpoint, if it is newer than the snapshot that was chosen; the same on all ranks."""
+        if self._tier is None:
+            return None
+        newest = self._tier.newest(verify=False)
+        if newest is None or not self._counts(newest, choice):
+            return None
+        loaded = self._tier.load()
+        if loaded is None or not self._counts(loaded.checkpoint, choice):
+            return None
+        self._there = loaded.checkpoint.step
+        return loaded
+
+    def _counts(self, found: Checkpoint, choice: Choice | None) -> bool:
+        """Those of other runs are older than any snapshot."""
+        if choice is None:
+            return True
+        return found.run_uid == self._place.run and Stamp(found.round, found.step) > choice.stamp
+
+
+def packed(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """A rank's random generators, as checkpoints keep them: a text and tensors."""
+    said, tensors = take_apart(dict(numbers))
+    return {"text": json.dumps(said), "tensors": {str(index): tensor for index, tensor in enumerate(tensors)}}
+
+
+def unpacked(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """What :func:`packed` was given."""
+    tensors = [kept["tensors"][key] for key in sorted(kept["tensors"], key=int)]
+    numbers: dict[str, Any] = put_together(json.loads(kept["text"]), tensors.__getitem__)
+    return numbers
