@@ -1,22 +1,29 @@
-"""Trainings that are hurt go on where they were: from the memory that the agent keeps, or from a peer."""
+"""Trainings that are hurt go on where they were: from memory that the agent keeps, from a peer, or from disk."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
+import subprocess
 import sys
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from stage import WARM, WORKERS, Agent, Stage, descendants
+from stage import COLD, PATIENCE, WARM, WORKERS, Agent, Stage, descendants, parse
 
 TRAIN = WORKERS / "train_state.py"
 TWO = ["--standalone", "--nproc_per_node=2"]
-KILLS = 5
-"""How often a run is hurt, with each seed."""
+TERM = 128 + signal.SIGTERM
+MANY, FEW = 20, 4
+"""How often a run is hurt, with the first seed and with the others."""
+EPOCHS, STEPS = 12, 32
+"""Of the run that is hurt, and steps of an epoch."""
+LONG = [TRAIN, f"--epochs={EPOCHS}", "--samples=256", "--global_batch=8"]
 
 
 def memory_files(mark: str) -> Iterator[tuple[int, str]]:
@@ -42,38 +49,90 @@ def steps(agent: Agent) -> int:
     return len(agent.reports("step", rank=0))
 
 
+def barred(hold: Path, *at: int) -> list[object]:
+    """What holds the workers in these steps until :func:`released`."""
+    return ["--at", *at, "--hold", hold]
+
+
+def released(hold: Path, step: int) -> None:
+    Path(f"{hold}-{step}").touch()
+
+
+def appears(there: Callable[[], bool]) -> None:
+    """Wait for something that nobody reports."""
+    deadline = time.monotonic() + PATIENCE
+    while not there():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def proved(*logs: Path) -> str:
+    """What the audit says of a job that is over: nothing is wrong."""
+    command = [sys.executable, "-m", "elastic_core", "audit-data", *map(str, logs), "--finished"]
+    audit = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert audit.returncode == 0, audit.stdout + audit.stderr
+    return audit.stdout
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The weights of a run that is left alone."""
+    stage = Stage(tmp_path_factory.mktemp("alone"))
+    agent = stage.run(*TWO, *LONG, env=WARM)
+    assert agent.exit_code() == 0, agent.output
+    assert stage.close() == []
+    assert len(digests(agent)) == 1
+    return digests(agent)
+
+
 @pytest.mark.timeout(400)
 def test_a_run_that_is_killed_again_and_again_ends_with_the_weights_of_one_that_is_left_alone(
-    stage: Stage, seed: int
+    stage: Stage, tmp_path: Path, seed: int, alone: set[str]
 ) -> None:
     dice = random.Random(seed)
-    job = [TRAIN, "--epochs=16", "--samples=128"]
-    alone = stage.run(*TWO, *job, env=WARM)
-    assert alone.exit_code() == 0, alone.output
-    agent = stage.run(*TWO, f"--max_restarts={KILLS}", *job, env=WARM)
-    for kill in range(KILLS):
-        more = steps(agent) + dice.randrange(1, 20)
-        agent.wait_for_report("began", count=2 * kill + 2)
-        stage.wait_until(lambda more=more: steps(agent) >= more or agent.ended)  # type: ignore[misc]
+    kills = FEW if seed else MANY
+    hold, log = tmp_path / "hold", tmp_path / "audit.jsonl"
+    job = [*LONG, "--audit", log, "--disk", tmp_path / "disk", "--interval=40"]
+    job += ["--pace=0.01", *barred(hold, EPOCHS * STEPS - 1)]
+    agent = stage.run(*TWO, f"--max_restarts={kills}", *job, env=WARM)
+    for kill in range(kills):
+        if kill % 2 == 0:  # that there is some progress, or else at any moment: while it starts, or restores
+            more = steps(agent) + 1
+            held = f'"step": {EPOCHS * STEPS - 1}, "world_size"'
+            stage.wait_until(lambda more=more, held=held: steps(agent) >= more or held in agent.output)  # type: ignore[misc]
+        time.sleep(dice.uniform(0.0, 0.4))
+        appears(lambda: bool(agent.workers()) or agent.ended)
         workers = agent.workers()
-        os.kill(workers[dice.choice(sorted(workers))], signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, IndexError):
+            os.kill(workers[dice.choice(sorted(workers))], signal.SIGKILL)
+    released(hold, EPOCHS * STEPS - 1)
     assert agent.exit_code() == 0, agent.output
-    began = [(report["tier"], report["step"] > 0) for report in agent.reports("began")]
-    assert began[:2] == [(None, False)] * 2
-    assert set(began[2:]) == {("memory", True)}, "no step was lost"
-    assert len(began) == 2 * (KILLS + 1)
-    assert digests(agent) == digests(alone)
-    assert len(digests(alone)) == 1
+    assert digests(agent) == alone
+    told = proved(log)
+    assert told.endswith(f"Proved: 0 skipped, 0 repeated, in {EPOCHS} epochs.\n")
+    for restored, before in lives(agent):
+        assert restored >= before - 1, "no step that was committed is lost"
+
+
+def lives(agent: Agent) -> Iterator[tuple[int, int]]:
+    """After which step each life of the workers began, and the last one that had been taken before."""
+    last = 0
+    for line in agent.lines:
+        report = parse(line)
+        if report is not None and report.event == "began":
+            yield report["step"], last
+        elif report is not None and report.event == "step":
+            last = max(last, report["step"])
 
 
 @pytest.mark.parametrize("how", [[TRAIN], ["--no_python", sys.executable, TRAIN]], ids=["script", "no_python"])
 def test_the_state_of_the_last_step_is_the_next_rounds(stage: Stage, tmp_path: Path, how: list[object]) -> None:
     hold = tmp_path / "hold"
-    agent = stage.run(*TWO, "--max_restarts=1", *how, "--epochs=1", "--at=5", "--hold", hold)
+    agent = stage.run(*TWO, "--max_restarts=1", *how, "--epochs=1", *barred(hold, 5))
     agent.wait_for_report("holding", count=2)
     agent.kill_worker(1)
     agent.wait_for_report("holding", count=4)
-    hold.touch()
+    released(hold, 5)
     assert agent.exit_code() == 0, agent.output
     assert [(r["tier"], r["step"]) for r in agent.reports("began", round="2")] == [("memory", 5)] * 2
 
@@ -84,28 +143,146 @@ def test_an_empty_node_in_the_place_of_a_lost_one_gets_the_state_from_the_surviv
     stage: Stage, tmp_path: Path, file_rendezvous: list[str], lost: int
 ) -> None:
     hold = tmp_path / "hold"
-    command = ["--nnodes=2", "--nproc_per_node=2", *file_rendezvous, TRAIN]
-    command += ["--epochs=2", "--at=5", "--hold", hold]
-    nodes = [stage.run(*command) for _ in range(2)]
-    for node in nodes:
-        node.wait_for_report("holding", count=2)
+
+    def node(name: str) -> Agent:
+        """One with a disk of its own."""
+        job = ["--epochs=2", *barred(hold, 5), "--disk", tmp_path / name]
+        return stage.run("--nnodes=2", "--nproc_per_node=2", *file_rendezvous, TRAIN, *job)
+
+    nodes = [node("first"), node("second")]
+    for each in nodes:
+        each.wait_for_report("holding", count=2)
     nodes.pop(lost).kill_node()
     [survivor] = nodes
-    newcomer = stage.run(*command)
+    newcomer = node("third")
     newcomer.wait_for_report("holding", count=2, step=5)
     survivor.wait_for_report("holding", count=4, step=5)
-    hold.touch()
-    for node in (survivor, newcomer):
-        assert node.exit_code() == 0, node.output
+    released(hold, 5)
+    for each in (survivor, newcomer):
+        assert each.exit_code() == 0, each.output
     assert [(r["tier"], r["step"]) for r in newcomer.reports("began")] == [("peer", 5)] * 2
     assert [(r["tier"], r["step"]) for r in survivor.reports("began")[2:]] == [("memory", 5)] * 2
     assert len(digests(survivor, newcomer)) == 1
+    assert checkpoints(tmp_path / "third")[-1] == 8, "the newcomer's own"
+
+
+def checkpoints(folder: Path) -> list[int]:
+    """The steps that are saved there, and complete."""
+    return sorted(int(path.parent.name[-9:]) for path in folder.glob("run-*/manifest.json"))
+
+
+@pytest.mark.timeout(300)
+def test_a_new_run_whose_nodes_share_no_disk_goes_on_from_what_one_of_them_has(
+    stage: Stage, tmp_path: Path, file_rendezvous: list[str]
+) -> None:
+    hold = tmp_path / "hold"
+    job = [TRAIN, "--epochs=4", "--disk", tmp_path / "first"]
+    before = stage.run(*TWO, *job, *barred(hold, 7))
+    before.wait_for_report("holding", count=2)
+    before.kill_node()
+    released(hold, 7)
+    nodes = [
+        stage.run("--nnodes=2", *file_rendezvous, TRAIN, "--epochs=4", "--disk", tmp_path / name)
+        for name in ("first", "second")
+    ]
+    for node in nodes:
+        assert node.exit_code() == 0, node.output
+    assert [(r["tier"], r["step"]) for node in nodes for r in node.reports("began")] == [("disk", 6)] * 2
+    assert len(digests(*nodes)) == 1
+
+
+@pytest.mark.parametrize("start", [WARM, COLD], ids=["warm", "cold"])
+def test_what_is_being_written_when_a_script_just_ends_is_written(
+    stage: Stage, tmp_path: Path, start: dict[str, str]
+) -> None:
+    agent = stage.run(*TWO, TRAIN, "--disk", tmp_path / "disk", "--end=4", env=start)
+    assert agent.exit_code() == 0, agent.output
+    assert checkpoints(tmp_path / "disk") == [2, 4]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("how", ["finished", "told to leave", "killed", "killed, and the newest damaged"])
+def test_a_new_run_goes_on_from_disk(stage: Stage, tmp_path: Path, how: str, alone: set[str]) -> None:
+    hold, disk = tmp_path / "hold", tmp_path / "disk"
+    logs = [tmp_path / "first.jsonl", tmp_path / "second.jsonl"]
+    job = [*TWO, "--preemption_grace=60", *LONG, "--disk", disk]
+    if how == "finished":
+        first = stage.run(*job, "--epochs=1", "--interval=100", "--audit", logs[0], env=WARM)
+        assert first.exit_code() == 0, first.output
+        step = STEPS
+    else:
+        first = stage.run(*job, "--audit", logs[0], *barred(hold, 7), env=WARM)
+        first.wait_for_report("holding", count=2)
+        if how == "told to leave":
+            first.signal(signal.SIGTERM)
+            first.wait_for("are to stop together")
+            released(hold, 7)
+            assert first.exit_code() == TERM, first.output
+            step = checkpoints(disk)[-1]
+            assert {report["step"] for report in first.reports("stopped")} == {step}
+        else:
+            first.kill_node()
+            step = 6
+    if how.endswith("damaged"):
+        (data,) = disk.glob("run-*_step-000000006/__0_0.distcp")
+        content = bytearray(data.read_bytes())
+        content[len(content) // 2] ^= 1
+        data.write_bytes(content)
+        step = 4
+    second = stage.run(*job, "--interval=100", "--audit", logs[1], env=WARM)
+    assert second.exit_code() == 0, second.output
+    assert [(r["tier"], r["step"]) for r in second.reports("began")] == [("disk", step)] * 2
+    assert ("step-000000006 is damaged: the checksum of __0_0.distcp is wrong" in second.output) == (step == 4)
+    assert digests(second) == alone
+    proved(*logs)
+
+
+@pytest.mark.timeout(300)
+def test_a_training_on_one_four_two_and_three_nodes_takes_the_steps_of_one_process(
+    stage: Stage, tmp_path: Path, file_rendezvous: list[str]
+) -> None:
+    hold, log = tmp_path / "hold", tmp_path / "audit.jsonl"
+    job = [TRAIN, "--plain", "--epochs=4", "--samples=100", "--global_batch=6", "--accumulate=2", "--loaders=1"]
+    one = stage.run("--standalone", *job, env=WARM)
+    assert one.exit_code() == 0, one.output
+    command = ["--nnodes=1:4", "--max_restarts=0", "--preemption_grace=60", *file_rendezvous, *job]
+    command += ["--audit", log, "--pace=0.06", *barred(hold, 5, 14, 23)]
+    first = stage.run(*command, env=WARM)
+    first.wait_for_report("holding", step=5)
+    nodes = [first, *(stage.run(*command, env=WARM) for _ in range(3))]
+    first.wait_for("are to stop together")
+    appears(lambda: len([*tmp_path.glob("*/roster/*")]) == 4)
+    released(hold, 5)
+    leaving = nodes[1:3]
+    for node in nodes:
+        node.wait_for_report("holding", step=14, world_size=4)
+    for node in leaving:
+        node.signal(signal.SIGTERM)
+        node.wait_for("received SIGTERM: leaving")
+    released(hold, 14)
+    for node in leaving:
+        assert node.exit_code() == TERM, node.output
+    first.wait_for_report("holding", step=23, world_size=2)
+    nodes.append(stage.run(*command, env=WARM))
+    first.wait_for("are to stop together", count=3)
+    released(hold, 23)
+    for node in (nodes[0], nodes[3], nodes[4]):
+        assert node.exit_code() == 0, node.output
+    sizes = [1, 4, 2, 3]
+    stops = [{r["step"] for node in nodes for r in node.reports("stopped", world_size=size)} for size in sizes[:3]]
+    starts = [{r["step"] for node in nodes for r in node.reports("began", world_size=size)} for size in sizes]
+    assert starts == [{0}, *stops], "no step is lost"
+    losses = {report["step"]: report["loss"] for report in one.reports("step")}
+    taken = [(r["step"], r["loss"]) for node in nodes for r in node.reports("step", rank=0)]
+    assert [step for step, _ in sorted(taken)] == sorted(losses), "each once"
+    assert dict(taken) == pytest.approx(losses, rel=1e-9)
+    assert "world size 1, 4" in proved(log)
 
 
 @pytest.mark.parametrize("end", ["success", "failure", "all_but_the_agent_killed"])
 def test_no_shared_memory_outlives_the_job(stage: Stage, tmp_path: Path, end: str) -> None:
     hold, mark = tmp_path / "hold", f"state-{uuid.uuid4().hex}"
-    job = [TRAIN, "--epochs=1", "--at=5", "--hold", hold, "--mark", mark]
+    job = [TRAIN, "--epochs=1", *barred(hold, 5), "--mark", mark, "--global_batch=8", "--disk", tmp_path / "disk"]
     agent = stage.run(*TWO, *job, *(["--fail=6"] if end == "failure" else []))
     agent.wait_for_report("holding", count=2)
     assert sorted(name for pid, name in memory_files(mark) if pid == agent.pid) == [
@@ -114,7 +291,7 @@ def test_no_shared_memory_outlives_the_job(stage: Stage, tmp_path: Path, end: st
     if end == "all_but_the_agent_killed":
         for pid in descendants(agent.pid):
             os.kill(pid, signal.SIGKILL)
-    hold.touch()
+    released(hold, 5)
     assert (agent.exit_code() == 0) == (end == "success")
     assert list(memory_files(mark)) == []
 

@@ -60,7 +60,7 @@ class Accumulation:
             ValueError: ``reduction`` is neither, or a sum where nobody knows of how many samples.
         """
         if self._weighs:
-            here = self._sampler.samples_ahead(1)
+            here: int = self._sampler.samples_ahead(1)
             weight: float = self._sampler.loss_weight(reduction)
             return weight * here / (self._samples or here)
         if reduction != "mean":
