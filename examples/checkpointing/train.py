@@ -21,7 +21,7 @@ def main() -> None:
     loader = DataLoader(dataset, batch_size=32, sampler=sampler)
     state = elastic.TrainState(model=model, optimizer=optimizer, sampler=sampler)
     if state.restore() and dist.get_rank() == 0:
-        print(f"the TrainState of {type(state).__module__} goes on after step {state.step}", flush=True)
+        print(f"{type(state).__module__} goes on after step {state.step}", flush=True)
     for _ in state.epochs(2):
         for x, y in state.batches(loader):
             loss = nn.functional.mse_loss(model(x), y)

@@ -1,71 +1,22 @@
-"""``elastic_core.TrainState`` over plain ``torch.save``: one file on a disk that all nodes see, written by rank 0."""
+"""What ``elastic_core`` asks in a worker where a run says ``--plugin=torch-save``. torch is imported when it is asked."""
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
-from typing import Any
-
-import torch
-import torch.distributed as dist
+from collections.abc import Callable
 
 from elastic_core import hookimpl
-from elastic_core.notices import should_checkpoint
 from elastic_core.training import TrainingState
-
-
-class TrainState:
-    """Keeps what it is given in ``$TORCH_SAVE_FILE`` after each step (see ``elastic_core.training``)."""
-
-    def __init__(self, *, sampler: Any = None, extra: Mapping[str, Any] | None = None, **parts: Any) -> None:
-        self._parts = {name: part for name, part in {**parts, **(extra or {})}.items() if part is not None}
-        self._sampler, self._file = sampler, os.environ.get("TORCH_SAVE_FILE", "train.pt")
-        self.step = self.epoch = self.batch = 0
-        self.stopping = False
-
-    def restore(self) -> bool:
-        """Load the file, if there is one."""
-        if found := os.path.exists(self._file):
-            saved = torch.load(self._file, map_location="cpu")
-            for name, part in self._parts.items():
-                part.load_state_dict(saved[name])
-            self.step, self.epoch, self.batch = saved["progress"]
-        return found
-
-    def commit(self) -> None:
-        """Count a step; rank 0 writes beside, then renames: the file is whole at any time. Then ask whether to stop."""
-        self.step += 1
-        if dist.get_rank() == 0:
-            saved = {name: part.state_dict() for name, part in self._parts.items()}
-            torch.save({**saved, "progress": (self.step, self.epoch, self.batch)}, f"{self._file}.new")
-            os.replace(f"{self._file}.new", self._file)
-        self.stopping = should_checkpoint(self.step)
-
-    def epochs(self, count: int) -> Iterator[int]:
-        """Those that are left."""
-        while self.epoch < count and not self.stopping:
-            if self._sampler is not None:
-                self._sampler.set_epoch(self.epoch)
-            yield self.epoch
-            if not self.stopping:
-                self.epoch, self.batch = self.epoch + 1, 0
-
-    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Those that are left of the epoch; the ones that are done are drawn and thrown away."""
-        for batch in islice(loader, self.batch, None):
-            yield batch
-            self.batch += 1
-            self.commit()
-            if self.stopping:
-                return
 
 
 @hookimpl
 def elastic_train_state() -> type[TrainingState]:
-    """What ``elastic_core.TrainState`` is where a run says ``--plugin=torch-save``."""
+    """What ``elastic_core.TrainState`` is."""
+    from elastic_torch_save.state import TrainState
+
     return TrainState
 
 
 @hookimpl
 def elastic_init_process_group() -> Callable[..., None]:
     """What ``elastic_core.init_process_group`` is: torch's own."""
-    return dist.init_process_group
+    from torch.distributed import init_process_group
+
+    return init_process_group
