@@ -1,4 +1,4 @@
-"""What ``elastic_core`` asks in a worker where a run says ``--plugin=torch-save``. torch is imported when it is asked."""
+"""What ``elastic_core`` asks in a worker of a run with ``--plugin=torch-save``; torch is imported when it is asked."""
 
 from collections.abc import Callable
 
