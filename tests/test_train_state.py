@@ -275,7 +275,7 @@ def test_a_training_on_one_four_two_and_three_nodes_takes_the_steps_of_one_proce
     losses = {report["step"]: report["loss"] for report in one.reports("step")}
     taken = [(r["step"], r["loss"]) for node in nodes for r in node.reports("step", rank=0)]
     assert [step for step, _ in sorted(taken)] == sorted(losses), "each once"
-    assert dict(taken) == pytest.approx(losses, rel=1e-9)
+    assert dict(taken) == pytest.approx(losses, rel=1e-7)
     assert "world size 1, 4" in proved(log)
 
 

@@ -116,6 +116,14 @@ def test_it_need_not_wait_any_longer(agent: Agent) -> None:
     assert not agent.calls(1)
 
 
+@pytest.mark.parametrize("leaving", [True, False])
+def test_a_plan_says_whether_somebody_leaves(agent: Agent, leaving: bool) -> None:
+    agent.tells("plan", plan=3, deadline=60.0, leaving=leaving)
+    agent.stops_at(5)
+    assert agent.calls(5)
+    assert agent.worker.leaving == leaving
+
+
 @pytest.mark.parametrize("end", ["deadline", "agent"])
 def test_nobody_is_held_for_ever(agent: Agent, end: str) -> None:
     agent.plans(deadline=0.01)

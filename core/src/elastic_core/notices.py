@@ -55,6 +55,8 @@ class Notices:
         """Where a step has yet to be named: until when to wait for that."""
         self._stop_at: int | None = None
         self._stopping = False
+        self.leaving = True
+        """See :func:`somebody_leaves`."""
 
     def should_checkpoint(self, step: int) -> bool:
         """See :func:`should_checkpoint`."""
@@ -114,7 +116,7 @@ class Notices:
             case str(kind) if kind == PLAN and self._beyond:
                 self._ignored = plan  # the step will be named without regard to where this rank is
             case str(kind) if kind == PLAN:
-                self._plan, self._stop_at = plan, None
+                self._plan, self._stop_at, self.leaving = plan, None, notice.get("leaving", True)
                 self._hold_until = self._clock() + notice["deadline"]
             case str(kind) if kind == STOP_AT and plan != self._ignored:
                 self._plan, self._stop_at, self._hold_until = plan, notice["step"], None
@@ -181,3 +183,12 @@ def should_checkpoint(step: int) -> bool:
     if _own is None:
         _own = Notices()
     return _own.should_checkpoint(step)
+
+
+def somebody_leaves() -> bool:
+    """Why :func:`should_checkpoint` was True, the same on all ranks: False where all nodes stay and others join them.
+
+    Then memory of theirs keeps the state, and nothing has to wait for a disk. It is known when the stop is planned: a
+    node that decides to leave while all are about to stop is not among them.
+    """
+    return _own is None or _own.leaving

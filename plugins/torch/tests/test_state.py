@@ -247,16 +247,31 @@ def test_a_checkpoint_on_disk_is_gone_on_from_to_the_last_bit(tmp_path: Path) ->
         assert disk.wait() is None, "it is there already"
 
 
+def test_a_training_that_is_over_goes_on_for_more_epochs_to_the_last_bit() -> None:
+    alone = Training()
+    list(alone.run(3))
+    folder = Folder("another run")
+    list(Training(disk=folder).run(2))
+    second = Training(disk=folder)
+    restored = second.state.restore()
+    assert restored is not None
+    assert (restored.step, restored.epoch) == (12, 2)
+    list(second.run(3))
+    assert equal(alone, second)
+
+
 @pytest.mark.usefixtures("agent")
-def test_where_all_ranks_stop_the_step_is_kept_in_every_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("leaving", [True, False])
+def test_where_all_ranks_stop_the_step_is_kept(monkeypatch: pytest.MonkeyPatch, leaving: bool) -> None:
     alone = Training(name="alone")
     list(alone.run())
     monkeypatch.setattr("elastic_torch.state.should_checkpoint", lambda step: step == 8)
+    monkeypatch.setattr("elastic_torch.state.somebody_leaves", lambda: leaving)
     folder = Folder()
     first = Training(disk=folder, snapshot_every=5)
     assert list(first.run())[-1] == 8, "both loops end"
     assert first.state.stopping
-    assert [saved.step for saved in folder.saved] == [5, 8]
+    assert [saved.step for saved in folder.saved] == ([5, 8] if leaving else [5]), "memory is enough for newcomers"
     second = Training(snapshot_every=5)
     restored = second.state.restore()
     assert restored is not None
@@ -264,6 +279,15 @@ def test_where_all_ranks_stop_the_step_is_kept_in_every_tier(monkeypatch: pytest
     list(second.run())
     assert not second.state.stopping
     assert equal(alone, second)
+
+
+def test_where_there_is_no_memory_a_stop_for_newcomers_goes_to_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CONTROL_VARIABLE, raising=False)
+    monkeypatch.setattr("elastic_torch.state.should_checkpoint", lambda step: step == 3)
+    monkeypatch.setattr("elastic_torch.state.somebody_leaves", lambda: False)
+    folder = Folder()
+    list(Training(disk=folder).run())
+    assert [saved.step for saved in folder.saved] == [3]
 
 
 def test_a_sampler_that_does_not_know_how_far_it_is_goes_on_with_as_many_ranks_only() -> None:

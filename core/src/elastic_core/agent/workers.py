@@ -361,7 +361,7 @@ def packet(notice: Notice | None) -> dict[str, object]:
     if notice is None:
         return {"type": GO_ON}
     if notice.step is None:
-        return {"type": PLAN, "plan": notice.plan, "deadline": notice.deadline}
+        return {"type": PLAN, "plan": notice.plan, "deadline": notice.deadline, "leaving": notice.leaving}
     return {"type": STOP_AT, "plan": notice.plan, "step": notice.step}
 
 

@@ -281,7 +281,8 @@ def _notice(state: NodeState) -> Notice | None:
     if ledger.plan is None or state.store_lost or state.outrun or not state.takes_notices:
         return told if told is not None and told.step is not None else None
     step = None if ledger.stop_at is None else ledger.stop_at.step
-    return Notice(ledger.head.epoch, ledger.head.anchors.plan, ledger.plan.deadline, step)
+    leaving = ledger.plan.reason is not HaltReason.RESIZE
+    return Notice(ledger.head.epoch, ledger.head.anchors.plan, ledger.plan.deadline, step, leaving)
 
 
 def _same_plan(one: Notice | None, other: Notice | None) -> bool:

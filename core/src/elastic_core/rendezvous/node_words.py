@@ -42,6 +42,8 @@ class Notice:
     deadline: float
     """Seconds from receipt for which a worker waits to be told the step."""
     step: int | None = None
+    leaving: bool = True
+    """Whether a node of the round leaves; else the PLAN is for others that join it."""
 
 
 # Events --------------------------------------------------------------------------------------------------------------

@@ -32,14 +32,19 @@ class Checkpoints:
         if self._tier is not None and self._tier.due(step):
             self._save(step, state)
 
-    def last(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
+    def last(self, step: int, state: Callable[[], dict[str, Any]], *, save: bool = True) -> None:
         """No step follows in this process: save this one, if it is not there, and wait until all of them are.
 
         So the process group may go, and the process. What cannot be saved the tier has said in its log.
+
+        Args:
+            step: Steps done.
+            state: What is saved, if anything is.
+            save: Whether it has to be saved at all.
         """
         if self._tier is None:
             return
-        if step not in (0, self._there) and self._tier.due(step, last=True):
+        if save and step not in (0, self._there) and self._tier.due(step, last=True):
             self._save(step, state)
         with contextlib.suppress(ElasticError):
             self._tier.wait()

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from elastic_core.errors import UsageError
-from elastic_core.notices import should_checkpoint
+from elastic_core.notices import should_checkpoint, somebody_leaves
 from elastic_core.recording import attach
 from elastic_torch import loaders, rng as generators
 from elastic_torch.accumulation import Accumulation
@@ -215,8 +215,8 @@ class TrainState:
     def commit(self) -> None:
         """A step is done: count it, and keep the state. Training waits until it has been copied.
 
-        Where all ranks are to stop after it, it is kept in every tier, ``stopping`` is True from here on, and what was
-        saved on disk is written when this returns.
+        Where all ranks are to stop after it, it is kept in memory, and on disk too unless all nodes stay and others
+        only join them; ``stopping`` is True from here on, and what was saved is written when this returns.
 
         Raises:
             TypeError: The state has something in it that cannot be kept; says what, and where.
@@ -230,7 +230,7 @@ class TrainState:
             self.stopping = True
             if not due:
                 self._keep()
-            self._checkpoints.last(self.step, self._to_save)
+            self._checkpoints.last(self.step, self._to_save, save=somebody_leaves() or not self._is_in_memory())
 
     # Restoring -------------------------------------------------------------------------------------------------------
 
@@ -346,6 +346,11 @@ class TrainState:
         said, tensors = take_apart([self._model.state_dict(), {"state": self._rest(), "rng": numbers}])
         self._memory.keep(Stamp(self._place.round, self.step), said, tensors)
 
+    def _is_in_memory(self) -> bool:
+        """Whether this step's snapshot is one that all ranks would go on from; the same on all of them."""
+        choice = choose(gathered(self._memory.stamps()))
+        return choice is not None and choice.stamp == Stamp(self._place.round, self.step)
+
     def _begin(self, loader: Iterable[_T]) -> tuple[Iterator[_T], int | None]:
         """The loader's iterator, at the first batch that is left, with the generators as they were then.
 
@@ -353,20 +358,21 @@ class TrainState:
             And how many batches are left, where the loader has a length.
         """
         loaders.check_sampler(loader, self._sampler)
-        resumed, self._resumed = self._resumed, False
+        resumed, self._resumed = self._resumed and self.batch > 0, False
         pending, self._pending_rng = self._pending_rng, None
+        if pending is not None:
+            generators.apply(pending)
         if resumed and pending is not None and self._epoch_rng is not None:
             torch.set_rng_state(self._epoch_rng)
         else:
             self._epoch_rng = torch.get_rng_state()
-        left = loaders.length(loader)
-        iterator = iter(loader)
+        left, iterator = loaders.length(loader), iter(loader)
         if resumed and not self._sampler_knows:
-            if self.batch and self._ranks != _ranks():
+            if self._ranks != _ranks():
                 loaders.warn_of_other_ranks(self.epoch, self.batch, self._ranks, _ranks())
             loaders.skip(iterator, self.batch)
             left = None if left is None else left - self.batch
-        if pending is not None:
+        if resumed and pending is not None:
             generators.apply(pending)
         return iterator, left
 
