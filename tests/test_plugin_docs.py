@@ -1,24 +1,19 @@
 """The pages for authors of plugins: what they show works as it stands, and nothing that there is, is left out.
 
 ``docs/writing_a_plugin.md`` is followed to the letter, from its first line to its last, in an empty folder and an
-environment of its own. A file is a block below a line that is only its path. A session is a block of ``console``:
-commands behind ``$``, each with what it prints, where ``...`` stands for anything; without output it need only succeed.
+environment of its own (``tests/harness/pages.py``).
 """
 
 from __future__ import annotations
 
 import ast
-import doctest
 import json
-import os
 import re
 import runpy
-import sysconfig
-import venv
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from pages import BLOCK, Reader
 from stage import Stage
 
 import elastic_core
@@ -26,91 +21,6 @@ from elastic_core.plugins import HOOKS
 
 DOCS = Path(__file__).parents[1] / "docs"
 TUTORIAL = DOCS / "writing_a_plugin.md"
-BLOCK = re.compile(r"(?:^`(?P<path>[\w./-]+)`\n\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-COMMAND = re.compile(r"^\$ (?P<command>(?:.*\\\n)*.*)\n(?P<output>(?:(?!\$ ).*\n)*)", re.MULTILINE)
-LENIENT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """What the reader saves under this name."""
-
-    path: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """What the reader types, and what then appears."""
-
-    command: str
-    output: str
-
-
-def steps(page: str) -> list[File | Command]:
-    """What a reader of the page does, in order."""
-    found: list[File | Command] = []
-    for block in BLOCK.finditer(page):
-        if block["path"]:
-            found.append(File(block["path"], block["text"]))
-        elif block["language"] == "console":
-            found += [Command(typed["command"], typed["output"]) for typed in COMMAND.finditer(block["text"])]
-    return found
-
-
-class Reader:
-    """Somebody with an empty folder, an environment of their own, and no package index."""
-
-    def __init__(self, stage: Stage, folder: Path) -> None:
-        self.folder = folder / "reader"
-        self.folder.mkdir()
-        self._stage = stage
-        environment = make_environment(folder / "environment")
-        self._env = {
-            "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}",
-            "VIRTUAL_ENV": str(environment),
-            "PIP_NO_INDEX": "1",
-            "PIP_NO_BUILD_ISOLATION": "0",  # pip's way to say yes
-            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        }
-
-    def follow(self, page: str) -> None:
-        """Do what the page says, and see what it shows."""
-        for step in steps(page):
-            match step:
-                case File(path, text):
-                    (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
-                    (self.folder / path).write_text(text, encoding="utf-8")
-                case Command(command, shown):
-                    printed = self.type(command)
-                    assert not shown or doctest.OutputChecker().check_output(shown, printed, LENIENT), (
-                        f"$ {command}\nprints\n{printed}\nand not, as the page says,\n{shown}"
-                    )
-
-    def type(self, command: str) -> str:
-        """What the command prints; it must succeed."""
-        shell = self._stage.start(["bash", "-c", f"cd {self.folder}\n{command}"], env=self._env)
-        assert shell.exit_code() == 0, f"$ {command}\n{shell.output}"
-        return f"{shell.output}\n" if shell.lines else ""
-
-
-def make_environment(folder: Path) -> Path:
-    """A virtual environment that has all that this one has, for nothing can be downloaded into it."""
-    venv.create(folder, symlinks=True)
-    python, (packages,) = folder / "bin" / "python", folder.glob("lib/python*/site-packages")
-    (packages / "these.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    for name in ("elastic", "pip", "pytest"):
-        script = folder / "bin" / name
-        script.write_text(
-            f"#!{python}\n"
-            "import sys\n"
-            "from importlib.metadata import entry_points\n"
-            "if __name__ == '__main__':\n"  # processes that it spawns import it, too
-            f"    (script,) = entry_points(group='console_scripts', name={name!r})\n"
-            "    sys.exit(script.load()())\n"
-        )
-        script.chmod(0o755)
-    return folder
 
 
 @pytest.fixture

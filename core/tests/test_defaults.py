@@ -175,6 +175,12 @@ def test_a_node_with_one_worker_leaves_it_all_cores() -> None:
     assert "OMP_NUM_THREADS" not in PlainWorkerStart({}).elastic_worker_environment(alone)
 
 
+def test_workers_are_told_which_plugins_the_run_names() -> None:
+    assert "ELASTIC_PLUGINS" not in PlainWorkerStart({}).elastic_worker_environment(ASSIGNMENT)
+    start = PlainWorkerStart({}, plugins=["torch-save", "my-policy"])
+    assert start.elastic_worker_environment(ASSIGNMENT)["ELASTIC_PLUGINS"] == "torch-save,my-policy"
+
+
 def test_every_variable_of_the_contract_is_listed() -> None:
     listed = {variable.name for variable in VARIABLES if variable.use is not Use.READ}
     assert {*PlainWorkerStart({}).elastic_worker_environment(ASSIGNMENT)} <= listed

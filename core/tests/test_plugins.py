@@ -101,6 +101,18 @@ def test_what_asks_for_autoload_is_on_until_it_is_switched_off(install: Install)
     assert "watcher" not in {impl.plugin for impl in off.implementations("elastic_observe")}
 
 
+def test_what_is_for_workers_is_named_like_a_plugin_and_imported_by_nobody_here(install: Install) -> None:
+    install(
+        "dist",
+        {"elastic.worker": {"library": "in_workers", "both": "in_workers"}, "elastic.plugins": {"both": "watching"}},
+        {"in_workers": BROKEN, "watching": OBSERVER},
+    )
+    plugins = load(config(plugins=("both", "library")))
+    assert plugins.in_workers == ("both", "library")
+    assert "both" in {impl.plugin for impl in plugins.implementations("elastic_observe")}
+    assert load(config(plugins=("both", "library"), no_plugins=("library", "both"))).in_workers == ()
+
+
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
@@ -203,8 +215,9 @@ def wrapping() -> SimpleNamespace:
             "The plugin 'mine' implements 'elastic_judge_failur', which is not a hook. "
             "Did you mean 'elastic_judge_failure'?",
             "The hooks are: elastic_rendezvous_options, elastic_make_rendezvous, elastic_judge_failure, "
-            "elastic_observe, elastic_run_starts, elastic_run_ends, elastic_round_starts, elastic_stop_planned, "
-            "elastic_preload, elastic_worker_command, elastic_worker_environment.",
+            "elastic_observe, elastic_run_starts, elastic_run_ends, elastic_train_state, elastic_init_process_group, "
+            "elastic_round_starts, elastic_stop_planned, elastic_preload, elastic_worker_command, "
+            "elastic_worker_environment.",
         ),
         pytest.param(
             plugin(elastic_judge_failure=lambda incident, histry: None),

@@ -35,6 +35,7 @@ PATIENCE = 60.0
 MARK = "ELASTIC_DEMO"
 """The variable by which every process of this demo is known, whoever its parent is by now."""
 GOAL = 0.97
+AUDIT_LOG = "audit.jsonl"
 
 STARTED = re.compile(r"(?P<workers>\d+) workers train from epoch (?P<epoch>\d+)")
 EPOCH = re.compile(r"epoch (?P<epoch>\d+)/\d+: loss (?P<loss>\S+), (?P<workers>\d+) workers")
@@ -72,6 +73,7 @@ class Stage:
     """The nodes, what they print, and what the audience sees of it."""
 
     command: list[str]
+    audit_log: Path
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     agents: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
     recoveries: list[Recovery] = field(default_factory=list)
@@ -233,6 +235,18 @@ class Stage:
                 raise DemoFailed(f"node {name} ended with code {code}")
         return float(found["accuracy"])
 
+    def audit(self) -> str:
+        """What the log of the samples that were trained on proves: that each was used once an epoch, whatever happened.
+
+        Raises:
+            DemoFailed: It was not.
+        """
+        command = [sys.executable, "-m", "elastic_core", "audit-data", str(self.audit_log), "--finished"]
+        audit = subprocess.run(command, capture_output=True, text=True)
+        if audit.returncode != 0:
+            raise DemoFailed(f"samples were skipped or repeated:\n{audit.stdout}{audit.stderr}")
+        return audit.stdout.splitlines()[-1]
+
     def left_over(self) -> list[int]:
         """Processes of this demo that still run; found by its mark, so none can hide."""
         pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
@@ -293,8 +307,8 @@ def staged(backend: str, epochs: int) -> Iterator[tuple[Stage, Store]]:
         store = stack.enter_context(store_for(backend, folder))
         rendezvous = [f"--rdzv_backend={backend}", f"--rdzv_endpoint={store.endpoint}", "--rdzv_id=digits"]
         size = ["--nnodes=1:2", f"--nproc_per_node={WORKERS_PER_NODE}", "--max_restarts=3"]
-        training = [os.path.relpath(TRAIN), f"--epochs={epochs}", f"--checkpoint={folder / 'digits.pt'}"]
-        stage = Stage([*size, *rendezvous, *training])
+        training = [os.path.relpath(TRAIN), f"--epochs={epochs}", f"--audit-log={folder / AUDIT_LOG}"]
+        stage = Stage([*size, *rendezvous, *training], folder / AUDIT_LOG)
         try:
             yield stage, store
         finally:
@@ -336,14 +350,14 @@ def perform(stage: Stage, backend: str, store: Store) -> float:
     return stage.finish()
 
 
-def print_table(stage: Stage, accuracy: float) -> None:
-    """What happened, and how long each recovery took."""
+def print_table(stage: Stage, accuracy: float, proved: str) -> None:
+    """What happened, how long each recovery took, and what came of the samples."""
     print(f"\n{'what happened':<24}{'workers':>10}{'training again after':>24}{'from epoch':>14}")
     for row in stage.recoveries:
         size = f"{row.before} -> {row.after}"
         again = "never stopped" if row.seconds is None else f"{row.seconds:.1f} s"
         print(f"{row.event:<24}{size:>10}{again:>24}{row.epoch:>14}")
-    print(f"\ntest accuracy {accuracy:.1%}", flush=True)
+    print(f"\nevery sample once an epoch? {proved}\ntest accuracy {accuracy:.1%}", flush=True)
 
 
 def main() -> int:
@@ -363,10 +377,11 @@ def main() -> int:
         try:
             accuracy = perform(stage, args.rdzv_backend, store)
             left = stage.left_over()
+            proved = stage.audit()
         except (DemoFailed, StoreFailed) as failed:
             print("\nthe last lines of the nodes:", *stage.history, f"\nThe demo failed: {failed}.", sep="\n")
             return 1
-        print_table(stage, accuracy)
+        print_table(stage, accuracy, proved)
         if accuracy <= GOAL:
             print(f"The demo failed: the accuracy is not above {GOAL:.0%}.")
             return 1

@@ -1,13 +1,13 @@
 """Train a small CNN on scanned digits, with as many workers as there are at the moment.
 
-Nothing in here knows of Elastic: the script runs unchanged under torchrun. It survives because it does what every such
-script should: rank 0 saves a checkpoint after each epoch, and whoever is started goes on from the newest one.
+It survives because of three things: a sampler that counts in samples, a ``TrainState`` that keeps every step, and,
+where ``--checkpoints`` names a directory, checkpoints that outlive the job. The same script runs under torchrun, which
+keeps no state in memory: there it goes on from the newest checkpoint.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -16,7 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
+
+import elastic_core as elastic
+from elastic_torch import Disk, ElasticDistributedSampler
 
 
 def digits() -> tuple[Tensor, Tensor]:
@@ -33,48 +36,37 @@ def cnn() -> nn.Sequential:
     return nn.Sequential(*convolutions, *head)
 
 
-def save(path: Path, state: dict[str, object]) -> None:
-    """Write beside, then rename: wherever this is cut short, the last whole checkpoint is still there."""
-    beside = path.with_name(path.name + ".new")
-    with beside.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-
-
 def train(args: argparse.Namespace) -> None:
-    """Train, from the checkpoint if there is one, and measure the accuracy."""
+    """Train, from where the last workers were, and measure the accuracy."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = DistributedDataParallel(cnn())
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
-    first = 1
-    if args.checkpoint.exists():
-        state = torch.load(args.checkpoint)
-        model.module.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        first += state["epoch"]
-
     images, labels = digits()
     test = torch.arange(len(images)) % 5 == 0
     training = TensorDataset(images[~test], labels[~test])
-    sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(training)
-    loader = DataLoader(training, batch_size=max(1, args.batch_size // world_size), sampler=sampler)
-    for epoch in range(first, args.epochs + 1):
-        torch.manual_seed(epoch * world_size + rank)
-        sampler.set_epoch(epoch)
-        for step, (x, y) in enumerate(loader):
+    sampler = ElasticDistributedSampler(training, global_batch_size=args.batch_size, audit_log=args.audit_log)
+    loader = DataLoader(training, batch_sampler=sampler.batches())
+    disk = Disk(args.checkpoints, interval=len(loader)) if args.checkpoints else None  # once an epoch
+
+    state = elastic.TrainState(model=model, optimizer=optimizer, sampler=sampler, disk=disk)
+    if state.restore() is None:
+        torch.manual_seed(rank)  # from here on each rank drops out what it likes
+    first = state.step
+    for epoch in state.epochs(args.epochs):
+        losses = []
+        for x, y in state.batches(loader):
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x), y)
+            loss = nn.functional.cross_entropy(model(x), y) * sampler.loss_weight()
             loss.backward()  # waits for every rank's gradients
             optimizer.step()
-            if rank == 0 and epoch == first and step == 0:
-                print(f"{world_size} workers train from epoch {epoch}", flush=True)
-        if rank == 0:
-            whole = {"epoch": epoch, "model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
-            save(args.checkpoint, whole)
-            print(f"epoch {epoch}/{args.epochs}: loss {loss.item():.4f}, {world_size} workers", flush=True)
+            losses.append(loss.item())
+            if rank == 0 and state.step == first:
+                print(f"{world_size} workers train from epoch {epoch + 1}, step {first + 1}", flush=True)
+        if rank == 0 and losses and not state.stopping:
+            print(f"epoch {epoch + 1}/{args.epochs}: loss {np.mean(losses):.4f}, {world_size} workers", flush=True)
+    if state.stopping:
+        return  # with exit code 0: the job goes on with other nodes
     if rank == 0:
         model.eval()
         with torch.no_grad():
@@ -83,16 +75,16 @@ def train(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Join the others, train, and leave."""
+    """Join the others, and train."""
     parser = argparse.ArgumentParser(description="Train a small CNN on scanned digits.")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--batch-size", type=int, default=64, help="of all workers together, however many they are")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--checkpoint", type=Path, default=Path("digits.pt"), help="on a disk that all nodes share")
+    parser.add_argument("--checkpoints", type=Path, help="a directory; of each node, or on a disk that all share")
+    parser.add_argument("--audit-log", type=Path, help="where rank 0 writes which samples each step has used")
     args = parser.parse_args()
-    dist.init_process_group()
+    elastic.init_process_group("gloo")
     train(args)
-    dist.destroy_process_group()  # after the model is gone: torch can deadlock where DDP holds the group last
 
 
 if __name__ == "__main__":

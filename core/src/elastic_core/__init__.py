@@ -7,7 +7,8 @@ General layout, in the order in which a run passes through it:
 * ``discovery``, ``hookspecs``, ``plugins``, ``defaults``: what is installed, what a plugin can be asked, who is asked,
   and core's own answers. ``observers`` and ``judging`` keep foreign code from harming the job.
 * ``launch``, ``multiprocessing``, ``recording``, ``holding``: the same from Python, and what a worker may call.
-  ``torch_worker`` reaches what needs torch, which is ``elastic_torch``.
+  ``torch_worker`` reaches what needs torch, which is ``elastic_torch`` or another library; ``training`` is what
+  scripts may expect of it.
 * ``agent``: one process per node: the event loop, the warden that is the parent of all workers, their output.
 * ``rendezvous``: who is in the job, and as what. ``backend`` is what a store must be able to do, ``local`` and ``file``
   are core's own; ``ledger``, ``decide`` and ``node`` are the protocol as pure functions.
@@ -75,8 +76,11 @@ _HOME = {
 _SUBMODULES = ("agent", "errors", "hookspecs", "launch", "multiprocessing", "rendezvous")
 """What ``import elastic_core as elastic`` reaches by attribute, as ``elastic.multiprocessing.Std``."""
 
-_OF_TORCH = ("TrainState", "init_process_group")
-"""What is ``elastic_torch``'s, under the same name. Not in ``__all__``: ``import *`` works without torch."""
+_OFFERED = {"TrainState": "elastic_train_state", "init_process_group": "elastic_init_process_group"}
+"""What a library brings, ``elastic_torch`` by default, and the hook that is asked for it.
+
+Not in ``__all__``: ``import *`` works without any.
+"""
 
 __all__ = [
     "ElasticError",
@@ -104,7 +108,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return import_module(f"{__name__}.{name}")
-    if name in _OF_TORCH:
+    if name in _OFFERED:
         return getattr(import_module(f"{__name__}.torch_worker"), name)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -112,4 +116,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, *_SUBMODULES, *_OF_TORCH]
+    return [*__all__, *_SUBMODULES, *_OFFERED]

@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -136,11 +136,19 @@ class PlainWorkerStart:
     Args:
         environ: The agent's own environment, which workers inherit.
         virtual_local_rank: Whether each worker sees only its own GPU, as device 0.
+        plugins: The plugins that the run names, which workers are told: some of them have a side there.
     """
 
-    def __init__(self, environ: Mapping[str, str] = os.environ, *, virtual_local_rank: bool = False) -> None:
+    def __init__(
+        self,
+        environ: Mapping[str, str] = os.environ,
+        *,
+        virtual_local_rank: bool = False,
+        plugins: Sequence[str] = (),
+    ) -> None:
         self._environ = environ
         self._virtual_local_rank = virtual_local_rank
+        self._plugins = tuple(plugins)
 
     @hookimpl
     def elastic_worker_command(self, program: Program, assignment: Assignment) -> list[str]:
@@ -186,6 +194,8 @@ class PlainWorkerStart:
         environment = {name: str(value) for name, value in place.items()}
         if "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in self._environ:
             environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
+        if self._plugins:
+            environment["ELASTIC_PLUGINS"] = ",".join(self._plugins)
         environment.update(threads(assignment.local_world_size, self._environ))
         if self._virtual_local_rank:
             from elastic_core.machine import Machine, only_device  # few runs need it

@@ -29,6 +29,8 @@ class Group(str, enum.Enum):
     """On when named, by ``--plugin`` or ``ELASTIC_PLUGINS``."""
     AUTOLOAD = "elastic.autoload"
     """Small observers: on once installed, off with ``--no_plugin``."""
+    WORKER = "elastic.worker"
+    """What plugins do in workers, on when named as those of ``PLUGINS``; the agent of a run never imports it."""
     HANDLERS = "torchrun.handlers"
     """Rendezvous handlers for torchrun; only the one that a run names is imported."""
     COMMANDS = "elastic.commands"
@@ -50,6 +52,7 @@ _FLAGS: Mapping[Group, str] = {
     Group.HANDLERS: "--rdzv_backend",
     Group.PLUGINS: "--plugin",
     Group.AUTOLOAD: "--plugin",
+    Group.WORKER: "--plugin",
 }
 """How a run names a member of the group."""
 

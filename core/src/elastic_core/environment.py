@@ -67,10 +67,12 @@ VARIABLES = (
         Use.SET,
         "The descriptor of the worker's channel to its agent, a socket of packets; a script may ignore it.",
     ),
-    Variable("ELASTIC_RUN_UID", Use.SET, "The run, of all that the job id has had or will have."),
-    Variable("ELASTIC_ROUND", Use.SET, "The number of the round, which never goes backwards within a run."),
     Variable("ELASTIC_LOCAL_RANK", Use.SET, "As LOCAL_RANK, also where --virtual_local_rank makes that one 0."),
-    Variable("ELASTIC_PLUGINS", Use.READ, "Names of plugins to load besides those of --plugin, separated by commas."),
+    Variable(
+        "ELASTIC_PLUGINS",
+        Use.READ,
+        "Names of plugins to load besides those of --plugin, separated by commas. Workers find those of both in it.",
+    ),
     Variable(
         "PYTHONPATH",
         Use.READ,

@@ -5,13 +5,13 @@ instance) with functions of these names marked by :data:`hookimpl`; ``docs/writi
 one that is found by entry point. Core's own defaults (``elastic_core.defaults``) are registered through these same
 hooks and nowhere else.
 
-All hooks run in the agent's process. Unless a contract says otherwise, a hook that raises fails the run, naming the
-plugin.
+All hooks run in the agent's process, but for the two of family 4 that are asked in workers. Unless a contract says
+otherwise, a hook that raises fails the run, naming the plugin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pluggy
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters
     from elastic_core.rendezvous.backend import RendezvousBackend
     from elastic_core.rendezvous.rows import NodeInfo
+    from elastic_core.training import TrainingState
 
 PROJECT = "elastic"
 
-HOOKSPEC_VERSION = (1, 2)
+HOOKSPEC_VERSION = (1, 3)
 """(major, minor). A plugin may name its major in an attribute ``elastic_hookspec_major``: another one than ours is
 refused, none is accepted."""
 
@@ -118,7 +119,31 @@ def elastic_run_ends() -> None:
     """
 
 
-# 4. Checkpoint (the agent's side) ------------------------------------------------------------------------------------
+# 4. Checkpoint -------------------------------------------------------------------------------------------------------
+
+
+@hookspec(firstresult=True)
+def elastic_train_state() -> type[TrainingState] | None:
+    """The class that ``elastic_core.TrainState`` is in a script: what saves and restores its training.
+
+    Called in a worker, when its script first uses the name, and never by the agent: so it imports what it needs in
+    here, torch among it, and not where its module is imported. Asked are the plugins of the group ``elastic.worker``
+    that the run names with ``--plugin`` or ``ELASTIC_PLUGINS``, the last named first; then elastic-torch, whose answer
+    is ``elastic_torch.TrainState``. All nodes of a run name the same ones, or are refused. What is to outlive a worker
+    goes to the agent (``elastic_core.holding``) or to a disk.
+
+    Raises:
+        PluginError: What is no ElasticError becomes one, which names the plugin, in the script.
+    """
+
+
+@hookspec(firstresult=True)
+def elastic_init_process_group() -> Callable[..., None] | None:
+    """The function that ``elastic_core.init_process_group`` is in a script; elastic-torch's is torch's, made ready.
+
+    Called as :func:`elastic_train_state`. What it returns calls ``elastic_core.reporting.report("initialized")`` once
+    the worker has met its peers, which counts as progress of the round.
+    """
 
 
 @hookspec

@@ -61,6 +61,8 @@ class Plugins:
         """What asked for autoload and could not be loaded; the observers hear of it before anything else."""
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(hookspecs)
+        self.in_workers: tuple[str, ...] = ()
+        """Those that the run names and workers ask, in the order of naming; all nodes of a run must have the same."""
         self._described: dict[str, str] = {}
         """How messages name each plugin, by its name."""
         self._backend: object = None
@@ -215,6 +217,17 @@ class Plugins:
             environment.update(self._ask(impl, program=program, assignment=assignment) or {})
         return environment
 
+    # In a worker -----------------------------------------------------------------------------------------------------
+
+    def offered(self, hook: str) -> Any:
+        """What the last registered plugin that has it offers to a script, by a hook without arguments; None for nobody.
+
+        Raises:
+            PluginError: A plugin failed.
+        """
+        answers = (self._ask(impl) for impl in self.implementations(hook))
+        return next((answer for answer in answers if answer is not None), None)
+
     def _ask(self, impl: Implementation, **facts: object) -> Any:
         """Call one implementation; what it raises names the plugin, unless it speaks our language."""
         try:
@@ -239,6 +252,8 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
     catalogue = catalogue or Catalogue.read()
     _check_switched_off(config.no_plugins, catalogue)
     plugins = Plugins()
+    named = [name for name in dict.fromkeys(config.plugins) if name not in config.no_plugins]
+    plugins.in_workers = tuple(name for name in named if name in catalogue.names(Group.WORKER))
     for name, plugin in core_plugins(config).items():
         plugins.register(name, plugin)
     for name in catalogue.names(Group.AUTOLOAD):
@@ -247,11 +262,25 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
                 _register(plugins, catalogue.find(name, Group.AUTOLOAD))
             except PluginError as problem:
                 plugins.problems.append(problem)
-    for name in dict.fromkeys(config.plugins):
-        if name not in config.no_plugins:
-            _register(plugins, catalogue.find(name, Group.PLUGINS, Group.AUTOLOAD))
+    for name in named:
+        for offer in _agents_side(name, catalogue):
+            _register(plugins, offer)
     _register_backend(plugins, config.rdzv_backend, catalogue)
     plugins.check_pending()
+    return plugins
+
+
+def load_in_worker(named: Sequence[str], catalogue: Catalogue | None = None) -> Plugins:
+    """The plugins that a worker asks, of those that its run names: those of the group ``elastic.worker``.
+
+    Raises:
+        PluginError: One of them cannot be imported, or does not fit the hook specs.
+    """
+    catalogue = catalogue or Catalogue.read()
+    plugins = Plugins()
+    for name in dict.fromkeys(named):
+        if name in catalogue.names(Group.WORKER):
+            _register(plugins, catalogue.find(name, Group.WORKER))
     return plugins
 
 
@@ -275,7 +304,8 @@ def load_backend(backend: str, catalogue: Catalogue, named: Sequence[str] = ()) 
     """A backend alone, for who asks it and runs nothing; the arguments and errors of :func:`rendezvous_options`."""
     if backend not in catalogue.names(*BACKENDS):
         for name in named:
-            discovery.load(catalogue.find(name, Group.PLUGINS, Group.AUTOLOAD))
+            for offer in _agents_side(name, catalogue):
+                discovery.load(offer)
     plugins = Plugins()
     _register_backend(plugins, backend, catalogue)
     return plugins
@@ -286,7 +316,10 @@ def core_plugins(config: RunConfig | None = None) -> dict[str, object]:
     plugins: dict[str, object] = {
         "max-restarts": defaults.MaxRestartsPolicy(),
         "log-lines": defaults.LogLineMetrics(verbose=config is not None and config.verbose),
-        "plain-start": defaults.PlainWorkerStart(virtual_local_rank=config is not None and config.virtual_local_rank),
+        "plain-start": defaults.PlainWorkerStart(
+            virtual_local_rank=config is not None and config.virtual_local_rank,
+            plugins=() if config is None else [name for name in config.plugins if name not in config.no_plugins],
+        ),
     }
     if config is not None and config.event_log:
         plugins["event-log"] = defaults.EventLog()
@@ -345,6 +378,19 @@ def _register(plugins: Plugins, offer: Offer) -> None:
     plugins.register(offer.name, discovery.load(offer), described=str(offer))
 
 
+def _agents_side(name: str, catalogue: Catalogue) -> list[Offer]:
+    """What a run that names a plugin imports here: nothing, where all of it is for workers.
+
+    Raises:
+        PluginError: It is not installed, or twice.
+    """
+    if name in catalogue.names(Group.WORKER):
+        catalogue.find(name, Group.WORKER)
+        if name not in catalogue.names(Group.PLUGINS, Group.AUTOLOAD):
+            return []
+    return [catalogue.find(name, Group.PLUGINS, Group.AUTOLOAD)]
+
+
 def _register_backend(plugins: Plugins, name: str, catalogue: Catalogue) -> None:
     """Add the backend that a name means, in the order of ``rendezvous.registry``."""
     if (factory := registry.find(name)) is not None:
@@ -358,7 +404,7 @@ def _register_backend(plugins: Plugins, name: str, catalogue: Catalogue) -> None
 
 
 def _check_switched_off(names: Sequence[str], catalogue: Catalogue) -> None:
-    known = catalogue.names(Group.AUTOLOAD, Group.PLUGINS)
+    known = catalogue.names(Group.AUTOLOAD, Group.PLUGINS, Group.WORKER)
     for name in names:
         if name not in known:
             raise PluginError(

@@ -1,11 +1,18 @@
-"""What ``elastic`` offers to a training script and needs torch for: ``elastic_torch``'s, reached when it is used."""
+"""What ``elastic`` offers to a training script and a library brings: by the hooks of family 4 that workers ask.
+
+``elastic_core.TrainState`` and ``elastic_core.init_process_group`` are looked up when they are first used. The plugins
+that the run names are asked, and elastic-torch at last. What that one answers is taken from it by name: pluggy, and a
+reading of what is installed, would take a worker as long as all else of its start from a fork.
+"""
 
 from __future__ import annotations
 
+import functools
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from elastic_core import _OF_TORCH
+from elastic_core import _OFFERED
 from elastic_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -14,8 +21,18 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _OF_TORCH:
+    if name not in _OFFERED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _offered(name)
+
+
+@functools.cache
+def _offered(name: str) -> Any:
+    if named := [word for word in os.environ.get("ELASTIC_PLUGINS", "").split(",") if word]:
+        from elastic_core.plugins import load_in_worker
+
+        if (answer := load_in_worker(named).offered(_OFFERED[name])) is not None:
+            return answer
     try:
         return getattr(import_module("elastic_torch"), name)
     except ModuleNotFoundError as exc:

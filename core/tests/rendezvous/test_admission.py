@@ -66,10 +66,12 @@ def test_other_settings_are_refused_by_name(change: dict[str, int], says: str) -
         check_settings(live("a").settings, mine, allow_version_mismatch=True)
 
 
-def test_other_failure_policies_are_refused_by_name() -> None:
+@pytest.mark.parametrize("which", ["failure_policies", "worker_plugins"])
+def test_other_plugins_that_all_nodes_must_have_are_refused_by_name(which: str) -> None:
     opener = settings()
-    mine = replace(opener, host="host-b", agreement=replace(opener.agreement, failure_policies=("strict",)))
-    with pytest.raises(RendezvousRefusedError, match="failure_policies: strict here, none there"):
+    agreement = replace(opener.agreement, **{which: ("mine",)})  # type: ignore[arg-type]  # both are tuples
+    mine = replace(opener, host="host-b", agreement=agreement)
+    with pytest.raises(RendezvousRefusedError, match=f"{which}: mine here, none there"):
         check_settings(opener, mine, allow_version_mismatch=True)
 
 

@@ -6,6 +6,7 @@ from importlib import metadata
 
 import elastic_core
 import elastic_torch
+from elastic_core.plugins import load_in_worker
 
 
 def test_every_public_name_is_there() -> None:
@@ -37,8 +38,14 @@ def test_core_reaches_them() -> None:
     assert elastic_core.init_process_group is elastic_torch.init_process_group
 
 
+def test_core_asks_for_them_by_its_hooks_too() -> None:
+    named = load_in_worker(["torch"])
+    assert named.offered("elastic_train_state") is elastic_torch.TrainState
+    assert named.offered("elastic_init_process_group") is elastic_torch.init_process_group
+
+
 def test_importing_it_imports_no_torch() -> None:
-    script = "import sys, elastic_torch; print('torch' in sys.modules)"
+    script = "import sys, elastic_torch.plugin; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "False\n"
 
 

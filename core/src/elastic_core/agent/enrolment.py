@@ -49,6 +49,7 @@ def applicant_for(config: RunConfig, plugins: Plugins, seat: Seat, clock: Clock,
         max_restarts=config.max_restarts,
         on_node_loss=config.on_node_loss,
         failure_policies=plugins.failure_policies(),
+        worker_plugins=plugins.in_workers,
     )
     settings = Settings(agreement=agreement, timing=config.timing, versions=versions, host=str(info))
     return Applicant(

@@ -28,6 +28,8 @@ class Agreement:
     on_node_loss: OnNodeLoss = OnNodeLoss.REPLACE
     failure_policies: tuple[str, ...] = ()
     """Names of the plugins that judge failures, in alphabetical order."""
+    worker_plugins: tuple[str, ...] = ()
+    """Names of the plugins that workers ask, the last one first asked: what they save and restore has to match."""
 
     def difference(self, other: Agreement) -> str | None:
         """The first field in which ``other`` differs, as ``max_nodes: 4 here, 8 there``; None when there is none."""

@@ -15,7 +15,6 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.terminal import printable
 from elastic_torch.audit import MARK, VERSION, Step
 from elastic_torch.auditing import Epoch, Finding, Record, Report, audit
-from elastic_torch.order import IN_ORDER, SHUFFLED, Order
 
 MOST = 10
 """Findings that are printed; the others are counted."""
@@ -133,7 +132,9 @@ def _finding_line(finding: Finding, epochs: Sequence[Epoch]) -> str:
 
 def _indices(finding: Finding, epochs: Sequence[Epoch]) -> str:
     """The first of them as indices of the dataset, where the order is one that we know."""
-    import numpy as np
+    import numpy as np  # with Order, which needs it too: listing the commands must not import it
+
+    from elastic_torch.order import IN_ORDER, SHUFFLED, Order
 
     epoch = next((epoch for epoch in epochs if epoch.epoch == finding.epoch), None)
     if epoch is None or epoch.order not in (SHUFFLED, IN_ORDER):

@@ -1,0 +1,22 @@
+"""What ``elastic_core`` asks in a worker of a run with ``--plugin=torch-save``; torch is imported when it is asked."""
+
+from collections.abc import Callable
+
+from elastic_core import hookimpl
+from elastic_core.training import TrainingState
+
+
+@hookimpl
+def elastic_train_state() -> type[TrainingState]:
+    """What ``elastic_core.TrainState`` is."""
+    from elastic_torch_save.state import TrainState
+
+    return TrainState
+
+
+@hookimpl
+def elastic_init_process_group() -> Callable[..., None]:
+    """What ``elastic_core.init_process_group`` is: torch's own."""
+    from torch.distributed import init_process_group
+
+    return init_process_group

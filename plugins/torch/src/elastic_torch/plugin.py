@@ -1,0 +1,29 @@
+"""What core asks of this library in a worker (family 4 of ``elastic_core.hookspecs``); torch is imported then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from elastic_core import hookimpl
+
+if TYPE_CHECKING:
+    from elastic_core.training import TrainingState
+
+elastic_hookspec_major = 1
+
+
+@hookimpl
+def elastic_train_state() -> type[TrainingState]:
+    """``elastic_torch.TrainState``."""
+    from elastic_torch.state import TrainState
+
+    return TrainState
+
+
+@hookimpl
+def elastic_init_process_group() -> Callable[..., None]:
+    """``elastic_torch.init_process_group``."""
+    from elastic_torch.process_group import init_process_group
+
+    return init_process_group

@@ -1,0 +1,88 @@
+"""The examples that users copy from run, are killed, and lose nothing."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from stage import EXAMPLES, WARM, WORKERS, Stage
+
+TWO = ["--standalone", "--nproc_per_node=2", "--preload=torch._dynamo"]
+"""torch imports that when an optimizer is made: two seconds of each life of each worker, else."""
+HURT = [WORKERS / "hurt.py", "8"]
+"""Has rank 1 killed in its eighth step."""
+
+
+def test_the_minimal_script_trains_without_knowing_of_anything(stage: Stage) -> None:
+    agent = stage.run(*TWO, EXAMPLES / "minimal" / "train.py", "--epochs=2", env=WARM)
+    assert agent.exit_code() == 0, agent.output
+    assert "trained for 20 steps" in agent.lines
+
+
+def test_made_elastic_it_goes_on_where_it_was_killed(stage: Stage) -> None:
+    script = EXAMPLES / "minimal" / "train_elastic.py"
+    agent = stage.run(*TWO, "--max_restarts=1", *HURT, script, "--epochs=2", env=WARM)
+    assert agent.exit_code() == 0, agent.output
+    assert [line for line in agent.lines if "goes on" in line] == ["goes on after step 7"], agent.output
+    assert "trained for 20 steps" in agent.lines
+
+
+def test_the_minimal_readme_shows_what_makes_it_elastic() -> None:
+    folder = EXAMPLES / "minimal"
+    plain, elastic = ((folder / name).read_text().splitlines() for name in ("train.py", "train_elastic.py"))
+    changed = list(difflib.unified_diff(plain, elastic, lineterm="", n=0))[2:]
+    shown = re.findall(r"^```diff\n(.*?)^```$", (folder / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (diff,) = (block.splitlines() for block in shown)
+    assert [line for line in diff if line[:1] in ("+", "-")] == [line for line in changed if line[:1] in ("+", "-")]
+    assert all(line[1:] in elastic for line in diff if line[:1] == " ")
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Sixteen images to train on and eight to validate on, of two classes that one look tells apart."""
+    for part, count in (("train", 8), ("val", 4)):
+        for name, colour in (("red", (200, 40, 40)), ("green", (40, 200, 40))):
+            folder = tmp_path / "images" / part / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (40 + number, 48), colour).save(folder / f"{number}.png")
+    return tmp_path / "images"
+
+
+def test_a_resnet_that_saves_its_own_checkpoints_goes_on_from_the_newest(
+    stage: Stage, tmp_path: Path, images: Path
+) -> None:
+    script = [EXAMPLES / "imagenet" / "main.py", images, f"--checkpoint={tmp_path / 'newest.pt'}", "--save-every=3"]
+    small = ["--arch=resnet18", "--epochs=2", "--batch-size=4", "--image-size=32", "--lr=0.01", "--workers=0"]
+    agent = stage.run(*TWO, "--max_restarts=1", *HURT, *script, *small, env=WARM)
+    assert agent.exit_code() == 0, agent.output
+    went_on = [line for line in agent.lines if line.startswith("2 workers: ")]
+    assert went_on == ["2 workers: resnet18 begins", "2 workers: resnet18 goes on after step 6"], agent.output
+    assert re.search(r"^epoch 2/2: accuracy \S+ after step 8$", agent.output, re.MULTILINE)
+    assert sorted(path.name for path in tmp_path.glob("*.pt*")) == ["best.pt", "newest.pt"]
+
+
+def test_the_dockerfile_copies_what_is_there_and_starts_what_exists() -> None:
+    lines = (EXAMPLES / "imagenet" / "Dockerfile").read_text().splitlines()
+    copied = [source for line in lines if line.startswith("COPY ") for source in line.split()[1:-1]]
+    assert [source for source in copied if not (EXAMPLES.parent / source).exists()] == []
+    assert 'ENTRYPOINT ["elastic", "run"]' in lines
+    (command,) = (json.loads(line.removeprefix("CMD ")) for line in lines if line.startswith("CMD "))
+    assert f"examples/imagenet/{command[-2]}" in copied
+
+
+def test_another_library_takes_elastic_torchs_place(stage: Stage, tmp_path: Path) -> None:
+    (tmp_path / "elastic_torch.py").write_text("raise ImportError('this job does without')")
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    env = {**WARM, "TORCH_SAVE_FILE": str(tmp_path / "train.pt"), "PYTHONPATH": path}
+    script = EXAMPLES / "checkpointing" / "train.py"
+    agent = stage.run(*TWO, "--max_restarts=1", "--plugin=torch-save", *HURT, script, env=env)
+    assert agent.exit_code() == 0, agent.output
+    # Rank 0 may have saved the step in which rank 1 was killed: its gradients were there.
+    assert agent.wait_for(r"^elastic_torch_save\.state goes on after step [78]$")
+    assert "trained for 20 steps" in agent.lines

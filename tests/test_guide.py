@@ -1,0 +1,23 @@
+"""The guide for users: who follows it sees what it shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pages import BLOCK, Reader
+from stage import WARM, Stage
+
+GUIDE = (Path(__file__).parents[1] / "docs" / "guide.md").read_text(encoding="utf-8")
+
+
+def test_who_follows_the_guide_sees_what_it_shows(stage: Stage, tmp_path: Path) -> None:
+    preload = {"PET_PRELOAD": "torch._dynamo"}  # which saves each worker the time to import it
+    reader = Reader(stage, tmp_path, {**WARM, **preload, "CUDA_VISIBLE_DEVICES": ""})
+    reader.follow(GUIDE)
+    assert (reader.folder / "model.pt").exists()
+
+
+def test_nothing_in_the_guide_is_left_untested() -> None:
+    assert [
+        block["text"] for block in BLOCK.finditer(GUIDE) if not block["path"] and block["language"] != "console"
+    ] == []
