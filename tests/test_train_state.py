@@ -272,6 +272,7 @@ def test_a_training_on_one_four_two_and_three_nodes_takes_the_steps_of_one_proce
     sizes = [1, 4, 2, 3]
     stops = [{r["step"] for node in nodes for r in node.reports("stopped", world_size=size)} for size in sizes[:3]]
     starts = [{r["step"] for node in nodes for r in node.reports("began", world_size=size)} for size in sizes]
+    assert [len(steps) for steps in stops] == [1, 1, 1], "all ranks stop at the same step"
     assert starts == [{0}, *stops], "no step is lost"
     losses = {report["step"]: report["loss"] for report in one.reports("step")}
     taken = [(r["step"], r["loss"]) for node in nodes for r in node.reports("step", rank=0)]
