@@ -22,7 +22,7 @@ TERM = 128 + signal.SIGTERM
 QUICK = {**WARM, "PET_PRELOAD": "torch,torch._dynamo,elastic_torch.disk,elastic_torch.state"}
 """What every one of these workers would import for itself."""
 MANY, FEW = 20, 3
-"""How often a run is hurt, with the first seed and with the others."""
+"""How often a run is hurt; the fewer times with the second and the third seed, which everyday runs have besides."""
 EPOCHS, STEPS = 12, 16
 """Of the run that is hurt, and steps of an epoch."""
 LONG = [TRAIN, f"--epochs={EPOCHS}", "--samples=128", "--global_batch=8"]
@@ -92,7 +92,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_weights_of_one_that_
     stage: Stage, tmp_path: Path, seed: int, alone: set[str]
 ) -> None:
     dice = random.Random(seed)
-    kills = FEW if seed else MANY
+    kills = FEW if seed in (1, 2) else MANY
     hold, log = tmp_path / "hold", tmp_path / "audit.jsonl"
     job = [*LONG, "--audit", log, "--disk", tmp_path / "disk", "--interval=40"]
     job += ["--pace=0.02", *barred(hold, EPOCHS * STEPS - 1)]
