@@ -54,6 +54,7 @@ class Replicator:
         self.safe = safe
         self.replicated: Stamp | None = None
         self._wire, self._replicas, self._slot_of = wire, replicas, slot_of
+        wire.looks = True
         self._partner, self._sources = partner[wire.rank], sources(partner, wire.rank)
         self._way: Stamp | None = None
         """What has been offered, and is neither safe nor left out yet."""

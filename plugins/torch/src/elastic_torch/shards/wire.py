@@ -6,6 +6,7 @@ the script destroys all groups by name.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,10 +20,20 @@ PATIENCE = timedelta(days=1)
 """How long a rank waits for another: one may evaluate for long meanwhile. A dead one breaks its connections."""
 
 
+NAP = 0.005
+"""Seconds between two looks at whether a collective is done, for a thread that must not be inside of gloo."""
+
+
 class Wire:
-    """The process group, of all ranks; making one is a collective."""
+    """The process group, of all ranks; making one is a collective.
+
+    Attributes:
+        looks: Whether it waits for others in Python, and not in gloo: a thread that the interpreter's end, after an
+            exception, finds in there would abort the process.
+    """
 
     def __init__(self) -> None:
+        self.looks = False
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         group = dist.new_group(backend="gloo", timeout=PATIENCE)
         assert isinstance(group, dist.ProcessGroup)
@@ -37,7 +48,7 @@ class Wire:
         """Everybody's row of numbers, by rank; all are as long."""
         mine = torch.tensor(row, dtype=torch.int64)
         everybodys = [torch.empty_like(mine) for _ in range(self.world)]
-        self._group.allgather([everybodys], [mine]).wait()
+        self._wait(self._group.allgather([everybodys], [mine]))
         return [each.tolist() for each in everybodys]
 
     def gather_rows(self, rows: Sequence[Sequence[int]], width: int) -> list[list[list[int]]]:
@@ -56,8 +67,13 @@ class Wire:
 
     def add_up(self, table: torch.Tensor) -> torch.Tensor:
         """The sum of everybody's table of int64, in its place."""
-        self._group.allreduce([table]).wait()
+        self._wait(self._group.allreduce([table]))
         return table
+
+    def _wait(self, work: dist.Work) -> None:
+        while self.looks and not work.is_completed():
+            time.sleep(NAP)
+        work.wait()
 
     def exchange(self, given: Iterable[tuple[int, torch.Tensor]], taken: Iterable[tuple[int, torch.Tensor]]) -> None:
         """Send bytes to ranks, and receive bytes from ranks; returns when all of it is done.
