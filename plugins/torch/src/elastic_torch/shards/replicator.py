@@ -24,6 +24,8 @@ from elastic_torch.shards.wire import Wire
 from elastic_torch.snapshot import HEADER_BYTES, Slot
 from elastic_torch.stamp import Stamp
 
+GOODBYE = 1.0
+"""Seconds that a part which is being sent gets to arrive when an exception has ended the program."""
 logger = logging.getLogger("elastic_torch.shards")
 
 
@@ -54,7 +56,6 @@ class Replicator:
         self.safe = safe
         self.replicated: Stamp | None = None
         self._wire, self._replicas, self._slot_of = wire, replicas, slot_of
-        wire.looks = True
         self._partner, self._sources = partner[wire.rank], sources(partner, wire.rank)
         self._way: Stamp | None = None
         """What has been offered, and is neither safe nor left out yet."""
@@ -89,6 +90,10 @@ class Replicator:
         """Wait until all that was offered is done."""
         self._offers.put("end")
         self._thread.join()
+
+    def halt(self) -> None:
+        """The program ends, and nobody is to be waited for: the peers may be, for this very process."""
+        self._wire.halt(GOODBYE)
 
     def _run(self) -> None:
         try:
