@@ -23,7 +23,7 @@ TERM = 128 + signal.SIGTERM
 QUICK = {**WARM, "PET_PRELOAD": "torch,torch._dynamo,elastic_torch.disk,elastic_torch.state"}
 """What every one of these workers would import for itself."""
 MANY, FEW = 20, 3
-"""How often a run is hurt; the fewer times with the second and the third seed, which everyday runs have besides."""
+"""How often a run is hurt: MANY times with the first seed and with those of a soak."""
 EPOCHS, STEPS = 12, 16
 """Of the run that is hurt, and steps of an epoch."""
 LONG = [TRAIN, f"--epochs={EPOCHS}", "--samples=128", "--global_batch=8"]
