@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import uuid
 from pathlib import Path
 
 import pytest
 from memory_files import memory_files
-from stage import WARM, WORKERS, Agent, Stage
+from stage import WARM, WORKERS, Agent, Report, Stage
 
 TRAIN = WORKERS / "fsdp_state.py"
 PRELOAD = ["--preload=torch,torch._dynamo"]
@@ -65,20 +66,27 @@ def test_the_parts_of_a_lost_node_come_from_their_last_replicas(
 
 
 @pytest.mark.timeout(300)
-def test_parts_are_made_anew_when_nodes_join_and_are_lost(
+def test_parts_are_made_anew_when_nodes_join_and_leave(
     stage: Stage, tmp_path: Path, file_rendezvous: list[str]
 ) -> None:
-    hold, flags = tmp_path / "hold", ["--nnodes=1:2", *PRELOAD, *file_rendezvous]
-    job = [TRAIN, "--steps=1000000", "--in-world=3", "--replicated", "--hold", hold]
+    over = tmp_path / "over"
+    flags = ["--nnodes=1:2", "--preemption_grace=60", *PRELOAD, *file_rendezvous]
+    job = [TRAIN, "--steps=1000000", "--replicate-every=1000000", "--endless", "--hold", over]
     large = stage.run(*flags, "--nproc_per_node=2", *job, env=WARM)
     large.wait_for_report("step", count=4)
     small = stage.run(*flags, "--nproc_per_node=1", *job, env=WARM)
-    large.wait_for_report("holding", count=2)
-    stopped = {(report["step"], report["digest"]) for report in large.reports("stopped", world=2)}
-    three = {(r["step"], r["digest"]) for node in (large, small) for r in node.wait_for_report("began", world=3)}
-    assert stopped == three, "no step is lost, and it is the same"
-    large.kill_node()
+    began = [*small.wait_for_report("began", world=3), *large.wait_for_report("began", count=2, world=3)]
+    assert came_to(*began) == came_to(*large.reports("stopped", world=2)), "of two ranks and of three"
+    small.wait_for_report("step", count=2)
+    large.signal(signal.SIGTERM)
     [one] = small.wait_for_report("began", world=1)
-    assert {(one["step"], one["digest"])} == three
+    stopped = [*small.wait_for_report("stopped"), *large.wait_for_report("stopped", count=2, world=3)]
+    assert came_to(one) == came_to(*stopped), "and of one"
     assert [report["tier"] for report in small.reports("began")] == ["peer", "memory"]
-    finish(hold, small)
+    finish(over, small)
+
+
+def came_to(*reports: Report) -> tuple[int, str]:
+    """The step and the state that all of them name."""
+    [facts] = {(report["step"], report["digest"]) for report in reports}
+    return facts

@@ -29,7 +29,7 @@ parser.add_argument("--at", type=int, default=0)
 parser.add_argument("--hold", type=Path)
 parser.add_argument("--replicated", action="store_true", help="wait in step --at until another node has it")
 parser.add_argument("--then", type=int, help="hold in this step, and not in --at")
-parser.add_argument("--in-world", type=int, help="hold where there are so many ranks, not in a step")
+parser.add_argument("--endless", action="store_true", help="go on until --hold is there and one rank is left")
 parser.add_argument("--replicate-every", type=int, default=1)
 parser.add_argument("--mark", default="train", help="the name of the state")
 args = parser.parse_args()
@@ -100,15 +100,14 @@ def main() -> None:
     tier = restored.tier.value if restored else None
     whole = digest(model, optimizer)
     report("began", step=state.step, tier=tier, round=os.environ["ELASTIC_ROUND"], world=world, digest=whole)
-    while state.step < args.steps and not state.stopping and not (args.in_world and world == 1 and over()):
-        held = world == args.in_world if args.in_world else state.step == (args.then or args.at)
-        if args.replicated and nodes > 1 and (held if args.in_world else state.step == args.at):
-            wait(lambda: state.replicated == state.step)
+    while state.step < args.steps and not state.stopping and not (args.endless and world == 1 and over()):
+        if args.replicated and nodes > 1 and state.step == args.at:
+            wait(lambda: state.replicated == args.at)
             report("replicated", step=state.step, digest=digest(model, optimizer))
-        if held and args.hold:  # whether it is over already or not: there is a collective in the digest
+        if state.step == (args.then or args.at) and not args.endless and args.hold:
             report("holding", step=state.step, world=world, digest=digest(model, optimizer))
             wait(over)
-        elif args.in_world:
+        elif args.endless:
             signal.sigtimedwait([], 0.02)
         loss = model(torch.randn(4, 7)).square().mean()
         optimizer.zero_grad()

@@ -100,6 +100,15 @@ def test_what_cannot_be_kept_is_refused_with_its_place(state: Any, said: str) ->
         take_apart(state)
 
 
+class DTensor(torch.Tensor):
+    """Known by its name: nothing is imported where there is none."""
+
+
+def test_sharded_tensors_are_refused_where_the_model_has_none() -> None:
+    with pytest.raises(TypeError, match=r"^state\['a'\] is a DTensor, but the model has none"):
+        take_apart({"a": torch.eye(2).as_subclass(DTensor)})
+
+
 @pytest.mark.parametrize("said", [{"a": 1, "b": 2}, {"pickle": "x"}, {"dtype": "load"}, {}])
 def test_what_was_never_taken_apart_is_refused(said: Any) -> None:
     with pytest.raises(ValueError, match="is no part of a state"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from elastic_core.warm.failing import ended_by_exception
 from elastic_torch.agreement import Tier
 from elastic_torch.peers import gathered
 from elastic_torch.shards import formats, plan
@@ -185,7 +185,9 @@ class Shards:
             self._replicator = None
 
     def _close(self) -> None:
-        """At the end of the program. Where an exception has ended it nobody is waited for: the peers may be, for us."""
-        if not ended_by_exception():
+        """At the end of the program: wait until all is replicated, unless an exception has ended it."""
+        if self._replicator is not None and getattr(sys, "last_value", None) is not None:
+            self._replicator.halt()
+        else:
             self._finish()
         forget()

@@ -24,6 +24,8 @@ from elastic_torch.shards.wire import Wire
 from elastic_torch.snapshot import HEADER_BYTES, Slot
 from elastic_torch.stamp import Stamp
 
+GOODBYE = 1.0
+"""Seconds that a part which is being sent gets to arrive when an exception has ended the program."""
 logger = logging.getLogger("elastic_torch.shards")
 
 
@@ -88,6 +90,10 @@ class Replicator:
         """Wait until all that was offered is done."""
         self._offers.put("end")
         self._thread.join()
+
+    def halt(self) -> None:
+        """The program ends, and nobody is to be waited for: the peers may be, for this very process."""
+        self._wire.halt(GOODBYE)
 
     def _run(self) -> None:
         try:

@@ -6,9 +6,10 @@ the script destroys all groups by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,10 +20,19 @@ PATIENCE = timedelta(days=1)
 """How long a rank waits for another: one may evaluate for long meanwhile. A dead one breaks its connections."""
 
 
+NAP = 0.005
+"""Seconds between two looks at whether a collective is done."""
+
+
 class Wire:
-    """The process group, of all ranks; making one is a collective."""
+    """The process group, of all ranks; making one is a collective.
+
+    It waits for others in Python, and not in gloo: a thread that the interpreter's end, after an exception, finds in
+    there would abort the process. So at its end that one can :meth:`halt` whoever uses this.
+    """
 
     def __init__(self) -> None:
+        self._inside = threading.Lock()
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         group = dist.new_group(backend="gloo", timeout=PATIENCE)
         assert isinstance(group, dist.ProcessGroup)
@@ -37,7 +47,7 @@ class Wire:
         """Everybody's row of numbers, by rank; all are as long."""
         mine = torch.tensor(row, dtype=torch.int64)
         everybodys = [torch.empty_like(mine) for _ in range(self.world)]
-        self._group.allgather([everybodys], [mine]).wait()
+        self._wait(lambda: self._group.allgather([everybodys], [mine]))
         return [each.tolist() for each in everybodys]
 
     def gather_rows(self, rows: Sequence[Sequence[int]], width: int) -> list[list[list[int]]]:
@@ -56,8 +66,21 @@ class Wire:
 
     def add_up(self, table: torch.Tensor) -> torch.Tensor:
         """The sum of everybody's table of int64, in its place."""
-        self._group.allreduce([table]).wait()
+        self._wait(lambda: self._group.allreduce([table]))
         return table
+
+    def _wait(self, begin: Callable[[], dist.Work]) -> None:
+        """Have a collective done."""
+        with self._inside:
+            work = begin()
+        while not work.is_completed():
+            time.sleep(NAP)
+        with self._inside:
+            work.wait()
+
+    def halt(self, seconds: float) -> None:
+        """Let nobody go on from here, in any thread, but wait no longer than this for who is inside."""
+        self._inside.acquire(timeout=seconds)
 
     def exchange(self, given: Iterable[tuple[int, torch.Tensor]], taken: Iterable[tuple[int, torch.Tensor]]) -> None:
         """Send bytes to ranks, and receive bytes from ranks; returns when all of it is done.
@@ -66,13 +89,11 @@ class Wire:
             given: To whom, and what, as uint8 of shape (bytes,).
             taken: From whom, and where to. Those between two ranks come in the order in which they were given.
         """
-        works: list[Any] = []
-        for source, into in taken:
-            works += [self._group.recv([part], source, 0) for part in _parts(into)]
-        for to, content in given:
-            works += [self._group.send([part], to, 0) for part in _parts(content)]
-        for work in works:
-            work.wait()
+        with self._inside:
+            works = [self._group.recv([part], source, 0) for source, into in taken for part in _parts(into)]
+            works += [self._group.send([part], to, 0) for to, content in given for part in _parts(content)]
+            for work in works:
+                work.wait()
 
     def pass_on(self, given: Mapping[int, torch.Tensor], taken: Mapping[int, torch.Tensor]) -> None:
         """As :meth:`exchange`, a part at a time, so that what is large does not fill the senders' buffers."""

@@ -151,7 +151,9 @@ def whole(model: nn.Module, *optimizers: torch.optim.Optimizer) -> list[Any]:
 
 
 def remember(rank: int, world: int, act: int, before: list[Slot], after: list[Slot]) -> None:
-    """Put together what the act before has left, and leave one's part and its replica."""
+    """Put together what the act before has left, and leave one's part and its replica, in many small messages."""
+    patch("elastic_torch.shards.wire.PART", 100).start()
+    patch("elastic_torch.shards.bringing.PART", 200).start()
     if before:
         go_on(rank, world, act, before)
     state = state_of(world, float(act + 1))
