@@ -24,7 +24,7 @@ def test_the_demo_trains_through_kills_and_a_return(stage: Stage, backend: str) 
         assert re.search(r"the leader killed +4 -> 4 +never stopped", table)
     assert "4 -> 2" in table
     assert "2 -> 4" in table
-    assert "Proved: 0 skipped, 0 repeated, in 100 epochs." in table
+    assert "Proved: 0 skipped, 0 repeated, in 80 epochs." in table
     assert "test accuracy 9" in table
 
 
