@@ -14,16 +14,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from stage import COLD, PATIENCE, WARM, WORKERS, Agent, Stage, descendants, parse
+from stage import PATIENCE, WARM, WORKERS, Agent, Stage, descendants, parse
 
 TRAIN = WORKERS / "train_state.py"
 TWO = ["--standalone", "--nproc_per_node=2"]
 TERM = 128 + signal.SIGTERM
-MANY, FEW = 20, 4
+QUICK = {**WARM, "PET_PRELOAD": "torch,torch._dynamo,elastic_torch.disk,elastic_torch.state"}
+"""What every one of these workers would import for itself."""
+MANY, FEW = 20, 3
 """How often a run is hurt, with the first seed and with the others."""
-EPOCHS, STEPS = 12, 32
+EPOCHS, STEPS = 12, 16
 """Of the run that is hurt, and steps of an epoch."""
-LONG = [TRAIN, f"--epochs={EPOCHS}", "--samples=256", "--global_batch=8"]
+LONG = [TRAIN, f"--epochs={EPOCHS}", "--samples=128", "--global_batch=8"]
 
 
 def memory_files(mark: str) -> Iterator[tuple[int, str]]:
@@ -78,7 +80,7 @@ def proved(*logs: Path) -> str:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The weights of a run that is left alone."""
     stage = Stage(tmp_path_factory.mktemp("alone"))
-    agent = stage.run(*TWO, *LONG, env=WARM)
+    agent = stage.run(*TWO, *LONG, env=QUICK)
     assert agent.exit_code() == 0, agent.output
     assert stage.close() == []
     assert len(digests(agent)) == 1
@@ -93,8 +95,8 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_weights_of_one_that_
     kills = FEW if seed else MANY
     hold, log = tmp_path / "hold", tmp_path / "audit.jsonl"
     job = [*LONG, "--audit", log, "--disk", tmp_path / "disk", "--interval=40"]
-    job += ["--pace=0.01", *barred(hold, EPOCHS * STEPS - 1)]
-    agent = stage.run(*TWO, f"--max_restarts={kills}", *job, env=WARM)
+    job += ["--pace=0.02", *barred(hold, EPOCHS * STEPS - 1)]
+    agent = stage.run(*TWO, f"--max_restarts={kills}", *job, env=QUICK)
     for kill in range(kills):
         if kill % 2 == 0:  # that there is some progress, or else at any moment: while it starts, or restores
             more = steps(agent) + 1
@@ -147,7 +149,7 @@ def test_an_empty_node_in_the_place_of_a_lost_one_gets_the_state_from_the_surviv
     def node(name: str) -> Agent:
         """One with a disk of its own."""
         job = ["--epochs=2", *barred(hold, 5), "--disk", tmp_path / name]
-        return stage.run("--nnodes=2", "--nproc_per_node=2", *file_rendezvous, TRAIN, *job)
+        return stage.run("--nnodes=2", "--nproc_per_node=2", *file_rendezvous, TRAIN, *job, env=QUICK)
 
     nodes = [node("first"), node("second")]
     for each in nodes:
@@ -177,12 +179,12 @@ def test_a_new_run_whose_nodes_share_no_disk_goes_on_from_what_one_of_them_has(
 ) -> None:
     hold = tmp_path / "hold"
     job = [TRAIN, "--epochs=4", "--disk", tmp_path / "first"]
-    before = stage.run(*TWO, *job, *barred(hold, 7))
+    before = stage.run(*TWO, *job, *barred(hold, 7), env=QUICK)
     before.wait_for_report("holding", count=2)
     before.kill_node()
     released(hold, 7)
     nodes = [
-        stage.run("--nnodes=2", *file_rendezvous, TRAIN, "--epochs=4", "--disk", tmp_path / name)
+        stage.run("--nnodes=2", *file_rendezvous, TRAIN, "--epochs=4", "--disk", tmp_path / name, env=QUICK)
         for name in ("first", "second")
     ]
     for node in nodes:
@@ -191,49 +193,48 @@ def test_a_new_run_whose_nodes_share_no_disk_goes_on_from_what_one_of_them_has(
     assert len(digests(*nodes)) == 1
 
 
-@pytest.mark.parametrize("start", [WARM, COLD], ids=["warm", "cold"])
-def test_what_is_being_written_when_a_script_just_ends_is_written(
-    stage: Stage, tmp_path: Path, start: dict[str, str]
-) -> None:
-    agent = stage.run(*TWO, TRAIN, "--disk", tmp_path / "disk", "--end=4", env=start)
+def test_what_is_being_written_when_a_script_just_ends_is_written(stage: Stage, tmp_path: Path) -> None:
+    agent = stage.run(*TWO, TRAIN, "--disk", tmp_path / "disk", "--end=4", env=QUICK)
     assert agent.exit_code() == 0, agent.output
     assert checkpoints(tmp_path / "disk") == [2, 4]
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("how", ["finished", "told to leave", "killed", "killed, and the newest damaged"])
-def test_a_new_run_goes_on_from_disk(stage: Stage, tmp_path: Path, how: str, alone: set[str]) -> None:
-    hold, disk = tmp_path / "hold", tmp_path / "disk"
-    logs = [tmp_path / "first.jsonl", tmp_path / "second.jsonl"]
-    job = [*TWO, "--preemption_grace=60", *LONG, "--disk", disk]
-    if how == "finished":
-        first = stage.run(*job, "--epochs=1", "--interval=100", "--audit", logs[0], env=WARM)
-        assert first.exit_code() == 0, first.output
-        step = STEPS
-    else:
-        first = stage.run(*job, "--audit", logs[0], *barred(hold, 7), env=WARM)
-        first.wait_for_report("holding", count=2)
-        if how == "told to leave":
-            first.signal(signal.SIGTERM)
-            first.wait_for("are to stop together")
-            released(hold, 7)
-            assert first.exit_code() == TERM, first.output
-            step = checkpoints(disk)[-1]
-            assert {report["step"] for report in first.reports("stopped")} == {step}
-        else:
-            first.kill_node()
-            step = 6
-    if how.endswith("damaged"):
-        (data,) = disk.glob("run-*_step-000000006/__0_0.distcp")
-        content = bytearray(data.read_bytes())
-        content[len(content) // 2] ^= 1
-        data.write_bytes(content)
-        step = 4
-    second = stage.run(*job, "--interval=100", "--audit", logs[1], env=WARM)
-    assert second.exit_code() == 0, second.output
-    assert [(r["tier"], r["step"]) for r in second.reports("began")] == [("disk", step)] * 2
-    assert ("step-000000006 is damaged: the checksum of __0_0.distcp is wrong" in second.output) == (step == 4)
-    assert digests(second) == alone
+def test_new_runs_go_on_from_disk_after_everything_was_killed_and_after_they_were_told_to_leave(
+    stage: Stage, tmp_path: Path, alone: set[str]
+) -> None:
+    hold, disk, logs = tmp_path / "hold", tmp_path / "disk", [tmp_path / f"run-{number}.jsonl" for number in range(3)]
+
+    def run(number: int, *more: object) -> Agent:
+        """The same job once more, with a log of its own."""
+        job = [*LONG, "--disk", disk, "--audit", logs[number], *more]
+        return stage.run(*TWO, "--preemption_grace=60", *job, env=QUICK)
+
+    killed = run(0, *barred(hold, 7))
+    killed.wait_for_report("holding", count=2)
+    killed.kill_node()
+    assert checkpoints(disk) == [2, 4, 6]
+    (data,) = disk.glob("run-*_step-000000006/__0_0.distcp")
+    damaged = bytearray(data.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    data.write_bytes(damaged)
+
+    told = run(1, "--interval=1000", *barred(hold, 9))
+    told.wait_for_report("holding", count=2)
+    told.signal(signal.SIGTERM)
+    told.wait_for("are to stop together")
+    released(hold, 9)
+    assert told.exit_code() == TERM, told.output
+    assert [(r["tier"], r["step"]) for r in told.reports("began")] == [("disk", 4)] * 2
+    told.wait_for("step-000000006 is damaged: the checksum of __0_0.distcp is wrong.* Taken instead: that of step 4")
+    (step,) = {report["step"] for report in told.reports("stopped")}
+    assert checkpoints(disk)[-1] == step, "though it was not due"
+
+    last = run(2, "--interval=1000")
+    assert last.exit_code() == 0, last.output
+    assert [(r["tier"], r["step"]) for r in last.reports("began")] == [("disk", step)] * 2
+    assert checkpoints(disk)[-1] == EPOCHS * STEPS
+    assert digests(last) == alone
     proved(*logs)
 
 
@@ -243,13 +244,13 @@ def test_a_training_on_one_four_two_and_three_nodes_takes_the_steps_of_one_proce
 ) -> None:
     hold, log = tmp_path / "hold", tmp_path / "audit.jsonl"
     job = [TRAIN, "--plain", "--epochs=4", "--samples=100", "--global_batch=6", "--accumulate=2", "--loaders=1"]
-    one = stage.run("--standalone", *job, env=WARM)
+    one = stage.run("--standalone", *job, env=QUICK)
     assert one.exit_code() == 0, one.output
     command = ["--nnodes=1:4", "--max_restarts=0", "--preemption_grace=60", *file_rendezvous, *job]
     command += ["--audit", log, "--pace=0.06", *barred(hold, 5, 14, 23)]
-    first = stage.run(*command, env=WARM)
+    first = stage.run(*command, env=QUICK)
     first.wait_for_report("holding", step=5)
-    nodes = [first, *(stage.run(*command, env=WARM) for _ in range(3))]
+    nodes = [first, *(stage.run(*command, env=QUICK) for _ in range(3))]
     first.wait_for("are to stop together")
     appears(lambda: len([*tmp_path.glob("*/roster/*")]) == 4)
     released(hold, 5)
@@ -263,7 +264,7 @@ def test_a_training_on_one_four_two_and_three_nodes_takes_the_steps_of_one_proce
     for node in leaving:
         assert node.exit_code() == TERM, node.output
     first.wait_for_report("holding", step=23, world_size=2)
-    nodes.append(stage.run(*command, env=WARM))
+    nodes.append(stage.run(*command, env=QUICK))
     first.wait_for("are to stop together", count=3)
     released(hold, 23)
     for node in (nodes[0], nodes[3], nodes[4]):
@@ -271,6 +272,7 @@ def test_a_training_on_one_four_two_and_three_nodes_takes_the_steps_of_one_proce
     sizes = [1, 4, 2, 3]
     stops = [{r["step"] for node in nodes for r in node.reports("stopped", world_size=size)} for size in sizes[:3]]
     starts = [{r["step"] for node in nodes for r in node.reports("began", world_size=size)} for size in sizes]
+    assert [len(steps) for steps in stops] == [1, 1, 1], "all ranks stop at the same step"
     assert starts == [{0}, *stops], "no step is lost"
     losses = {report["step"]: report["loss"] for report in one.reports("step")}
     taken = [(r["step"], r["loss"]) for node in nodes for r in node.reports("step", rank=0)]

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import elastic_core as elastic
-from elastic_torch import Disk, ElasticDistributedSampler
+import elastic_torch
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=3)
@@ -50,7 +50,7 @@ def barred(step: int) -> bool:
     return step in args.at and not Path(f"{args.hold}-{step}").exists()
 
 
-def stay(step: int, ranks: int, disk: Disk | None) -> None:
+def stay(step: int, ranks: int, disk: elastic_torch.Disk | None) -> None:
     """Be held where that is asked for, and be slow before."""
     if barred(step):
         if disk is not None:
@@ -67,7 +67,7 @@ def make_loader(data: TensorDataset) -> tuple[DataLoader[tuple[torch.Tensor, ...
     if args.global_batch is None:
         torchs: DistributedSampler[object] = DistributedSampler(data, shuffle=True)
         return DataLoader(data, batch_size=4, sampler=torchs), torchs
-    sampler = ElasticDistributedSampler(data, global_batch_size=args.global_batch, audit_log=args.audit)
+    sampler = elastic_torch.ElasticDistributedSampler(data, global_batch_size=args.global_batch, audit_log=args.audit)
     return DataLoader(data, batch_sampler=sampler.batches(), num_workers=args.loaders), sampler
 
 
@@ -86,7 +86,7 @@ def main() -> None:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), dropout, nn.Linear(32, 1)))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [10, 20, 30])
-    disk = None if args.disk is None else Disk(args.disk, interval=args.interval)
+    disk = None if args.disk is None else elastic_torch.Disk(args.disk, interval=args.interval)
     state = elastic.TrainState(
         model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler, disk=disk, name=args.mark
     )

@@ -322,7 +322,7 @@ def test_of_two_jobs_one_saves_and_the_other_is_refused_by_name(
     assert sorted(line.split()[0] for line in said) == ["refused", "saved"], said
     winner = ("one", "two")[said.index("saved\n")]
     refused = next(line for line in said if line.startswith("refused"))
-    assert f"{winner} of job '{winner}' on " in refused
+    assert f"of job '{winner}' on " in refused, "whether it came later or at the same moment"
     assert names(root) == [1]
     # And a third one as well, until the winner is killed.
     monkeypatch.setattr("elastic_torch.disk.storage.PATIENCE", 0.1)
