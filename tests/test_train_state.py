@@ -22,7 +22,7 @@ TERM = 128 + signal.SIGTERM
 QUICK = {**WARM, "PET_PRELOAD": "torch,torch._dynamo,elastic_torch.disk,elastic_torch.state"}
 """What every one of these workers would import for itself."""
 MANY, FEW = 20, 3
-"""How often a run is hurt, with the first seed and with the others."""
+"""How often a run is hurt: MANY times with the first seed and with those of a soak."""
 EPOCHS, STEPS = 12, 16
 """Of the run that is hurt, and steps of an epoch."""
 LONG = [TRAIN, f"--epochs={EPOCHS}", "--samples=128", "--global_batch=8"]
@@ -92,7 +92,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_weights_of_one_that_
     stage: Stage, tmp_path: Path, seed: int, alone: set[str]
 ) -> None:
     dice = random.Random(seed)
-    kills = FEW if seed else MANY
+    kills = FEW if seed in (1, 2) else MANY
     hold, log = tmp_path / "hold", tmp_path / "audit.jsonl"
     job = [*LONG, "--audit", log, "--disk", tmp_path / "disk", "--interval=40"]
     job += ["--pace=0.02", *barred(hold, EPOCHS * STEPS - 1)]
@@ -130,7 +130,7 @@ def lives(agent: Agent) -> Iterator[tuple[int, int]]:
 @pytest.mark.parametrize("how", [[TRAIN], ["--no_python", sys.executable, TRAIN]], ids=["script", "no_python"])
 def test_the_state_of_the_last_step_is_the_next_rounds(stage: Stage, tmp_path: Path, how: list[object]) -> None:
     hold = tmp_path / "hold"
-    agent = stage.run(*TWO, "--max_restarts=1", *how, "--epochs=1", *barred(hold, 5))
+    agent = stage.run(*TWO, "--max_restarts=1", *how, "--epochs=1", *barred(hold, 5), env=QUICK)
     agent.wait_for_report("holding", count=2)
     agent.kill_worker(1)
     agent.wait_for_report("holding", count=4)
@@ -285,7 +285,7 @@ def test_a_training_on_one_four_two_and_three_nodes_takes_the_steps_of_one_proce
 def test_no_shared_memory_outlives_the_job(stage: Stage, tmp_path: Path, end: str) -> None:
     hold, mark = tmp_path / "hold", f"state-{uuid.uuid4().hex}"
     job = [TRAIN, "--epochs=1", *barred(hold, 5), "--mark", mark, "--global_batch=8", "--disk", tmp_path / "disk"]
-    agent = stage.run(*TWO, *job, *(["--fail=6"] if end == "failure" else []))
+    agent = stage.run(*TWO, *job, *(["--fail=6"] if end == "failure" else []), env=QUICK)
     agent.wait_for_report("holding", count=2)
     assert sorted(name for pid, name in memory_files(mark) if pid == agent.pid) == [
         f"/memfd:{mark}/{local_rank}/{slot}" for local_rank in (0, 1) for slot in (0, 1)
@@ -299,7 +299,7 @@ def test_no_shared_memory_outlives_the_job(stage: Stage, tmp_path: Path, end: st
 
 
 def test_the_step_and_the_epoch_are_part_of_the_root_cause(stage: Stage) -> None:
-    agent = stage.run(*TWO, TRAIN, "--epochs=2", "--fail=10")
+    agent = stage.run(*TWO, TRAIN, "--epochs=2", "--fail=10", env=QUICK)
     assert agent.exit_code() == 1
     assert "ValueError: no such layer (step 10, epoch 1)" in agent.output
 
