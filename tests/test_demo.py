@@ -16,7 +16,7 @@ TRAIN = EXAMPLES / "digits" / "train.py"
 @pytest.mark.parametrize("backend", ["c10d", "etcd", "file", "redis"])
 def test_the_demo_trains_through_kills_and_a_return(stage: Stage, backend: str) -> None:
     command = [sys.executable, str(EXAMPLES / "digits" / "demo.py"), f"--rdzv_backend={backend}"]
-    demo = stage.start(command, env=WARM)
+    demo = stage.start(command, env={**WARM, "PET_PRELOAD": "torch._dynamo"})  # which else each worker imports
     assert demo.process.wait(240) == 0, demo.output
     table = demo.output[demo.output.index("what happened") :]
     assert [line.split()[-1] for line in table.splitlines() if "->" in line]
@@ -24,7 +24,7 @@ def test_the_demo_trains_through_kills_and_a_return(stage: Stage, backend: str) 
         assert re.search(r"the leader killed +4 -> 4 +never stopped", table)
     assert "4 -> 2" in table
     assert "2 -> 4" in table
-    assert "Proved: 0 skipped, 0 repeated, in 100 epochs." in table
+    assert "Proved: 0 skipped, 0 repeated, in 80 epochs." in table
     assert "test accuracy 9" in table
 
 

@@ -365,7 +365,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Two nodes train, are hurt, recover, and finish.")
     choices = ["c10d", "etcd", "file", "redis"]
     parser.add_argument("--rdzv_backend", "--rdzv-backend", choices=choices, default="c10d")
-    parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--epochs", type=int, default=80)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     with contextlib.ExitStack() as stack:

@@ -270,20 +270,6 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
     return plugins
 
 
-def load_in_worker(named: Sequence[str], catalogue: Catalogue | None = None) -> Plugins:
-    """The plugins that a worker asks, of those that its run names: those of the group ``elastic.worker``.
-
-    Raises:
-        PluginError: One of them cannot be imported, or does not fit the hook specs.
-    """
-    catalogue = catalogue or Catalogue.read()
-    plugins = Plugins()
-    for name in dict.fromkeys(named):
-        if name in catalogue.names(Group.WORKER):
-            _register(plugins, catalogue.find(name, Group.WORKER))
-    return plugins
-
-
 def rendezvous_options(
     backend: str, catalogue: Catalogue | None = None, named: Sequence[str] = ()
 ) -> RendezvousOptions:

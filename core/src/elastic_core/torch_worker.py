@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from elastic_core import _OFFERED
 from elastic_core.errors import UsageError
 
 if TYPE_CHECKING:
+    from elastic_core.plugins import Plugins
+
     TrainState: Any
     init_process_group: Any
 
@@ -26,13 +29,27 @@ def __getattr__(name: str) -> Any:
     return _offered(name)
 
 
+def plugins_in_worker(named: Sequence[str]) -> Plugins:
+    """The plugins that a worker asks, of those that its run names: those of the group ``elastic.worker``.
+
+    Raises:
+        PluginError: One of them cannot be imported, or does not fit the hook specs.
+    """
+    from elastic_core import discovery, plugins
+
+    catalogue, asked = discovery.Catalogue.read(), plugins.Plugins()
+    for name in dict.fromkeys(named):
+        if name in catalogue.names(discovery.Group.WORKER):
+            offer = catalogue.find(name, discovery.Group.WORKER)
+            asked.register(name, discovery.load(offer), described=str(offer))
+    return asked
+
+
 @functools.cache
 def _offered(name: str) -> Any:
-    if named := [word for word in os.environ.get("ELASTIC_PLUGINS", "").split(",") if word]:
-        from elastic_core.plugins import load_in_worker
-
-        if (answer := load_in_worker(named).offered(_OFFERED[name])) is not None:
-            return answer
+    named = [word for word in os.environ.get("ELASTIC_PLUGINS", "").split(",") if word]
+    if named and (answer := plugins_in_worker(named).offered(_OFFERED[name])) is not None:
+        return answer
     try:
         return getattr(import_module("elastic_torch"), name)
     except ModuleNotFoundError as exc:

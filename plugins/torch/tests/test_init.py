@@ -6,7 +6,7 @@ from importlib import metadata
 
 import elastic_core
 import elastic_torch
-from elastic_core.plugins import load_in_worker
+from elastic_core.torch_worker import plugins_in_worker
 
 
 def test_every_public_name_is_there() -> None:
@@ -39,7 +39,7 @@ def test_core_reaches_them() -> None:
 
 
 def test_core_asks_for_them_by_its_hooks_too() -> None:
-    named = load_in_worker(["torch"])
+    named = plugins_in_worker(["torch"])
     assert named.offered("elastic_train_state") is elastic_torch.TrainState
     assert named.offered("elastic_init_process_group") is elastic_torch.init_process_group
 
