@@ -34,6 +34,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- snapshots: written by benchmarks/snapshots.py -->", "<!-- end of snapshots -->"
 RUNS = 5
+MINUTES = 20.0
 PATIENCE = 300.0
 """Seconds until a worker that says nothing is given up."""
 SIZE = 1024
@@ -144,7 +145,7 @@ def section(record: Record, size: int, runs: int, load: Sequence[float]) -> list
 
     def shown(title: str, rows: Sequence[str], found: Samples, show: Callable[[float], str]) -> list[str]:
         named = {row: {KINDS[kind]: values for kind, values in found[row].items()} for row in rows if row in found}
-        return figures(title, rows, columns, named, show)
+        return figures(title, rows, columns, named, show, runs)
 
     reached = [f"- {target}" for target in targets(record.shares)]
     return paragraphs(
@@ -170,6 +171,8 @@ def main() -> None:
     help = f"only these of {','.join(KINDS)}; the page stays as it is"
     parser.add_argument("--kinds", default=",".join(KINDS), metavar="NAME,NAME", help=help)
     parser.add_argument("--only", choices=PARTS, help="only this part; the page stays as it is")
+    help = f"no run is begun that would end later than this [{MINUTES:g}]"
+    parser.add_argument("--minutes", type=float, default=MINUTES, help=help)
     parser.add_argument("--page", type=Path, help="write the tables into this page, whatever was measured")
     args = parser.parse_args()
     chosen = args.kinds.split(",")
@@ -178,13 +181,19 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # processes are ended on the way out
     begin, load, record = time.monotonic(), [os.getloadavg()[0]], Record()
-    for run in range(1, args.runs + 1):
-        for part, kinds in PARTS.items():
-            for kind in kinds if args.only in (None, part) else ():
+    for part, kinds in PARTS.items():
+        took = 0.0
+        for run in range(1, args.runs + 1) if args.only in (None, part) else ():
+            started = time.monotonic()
+            if started + took > begin + args.minutes * 60:
+                say(f"{part}, run {run}: no time is left")
+                break
+            for kind in kinds:
                 if kind in chosen:
                     MEASURE[part](kind, args.size << 20, record)
-        load.append(os.getloadavg()[0])
-        say(f"run {run} of {args.runs} is over, at load {load[-1]:.1f}")
+            took = time.monotonic() - started
+            load.append(os.getloadavg()[0])
+            say(f"{part}, run {run} of {args.runs} is over, at load {load[-1]:.1f}")
     written = section(record, args.size, args.runs, load)
     say("", *written, f"\n{(time.monotonic() - begin) / 60:.1f} minutes")
     whole = args.only is None and chosen == list(KINDS) and args.size == SIZE

@@ -24,6 +24,8 @@ from elastic_torch.snapshot import PAGE, Slot, Snapshot
 from elastic_torch.stamp import Stamp
 
 SLOTS = 2
+_IDLE = 10
+"""The nice value of what a busy machine is to leave for later."""
 _T = TypeVar("_T")
 
 
@@ -127,6 +129,7 @@ class Memory:
         left = [slot for slot in slots if not slot.settled]
 
         def settle() -> None:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _IDLE)  # this thread's
             for slot in left:
                 slot.settle()
 
