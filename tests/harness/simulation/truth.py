@@ -142,10 +142,11 @@ class Truth:
         at = head.anchors
         if index in (at.open, at.round, at.latest, at.halt, at.plan, at.stop_at):
             self.violated("tombstones", f"entry {index} is shrunk, and entry {head.index} stands on it")
-        rows = endings.read_before(self.world, f"shrink {index}", head.run)
-        late = [row.info.node_id for row in rows if row.head < index]
+        rows = [rules.row_of(replica, node_id) for node_id in replica.rows]
+        late = {row.info.node_id for row in rows if row is not None and row.run == head.run and row.head < index}
+        late &= {row.info.node_id for row in endings.read_before(self.world, f"shrink {index}", head.run)}
         if late and not self.world.forgot:
-            self.violated("tombstones", f"entry {index} is shrunk, and {', '.join(late)} may not have read it")
+            self.violated("tombstones", f"entry {index} is shrunk, and {', '.join(sorted(late))} may not have read it")
 
     def _check_order(self, before: Entry, entry: Entry) -> None:
         if isinstance(entry.body, Resume):
