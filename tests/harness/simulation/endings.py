@@ -28,14 +28,14 @@ def check_join(world: World, replica: Replica, entry: Entry) -> None:
     if current is None or entry.run in world.truth.histories.forked:
         return
     members = {member.node_id for member in current.members}
-    for row in _read_before(world, entry):
+    for row in read_before(world, entry.id, entry.run):
         if row.info.node_id in members and row.phase is Phase.FINISHED and row.round == current.number:
             world.truth.violated("L7", f"somebody joins, although {row.info.node_id} has finished")
 
 
 def check_seats(world: World, entry: Entry, body: Round) -> None:
     """Whoever says that it leaves is not seated any more."""
-    leaving = {row.info.node_id for row in _read_before(world, entry) if row.leaving}
+    leaving = {row.info.node_id for row in read_before(world, entry.id, entry.run) if row.leaving}
     for member in body.members:
         if member.node_id in leaving:
             world.truth.violated("L7", f"{member.node_id} leaves, and is seated in round {body.number}")
@@ -70,7 +70,7 @@ def _check_heeded(world: World, agent: SimAgent) -> None:
         world.truth.violated("DRAIN", f"{agent.node_id} was asked to leave {HEEDED:g} s ago, and does not")
 
 
-def _read_before(world: World, entry: Entry) -> list[NodeRow]:
-    """What the roster said when the entry's author had last read it before it sent the entry."""
-    rows: list[NodeRow] = [seen.value.value for seen in world.store.based_on.get(entry.id, ())]  # type: ignore[attr-defined]
-    return [row for row in rows if row.run == entry.run]
+def read_before(world: World, what: str, run: str) -> list[NodeRow]:
+    """What the roster said of a run when somebody had last read it before sending an entry, by its id, or the like."""
+    rows: list[NodeRow] = [seen.value.value for seen in world.store.based_on.get(what, ())]  # type: ignore[attr-defined]
+    return [row for row in rows if row.run == run]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from elastic_core.rendezvous.ledger import Entry, Resume, Round
+from elastic_core.rendezvous.ledger import Entry, Member, Resume, Round
 
 if TYPE_CHECKING:
     from simulation.store import Replica
@@ -24,6 +24,7 @@ class Histories:
     """Runs of which there are two histories, since a store has forgotten one."""
     _after: dict[str, str] = field(default_factory=dict)
     """What was first built upon each entry."""
+    _sealed: set[tuple[str, int, tuple[Member, ...]]] = field(default_factory=set)
     _begun: set[str] = field(default_factory=set)
     _newest: dict[str, tuple[int, int]] = field(default_factory=dict)
     """How far each run has come on any server."""
@@ -43,10 +44,15 @@ class Histories:
         """Take note of a round; what it is, spelled out."""
         members = body.members or (earlier.members if earlier is not None else ())
         self.rounds[body.offer.id] = spelled = Round(number=body.number, offer=body.offer, members=members)
+        self._sealed.add((body.offer.id, body.number, members))
         self._begun.add(run)
         if earlier is not None:
             self.followed[body.offer.id] = earlier.offer.id
         return spelled
+
+    def has_sealed(self, current: Round) -> bool:
+        """Whether this very round was written; two masters may each have given one place to a round of theirs."""
+        return (current.offer.id, current.number, current.members) in self._sealed
 
     def has_round(self, run: str) -> bool:
         """Whether a run ever had one, on any server."""

@@ -46,6 +46,7 @@ REPAIRS: tuple[Mutant, ...] = (
         "    if not",
         "forgetful",
         3000,
+        first=2180,
     ),
     _m(
         "a round that was stopped is started again",

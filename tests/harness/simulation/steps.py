@@ -94,11 +94,11 @@ class Stepper:
             self.world.truth.plans.left(self.gang, self.at)
             self.gang.leave(SteppedDown())
         else:
-            if not self._excused():
+            if not self.excused():
                 self.world.truth.plans.passed(self.gang, self.at)
             self.gang.training.returned(self.gang)
 
-    def _excused(self) -> bool:
+    def excused(self) -> bool:
         """Whether it may go beyond the step agreed on: it is being stopped, or has waited until the deadline."""
         agent = self.world.agent(self.gang.node_id)
         stopping = agent is None or agent.over or agent.state is None or agent.state.work is not Work.RUNNING
@@ -131,7 +131,7 @@ class Plans:
         self.stop_at[current.offer.id] = body.step
         for gang in self._gangs(entry.run, replica):
             stepper = gang.stepper
-            if stepper.at >= body.step and not stepper.holding and gang.steps:
+            if stepper.at >= body.step and not stepper.holding and gang.steps and not stepper.excused():
                 self.world.truth.violated("PLAN", f"{gang.node_id} is at {stepper.at}, beyond STOP_AT {body.step}")
 
     def told(self, gang: Gang) -> None:

@@ -391,6 +391,7 @@ class Connection(RendezvousBackend):
         return data
 
     def shrink(self, index: int) -> None:
+        self.store.based_on[f"shrink {index}"] = self.store.looks.get(self.process.name, [])
         self._do("shrink", index)
 
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:

@@ -143,9 +143,10 @@ class Truth:
         if index in (at.open, at.round, at.latest, at.halt, at.plan, at.stop_at):
             self.violated("tombstones", f"entry {index} is shrunk, and entry {head.index} stands on it")
         rows = [rules.row_of(replica, node_id) for node_id in replica.rows]
-        late = [row.info.node_id for row in rows if row is not None and row.run == head.run and row.head < index]
+        late = {row.info.node_id for row in rows if row is not None and row.run == head.run and row.head < index}
+        late &= {row.info.node_id for row in endings.read_before(self.world, f"shrink {index}", head.run)}
         if late and not self.world.forgot:
-            self.violated("tombstones", f"entry {index} is shrunk, and {', '.join(late)} may not have read it")
+            self.violated("tombstones", f"entry {index} is shrunk, and {', '.join(sorted(late))} may not have read it")
 
     def _check_order(self, before: Entry, entry: Entry) -> None:
         if isinstance(entry.body, Resume):
@@ -248,7 +249,7 @@ class Truth:
         sealed = self.histories.rounds.get(current.offer.id)
         if sealed is None:
             self.violated("I11", f"{who} starts round {current.number}, which nobody ever wrote")
-        elif (sealed.number, sealed.members) != (current.number, current.members):
+        elif not self.histories.has_sealed(current):
             self.violated("I2", f"{who} starts another round {current.number} than was written")
         if node.newest is not None and self._follows(agent.run, node.newest, current):
             self.violated("I5", f"{who} starts round {current.number} after it has read of {node.newest.number}")
