@@ -1,7 +1,8 @@
 """What it costs to keep a training's state, in memory and on the disk, beside torch's own ways and a plain copy.
 
 ``make bench`` runs it after the others, and rewrites its tables in ``docs/performance.md``, which says how each figure
-is taken. ``python -m benchmarks.snapshots --only=memory --size=256`` measures a part, and leaves the page alone.
+is taken. ``python -m benchmarks.snapshots --only=disk`` does so with one of the two parts alone; with ``--kinds`` or
+``--size`` the page stays as it is.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from benchmarks.targets import Target
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance.md"
-BEGIN, END = "<!-- snapshots: written by benchmarks/snapshots.py -->", "<!-- end of snapshots -->"
 RUNS = 5
 MINUTES = 20.0
 PATIENCE = 300.0
@@ -44,7 +44,10 @@ PARTS: Mapping[str, Sequence[str]] = {MEMORY: (MANY, FEW, ADAMW), DISK: (MANY,)}
 COPY = "a plain copy into memory that is there"
 FIRST, SECOND, LATER_ONES = "`commit()`: the first", "`commit()`: the second", "`commit()`: later ones"
 RESTORE, AGAIN = "`restore()` after a crash", "`commit()`: the first two after a crash"
-WAITS = (COPY, FIRST, SECOND, LATER_ONES, RESTORE, AGAIN, *SAVES)
+WAITS: Mapping[str, Sequence[str]] = {
+    MEMORY: (COPY, FIRST, SECOND, LATER_ONES, RESTORE, AGAIN),
+    DISK: (COPY, *SAVES),
+}
 BESIDE = (*LATER, *LOADS)
 COMMITS = "`commit()`, both snapshots"
 WEIGHTS = (COMMITS, DISK_FIRST, DISK_LATER, *SAVES[2:], *LOADS)
@@ -137,8 +140,13 @@ def targets(shares: Mapping[str, Mapping[str, Sequence[float | None]]]) -> Itera
             yield Target(f"{figure}, {KINDS[kind]}, in plain copies", median(found), limit, "{:.2f}".format)
 
 
-def section(record: Record, size: int, runs: int, load: Sequence[float]) -> list[str]:
-    """The tables, with the machine that they were measured on."""
+def marks(part: str) -> tuple[str, str]:
+    """Between which lines of the page a part's tables are."""
+    return f"<!-- snapshots, {part}: written by benchmarks/snapshots.py -->", f"<!-- end of snapshots, {part} -->"
+
+
+def section(part: str, record: Record, size: int, runs: int, load: Sequence[float]) -> list[str]:
+    """The tables of a part, with the machine that they were measured on."""
     machine = f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
     kinds = [kind for kind in KINDS if record.times[COPY][kind]]
     columns = [KINDS[kind] for kind in kinds]
@@ -154,8 +162,8 @@ def section(record: Record, size: int, runs: int, load: Sequence[float]) -> list
             f"{machine}, torch {version('torch')}, one thread a process; load (all processes of the machine, these "
             f"among them) {min(load):.1f} to {max(load):.1f}."
         ],
-        shown("training waits", WAITS, record.times, seconds),
-        shown("in plain copies of the same process", WAITS[1:], record.shares, "{:.2f}".format),
+        shown("training waits", WAITS[part], record.times, seconds),
+        shown("in plain copies of the same process", WAITS[part][1:], record.shares, "{:.2f}".format),
         shown("what training does not wait for, and loading", BESIDE, record.times, seconds),
         shown("memory beyond the state's", WEIGHTS, record.memory, megabytes),
         reached,
@@ -170,7 +178,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=SIZE, help=help)
     help = f"only these of {','.join(KINDS)}; the page stays as it is"
     parser.add_argument("--kinds", default=",".join(KINDS), metavar="NAME,NAME", help=help)
-    parser.add_argument("--only", choices=PARTS, help="only this part; the page stays as it is")
+    parser.add_argument("--only", choices=PARTS, help="only this part")
     help = f"no run is begun that would end later than this [{MINUTES:g}]"
     parser.add_argument("--minutes", type=float, default=MINUTES, help=help)
     parser.add_argument("--page", type=Path, help="write the tables into this page, whatever was measured")
@@ -180,26 +188,30 @@ def main() -> None:
         parser.error(f"--kinds: there is no {', '.join(sorted(unknown))}")
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # processes are ended on the way out
-    begin, load, record = time.monotonic(), [os.getloadavg()[0]], Record()
-    for part, kinds in PARTS.items():
-        took = 0.0
-        for run in range(1, args.runs + 1) if args.only in (None, part) else ():
-            started = time.monotonic()
-            if started + took > begin + args.minutes * 60:
-                say(f"{part}, run {run}: no time is left")
-                break
-            for kind in kinds:
-                if kind in chosen:
-                    MEASURE[part](kind, args.size << 20, record)
-            took = time.monotonic() - started
-            load.append(os.getloadavg()[0])
-            say(f"{part}, run {run} of {args.runs} is over, at load {load[-1]:.1f}")
-    written = section(record, args.size, args.runs, load)
-    say("", *written, f"\n{(time.monotonic() - begin) / 60:.1f} minutes")
-    whole = args.only is None and chosen == list(KINDS) and args.size == SIZE
-    page = args.page or (PAGE if whole else None)
-    if page is not None:
-        page.write_text(replaced(page.read_text(), BEGIN, END, written))
+    begin = time.monotonic()
+    for part in PARTS if args.only is None else [args.only]:
+        kinds = [kind for kind in PARTS[part] if kind in chosen]
+        written = measure(part, kinds, args.size, args.runs, begin + args.minutes * 60)
+        say("", *written, f"\n{(time.monotonic() - begin) / 60:.1f} minutes")
+        page = args.page or (PAGE if chosen == list(KINDS) and args.size == SIZE else None)
+        if page is not None:
+            page.write_text(replaced(page.read_text(), *marks(part), written))
+
+
+def measure(part: str, kinds: Sequence[str], size: int, runs: int, deadline: float) -> list[str]:
+    """One part, ``runs`` times over, or as often as is done before the deadline; its tables."""
+    load, record, took = [os.getloadavg()[0]], Record(), 0.0
+    for run in range(1, runs + 1):
+        begin = time.monotonic()
+        if begin + took > deadline:
+            say(f"{part}, run {run}: no time is left")
+            break
+        for kind in kinds:
+            MEASURE[part](kind, size << 20, record)
+        took = time.monotonic() - begin
+        load.append(os.getloadavg()[0])
+        say(f"{part}, run {run} of {runs} is over, at load {load[-1]:.1f}")
+    return section(part, record, size, runs, load)
 
 
 if __name__ == "__main__":

@@ -261,7 +261,7 @@ def test_a_few_agents_form_fail_leave_and_join_and_the_table_says_so(tmp_path: P
     assert "never" not in page.read_text().partition("| --- |")[2]
 
 
-@pytest.mark.parametrize("marks", [(rendezvous.BEGIN, rendezvous.END), (snapshots.BEGIN, snapshots.END)])
+@pytest.mark.parametrize("marks", [(rendezvous.BEGIN, rendezvous.END), *map(snapshots.marks, snapshots.PARTS)])
 def test_the_page_has_the_marks_of_all(marks: tuple[str, str]) -> None:
     assert replaced(PAGE.read_text(), *marks, []).count(marks[0]) == 1
 
@@ -301,7 +301,7 @@ def test_targets_of_snapshots_are_judged_by_the_medians_of_ratios() -> None:
 
 def test_a_small_state_is_kept_in_memory_and_the_table_says_so(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"{snapshots.BEGIN}\n{snapshots.END}\n")
+    page.write_text("\n".join(snapshots.marks(snapshots.MEMORY)))
     root = PAGE.parents[1]
     options = ["--only=memory", f"--kinds={FEW}", "--size=1", "--runs=1", f"--page={page}"]
     subprocess.run(
@@ -311,8 +311,7 @@ def test_a_small_state_is_kept_in_memory_and_the_table_says_so(tmp_path: Path) -
         env={**os.environ, "PYTHONPATH": f"{root}/tests/harness:{root}/tests/workers"},
     )
     found = {line.split(" | ")[0].removeprefix("| ") for line in page.read_text().splitlines()}
-    memory = {figure for figure in snapshots.WAITS if figure not in checkpointing.SAVES}
-    assert {*memory, snapshots.COMMITS} <= found
+    assert {*snapshots.WAITS[snapshots.MEMORY], snapshots.COMMITS} <= found
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
