@@ -157,9 +157,10 @@ class TestDrain:
         [
             pytest.param(running("b", leaving=True, grace=9.0), id="leaves already"),
             pytest.param(running("b", changed=NOW - 60), id="is lost"),
+            pytest.param(running("b", serial=10), id="has come after the request"),
         ],
     )
-    def test_who_goes_anyway_is_not_asked(self, node: Sighting) -> None:
+    def test_who_goes_anyway_or_was_not_meant_is_not_asked(self, node: Sighting) -> None:
         found = decide(scene(live("ab"), running("a"), node, self.request("host-b")))
         assert not (isinstance(found, Append) and isinstance(found.body, Drain))
 

@@ -77,13 +77,15 @@ def _answers(scene: Scene, ids: list[str]) -> list[int] | None:
 def drain(scene: Scene) -> Append | None:
     """The DRAIN that somebody has asked for, of agents that do not yet know of it; None where there is none.
 
-    A request is a row. Whoever can write to the store can enter one, and nobody else.
+    A request is a row. Whoever can write to the store can enter one, and nobody else. It is for those who were there
+    before it: if its author is killed it stays for a while, and must not send away who comes in their place.
     """
-    hosts = {seen.row.drain: seen.row.info.host for seen in scene.watch.nodes.values() if seen.row.drain}
+    requests = {seen.row.drain: seen for seen in scene.watch.nodes.values() if seen.row.drain}  # in order of arrival
     nodes = tuple(
         seen.node_id
         for seen in scene.watch.nodes.values()
-        if seen.row.info.host in hosts
+        if (request := requests.get(seen.row.info.host)) is not None
+        and seen.serial < request.serial
         and not seen.row.drain
         and not seen.row.leaving
         and seen.row.run == scene.ledger.head.run
@@ -92,6 +94,6 @@ def drain(scene: Scene) -> Append | None:
     )
     if not nodes:
         return None
-    asked = {hosts[seen.row.info.host] for node_id in nodes if (seen := scene.seen(node_id)) is not None}
+    asked = {requests[seen.row.info.host].row.info.host for n in nodes if (seen := scene.seen(n)) is not None}
     why = f"asked to leave by elastic drain on {', '.join(sorted(asked))}"
     return Append(Drain(nodes=nodes, why=why), scene.ledger.counters)
