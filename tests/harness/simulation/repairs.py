@@ -31,15 +31,6 @@ REPAIRS: tuple[Mutant, ...] = (
         "forgetful",
     ),
     _m(
-        "a comparison is cut short",
-        "session",
-        "self._doubt = True  # and",
-        "self._doubt = False  # and",
-        "forgetful",
-        3000,
-        first=3800,
-    ),
-    _m(
         "an offer that a lost history has used is kept",
         "node",
         "    state = replace(state, offer=None, spent=True)\n    if not",
@@ -64,15 +55,6 @@ REPAIRS: tuple[Mutant, ...] = (
         "0 < seen.row.head < old.row.head:",
         "forgetful",
         1000,
-    ),
-    _m(
-        "an old chair that enters again is dead",
-        "watch",
-        "watch.heard if watch.read_at is None else None",
-        "watch.heard",
-        "forgetful",
-        3000,
-        first=640,
     ),
     # Peers that do not reach each other
     _m(
