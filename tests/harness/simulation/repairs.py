@@ -115,6 +115,7 @@ REPAIRS: tuple[Mutant, ...] = (
         "    needed = [index for index in (at.round, at.latest, at.halt, at.plan) if index]",
         "    needed: list[int] = []",
         "agents",
+        first=900,
     ),
     _m(
         "entries shrink before all have read them", "tombstones", ", *needed, *passed])", ", *needed])", "network", 1000
