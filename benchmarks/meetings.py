@@ -24,7 +24,7 @@ PEERS = (TORCH, C10D, REDIS, ETCD)
 FORM, RESTART, LEAVE, JOIN = "all arrive at once", "one reports a failed worker", "one leaves", "one joins"
 EVENTS = (FORM, RESTART, LEAVE, JOIN)
 PROCESSES = 4
-"""Among which a job's agents are divided."""
+"""Among which a job's agents are divided, but for the first one."""
 PATIENCE = 60.0
 """Seconds after which an event counts as never over."""
 FORGETFUL = (REDIS, ETCD)
@@ -102,7 +102,8 @@ class Crowds:
 
     def __init__(self, job: Job, size: int, stack: ExitStack) -> None:
         self.job, self.size = job, size
-        self.numbers = [list(range(first, size, PROCESSES)) for first in range(min(PROCESSES, size))]
+        shared = [list(range(first, size, PROCESSES)) for first in range(1, min(PROCESSES, size - 1) + 1)]
+        self.numbers = [[0], *shared]  # who decides, or hosts the store, has a process to itself, as all nodes have
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["benchmarks.crowd", "elastic_rdzv_c10d.backend", "elastic_rdzv_c10d.server"])
         self._pipes: list[Connection] = []
