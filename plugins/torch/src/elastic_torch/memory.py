@@ -10,6 +10,7 @@ import json
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from elastic_core.errors import ResourceError
+from elastic_core.errors import ResourceError, UsageError
 from elastic_core.holding import held, hold
 from elastic_core.reporting import channel
 from elastic_torch.snapshot import PAGE, Slot, Snapshot
@@ -39,6 +40,7 @@ class Memory:
     """
 
     def __init__(self, name: str, local_rank: int, slots: int = SLOTS) -> None:
+        self._name, self._keeps = name, False
         self._names = [f"{name}/{local_rank}/{index}" for index in range(slots)]
         self._slots: list[Slot | None] = [None] * slots
         self._newest: int | None = None
@@ -82,7 +84,12 @@ class Memory:
         return found
 
     def keep(self, stamp: Stamp, said: Any, tensors: list[torch.Tensor]) -> None:
-        """Commit: copy the state into a slot. Where there is no room for it, this tier ends, with a warning."""
+        """Commit: copy the state into a slot. Where there is no room for it, this tier ends, with a warning.
+
+        Raises:
+            UsageError: Another state of this worker, of the same name, keeps its snapshots too.
+        """
+        self._check_name()
         index = self._next()
         try:
             if self._slots[index] is None and self._second is not None:
@@ -112,6 +119,17 @@ class Memory:
             self._put(index, slot)
         return slot
 
+    def _check_name(self) -> None:
+        """One that only took the place of another, as a test may have it, is none that shares the slots."""
+        last = _keepers.get(self._names[0])
+        if self._keeps and last is not None and last is not self:
+            raise UsageError(
+                f"Two training states of this worker are named {self._name!r}: each would go on from the other's.",
+                hint='Give each a name of its own: TrainState(..., name="generator").',
+            )
+        self._keeps = True
+        _keepers[self._names[0]] = self
+
     def _prepare(self, written: Slot) -> None:
         """See to it that the next commits cost less than this one, while training goes on."""
         self._settle([written])
@@ -122,7 +140,7 @@ class Memory:
     def _settle_adopted(self) -> None:
         """The newest snapshot is about to be read, and the other slot to be written to."""
         stamps = {index: found.stamp for index, found in self._read()}
-        order = sorted(range(SLOTS), key=lambda index: stamps.get(index, Stamp(-1, -1)), reverse=True)
+        order = sorted(range(len(self._slots)), key=lambda index: stamps.get(index, Stamp(-1, -1)), reverse=True)
         self._settle([slot for index in order if (slot := self._slots[index]) is not None])
 
     def _settle(self, slots: Sequence[Slot]) -> None:
@@ -151,8 +169,12 @@ class Memory:
         return [(index, found) for index, found in read if found is not None]
 
     def _put(self, index: int, slot: Slot) -> None:
-        if self.outlives and not hold(self._names[index], slot.fd):
-            self._end("the agent does not answer")
+        try:
+            if self.outlives and not hold(self._names[index], slot.fd):
+                self._end("the agent does not answer")
+        except ResourceError:
+            slot.close()
+            raise
         if (old := self._slots[index]) is not None:
             old.close()
         self._slots[index] = slot
@@ -166,6 +188,10 @@ class Memory:
     def _end(self, why: str) -> None:
         self.outlives = False
         warnings.warn(f"No snapshots are kept in memory from here on: {why}", stacklevel=4)
+
+
+_keepers: weakref.WeakValueDictionary[str, Memory] = weakref.WeakValueDictionary()
+"""Who has kept a state last in this process, by the name of its first slot."""
 
 
 def _beside(act: Callable[[], _T]) -> Future[_T]:
