@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from elastic_core.errors import ResourceError, UsageError
-from elastic_core.reporting import CONTROL_VARIABLE
+from elastic_core.reporting import CONTROL_VARIABLE, KIND
 from elastic_torch import snapshot
 from elastic_torch.memory import Memory
 from elastic_torch.stamp import Stamp
@@ -88,6 +88,14 @@ def test_what_the_agent_does_not_keep_is_let_go(agent: socket.socket, monkeypatc
     [fd] = refused
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
+
+
+def test_an_agent_that_does_not_say_what_it_keeps_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair(*KIND)
+    monkeypatch.setenv(CONTROL_VARIABLE, str(theirs.fileno()))
+    monkeypatch.setattr("elastic_torch.memory.ANSWER", 0.01)
+    with ours, theirs, pytest.raises(ResourceError, match="so what it keeps of the training is not known"):
+        Memory("train", 0)
 
 
 def test_without_an_agent_nothing_outlives(monkeypatch: pytest.MonkeyPatch) -> None:

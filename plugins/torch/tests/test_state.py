@@ -338,6 +338,8 @@ def test_what_has_no_state_is_refused() -> None:
         TrainState(model=nn.Linear(1, 1), extra={"steps": 7})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match=r"^snapshot_every=0: it counts steps, from 1"):
         TrainState(model=nn.Linear(1, 1), snapshot_every=0)
+    with pytest.raises(ValueError, match=r"^name='the model': it has 1 to 64 letters, digits and _\.:- in it"):
+        TrainState(model=nn.Linear(1, 1), name="the model")
 
 
 def test_several_workers_need_a_process_group(monkeypatch: pytest.MonkeyPatch) -> None:

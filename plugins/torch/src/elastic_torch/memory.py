@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ from elastic_torch.snapshot import PAGE, Slot, Snapshot
 from elastic_torch.stamp import Stamp
 
 SLOTS = 2
+ANSWER = 60.0
+"""Seconds that the agent may take to hand over what it keeps; it normally takes a millisecond."""
 _IDLE = 10
 """The nice value of what a busy machine is to leave for later."""
 _T = TypeVar("_T")
@@ -51,7 +54,7 @@ class Memory:
             self.outlives = agent is not None
             """Whether there is an agent that keeps them; else a snapshot would be of no use to anybody."""
         for index, name_ in enumerate(self._names):
-            if (fd := held(name_)) is not None:
+            if (fd := kept(name_)) is not None:
                 self._adopt(index, fd)
         self._settle_adopted()
 
@@ -192,6 +195,22 @@ class Memory:
 
 _keepers: weakref.WeakValueDictionary[str, Memory] = weakref.WeakValueDictionary()
 """Who has kept a state last in this process, by the name of its first slot."""
+
+
+def kept(name: str) -> int | None:
+    """A descriptor of what the agent keeps under a name; None where there is nothing, or no agent.
+
+    Raises:
+        ResourceError: The agent has not said: to go on without it might be to begin the training anew.
+    """
+    began = time.monotonic()
+    fd = held(name, ANSWER)
+    if fd is None and time.monotonic() - began >= ANSWER:
+        raise ResourceError(
+            f"The agent has not answered for {ANSWER:.0f} seconds, so what it keeps of the training is not known.",
+            hint="The next round asks again. If its host is as busy as that, leave the agent a core.",
+        )
+    return fd
 
 
 def _beside(act: Callable[[], _T]) -> Future[_T]:
