@@ -178,7 +178,7 @@ class TrainState:
                 ``sync_gradients`` says which of them is the last one. It may be another number after a restart.
 
         Raises:
-            UsageError: The loader draws with an elastic sampler that is not the state's.
+            UsageError: The loader draws with an elastic sampler that is not the state's, or is in another epoch.
         """
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate}: a step has one batch at least.")
@@ -366,7 +366,7 @@ class TrainState:
         Returns:
             And how many batches are left, where the loader has a length.
         """
-        loaders.check_sampler(loader, self._sampler)
+        loaders.check_sampler(loader, self._sampler, self.epoch)
         resumed, self._resumed = self._resumed and self.batch > 0, False
         pending, self._pending_rng = self._pending_rng, None
         if pending is not None:
