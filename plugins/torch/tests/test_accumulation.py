@@ -99,4 +99,8 @@ def test_an_elastic_sampler_that_nobody_would_advance_is_refused() -> None:
     loader = DataLoader(DATA, batch_sampler=sampler.batches())
     with pytest.raises(UsageError, match="that the TrainState does not know"):
         next(TrainState(model=nn.Linear(1, 1)).batches(loader))
-    next(TrainState(model=nn.Linear(1, 1), sampler=sampler.batches()).batches(loader))
+    state = TrainState(model=nn.Linear(1, 1), sampler=sampler.batches())
+    next(state.batches(loader))
+    sampler.set_epoch(1)
+    with pytest.raises(UsageError, match="The sampler is in epoch 1, and the TrainState in epoch 0"):
+        next(state.batches(loader))

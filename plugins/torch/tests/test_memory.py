@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import pytest
 import torch
 
-from elastic_core.reporting import CONTROL_VARIABLE
+from elastic_core.errors import ResourceError, UsageError
+from elastic_core.reporting import CONTROL_VARIABLE, KIND
 from elastic_torch import snapshot
 from elastic_torch.memory import Memory
 from elastic_torch.stamp import Stamp
@@ -62,6 +64,38 @@ def test_a_commit_that_was_not_finished_leaves_the_one_before(agent: socket.sock
     assert later.stamps() == (Stamp(1, 1),)
     commit(later, 2, 2)
     assert later.stamps() == (Stamp(2, 2), Stamp(1, 1))
+
+
+def test_two_states_of_one_name_are_refused(agent: socket.socket) -> None:
+    first, second = Memory("train", 0), Memory("train", 0)
+    commit(first, 1, 1)
+    commit(second, 1, 1)
+    with pytest.raises(UsageError, match="Two training states of this worker are named 'train'"):
+        commit(first, 1, 2)
+    commit(Memory("other", 0), 1, 1)
+
+
+def test_what_the_agent_does_not_keep_is_let_go(agent: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str, fd: int) -> bool:
+        refused.append(fd)
+        raise ResourceError("there are too many")
+
+    refused: list[int] = []
+    monkeypatch.setattr("elastic_torch.memory.hold", refuse)
+    memory = Memory("train", 0)
+    with pytest.warns(UserWarning, match="No snapshots are kept in memory from here on: there are too many"):
+        commit(memory, 1, 1)
+    [fd] = refused
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_an_agent_that_does_not_say_what_it_keeps_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair(*KIND)
+    monkeypatch.setenv(CONTROL_VARIABLE, str(theirs.fileno()))
+    monkeypatch.setattr("elastic_torch.memory.ANSWER", 0.01)
+    with ours, theirs, pytest.raises(ResourceError, match="so what it keeps of the training is not known"):
+        Memory("train", 0)
 
 
 def test_without_an_agent_nothing_outlives(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -281,6 +281,17 @@ def test_where_all_ranks_stop_the_step_is_kept(monkeypatch: pytest.MonkeyPatch, 
     assert equal(alone, second)
 
 
+@pytest.mark.usefixtures("agent")
+def test_the_disk_does_not_wait_for_the_replicas_of_a_node_that_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elastic_torch.state.should_checkpoint", lambda step: step == 3)
+    monkeypatch.setattr("elastic_torch.state.somebody_leaves", lambda: True)
+    folder, then = Folder(), []
+    training = Training(disk=folder)
+    monkeypatch.setattr(training.state._memory, "leave", lambda: then.extend(saved.step for saved in folder.saved))
+    list(training.run())
+    assert then == [saved.step for saved in folder.saved] == [3]
+
+
 def test_where_there_is_no_memory_a_stop_for_newcomers_goes_to_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CONTROL_VARIABLE, raising=False)
     monkeypatch.setattr("elastic_torch.state.should_checkpoint", lambda step: step == 3)
@@ -338,6 +349,8 @@ def test_what_has_no_state_is_refused() -> None:
         TrainState(model=nn.Linear(1, 1), extra={"steps": 7})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match=r"^snapshot_every=0: it counts steps, from 1"):
         TrainState(model=nn.Linear(1, 1), snapshot_every=0)
+    with pytest.raises(ValueError, match=r"^name='the model': it has 1 to 64 letters, digits and _\.:- in it"):
+        TrainState(model=nn.Linear(1, 1), name="the model")
 
 
 def test_several_workers_need_a_process_group(monkeypatch: pytest.MonkeyPatch) -> None:

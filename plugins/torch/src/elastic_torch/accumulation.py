@@ -22,7 +22,7 @@ class Accumulation:
         self._of = size
         """How many it has."""
         self._samples = 0
-        """Samples in it, of all ranks; 0 as long as nobody has asked for its first batch's weight."""
+        """Samples in it, of all ranks; 0 before its first batch, and where the sampler does not say."""
 
     @property
     def open(self) -> bool:

@@ -43,10 +43,15 @@ class Checkpoints:
         """
         if self._tier is None:
             return
-        if save and step not in (0, self._there) and self._tier.due(step, last=True):
-            self._save(step, state)
+        if save:
+            self.begin_last(step, state)
         with contextlib.suppress(ElasticError):
             self._tier.wait()
+
+    def begin_last(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
+        """The first half of :meth:`last`: it is written while something else is done."""
+        if self._tier is not None and step not in (0, self._there) and self._tier.due(step, last=True):
+            self._save(step, state)
 
     def _save(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
         assert self._tier is not None

@@ -17,12 +17,19 @@ def length(loader: Iterable[object]) -> int | None:
         return None
 
 
-def check_sampler(loader: object, sampler: object) -> None:
+def check_sampler(loader: object, sampler: object, epoch: int) -> None:
     """An elastic sampler that nobody advances would begin each epoch anew after a restart.
 
+    And with one that is in another epoch than the state a restart would do epochs again.
+
     Raises:
-        UsageError: The loader draws with one that is not ``sampler``.
+        UsageError: The loader draws with one that is not ``sampler``, or that is not in this epoch.
     """
+    if isinstance(sampler, ElasticDistributedSampler) and sampler.epoch != epoch:
+        raise UsageError(
+            f"The sampler is in epoch {sampler.epoch}, and the TrainState in epoch {epoch}.",
+            hint="Loop over state.epochs(count): it sets both.",
+        )
     for name in ("batch_sampler", "sampler"):
         drawn = getattr(loader, name, None)
         drawn = drawn.sampler if isinstance(drawn, ElasticBatchSampler) else drawn

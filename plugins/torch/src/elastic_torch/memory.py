@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -17,13 +19,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from elastic_core.errors import ResourceError
+from elastic_core.errors import ResourceError, UsageError
 from elastic_core.holding import held, hold
 from elastic_core.reporting import channel
 from elastic_torch.snapshot import PAGE, Slot, Snapshot
 from elastic_torch.stamp import Stamp
 
 SLOTS = 2
+ANSWER = 60.0
+"""Seconds that the agent may take to hand over what it keeps; it normally takes a millisecond."""
 _IDLE = 10
 """The nice value of what a busy machine is to leave for later."""
 _T = TypeVar("_T")
@@ -39,6 +43,7 @@ class Memory:
     """
 
     def __init__(self, name: str, local_rank: int, slots: int = SLOTS) -> None:
+        self._name, self._keeps = name, False
         self._names = [f"{name}/{local_rank}/{index}" for index in range(slots)]
         self._slots: list[Slot | None] = [None] * slots
         self._newest: int | None = None
@@ -49,7 +54,7 @@ class Memory:
             self.outlives = agent is not None
             """Whether there is an agent that keeps them; else a snapshot would be of no use to anybody."""
         for index, name_ in enumerate(self._names):
-            if (fd := held(name_)) is not None:
+            if (fd := kept(name_)) is not None:
                 self._adopt(index, fd)
         self._settle_adopted()
 
@@ -82,7 +87,12 @@ class Memory:
         return found
 
     def keep(self, stamp: Stamp, said: Any, tensors: list[torch.Tensor]) -> None:
-        """Commit: copy the state into a slot. Where there is no room for it, this tier ends, with a warning."""
+        """Commit: copy the state into a slot. Where there is no room for it, this tier ends, with a warning.
+
+        Raises:
+            UsageError: Another state of this worker, of the same name, keeps its snapshots too.
+        """
+        self._check_name()
         index = self._next()
         try:
             if self._slots[index] is None and self._second is not None:
@@ -112,6 +122,17 @@ class Memory:
             self._put(index, slot)
         return slot
 
+    def _check_name(self) -> None:
+        """One that only took the place of another, as a test may have it, is none that shares the slots."""
+        last = _keepers.get(self._names[0])
+        if self._keeps and last is not None and last is not self:
+            raise UsageError(
+                f"Two training states of this worker are named {self._name!r}: each would go on from the other's.",
+                hint='Give each a name of its own: TrainState(..., name="generator").',
+            )
+        self._keeps = True
+        _keepers[self._names[0]] = self
+
     def _prepare(self, written: Slot) -> None:
         """See to it that the next commits cost less than this one, while training goes on."""
         self._settle([written])
@@ -122,7 +143,7 @@ class Memory:
     def _settle_adopted(self) -> None:
         """The newest snapshot is about to be read, and the other slot to be written to."""
         stamps = {index: found.stamp for index, found in self._read()}
-        order = sorted(range(SLOTS), key=lambda index: stamps.get(index, Stamp(-1, -1)), reverse=True)
+        order = sorted(range(len(self._slots)), key=lambda index: stamps.get(index, Stamp(-1, -1)), reverse=True)
         self._settle([slot for index in order if (slot := self._slots[index]) is not None])
 
     def _settle(self, slots: Sequence[Slot]) -> None:
@@ -151,8 +172,12 @@ class Memory:
         return [(index, found) for index, found in read if found is not None]
 
     def _put(self, index: int, slot: Slot) -> None:
-        if self.outlives and not hold(self._names[index], slot.fd):
-            self._end("the agent does not answer")
+        try:
+            if self.outlives and not hold(self._names[index], slot.fd):
+                self._end("the agent does not answer")
+        except ResourceError:
+            slot.close()
+            raise
         if (old := self._slots[index]) is not None:
             old.close()
         self._slots[index] = slot
@@ -166,6 +191,26 @@ class Memory:
     def _end(self, why: str) -> None:
         self.outlives = False
         warnings.warn(f"No snapshots are kept in memory from here on: {why}", stacklevel=4)
+
+
+_keepers: weakref.WeakValueDictionary[str, Memory] = weakref.WeakValueDictionary()
+"""Who has kept a state last in this process, by the name of its first slot."""
+
+
+def kept(name: str) -> int | None:
+    """A descriptor of what the agent keeps under a name; None where there is nothing, or no agent.
+
+    Raises:
+        ResourceError: The agent has not said: to go on without it might be to begin the training anew.
+    """
+    began = time.monotonic()
+    fd = held(name, ANSWER)
+    if fd is None and time.monotonic() - began >= ANSWER:
+        raise ResourceError(
+            f"The agent has not answered for {ANSWER:.0f} seconds, so what it keeps of the training is not known.",
+            hint="The next round asks again. If its host is as busy as that, leave the agent a core.",
+        )
+    return fd
 
 
 def _beside(act: Callable[[], _T]) -> Future[_T]:

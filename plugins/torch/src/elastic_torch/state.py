@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import os
+import re
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,6 +34,8 @@ from elastic_torch.tiers import DiskTier, Loaded
 from elastic_torch.whole import memory_tier
 
 _T = TypeVar("_T")
+_NAME = re.compile(r"[\w.:-]{1,64}", re.ASCII)
+"""With which the agent takes what is kept under it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class TrainState:
         disk: Checkpoints that outlive the job: saved when they are due, and once more where training stops or ends.
         snapshot_every: Steps between two snapshots in memory.
         replicate_every: Snapshots of a sharded model from one to the next that another node keeps a replica of.
-        name: Unlike that of any other state of the same worker.
+        name: Unlike that of any other state of the same worker, which is refused once both have kept a step.
 
     Attributes:
         step: Steps committed so far.
@@ -92,6 +95,7 @@ class TrainState:
 
     Raises:
         TypeError: Something has no state.
+        ValueError: A value is wrong.
     """
 
     def __init__(
@@ -108,6 +112,8 @@ class TrainState:
         replicate_every: int = 10,
         name: str = "train",
     ) -> None:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"name={name!r}: it has 1 to 64 letters, digits and _.:- in it.")
         if snapshot_every < 1:
             raise ValueError(f"snapshot_every={snapshot_every}: it counts steps, from 1.")
         if replicate_every < 1:
@@ -172,7 +178,7 @@ class TrainState:
                 ``sync_gradients`` says which of them is the last one. It may be another number after a restart.
 
         Raises:
-            UsageError: The loader draws with an elastic sampler that is not the state's.
+            UsageError: The loader draws with an elastic sampler that is not the state's, or is in another epoch.
         """
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate}: a step has one batch at least.")
@@ -224,6 +230,7 @@ class TrainState:
 
         Raises:
             TypeError: The state has something in it that cannot be kept; says what, and where.
+            UsageError: Another state of this worker has the same name.
         """
         self.step += 1
         due = self.step % self._snapshot_every == 0
@@ -235,8 +242,9 @@ class TrainState:
             if not due:
                 self._keep()
             if leaves := somebody_leaves():
+                self._checkpoints.begin_last(self.step, self._to_save)  # both at once: a node that leaves has no time
                 self._memory.leave()
-            self._checkpoints.last(self.step, self._to_save, save=leaves or not self._memory.has(self._stamp()))
+            self._checkpoints.last(self.step, self._to_save, save=not (leaves or self._memory.has(self._stamp())))
 
     @property
     def replicated(self) -> int | None:
@@ -359,7 +367,7 @@ class TrainState:
         Returns:
             And how many batches are left, where the loader has a length.
         """
-        loaders.check_sampler(loader, self._sampler)
+        loaders.check_sampler(loader, self._sampler, self.epoch)
         resumed, self._resumed = self._resumed and self.batch > 0, False
         pending, self._pending_rng = self._pending_rng, None
         if pending is not None:

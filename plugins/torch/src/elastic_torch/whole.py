@@ -123,8 +123,8 @@ class Whole:
             self._memory.keep(stamp, *take_apart(state()))
 
     def has(self, stamp: Stamp) -> bool:
-        """Whether this is what all ranks would go on from."""
-        choice = choose(gathered(self._memory.stamps()))
+        """Whether this is what all ranks would go on from: of a rank whose agent does not keep it, another one has."""
+        choice = choose(gathered(self._memory.stamps() if self._memory.outlives else ()))
         return choice is not None and choice.stamp == stamp
 
     def leave(self) -> None:

@@ -103,8 +103,8 @@ def test_the_last_good_ones_stay(steps: list[int], damaged: list[int], keep: int
 
 def test_only_earlier_turns_are_swept_up() -> None:
     mine, older = Position(2, 3, 1), Position(2, 2, 9)
-    folders = [f".saving-{mine}-ab", f".saving-{older}-ab", f".removing-{mine}-ab", str(older), ".claims", "latest"]
-    assert stale(folders, mine.turn) == [f".saving-{older}-ab", f".removing-{mine}-ab"]
+    folders = [f".saving-{mine}-ab", f".saving-{older}-ab", f".removing-{mine}-ab", f"{mine}-ab", f"{older}-ab"]
+    assert stale(folders, mine.turn) == [f".saving-{older}-ab", f".removing-{mine}-ab", f"{older}-ab"]
 
 
 def test_a_manifest_comes_back_as_it_was() -> None:
@@ -239,6 +239,21 @@ def test_nothing_is_due_more_often_than_it_can_be_written() -> None:
             pace.saved(0.0001)
             pace.written(50.0)
     assert all(b - a >= 49 for a, b in pairwise(due))
+
+
+def test_after_a_save_that_failed_the_next_one_is_due_as_usual() -> None:
+    clock, due = Clock(), []
+    pace = Pace("auto", 20_000, Crew([0], None, 0), clock)
+    for step in range(1, 500):
+        clock.now += 1
+        if pace.due(step):
+            due.append(step)
+            pace.saved(1.0)
+            if len(due) == 1:
+                pace.failed(3.0)
+            else:
+                pace.written(5.0)
+    assert due[1] - due[0] == pytest.approx(daly_interval(1, 20_000), abs=3)
 
 
 def test_a_time_between_checkpoints_is_kept_as_steps_change() -> None:

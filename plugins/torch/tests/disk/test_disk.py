@@ -397,6 +397,13 @@ def test_wrong_use_is_refused(root: Path) -> None:
     assert not (root / ".claims" / "run-0002.json").exists()
 
 
+def test_alone_among_other_ranks_nothing_can_be_saved(root: Path) -> None:
+    among_others = {**place(), "WORLD_SIZE": "2"}
+    with pytest.raises(UsageError, match="A Disk needs the process group"):
+        Disk(root, environ=among_others)
+    Disk(root, environ=among_others, read_only=True).close()
+
+
 def test_a_reader_claims_nothing(two: Path) -> None:
     before = sorted(os.listdir(two / ".claims"))
     with Disk(two, read_only=True) as disk:

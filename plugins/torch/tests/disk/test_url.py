@@ -56,6 +56,19 @@ def test_without_its_manifest_it_is_no_checkpoint(store: fsspec.AbstractFileSyst
         assert newest.step == 1
 
 
+def test_what_a_killed_save_has_left_the_next_round_removes(store: fsspec.AbstractFileSystem) -> None:
+    with Disk(URL, environ=place(1)) as disk:
+        disk.save({"step": 1}, 1)
+        killed = disk.save({"step": 2}, 2).result()
+        store.rm(f"/bucket/checkpoints/{killed.folder}/manifest.json")
+        disk.save({"step": 3}, 3).result()
+        assert killed.folder in disk._storage.names(""), "of this round: somebody may be writing it"
+    with Disk(URL, environ=place(2)) as disk:
+        disk.save({"step": 4}, 4).result()
+        assert killed.folder not in disk._storage.names("")
+        assert steps(disk) == [1, 3, 4]
+
+
 def test_damage_is_found(store: fsspec.AbstractFileSystem) -> None:
     with Disk(URL) as disk:
         disk.save({"weight": torch.ones(9)}, 1)

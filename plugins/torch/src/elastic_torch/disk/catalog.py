@@ -122,26 +122,31 @@ def superfluous(found: Sequence[Entry], keep: int) -> list[str]:
 
 
 def prune(storage: Storage, keep: int) -> None:
-    """Remove what :func:`superfluous` says. Failing to is no harm: the next one tries again."""
+    """Remove what :func:`superfluous` says."""
     for folder in superfluous(entries(storage), keep):
-        try:
-            storage.remove(folder)
-        except OSError as error:
-            logger.warning("The old checkpoint %s could not be removed: %s", storage.path(folder), error)
+        _remove(storage, folder, "old")
+
+
+def _remove(storage: Storage, folder: str, which: str) -> None:
+    """Failing to is no harm: the next one tries again."""
+    try:
+        storage.remove(folder)
+    except OSError as error:
+        logger.warning("The %s checkpoint %s could not be removed: %s", which, storage.path(folder), error)
 
 
 def sweep(storage: Storage, turn: tuple[int, int]) -> None:
     """Remove what earlier turns left half-written; who still writes there would be refused anyway."""
-    for folder in stale(storage.folders(), turn):
-        storage.remove(folder)
+    for folder in stale(storage.unfinished(), turn):
+        _remove(storage, folder, "unfinished")
 
 
 def stale(folders: Iterable[str], turn: tuple[int, int]) -> list[str]:
-    """The unfinished folders of turns before this one. Pure."""
+    """Of unfinished folders those of turns before this one, and what was being removed. Pure."""
     found = []
     for folder in folders:
-        for prefix in (STAGING, REMOVING):
-            position = parse(folder.removeprefix(prefix)) if folder.startswith(prefix) else None
-            if position is not None and (prefix == REMOVING or position.turn < turn):
-                found.append(folder)
+        removing = folder.startswith(REMOVING)
+        position = parse(folder.removeprefix(REMOVING if removing else STAGING))  # at a URL there is no prefix
+        if position is not None and (removing or position.turn < turn):
+            found.append(folder)
     return found

@@ -69,7 +69,7 @@ class Disk:
 
     Raises:
         CheckpointRefusedError: A later round saves here already, or another run that is alive.
-        UsageError: A value is wrong.
+        UsageError: A value is wrong, or there are other ranks, but no process group to save with them.
     """
 
     def __init__(
@@ -85,6 +85,11 @@ class Disk:
     ) -> None:
         if keep < 1:
             raise UsageError(f"keep is {keep}, but at least 1 checkpoint has to stay.")
+        if not (read_only or _distributed()) and int(environ.get("WORLD_SIZE", "1")) > 1:
+            raise UsageError(
+                "A Disk needs the process group: alone, each rank would save a checkpoint of its own part.",
+                hint="Call elastic.init_process_group() before it.",
+            )
         self._started = time.monotonic()
         self._last: int | None = None
         ranks = dist.get_process_group_ranks(process_group) if _distributed() else None
@@ -188,6 +193,7 @@ class Disk:
             self._pace.written(time.monotonic() - began)
             return checkpoint
         except CheckpointError as error:
+            self._pace.failed(time.monotonic() - began)
             if self._saver.island.leads:
                 logger.warning("%s", error)
             raise

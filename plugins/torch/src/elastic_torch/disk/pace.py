@@ -77,7 +77,8 @@ class Pace:
         now = self._now()
         seconds = (now - self._first[1]) / max(1, step - self._first[0])
         unknown = float("inf")
-        view = (now - self._saved_at, seconds, unknown if self._cost is None else self._cost, self._written or unknown)
+        cost, written = (unknown if known is None else known for known in (self._cost, self._written))
+        view = (now - self._saved_at, seconds, cost, written)
         elapsed, seconds, cost, written = (max(column) for column in zip(*self._crew.gather(view), strict=True))
         if isinstance(self._interval, timedelta):
             wanted = self._interval.total_seconds()
@@ -101,6 +102,10 @@ class Pace:
     def written(self, seconds: float) -> None:
         """It took so long until it was published. Called on the writer's thread."""
         self._written = seconds
+
+    def failed(self, seconds: float) -> None:
+        """It was not published, after so long: the next one is due as usual. Called on the writer's thread."""
+        self._written = max(self._written or 0.0, seconds)
 
     def learnt(self, failures: int, exposure: float) -> None:
         """What was seen before this process: failures, in so many seconds of training."""

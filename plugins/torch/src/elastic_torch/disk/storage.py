@@ -94,7 +94,10 @@ class Storage(Protocol):
         """The same as a whole path or URL."""
 
     def folders(self) -> list[str]:
-        """The names in the root that may be folders, those of unfinished checkpoints among them."""
+        """The names in the root that may be folders; no unfinished checkpoint is named as a complete one."""
+
+    def unfinished(self) -> list[str]:
+        """The folders of checkpoints that are not complete, or no more: somebody may be writing or removing them."""
 
     def names(self, folder: str) -> list[str]:
         """The names in a folder; none where there is no such folder."""
@@ -163,6 +166,9 @@ class LocalStorage:
 
     def folders(self) -> list[str]:  # noqa: D102
         return self.names("")
+
+    def unfinished(self) -> list[str]:  # noqa: D102
+        return [name for name in self.folders() if name.startswith((STAGING, REMOVING))]
 
     def names(self, folder: str) -> list[str]:  # noqa: D102
         try:

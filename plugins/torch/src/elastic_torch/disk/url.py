@@ -44,10 +44,13 @@ class UrlStorage:
         return f"{self._root}/{path}".rstrip("/")
 
     def folders(self) -> list[str]:  # noqa: D102
-        def counts(name: str) -> bool:
-            return parse(name) is None or self.size(f"{name}/{NAME}") is not None
+        return [name for name in self.names("") if parse(name) is None or self._complete(name)]
 
-        return [name for name in self.names("") if counts(name)]
+    def unfinished(self) -> list[str]:  # noqa: D102
+        return [name for name in self.names("") if parse(name) is not None and not self._complete(name)]
+
+    def _complete(self, folder: str) -> bool:
+        return self.size(f"{folder}/{NAME}") is not None
 
     def names(self, folder: str) -> list[str]:  # noqa: D102
         try:

@@ -54,7 +54,8 @@ class Pool(Memory):
 
     def slot_of(self, stamp: Stamp) -> Slot | None:
         """Where the one with this stamp is; from any thread, as long as it is pinned."""
-        index = next((index for index, its in self._stamps.items() if its == stamp), None)
+        stamps = list(self._stamps.items())  # at once: the training's thread commits meanwhile
+        index = next((index for index, its in stamps if its == stamp), None)
         return None if index is None else self._slots[index]
 
     def _next(self) -> int:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from elastic_core.errors import ResourceError
-from elastic_core.holding import held, hold, release
+from elastic_core.holding import hold, release
+from elastic_torch.memory import kept
 from elastic_torch.shards.plan import Holding
 from elastic_torch.shards.pool import holding
 from elastic_torch.snapshot import PAGE, Slot, Snapshot
@@ -85,7 +86,7 @@ class Replicas:
         """Take over what the agent has under this number; whether it has any."""
         any_ = False
         for place in [(number, index) for index in range(SLOTS)]:
-            if (fd := held(self._name(place))) is not None:
+            if (fd := kept(self._name(place))) is not None:
                 any_ = True
                 slot = Slot(fd)
                 assert slot.size >= PAGE, "slots are whole pages"

@@ -66,7 +66,8 @@ class Replicator:
 
     def pinned(self) -> tuple[Stamp, ...]:
         """What must not be written over."""
-        return tuple(stamp for stamp in (self.safe, self._way) if stamp is not None)
+        way, safe = self._way, self.safe  # in this order: the thread makes it safe before it is on its way no more
+        return tuple(stamp for stamp in (safe, way) if stamp is not None)
 
     def offer(self, stamp: Stamp | None) -> None:
         """Have this snapshot replicated, unless somebody is busy with an earlier one yet. All ranks, in the same steps.
