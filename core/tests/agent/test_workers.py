@@ -241,6 +241,19 @@ def test_workers_that_take_notices_answer_a_plan_and_stop_as_they_are_told(node:
     assert node.next() == SteppedDown()
 
 
+def test_a_worker_that_stopped_as_told_has_not_finished_though_its_end_is_heard_of_first(node: Node) -> None:
+    node.start_program(python(STEPS))
+    assert node.next() == TakesNotices(1)
+    plan = Notice(0, 3, 60.0)
+    (step,) = node.group.notify(plan) or ()
+    node.group.notify(replace(plan, step=step + 1))
+    news: list[NodeEvent] = []
+    while not news:
+        assert select.select([node.warden], [], [], PATIENCE)[0], "its reports are not received meanwhile"
+        news = [found for event in node.warden.receive() if (found := node.group.handle(event)) is not None]
+    assert news == [SteppedDown()]
+
+
 def test_workers_that_wait_for_a_step_can_be_let_go(node: Node) -> None:
     node.start_program(python(STEPS.replace("while not", "while step < 3 and not")))
     assert node.next() == TakesNotices(1)
