@@ -262,7 +262,7 @@ class WorkerGroup:
         return Progressed(number)
 
     def _take_in_steps(self) -> bool:
-        """Note the steps that were reported and not received; whether there was an end to them."""
+        """Note all steps that were reported, received before or not; whether there was an end to them."""
         if (reports := self.reports.drain()) is None:
             return False
         for told in reports:
@@ -273,7 +273,8 @@ class WorkerGroup:
     def _stepped(self, worker: Worker, step: int, leaves: bool) -> TakesNotices | None:
         """A worker has come so far; the first time that all have, they are known to take notices."""
         first = worker.step is None
-        worker.step, worker.leaves = step, worker.leaves or leaves
+        worker.step = step if worker.step is None else max(step, worker.step)
+        worker.leaves = worker.leaves or leaves
         known = first and all(other.step is not None for other in self._workers.values())
         return TakesNotices(worker.assignment.round) if known else None
 
