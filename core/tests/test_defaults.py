@@ -181,6 +181,13 @@ def test_workers_are_told_which_plugins_the_run_names() -> None:
     assert start.elastic_worker_environment(ASSIGNMENT)["ELASTIC_PLUGINS"] == "torch-save,my-policy"
 
 
+def test_workers_do_not_ask_what_the_variable_names_and_the_run_switches_off() -> None:
+    start = PlainWorkerStart({"ELASTIC_PLUGINS": "mine,theirs"}, plugins=["mine"])
+    assert start.elastic_worker_environment(ASSIGNMENT)["ELASTIC_PLUGINS"] == "mine"
+    none_left = PlainWorkerStart({"ELASTIC_PLUGINS": "theirs"})
+    assert none_left.elastic_worker_environment(ASSIGNMENT)["ELASTIC_PLUGINS"] == ""
+
+
 def test_every_variable_of_the_contract_is_listed() -> None:
     listed = {variable.name for variable in VARIABLES if variable.use is not Use.READ}
     assert {*PlainWorkerStart({}).elastic_worker_environment(ASSIGNMENT)} <= listed

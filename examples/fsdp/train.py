@@ -123,4 +123,5 @@ def main() -> None:
         print(f"rank {os.environ['RANK']} is done after {state.step} steps", flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

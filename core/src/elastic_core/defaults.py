@@ -194,7 +194,7 @@ class PlainWorkerStart:
         environment = {name: str(value) for name, value in place.items()}
         if "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in self._environ:
             environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
-        if self._plugins:
+        if self._plugins or "ELASTIC_PLUGINS" in self._environ:  # which may name one that --no_plugin switches off
             environment["ELASTIC_PLUGINS"] = ",".join(self._plugins)
         environment.update(threads(assignment.local_world_size, self._environ))
         if self._virtual_local_rank:

@@ -11,17 +11,17 @@ torch.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import operator
 import os
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from elastic_core.reporting import CONTROL_VARIABLE, GO_ON, KIND, LEAVES, LONGEST, PLAN, STEP, STOP_AT
+from elastic_core import reporting
+from elastic_core.reporting import GO_ON, LEAVES, LONGEST, PLAN, STEP, STOP_AT
 
 PERIOD = 0.1
 """Seconds between two reports, about; steps that are longer are each reported."""
@@ -68,7 +68,7 @@ class Notices:
             raise ValueError(f"step {step!r} is not a whole number from 0 to 2**53.")
         if self._stopping or os.getpid() != self._process:  # what it has forked speaks for nobody
             return self._stopping
-        with _channel(self._environ) as channel:
+        with reporting.channel(self._environ) as channel:
             if channel is None:
                 return False
             sent = self._report(channel, number)
@@ -122,20 +122,6 @@ class Notices:
                 self._plan, self._stop_at, self._hold_until = plan, notice["step"], None
             case str(kind) if kind == GO_ON:
                 self._hold_until = None
-
-
-@contextlib.contextmanager
-def _channel(environ: Mapping[str, str]) -> Iterator[socket.socket | None]:
-    """The worker's end of its channel, which stays open; None where there is no agent of ours."""
-    try:
-        channel = socket.socket(fileno=int(environ[CONTROL_VARIABLE]))
-    except (KeyError, ValueError, OSError):
-        yield None
-        return
-    try:
-        yield channel if (channel.family, channel.type) == KIND else None
-    finally:
-        channel.detach()
 
 
 def _send(channel: socket.socket, message: dict[str, Any], patience: float = 0.0) -> bool:

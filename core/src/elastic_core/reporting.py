@@ -15,7 +15,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 CONTROL_VARIABLE = "ELASTIC_CONTROL_FD"
 LONGEST = 4096
@@ -32,10 +32,10 @@ KIND = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 @contextlib.contextmanager
-def channel() -> Iterator[socket.socket | None]:
-    """This worker's channel, which stays open afterwards; None where there is no agent."""
+def channel(environ: Mapping[str, str] = os.environ) -> Iterator[socket.socket | None]:
+    """This worker's channel, which stays open afterwards; None where there is no agent of ours."""
     try:
-        end = socket.socket(fileno=int(os.environ[CONTROL_VARIABLE]))
+        end = socket.socket(fileno=int(environ[CONTROL_VARIABLE]))
     except (KeyError, ValueError, OSError):
         yield None
         return

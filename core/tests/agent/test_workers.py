@@ -17,7 +17,7 @@ import pytest
 from scenes import info, offer
 
 from elastic_core.agent.output import Output
-from elastic_core.agent.reports import Failed, Initialized, NotUnderstood, Report, Reports
+from elastic_core.agent.reports import Failed, Initialized, NotUnderstood, Report, Reports, Stepped
 from elastic_core.agent.warden import (
     Gone,
     Signalled,
@@ -239,6 +239,28 @@ def test_workers_that_take_notices_answer_a_plan_and_stop_as_they_are_told(node:
     assert len(steps) == 2
     assert node.group.notify(replace(plan, step=max(steps) + 1)) is None
     assert node.next() == SteppedDown()
+
+
+def test_a_worker_that_stopped_as_told_has_not_finished_though_its_end_is_heard_of_first(node: Node) -> None:
+    node.start_program(python(STEPS))
+    assert node.next() == TakesNotices(1)
+    plan = Notice(0, 3, 60.0)
+    (step,) = node.group.notify(plan) or ()
+    node.group.notify(replace(plan, step=step + 1))
+    news: list[NodeEvent] = []
+    while not news:
+        assert select.select([node.warden], [], [], PATIENCE)[0], "its reports are not received meanwhile"
+        news = [found for event in node.warden.receive() if (found := node.group.handle(event)) is not None]
+    assert news == [SteppedDown()]
+
+
+def test_a_step_that_was_received_and_not_dealt_with_yet_is_in_the_answer(node: Node) -> None:
+    node.start_program(python(STEPS))
+    assert node.next() == TakesNotices(1)
+    assert select.select([node.reports], [], [], PATIENCE)[0]
+    received = [event.step for event in node.reports.receive() if isinstance(event, Stepped)]
+    (step,) = node.group.notify(Notice(0, 3, 60.0)) or ()
+    assert step >= received[-1], "as where the PLAN came in the same turn of the loop, and before it"
 
 
 def test_workers_that_wait_for_a_step_can_be_let_go(node: Node) -> None:

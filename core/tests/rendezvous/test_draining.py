@@ -63,6 +63,19 @@ def test_a_host_without_an_agent_is_named_and_the_others_are() -> None:
     assert caught.value.hint == "They run on: host-a, host-b."
 
 
+def test_the_host_of_the_store_that_others_need_is_not_asked() -> None:
+    store = job()
+    store.embedded, store.hosting = True, False
+    with pytest.raises(UsageError, match=r"An agent on 'host-a' hosts the store of job 'job': the job would end"):
+        ask(store, "host-a", "job")
+    assert [row.node_id for row in store.roster()] == ["a", "b"]
+    with pytest.raises(RendezvousTimeoutError):  # it was asked
+        ask(store, "host-b", "job", patience=0.01)
+    store.remove("b")
+    with pytest.raises(RendezvousTimeoutError):  # nobody else needs it
+        ask(store, "host-a", "job", patience=0.01)
+
+
 def test_a_job_that_is_not_there_is_refused() -> None:
     for store in (LocalBackend(MemoryStore()), job(closed=True)):
         with pytest.raises(UsageError, match="There is no job 'job' that goes on here"):

@@ -92,6 +92,7 @@ class _Channel:
         self.count = 0
         """Packets since then."""
         self.complained = False
+        self.newest: Stepped | None = None
 
 
 class Reports:
@@ -141,9 +142,10 @@ class Reports:
         return False
 
     def drain(self) -> list[Stepped] | None:
-        """The steps that have been reported and not received, however many; None if there is no end to them.
+        """Each worker's newest step of all that have been reported, however many; None if there is no end to them.
 
-        What else has come is delivered as if it came now.
+        Those that were received before count as well: they may still wait for their turn on the loop. What else has
+        come is delivered as if it came now.
         """
         steps = []
         for channel in self._channels.values():
@@ -151,12 +153,12 @@ class Reports:
             for _ in range(MOST_DRAINED):
                 if (told := self._next(channel)) is None:
                     break
-                if isinstance(told, Stepped):
-                    steps.append(told)
-                elif not isinstance(told, (NotUnderstood, _Served)):
+                if not isinstance(told, (Stepped, NotUnderstood, _Served)):
                     self._later(self._clock(), told)
             if told is not None:
                 return None
+            if channel.newest is not None:
+                steps.append(channel.newest)
         return steps
 
     def listen_again(self, event: ListenAgain) -> None:
@@ -209,9 +211,12 @@ class Reports:
         try:
             if descriptors and self._vault.obey(packet, descriptors):
                 return _Served()
-            return understood(packet)(channel.tag)
+            told = understood(packet)(channel.tag)
         except ValueError as exc:
             return NotUnderstood(channel.tag, str(exc))
+        if isinstance(told, Stepped):
+            channel.newest = told
+        return told
 
 
 def _received(end: socket.socket) -> tuple[bytes, list[int]]:

@@ -182,6 +182,7 @@ class WorkerGroup:
                     return self._fail(self._died(worker, code))
                 if all(other.exit_code == 0 for other in self._workers.values()):
                     self._settle()
+                    self._take_in_steps()  # that it stops it has said before, which may not have been received yet
                     left = any(other.leaves for other in self._workers.values())
                     return SteppedDown() if left else WorkersDone()
             case Signalled(signum, pids):
@@ -202,13 +203,8 @@ class WorkerGroup:
         """
         living = [tag for tag, worker in self._workers.items() if worker.exit_code is None]
         reached = [tag for tag in living if self.reports.tell(tag, packet(notice))]
-        if notice is None or notice.step is not None or len(reached) < len(living):
+        if notice is None or notice.step is not None or len(reached) < len(living) or not self._take_in_steps():
             return None
-        if (reports := self.reports.drain()) is None:
-            return None
-        for told in reports:
-            if worker := self._workers.get(told.tag):
-                self._stepped(worker, told.step, told.leaves)
         steps = tuple(worker.step for worker in self._workers.values() if worker.step is not None)
         return steps if len(steps) == len(self._workers) else None
 
@@ -265,10 +261,20 @@ class WorkerGroup:
         self.publish(initialized(number, len(self._workers), took, self._recovered, now))
         return Progressed(number)
 
+    def _take_in_steps(self) -> bool:
+        """Note all steps that were reported, received before or not; whether there was an end to them."""
+        if (reports := self.reports.drain()) is None:
+            return False
+        for told in reports:
+            if worker := self._workers.get(told.tag):
+                self._stepped(worker, told.step, told.leaves)
+        return True
+
     def _stepped(self, worker: Worker, step: int, leaves: bool) -> TakesNotices | None:
         """A worker has come so far; the first time that all have, they are known to take notices."""
         first = worker.step is None
-        worker.step, worker.leaves = step, worker.leaves or leaves
+        worker.step = step if worker.step is None else max(step, worker.step)
+        worker.leaves = worker.leaves or leaves
         known = first and all(other.step is not None for other in self._workers.values())
         return TakesNotices(worker.assignment.round) if known else None
 

@@ -27,7 +27,8 @@ class DrainCommand(click.Command):
             params=[click.Argument(["host"]), *(flag for flag in FLAGS if flag.name in TAKEN)],
             help="Have all agents of HOST leave the job that these flags of `elastic run` name, as if they had got "
             "SIGTERM.\n\nWorkers that call should_checkpoint() then stop together, and no step is lost; others get "
-            "SIGTERM. The job goes on without HOST, as far as --nnodes lets it.",
+            "SIGTERM. The job goes on without HOST, as far as --nnodes lets it. The host of the job's own store (c10d) "
+            "is refused while there are others.",
             epilog="HOST is the host's name, as agents say it. Whoever can write to the job's store can do this, and "
             "nobody else. Ends as soon as the agents have said that they leave.",
             context_settings={

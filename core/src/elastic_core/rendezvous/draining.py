@@ -9,8 +9,9 @@ from elastic_core.agent.identity import host_name
 from elastic_core.errors import RendezvousRefusedError, RendezvousTimeoutError, UsageError
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
 from elastic_core.rendezvous.codec import encode_row
+from elastic_core.rendezvous.ledger import Ledger
 from elastic_core.rendezvous.parting import readable
-from elastic_core.rendezvous.reading import load
+from elastic_core.rendezvous.reading import load, peek
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
 from elastic_core.rendezvous.settings import Versions
 
@@ -28,7 +29,8 @@ def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = PATI
         patience: Seconds to wait.
 
     Raises:
-        UsageError: There is no such job, or no agent of it runs there; names the hosts where some do.
+        UsageError: There is no such job, or no agent of it runs there (names the hosts where some do), or the one there
+            hosts the store that the others need.
         RendezvousTimeoutError: They have not answered.
         RendezvousConnectionError: The store cannot be reached.
         RendezvousStateError: It holds something that cannot be.
@@ -43,6 +45,12 @@ def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = PATI
     if not wanted:
         hosts = ", ".join(sorted({row.info.host for row in here if not row.leaving})) or "nowhere"
         raise UsageError(f"No agent of job {job!r} runs on {host!r}.", hint=f"They run on: {hosts}.")
+    if store.embedded and _opener(store, ledger) in wanted and any(row.info.host != host for row in here):
+        raise UsageError(
+            f"An agent on {host!r} hosts the store of job {job!r}: the job would end with it.",
+            hint="Drain the other hosts, or keep the store where no agent has to stay, with another --rdzv_backend. "
+            "To end the job all the same, send that agent SIGTERM.",
+        )
     request = f"drain-{uuid.uuid4().hex[:12]}"
     info = NodeInfo(
         node_id=request,
@@ -59,6 +67,12 @@ def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = PATI
     finally:
         store.remove(request)
     return len(wanted)
+
+
+def _opener(store: RendezvousBackend, ledger: Ledger) -> str | None:
+    """Who opened the run: where a store is embedded, its host."""
+    opening = peek(store, ledger.head.anchors.open)
+    return None if opening is None else opening.author
 
 
 def _await(store: RendezvousBackend, wanted: set[str], deadline: float) -> None:

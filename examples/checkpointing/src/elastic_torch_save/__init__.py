@@ -16,7 +16,7 @@ def elastic_train_state() -> type[TrainingState]:
 
 @hookimpl
 def elastic_init_process_group() -> Callable[..., None]:
-    """What ``elastic_core.init_process_group`` is: torch's own."""
-    from torch.distributed import init_process_group
+    """What ``elastic_core.init_process_group`` is."""
+    from elastic_torch_save.state import init_process_group
 
     return init_process_group

@@ -9,13 +9,29 @@ import torch
 import torch.distributed as dist
 
 from elastic_core.notices import should_checkpoint
+from elastic_core.reporting import INITIALIZED, report
+
+
+def init_process_group(*args: Any, **options: Any) -> None:
+    """torch's own; and the agent hears that this worker has met its peers."""
+    dist.init_process_group(*args, **options)
+    report(INITIALIZED)
 
 
 class TrainState:
     """Keeps what it is given in ``$TORCH_SAVE_FILE`` after each step (see ``elastic_core.training``)."""
 
-    def __init__(self, *, sampler: Any = None, extra: Mapping[str, Any] | None = None, **parts: Any) -> None:
-        self._parts = {name: part for name, part in {**parts, **(extra or {})}.items() if part is not None}
+    def __init__(
+        self,
+        *,
+        model: Any,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        sampler: Any = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, **(extra or {})}
+        self._parts = {name: part for name, part in parts.items() if part is not None}
         self._sampler, self._file = sampler, os.environ.get("TORCH_SAVE_FILE", "train.pt")
         self.step = self.epoch = self.batch = 0
         self.stopping = False

@@ -127,9 +127,10 @@ class Search:
     _found: Address | None = None
 
     def look(self) -> None:
-        """Look for :data:`SOON` seconds at most, and tell people if there is nobody.
+        """Look for :data:`SOON` seconds at most, and tell people if the host does not answer.
 
-        It comes before torch is imported, so that whoever has to mend something learns of it before that.
+        It comes before torch is imported, so that whoever has to mend something learns of it before that. That nobody
+        listens there is nothing to mend yet: :meth:`reach` says it.
 
         Raises:
             RendezvousConnectionError: This host has no way there.
