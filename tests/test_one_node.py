@@ -37,7 +37,7 @@ def test_torch_takes_the_environment_as_torchrun_gives_it(stage: Stage, tmp_path
     script = EXAMPLES / "digits" / "train.py"
     agent = stage.run("--standalone", "--nproc_per_node=2", script, "--epochs=1", f"--checkpoint={tmp_path / 'a'}")
     assert agent.exit_code() == 0
-    assert "2 workers train from epoch 1" in agent.lines
+    assert "2 workers train from epoch 1, step 1" in agent.lines
 
 
 def test_a_failure_restarts_all_workers_until_the_restarts_are_spent(stage: Stage) -> None:
