@@ -285,7 +285,7 @@ def test_where_all_ranks_stop_the_step_is_kept(monkeypatch: pytest.MonkeyPatch, 
 def test_the_disk_does_not_wait_for_the_replicas_of_a_node_that_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastic_torch.state.should_checkpoint", lambda step: step == 3)
     monkeypatch.setattr("elastic_torch.state.somebody_leaves", lambda: True)
-    folder, then = Folder(), []
+    folder, then = Folder(), list[int]()
     training = Training(disk=folder)
     monkeypatch.setattr(training.state._memory, "leave", lambda: then.extend(saved.step for saved in folder.saved))
     list(training.run())
