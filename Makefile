@@ -24,6 +24,8 @@ ARGS ?=
 MANY ?=
 KEPT ?=
 SEEDS ?= 100
+# Many tests wait more than they work.
+RUNNERS ?= $(shell echo $$(( $$(nproc) < 3 ? $$(nproc) + 1 : 4 )))
 PLANS ?= 1000000
 OUTAGE ?= 60
 
@@ -56,7 +58,7 @@ demo: setup
 	$(BIN)/python examples/digits/demo.py $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=$(RUNNERS) --dist=loadfile $(ARGS)
 
 soak: setup
 	$(BIN)/python -m pytest --seeds=$(SEEDS) --plans=$(PLANS) --outage=$(OUTAGE) -m soak --timeout=3600 $(ARGS)

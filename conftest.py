@@ -31,6 +31,7 @@ def outage(request: pytest.FixtureRequest) -> float:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "soak: `make soak` repeats it with many seeds, or a longer outage")
+    config.addinivalue_line("markers", "variant: of a test that everyday runs have; only `make soak` takes it as well")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -43,7 +44,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by the mark
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, pytest.Function) and {"seed", "block", "outage"} & set(item.fixturenames):
             item.add_marker(pytest.mark.soak)
+        if item.get_closest_marker("variant"):
+            item.add_marker(pytest.mark.soak)
+    if config.getoption("--seeds") == FEW:
+        variants = [item for item in items if item.get_closest_marker("variant")]
+        config.hook.pytest_deselected(items=variants)
+        items[:] = [item for item in items if item not in variants]

@@ -13,7 +13,9 @@ TRAIN = EXAMPLES / "digits" / "train.py"
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("backend", ["c10d", "etcd", "file", "redis"])
+@pytest.mark.parametrize(
+    "backend", ["c10d", "redis", *(pytest.param(name, marks=pytest.mark.variant) for name in ("etcd", "file"))]
+)
 def test_the_demo_trains_through_kills_and_a_return(stage: Stage, backend: str) -> None:
     command = [sys.executable, str(EXAMPLES / "digits" / "demo.py"), f"--rdzv_backend={backend}"]
     demo = stage.start(command, env={**WARM, "PET_PRELOAD": "torch._dynamo"})  # which else each worker imports

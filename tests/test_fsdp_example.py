@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from stage import EXAMPLES, WARM, Stage
 
 
@@ -10,6 +12,6 @@ def test_a_worker_that_is_killed_is_replaced_and_training_goes_on(stage: Stage) 
     agent = stage.run(*flags, EXAMPLES / "fsdp" / "train.py", "--epochs=1", "--sentences=640", env=WARM)
     agent.wait_for(r"step 4, epoch 0: loss")
     agent.kill_worker(1)
-    agent.wait_for(r"rank \d goes on at step \d+, from memory", count=2)
-    assert agent.exit_code() == 0, agent.output
-    agent.wait_for("rank [01] is done after 20 steps", count=2)
+    assert agent.exit_code() == 0, agent.output  # two ranks may print into one line
+    assert len(re.findall(r"rank \d goes on at step \d+, from memory", agent.output)) == 2
+    assert len(re.findall("rank [01] is done after 20 steps", agent.output)) == 2

@@ -27,7 +27,7 @@ def run(stage: Stage, host: Host, *arguments: object) -> Agent:
     return stage.start(host.command(sys.executable, "-m", "elastic_core", "run", *map(str, arguments)))
 
 
-@pytest.mark.parametrize("family", ["ipv4", "ipv6"])
+@pytest.mark.parametrize("family", [pytest.param("ipv4", marks=pytest.mark.variant), "ipv6"])
 def test_workers_on_three_hosts_meet_where_rank_0_is(
     stage: Stage, three: list[Host], tmp_path: Path, family: str
 ) -> None:

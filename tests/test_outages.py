@@ -54,8 +54,15 @@ def train_again(agents: list[Agent], restarts: int) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("data", ["kept", "lost"])
-@pytest.mark.parametrize("backend", ["redis", "etcd"])
+@pytest.mark.parametrize(
+    ("backend", "data"),
+    [
+        ("redis", "lost"),
+        ("etcd", "kept"),
+        pytest.param("redis", "kept", marks=pytest.mark.variant),
+        pytest.param("etcd", "lost", marks=pytest.mark.variant),
+    ],
+)
 def test_training_goes_on_without_a_store_and_crashes_recover_during_that_and_after_it(
     stage: Stage, tmp_path: Path, backend: str, data: str, outage: float
 ) -> None:

@@ -68,7 +68,9 @@ def test_a_killed_worker_of_torchruns_restarts_all(torchrun: Callable[..., Agent
     both_finish(done, *agents)
 
 
-@pytest.mark.parametrize("lost", [0, 1], ids=["rank 0", "rank 1"])
+@pytest.mark.parametrize(
+    "lost", [pytest.param(0, id="rank 0"), pytest.param(1, id="rank 1", marks=pytest.mark.variant)]
+)
 def test_the_others_go_on_when_a_node_of_torchruns_is_lost(
     torchrun: Callable[..., Agent], done: Path, lost: int
 ) -> None:

@@ -30,10 +30,10 @@ def main(epochs: int) -> None:
             step += 1
     if dist.get_rank() == 0:
         print(f"trained for {step} steps", flush=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=10)
     main(parser.parse_args().epochs)
+    dist.destroy_process_group()

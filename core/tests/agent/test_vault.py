@@ -50,7 +50,7 @@ class Node:
 
     def _serve(self) -> None:
         while not self._ended.wait(0.001):
-            with self.lock:
+            with self.lock:  # a worker may have its answer before what it said is in the list
                 self.heard += self.reports.receive()
 
 
@@ -158,7 +158,8 @@ def test_a_name_that_makes_no_sense_is_refused_and_said(node: Node, name: str) -
     fd = memory(b"")
     assert not holding.hold(name, fd, timeout=60)
     os.close(fd)
-    [said] = node.heard
+    with node.lock:
+        [said] = node.heard
     assert isinstance(said, NotUnderstood)
     assert said.why == f"the name of what it would hold is {name[:40]!r}"
 
