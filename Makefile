@@ -58,7 +58,7 @@ demo: setup
 	$(BIN)/python examples/digits/demo.py $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses=$(RUNNERS) --dist=loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=$(RUNNERS) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 soak: setup
 	$(BIN)/python -m pytest --seeds=$(SEEDS) --plans=$(PLANS) --outage=$(OUTAGE) -m soak --timeout=3600 $(ARGS)

@@ -54,3 +54,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         variants = [item for item in items if item.get_closest_marker("variant")]
         config.hook.pytest_deselected(items=variants)
         items[:] = [item for item in items if item not in variants]
+    jobs = config.rootpath / "tests"  # whole jobs take longest, so they begin first
+    items.sort(key=lambda item: not item.path.is_relative_to(jobs))

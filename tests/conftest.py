@@ -21,7 +21,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     assert not left, "processes that outlived their agents: " + "; ".join(left)
 
 
-@pytest.fixture(params=["file", "c10d", "redis"])
+@pytest.fixture(params=["file", "c10d", pytest.param("redis", marks=pytest.mark.variant)])
 def rendezvous(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]:
     """The flags with which several nodes meet, over each backend that serves several."""
     if request.param == "redis":

@@ -14,7 +14,7 @@ TRAIN = EXAMPLES / "digits" / "train.py"
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "backend", ["c10d", "redis", *(pytest.param(name, marks=pytest.mark.variant) for name in ("etcd", "file"))]
+    "backend", ["c10d", *(pytest.param(name, marks=pytest.mark.variant) for name in ("etcd", "file", "redis"))]
 )
 def test_the_demo_trains_through_kills_and_a_return(stage: Stage, backend: str) -> None:
     command = [sys.executable, str(EXAMPLES / "digits" / "demo.py"), f"--rdzv_backend={backend}"]

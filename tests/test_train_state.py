@@ -114,7 +114,13 @@ def lives(agent: Agent) -> Iterator[tuple[int, int]]:
             last = max(last, report["step"])
 
 
-@pytest.mark.parametrize("how", [[TRAIN], ["--no_python", sys.executable, TRAIN]], ids=["script", "no_python"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param([TRAIN], id="script"),
+        pytest.param(["--no_python", sys.executable, TRAIN], id="no_python", marks=pytest.mark.variant),
+    ],
+)
 def test_the_state_of_the_last_step_is_the_next_rounds(stage: Stage, tmp_path: Path, how: list[object]) -> None:
     hold = tmp_path / "hold"
     agent = stage.run(*TWO, "--max_restarts=1", *how, "--epochs=1", *barred(hold, 5), env=QUICK)
@@ -127,7 +133,7 @@ def test_the_state_of_the_last_step_is_the_next_rounds(stage: Stage, tmp_path: P
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.variant), 1])
 def test_an_empty_node_in_the_place_of_a_lost_one_gets_the_state_from_the_survivor(
     stage: Stage, tmp_path: Path, file_rendezvous: list[str], lost: int
 ) -> None:
