@@ -167,7 +167,9 @@ class LineConformance(Connections):
         revisions, links = count(1), iter(chain(200))
 
         def cost() -> int:
-            for _ in range(3):
+            """The least of several times: what needs no answer may travel with the next request, or by itself."""
+            costs = []
+            for _ in range(8):
                 before = line.requests
                 node.amend("node", next(revisions), b"seen")
                 prev, entry = next(links)
@@ -175,7 +177,8 @@ class LineConformance(Connections):
                 assert node.read(entry.index) == b"entry"
                 node.beat("node", entry.index, "node")
                 assert node.wait(Cursor(prev.index), roster=False, timeout=0).head == entry.index
-            return line.requests - before
+                costs.append(line.requests - before)
+            return min(costs)
 
         small = cost()
         for number in range(40):
@@ -183,7 +186,7 @@ class LineConformance(Connections):
         for prev, entry in list(links)[:100]:
             assert store.append(prev, entry, b"entry")
         assert store.read(1) is not None  # nothing of it is under way any more
-        links = iter(chain(200)[103:])
+        links = iter(chain(200)[108:])
         assert cost() <= ROUGHLY * small
 
 
