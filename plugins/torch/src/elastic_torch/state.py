@@ -3,14 +3,14 @@
 ``commit()`` after a step, ``restore()`` at the top. The rooms below: ``tree`` takes a state apart, ``snapshot`` and
 ``memory`` keep it in shared memory, ``agreement`` decides which state all go on from, ``peers`` brings it to others:
 ``whole`` calls these, ``shards`` does the same for sharded models. ``tiers`` says what is asked of checkpoints on disk,
-``checkpoints`` when to save and load one, ``form`` what they forget. ``accumulation`` counts the batches of a step.
+``checkpoints`` when to save and load one, ``form`` what they forget. ``accumulation`` counts the batches of a step,
+``progress`` tells error files how far it is.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ import torch.distributed as dist
 
 from elastic_core.errors import UsageError
 from elastic_core.notices import should_checkpoint, somebody_leaves
-from elastic_core.recording import attach
 from elastic_torch import loaders, rng as generators
 from elastic_torch.accumulation import Accumulation
 from elastic_torch.agreement import Tier
 from elastic_torch.checkpoints import Checkpoints, packed, unpacked
 from elastic_torch.form import form_of, restored
 from elastic_torch.parts import Stateful, stateful, unwrapped
+from elastic_torch.progress import follow
 from elastic_torch.sampler import ElasticBatchSampler
 from elastic_torch.stamp import Place, Stamp, digest
 from elastic_torch.tiers import DiskTier, Loaded
@@ -145,7 +145,7 @@ class TrainState:
         self._checkpoints = Checkpoints(disk, self._place)
         things = {**self._parts, "extra": self._extra}
         self._memory = memory_tier(self._model, things, name, self._place.local_rank, replicate_every)
-        _states.append(weakref.ref(self))
+        follow(self)
 
     # The loop --------------------------------------------------------------------------------------------------------
 
@@ -385,19 +385,6 @@ class TrainState:
         if resumed and pending is not None:
             generators.apply(pending)
         return iterator, left
-
-
-_states: list[weakref.ref[TrainState]] = []
-"""In the order in which they were made."""
-
-
-def _progress() -> Mapping[str, object]:
-    """How far the newest state is, for error files."""
-    living = [state for reference in _states if (state := reference()) is not None]
-    return {"step": living[-1].step, "epoch": living[-1].epoch} if living else {}
-
-
-attach(_progress)
 
 
 def _rank() -> int:
