@@ -4,7 +4,8 @@
 #   make setup   .venv, with every distribution editable and the tools for development
 #   make demo    two nodes train for real, are hurt, recover and finish
 #   make test    every test; `make test ARGS="-k chair -x"` passes arguments to pytest
-#   make soak    the tests that draw lots, with many more seeds, the simulator with a million plans, stores away for a minute
+#   make soak    the tests that draw lots, with many more seeds, the simulator with a million plans, stores away for a minute,
+#                and the variants that everyday runs leave out (the demo over etcd, file and Redis, and the like)
 #   make lint    ruff and mypy, both strict
 #   make tox     every distribution alone with core, and core on every Python that is here
 #   make bench   measures what docs/performance.md says, and rewrites its tables; ARGS=... for the launchers' times,
