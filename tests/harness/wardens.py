@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from elastic_core.agent.warden import Exited, SpawnFailed, Warden, WardenEvent
+from elastic_core.agent.warden import Warden
+from elastic_core.agent.warden_events import Exited, SpawnFailed, WardenEvent
 
 PATIENCE = 60.0
 """Seconds after which what a test waits for will not come any more."""

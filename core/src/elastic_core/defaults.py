@@ -17,14 +17,12 @@ from typing import TextIO
 
 from elastic_core.agent import calls
 from elastic_core.agent.assignment import Assignment
+from elastic_core.environment import threads
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import hookimpl
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
-from elastic_core.program import Program, ProgramKind
+from elastic_core.program import Program, ProgramKind, interpreter, python_program
 from elastic_core.terminal import printable
-
-RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
-"""What ``--run_path`` makes of a script, as torchrun does."""
 
 
 class MaxRestartsPolicy:
@@ -103,31 +101,6 @@ class EventLog:
         }
         self._stream.write(json.dumps(facts) + "\n")
         self._stream.flush()
-
-
-def interpreter(environ: Mapping[str, str]) -> list[str]:
-    """What runs a worker's script: this interpreter, or ``PYTHON_EXEC``, unbuffered."""
-    return [environ.get("PYTHON_EXEC") or sys.executable, "-u"]
-
-
-def python_program(program: Program) -> list[str]:
-    """What the interpreter is told to run, without what differs from worker to worker; [] where it runs nothing."""
-    match program.kind:
-        case ProgramKind.SCRIPT:
-            return [program.target]
-        case ProgramKind.MODULE:
-            return ["-m", program.target]
-        case ProgramKind.RUN_PATH:
-            return ["-c", RUN_PATH, program.target]
-        case ProgramKind.FUNCTION:
-            return ["-m", calls.__name__, program.target]
-        case ProgramKind.EXECUTABLE:
-            return []
-
-
-def threads(local_world_size: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """OMP_NUM_THREADS=1 for each of several workers, unless it is set: else each would start a thread on every core."""
-    return {"OMP_NUM_THREADS": "1"} if local_world_size > 1 and "OMP_NUM_THREADS" not in environ else {}
 
 
 class PlainWorkerStart:

@@ -138,3 +138,8 @@ def flag_variables() -> tuple[Variable, ...]:
     return tuple(
         Variable(flag_variable(flag.name), Use.READ, f"As --{flag.name}: {flag.help}") for flag in FLAGS if flag.name
     )
+
+
+def threads(local_world_size: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """OMP_NUM_THREADS=1 for each of several workers, unless it is set: else each would start a thread on every core."""
+    return {"OMP_NUM_THREADS": "1"} if local_world_size > 1 and "OMP_NUM_THREADS" not in environ else {}

@@ -25,7 +25,8 @@ from elastic_core.agent.logs import make_log_dir
 from elastic_core.agent.output import Output, WorkerStreams
 from elastic_core.agent.processes import subreaping
 from elastic_core.agent.server import LocalElasticAgent, RunResult, WorkerSpec
-from elastic_core.agent.warden import Died, Exited, Gone, Spawned, SpawnFailed, Warden
+from elastic_core.agent.warden import Warden
+from elastic_core.agent.warden_events import Died, Exited, Gone, Spawned, SpawnFailed
 from elastic_core.config import MONITOR_INTERVAL, Stream
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.launch import LaunchConfig, Streams, stream_map

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import enum
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+CALLS = "elastic_core.agent.calls"
+"""The module that runs a function which was written down."""
+RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+"""What ``--run_path`` makes of a script, as torchrun does."""
 
 
 class ProgramKind(enum.Enum):
@@ -28,3 +35,23 @@ class Program:
     kind: ProgramKind
     target: str
     args: tuple[str, ...] = ()
+
+
+def interpreter(environ: Mapping[str, str]) -> list[str]:
+    """What runs a worker's script: this interpreter, or ``PYTHON_EXEC``, unbuffered."""
+    return [environ.get("PYTHON_EXEC") or sys.executable, "-u"]
+
+
+def python_program(program: Program) -> list[str]:
+    """What the interpreter is told to run, without what differs from worker to worker; [] where it runs nothing."""
+    match program.kind:
+        case ProgramKind.SCRIPT:
+            return [program.target]
+        case ProgramKind.MODULE:
+            return ["-m", program.target]
+        case ProgramKind.RUN_PATH:
+            return ["-c", RUN_PATH, program.target]
+        case ProgramKind.FUNCTION:
+            return ["-m", CALLS, program.target]
+        case ProgramKind.EXECUTABLE:
+            return []

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from elastic_core.agent.hands import Hands, handled, hands
-from elastic_core.agent.identity import Seat
 from elastic_core.agent.processes import descendants
-from elastic_core.agent.start import warden_for
+from elastic_core.agent.start import begun
 from elastic_core.config import SIGNALS, RunConfig
 from elastic_core.events import Event
 from elastic_core.plugins import Plugins
@@ -32,10 +31,7 @@ def made(**settings: Any) -> Iterator[tuple[Hands, list[Event]]]:
     """Everything that an agent works with, and what was said while it was made."""
     said: list[Event] = []
     with ExitStack() as stack:
-        seat = Seat.take("job-of-hands")
-        stack.callback(seat.close)
-        warden, names = stack.enter_context(warden_for(config(**settings), Plugins(), seat, alone=True))
-        assert names == ()
+        warden = stack.enter_context(begun(config(**settings)))
         yield stack.enter_context(hands(config(**settings), Plugins(), said.append, info(), "uid", warden)), said
 
 

@@ -15,6 +15,7 @@ from elastic_core.agent.spawning import Child, Kind
 
 FOREVER = {
     "modules": ["torch"],
+    "whole": True,
     "python": ["sh", "-c", "sleep 1000"],
     "program": [],
     "env": {"PATH": os.environ["PATH"]},

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +17,8 @@ import pytest
 from elastic_core.agent import polling
 from elastic_core.agent.identity import Seat
 from elastic_core.agent.outcome import Ending
-from elastic_core.agent.processes import descendants, subreaping
-from elastic_core.agent.start import warden_for
+from elastic_core.agent.processes import descendants
+from elastic_core.agent.start import begun
 from elastic_core.config import RunConfig, Timing
 from elastic_core.errors import RendezvousClosedError, RendezvousError, RendezvousStateError
 from elastic_core.events import Event, Level
@@ -72,10 +72,8 @@ class Scripted(RendezvousHandler):
 def polled(config: RunConfig, plugins: Plugins, handler: Any) -> Ending:
     """What the supervisor does when a backend turns out to be a handler."""
     with ExitStack() as stack:
-        stack.enter_context(subreaping())
-        seat = Seat.take(config.rdzv_id)
-        stack.callback(seat.close)
-        warden, _ = stack.enter_context(warden_for(config, plugins, seat, alone=True))
+        seat = stack.enter_context(closing(Seat.take(config.rdzv_id)))
+        warden = stack.enter_context(begun(config))
         return polling.run(config, plugins, handler, seat, warden)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from elastic_core.agent import preloading
-from elastic_core.agent.warden import TemplateFailed, TemplateReady, Warden
+from elastic_core.agent.warden import Warden
+from elastic_core.agent.warden_events import TemplateFailed, TemplateReady
 from elastic_core.config import RunConfig
 from elastic_core.hookspecs import hookimpl
 from elastic_core.plugins import Plugins
@@ -60,11 +61,19 @@ def test_waiting_ends_with_the_imports_or_with_their_failure(tmp_path: Path, mod
     script.touch()
     warden = Warden.start()
     try:
-        run = RunConfig(program=Program(ProgramKind.SCRIPT, str(script)), nproc_per_node=2)
-        preloading.preload(warden, (module,), run, os.environ)
+        run = RunConfig(program=Program(ProgramKind.SCRIPT, str(script)), nproc_per_node=2, preload=("types",))
+        preloading.begin(warden, run, os.environ)
+        warden.preload_rest(("types", module))
         assert [type(event) for event in preloading.settled(warden)] == [outcome]
     finally:
         warden.close(30.0)
+
+
+def test_without_a_warm_start_no_template_is_begun_or_completed(plugins: Plugins) -> None:
+    warden: Any = SimpleNamespace()  # who asked it for anything would fail
+    run = config(preload=())
+    preloading.begin(warden, run, {})
+    assert preloading.complete(warden, run, plugins) == ()
 
 
 def test_waiting_is_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,21 +86,22 @@ def test_waiting_is_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "named", "later"),
+    ("named", "later"),
     [
-        pytest.param(("json",), None, (), id="without torch there is nothing more"),
-        pytest.param(("torch",), None, preloading.LATER, id="what torch imports late is imported late"),
-        pytest.param(("torch",), ("torch",), (), id="who says what to import has said it all"),
+        pytest.param(None, preloading.LATER, id="what torch imports late is imported late"),
+        pytest.param(("torch",), (), id="who says what to import has said it all"),
     ],
 )
 def test_the_template_has_the_threads_that_workers_have(
-    names: tuple[str, ...], named: tuple[str, ...] | None, later: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, named: tuple[str, ...] | None, later: tuple[str, ...]
 ) -> None:
+    monkeypatch.setattr(preloading, "find_spec", lambda name: SimpleNamespace())
     asked: dict[str, Any] = {}
     warden: Any = SimpleNamespace(preload=lambda names, **facts: asked.update(facts, names=names))
-    preloading.preload(warden, names, config(nproc_per_node=2, preload=named), {"PATH": "/bin"})
+    preloading.begin(warden, config(nproc_per_node=2, preload=named), {"PATH": "/bin"})
     assert asked == {
-        "names": names,
+        "names": ("torch",),
+        "whole": False,
         "later": later,
         "python": [sys.executable, "-u"],
         "program": ["train.py"],

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from elastic_core.agent.stores import ENTRY, Stores
-from elastic_core.agent.warden import ServiceEnded, ServiceFailed
+from elastic_core.agent.warden_events import ServiceEnded, ServiceFailed
 
 
 class Template:

@@ -16,19 +16,9 @@ from typing import Any
 import pytest
 from wardens import PATIENCE, Listener, gone
 
-from elastic_core.agent.processes import subreaping
-from elastic_core.agent.warden import (
-    Died,
-    Exited,
-    Fenced,
-    Gone,
-    Signalled,
-    Spawned,
-    SpawnFailed,
-    Warden,
-    WardenEvent,
-    become_subreaper,
-)
+from elastic_core.agent.processes import become_subreaper, subreaping
+from elastic_core.agent.warden import Warden
+from elastic_core.agent.warden_events import Died, Exited, Fenced, Gone, Signalled, Spawned, SpawnFailed, WardenEvent
 
 HUNDRED_YEARS = 3e9
 PYTHON = (sys.executable, "-I", "-S", "-c")
@@ -51,7 +41,9 @@ os.wait()
 
 AGENT = f"""
 import json, os, select, sys
-from elastic_core.agent.warden import Spawned, Warden, become_subreaper
+from elastic_core.agent.processes import become_subreaper
+from elastic_core.agent.warden import Warden
+from elastic_core.agent.warden_events import (Spawned)
 become_subreaper()
 warden = Warden.start()
 def hear():
@@ -215,7 +207,8 @@ def test_standard_streams_that_the_agent_does_not_have_are_nobody_elses() -> Non
     """FAULTS 40: started with closed descriptors, as some schedulers do, no socket is taken for a stdin."""
     script = """
 import os, select
-from elastic_core.agent.warden import Exited, Warden
+from elastic_core.agent.warden import (Warden)
+from elastic_core.agent.warden_events import (Exited)
 warden = Warden.start()
 reading, writing = os.pipe()
 warden.spawn(1, ["readlink", "/proc/self/fd/0", "/proc/self/fd/2"], dict(os.environ), stdout=writing)
@@ -532,7 +525,8 @@ def test_nothing_outlives_an_agent_that_is_killed(tmp_path: Path) -> None:
 
 def test_what_the_warden_holds_is_held_until_its_last_process_is_gone() -> None:
     reading, writing = os.pipe()
-    warden = Warden.start(hold=[writing])
+    warden = Warden.start()
+    warden.hold(writing)
     os.close(writing)
     running, end = os.pipe()
     warden.spawn(1, ["sleep", "1000"], dict(os.environ), stdout=end)

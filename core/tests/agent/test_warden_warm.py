@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from wardens import PATIENCE, Listener, gone
 
-from elastic_core.agent.warden import (
+from elastic_core.agent.processes import become_subreaper
+from elastic_core.agent.warden import Warden
+from elastic_core.agent.warden_events import (
     Exited,
     Fenced,
     Gone,
@@ -30,8 +32,6 @@ from elastic_core.agent.warden import (
     TemplateGrown,
     TemplateReady,
     TemplateStayed,
-    Warden,
-    become_subreaper,
 )
 
 HUNDRED_YEARS = 3e9

@@ -17,17 +17,10 @@ import pytest
 from scenes import info, offer
 
 from elastic_core.agent.output import Output
+from elastic_core.agent.processes import become_subreaper
 from elastic_core.agent.reports import Failed, Initialized, NotUnderstood, Report, Reports, Stepped
-from elastic_core.agent.warden import (
-    Gone,
-    Signalled,
-    Spawned,
-    SpawnFailed,
-    Stuck,
-    Warden,
-    WardenEvent,
-    become_subreaper,
-)
+from elastic_core.agent.warden import Warden
+from elastic_core.agent.warden_events import Gone, Signalled, Spawned, SpawnFailed, Stuck, WardenEvent
 from elastic_core.agent.workers import DETAIL, WorkerGroup, start_failure
 from elastic_core.config import RunConfig, Stream, StreamMap
 from elastic_core.errors import ElasticError

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,7 +37,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def configure(environ: Mapping[str, str] | None = None, /, **flags: object) -> RunConfig:
     line = replace(Flags(script="train.py"), **flags)  # type: ignore[arg-type] # what a test sets is its own affair
-    return run.configure(line, environ or {}, OPTIONS.__getitem__)
+    return run.configure(run.outline(line, environ or {}), line, environ or {}, OPTIONS.__getitem__)
 
 
 def test_nothing_said_is_one_worker_on_one_node() -> None:
@@ -102,7 +103,8 @@ def test_a_standalone_run_does_without_a_backend_that_is_not_installed() -> None
             raise PluginError(f"There is no rendezvous backend {name!r}.")
         return OPTIONS[name]
 
-    config = run.configure(Flags(script="train.py", standalone=True, rdzv_backend="redis"), {}, options_of)
+    line = Flags(script="train.py", standalone=True, rdzv_backend="redis")
+    config = run.configure(run.outline(line, {}), line, {}, options_of)
     assert config.rdzv_backend == "local"
 
 
@@ -208,9 +210,15 @@ Supervise = Callable[[RunConfig, Plugins], Ending]
 @pytest.fixture
 def supervise(monkeypatch: pytest.MonkeyPatch) -> Callable[[Supervise], None]:
     """Puts a function where the agent begins."""
+    warden = object()
 
     def stand_in(function: Supervise) -> None:
-        monkeypatch.setattr(elastic_core.agent, "start", SimpleNamespace(run=function), raising=False)
+        def run(config: RunConfig, plugins: Plugins, given: object) -> Ending:
+            assert given is warden, "the agent goes on with what has begun"
+            return function(config, plugins)
+
+        start = SimpleNamespace(run=run, begun=lambda config: nullcontext(warden))
+        monkeypatch.setattr(elastic_core.agent, "start", start, raising=False)
 
     return stand_in
 

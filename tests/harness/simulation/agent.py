@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from elastic_core.agent.inbox import SignalReceived
 from elastic_core.agent.supervisor import Supervisor
-from elastic_core.agent.warden import Fenced, Gone, Stuck
+from elastic_core.agent.warden_events import Fenced, Gone, Stuck
 from elastic_core.config import OnNodeLoss, RunConfig, Timing
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event

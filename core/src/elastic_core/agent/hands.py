@@ -16,7 +16,8 @@ from elastic_core.agent.logs import log_directory
 from elastic_core.agent.outcome import Publish
 from elastic_core.agent.output import Output
 from elastic_core.agent.reports import Reports
-from elastic_core.agent.warden import CLOSING, Warden, WardenEvent
+from elastic_core.agent.warden import CLOSING, Warden
+from elastic_core.agent.warden_events import WardenEvent
 from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config import SIGNALS, RunConfig, Stream
 from elastic_core.events import Event, Level

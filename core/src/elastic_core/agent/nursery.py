@@ -92,6 +92,12 @@ class Nursery:
         self.refusal = ""
         return self._start()
 
+    def complete(self, modules: list[str]) -> None:
+        """Tell the template everything that it is to import, and the next ones too, where ``begin`` did not say all."""
+        self._settings.update(modules=modules, whole=True)
+        if self._channel is not None:
+            self._channel.send({"modules": modules})
+
     def listen(self) -> None:
         """Take in what the template says."""
         if self._channel is None:
@@ -266,7 +272,7 @@ class Nursery:
             ours, theirs = socket.socketpair()
             descriptors = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), theirs.detach()]
             channel = Channel(ours)
-            channel.send({"modules": self._settings["modules"], "env": self._settings["env"]})
+            channel.send({name: self._settings[name] for name in ("modules", "whole", "env")})
             child = Child(Kind.TEMPLATE, {**request, "descriptors": ["stdin", "control"]}, descriptors)
             start(child)
         except OSError as exc:

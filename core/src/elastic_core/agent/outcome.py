@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from elastic_core.agent.warden import (
+from elastic_core.agent.warden_events import (
     TemplateDied,
     TemplateEvent,
     TemplateFailed,

@@ -22,7 +22,8 @@ from elastic_core.agent.hands import WARDEN_PATIENCE, Hands, hands
 from elastic_core.agent.identity import Seat
 from elastic_core.agent.inbox import SignalReceived
 from elastic_core.agent.outcome import Ending, Publish, finish, publish_as
-from elastic_core.agent.warden import CLOSING, Died, Gone, Stuck, TemplateEvent, Warden
+from elastic_core.agent.warden import CLOSING, Warden
+from elastic_core.agent.warden_events import Died, Gone, Stuck, TemplateEvent
 from elastic_core.agent.workers import start_failure
 from elastic_core.config import RunConfig
 from elastic_core.errors import ElasticError

@@ -1,4 +1,7 @@
-"""The warm start, as the agent sees it: what the template imports, and when to wait for that."""
+"""The warm start, as the agent sees it: what the template imports, and when to wait for that.
+
+A launch waits for what is imported here before the template can begin (``start.py``).
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,16 @@ import select
 import time
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from elastic_core import defaults
-from elastic_core.agent.warden import (
-    Died,
-    TemplateFailed,
-    TemplateGrown,
-    TemplateReady,
-    TemplateStayed,
-    Warden,
-    WardenEvent,
-)
-from elastic_core.config import RunConfig
-from elastic_core.plugins import Plugins
-from elastic_core.program import ProgramKind
+from elastic_core.environment import threads
+from elastic_core.program import ProgramKind, interpreter, python_program
+
+if TYPE_CHECKING:
+    from elastic_core.agent.warden import Warden
+    from elastic_core.agent.warden_events import WardenEvent
+    from elastic_core.config import RunConfig
+    from elastic_core.plugins import Plugins
 
 STORE_MODULE = "torch"
 """Who has imported this can serve the workers' store."""
@@ -30,31 +29,47 @@ PATIENCE = 60.0
 """Seconds that a newcomer waits for its template before it enrols; a running job goes on meanwhile."""
 
 
+def first(config: RunConfig) -> tuple[str, ...]:
+    """What the template is to import if it is up to the run alone; () for a fresh start of every worker."""
+    if not config.warm_start or config.program.kind is ProgramKind.EXECUTABLE:
+        return ()
+    if config.preload is not None:
+        return config.preload
+    return (STORE_MODULE,) if find_spec(STORE_MODULE) is not None else ()
+
+
 def modules(config: RunConfig, plugins: Plugins) -> tuple[str, ...]:
     """What the template is to import; () for a fresh start of every worker.
 
     Raises:
         PluginError: A plugin failed to say what it wants preloaded.
     """
-    if not config.warm_start or config.program.kind is ProgramKind.EXECUTABLE:
-        return ()
-    named = config.preload
-    if named is None:
-        named = (STORE_MODULE,) if find_spec(STORE_MODULE) is not None else ()
+    named = first(config)
     return tuple(dict.fromkeys((*named, *plugins.preload(config)))) if named else ()
 
 
-def preload(warden: Warden, names: tuple[str, ...], config: RunConfig, environ: Mapping[str, str]) -> None:
-    """Have the template started; ``names`` is what :func:`modules` says, and not ()."""
-    environment = {**environ, **defaults.threads(config.nproc_per_node, environ)}
-    python = defaults.interpreter(environ)
-    warden.preload(
-        names,
-        later=later(config, names),
-        python=python,
-        program=defaults.python_program(config.program),
-        env=environment,
-    )
+def begin(warden: Warden, config: RunConfig, environ: Mapping[str, str]) -> None:
+    """Have the template started, if there is to be one, with what :func:`first` says: plugins are not known yet."""
+    if names := first(config):
+        warden.preload(
+            names,
+            later=later(config, names),
+            python=interpreter(environ),
+            program=python_program(config.program),
+            env={**environ, **threads(config.nproc_per_node, environ)},
+            whole=False,
+        )
+
+
+def complete(warden: Warden, config: RunConfig, plugins: Plugins) -> tuple[str, ...]:
+    """Say what a template that has begun imports in all, and return it; () without one.
+
+    Raises:
+        PluginError: A plugin failed to say what it wants preloaded.
+    """
+    if names := modules(config, plugins):
+        warden.preload_rest(names)
+    return names
 
 
 def later(config: RunConfig, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -66,6 +81,8 @@ def settled(warden: Warden, more: tuple[str, ...] = (), now: Callable[[], float]
     """What the warden says until its template is ready, and has imported ``more`` or cannot, or there is none, or
     ``PATIENCE`` is over.
     """
+    from elastic_core.agent.warden_events import Died, TemplateFailed, TemplateGrown, TemplateReady, TemplateStayed
+
     last = TemplateGrown | TemplateStayed if more else TemplateReady
     heard: list[WardenEvent] = []
     deadline = now() + PATIENCE

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastic_core.agent.ports import HeldPort
-from elastic_core.agent.warden import ServiceEnded, ServiceFailed, Warden
+from elastic_core.agent.warden import Warden
+from elastic_core.agent.warden_events import ServiceEnded, ServiceFailed
 from elastic_core.rendezvous.ledger import Offer
 
 ENTRY = "elastic_core.warm.store:serve"

@@ -22,8 +22,8 @@ from elastic_core.agent.notes import AliveFor, Crashed, Depart, Overdue, Tick
 from elastic_core.agent.outcome import Ending, Publish, finish, publish_as
 from elastic_core.agent.probing import Door, probe
 from elastic_core.agent.stores import Stores
-from elastic_core.agent.warden import (
-    CLOSING,
+from elastic_core.agent.warden import CLOSING, Warden
+from elastic_core.agent.warden_events import (
     Died,
     Fenced,
     Gone,
@@ -33,7 +33,6 @@ from elastic_core.agent.warden import (
     Stuck,
     TemplateEvent,
     TemplateFailed,
-    Warden,
 )
 from elastic_core.agent.workers import start_failure
 from elastic_core.config import RunConfig

@@ -1,6 +1,7 @@
 """The agent's side of the warden: start it, tell it, hear from it. ``warden_main.py`` is the process itself.
 
-Nothing here blocks but :meth:`Warden.close`; all of it is called from one thread.
+Nothing here blocks but :meth:`Warden.close`; all of it is called from one thread. A launch waits for what is imported
+here, so what only its answers need is imported when the first of them comes.
 """
 
 from __future__ import annotations
@@ -14,64 +15,19 @@ import socket
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from elastic_core.agent import warden_main
 from elastic_core.agent.channel import Channel, Message
-from elastic_core.agent.processes import Process, become_subreaper, descendants, kill
-from elastic_core.agent.warden_events import (
-    Died,
-    Exited,
-    Fenced,
-    Gone,
-    ServiceEnded,
-    ServiceFailed,
-    ServiceStarted,
-    Signalled,
-    Spawned,
-    SpawnFailed,
-    StartedFresh,
-    Stuck,
-    TemplateDied,
-    TemplateEvent,
-    TemplateFailed,
-    TemplateGrown,
-    TemplateReady,
-    TemplateStayed,
-    WardenEvent,
-    event,
-    how_it_ended,
-)
+from elastic_core.agent.processes import Process, descendants, kill
 from elastic_core.environment import inheritable
 from elastic_core.errors import ResourceError
 
-__all__ = [
-    "CLOSING",
-    "Died",
-    "Exited",
-    "Fenced",
-    "Gone",
-    "ServiceEnded",
-    "ServiceFailed",
-    "ServiceStarted",
-    "Signalled",
-    "SpawnFailed",
-    "Spawned",
-    "StartedFresh",
-    "Stuck",
-    "TemplateDied",
-    "TemplateEvent",
-    "TemplateFailed",
-    "TemplateGrown",
-    "TemplateReady",
-    "TemplateStayed",
-    "Warden",
-    "WardenEvent",
-    "become_subreaper",
-]
+if TYPE_CHECKING:
+    from elastic_core.agent.warden_events import WardenEvent
 
 CLOSING = 2.0
 """Seconds that a warden gets at the end; after that it goes on by itself."""
+PROGRAM = os.path.join(os.path.dirname(__file__), "warden_main.py")
 _BURIAL = 1.0
 """Most seconds between a warden's last word and its death."""
 
@@ -97,11 +53,10 @@ class Warden:
         self._ready.register(channel, select.EPOLLIN)
 
     @classmethod
-    def start(cls, *, hold: Sequence[int] = (), alone: bool = True) -> Warden:
+    def start(cls, *, alone: bool = True) -> Warden:
         """Start the process.
 
         Args:
-            hold: Descriptors that it keeps open until its last descendant is gone.
             alone: Whether nothing else in this process starts others. If the warden is killed, then whatever has come
                 below this process since must be its orphans, and is killed; else only what is in a worker's session.
 
@@ -113,11 +68,11 @@ class Warden:
         try:
             with theirs:
                 given = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)  # a number that no standard stream can have
-                command = [sys.executable, "-I", "-S", warden_main.__file__, str(given)]
+                command = [sys.executable, "-I", "-S", PROGRAM, str(given)]
                 try:
                     # In a session of its own: Ctrl-C goes to all of a terminal's foreground, and this one outlives it.
                     process = subprocess.Popen(
-                        command, env=inheritable(os.environ), pass_fds=[given, *hold], start_new_session=True
+                        command, env=inheritable(os.environ), pass_fds=[given], start_new_session=True
                     )
                 finally:
                     os.close(given)
@@ -137,6 +92,10 @@ class Warden:
     def fileno(self) -> int:
         """A descriptor that is readable when :meth:`receive` is to be called."""
         return self._ready.fileno()
+
+    def hold(self, descriptor: int) -> None:
+        """Have it keep a descriptor open until its last descendant is gone."""
+        self._send({"do": "hold", "descriptors": ["held"]}, [descriptor])
 
     def spawn(
         self,
@@ -185,6 +144,7 @@ class Warden:
         python: Sequence[str],
         program: Sequence[str],
         env: Mapping[str, str],
+        whole: bool = True,
     ) -> None:
         """Start the template, once: TemplateReady or TemplateFailed will come, and TemplateDied whenever it has to be
         made again; TemplateGrown or TemplateStayed, if there is something to import later.
@@ -198,9 +158,14 @@ class Warden:
             program: The rest of a worker's command: ``["train.py", "--lr", "1"]``, ``["-m", "train"]``. Workers may
                 differ in the arguments.
             env: The workers' environment, as far as all have the same: what libraries read while they are imported.
+            whole: Whether ``modules`` are all. Else it is not ready before :meth:`preload_rest`.
         """
-        imports: Message = {"modules": list(modules), "later": list(later)}
+        imports: Message = {"modules": list(modules), "later": list(later), "whole": whole}
         self._send({"do": "preload", **imports, "python": list(python), "program": list(program), "env": dict(env)})
+
+    def preload_rest(self, modules: Sequence[str]) -> None:
+        """Say once what a template imports that was started with less; ``modules`` names that, too."""
+        self._send({"do": "preload_rest", "modules": list(modules)})
 
     def serve(
         self, tag: int, entry: str, arguments: Mapping[str, Any], *, descriptors: Mapping[str, int] | None = None
@@ -260,7 +225,9 @@ class Warden:
         if self._channel.closed and not self._died:
             self._died = True
             self._ready.unregister(self._channel)
-            events.append(Died(self._bury()))
+            from elastic_core.agent.warden_events import death  # see the top
+
+            events.append(death(self._bury()))
         self._watch()
         return events
 
@@ -288,23 +255,28 @@ class Warden:
 
     def _event(self, message: Message) -> WardenEvent | None:
         """What a message means to the caller; None for an answer to a stop that a later one, or a fence, overtook."""
+        from elastic_core.agent import warden_events as events  # see the top
+
         match message:
             case {"event": "fenced"}:
                 self._fences += 1
                 self._unanswered = None
-                return Fenced()
+                return events.Fenced()
             case {"event": "gone", "serial": serial}:
                 if serial != self._unanswered:
                     return None
                 self._unanswered = None
-                return Gone()
-        told = event(message)
-        if isinstance(told, Spawned):
+                return events.Gone()
+        told = events.event(message)
+        if isinstance(told, events.Spawned):
             self._workers.add(told.pid)
         return told
 
-    def _bury(self) -> str:
-        """Kill what a dead warden has left to us, a subreaper, and say how it died. (Its workers died with it.)"""
+    def _bury(self) -> int | None:
+        """Kill what a dead warden has left to us, a subreaper; its exit code, or None if it only hung up.
+
+        (Its workers died with it.)
+        """
         self._await_end(_BURIAL)
         code = self._process.returncode
         killed = set(self._others)
@@ -314,9 +286,7 @@ class Warden:
             for process in fresh:
                 kill(process)
             killed.update(fresh)
-        if code is None:
-            return "it hung up"
-        return how_it_ended(code)
+        return code
 
     def _left(self, process: Process) -> bool:
         """Whether a process below us was the warden's."""

@@ -28,6 +28,7 @@ __all__ = [
     "TemplateReady",
     "TemplateStayed",
     "WardenEvent",
+    "death",
     "event",
     "how_it_ended",
 ]
@@ -217,6 +218,11 @@ def event(message: Message) -> WardenEvent | None:
         case {"event": "gone" | "fenced"}:
             return None
     raise AssertionError(f"the warden sent {message!r}")
+
+
+def death(returncode: int | None) -> Died:
+    """The warden's own end; ``returncode`` is None where it only hung up."""
+    return Died("it hung up" if returncode is None else how_it_ended(returncode))
 
 
 def how_it_ended(returncode: int) -> str:

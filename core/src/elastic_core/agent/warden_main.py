@@ -3,8 +3,8 @@
 It runs as ``python -I -S warden_main.py SOCKET_FD``, has one thread, and imports a little of the standard library and
 two modules of ours. It is a child subreaper, so whatever a worker forks, however often and in whatever session, stays
 among its descendants: *no child left* means *no descendant left*. It outlives the agent in order to clean up:
-end-of-file on the socket is the order to kill everything and exit. Descriptors that it inherits, a seat's for instance,
-it keeps until then.
+end-of-file on the socket is the order to kill everything and exit. What it is given to hold, a seat for instance, it
+keeps until then.
 
 Workers start fresh (``spawning``) or are forked by the template (``nursery``). The template and what else is to outlive
 a round, *services*, are left alone by a stop; they end by name, or last of all.
@@ -13,8 +13,8 @@ Nothing in here blocks: the sockets are buffered on both sides, and a child that
 more descriptor to poll. So the dead-man's switch works while the agent is frozen, and a frozen agent does not keep it
 from its work.
 
-Requests are ``spawn``, ``stop``, ``fence``, ``sweep``, ``spare``, ``preload``, ``serve`` and ``end_service``; what it
-says is listed in ``warden_events.py``.
+Requests are ``hold``, ``spawn``, ``stop``, ``fence``, ``sweep``, ``spare``, ``preload``, ``preload_rest``, ``serve``
+and ``end_service``; what it says is listed in ``warden_events.py``.
 """
 
 from __future__ import annotations
@@ -126,8 +126,12 @@ class Warden:
                 self._fence_at = math.inf if seconds is None else time.monotonic() + seconds
             case "sweep":
                 self._sweep.append(message["path"])
+            case "hold":
+                descriptors.clear()  # nobody closes them before this process ends
             case "preload":
                 self._adopt(self._nursery.begin(message))
+            case "preload_rest":
+                self._nursery.complete(message["modules"])
             case "serve":
                 child = Child(Kind.SERVICE, message, descriptors[:])
                 descriptors.clear()

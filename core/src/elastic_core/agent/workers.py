@@ -20,7 +20,8 @@ from elastic_core.agent.error_files import last_exception_line, read_error_file
 from elastic_core.agent.output import Output, WorkerStreams
 from elastic_core.agent.recovery import Recovery, initialized, recovered
 from elastic_core.agent.reports import Failed, Initialized, ListenAgain, NotUnderstood, Report, Reports, Stepped
-from elastic_core.agent.warden import (
+from elastic_core.agent.warden import Warden
+from elastic_core.agent.warden_events import (
     Exited,
     ServiceEnded,
     ServiceFailed,
@@ -29,10 +30,9 @@ from elastic_core.agent.warden import (
     SpawnFailed,
     StartedFresh,
     Stuck,
-    Warden,
     WardenEvent,
+    how_it_ended,
 )
-from elastic_core.agent.warden_events import how_it_ended
 from elastic_core.config import RunConfig
 from elastic_core.environment import inheritable
 from elastic_core.errors import ElasticError

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ from elastic_core.errors import ElasticError, PluginError, UsageError
 
 if TYPE_CHECKING:
     from elastic_core.hookspecs import RendezvousOptions
+    from elastic_core.plugins import Plugins
 
 LOCAL = "local"
 STATIC = "static"
@@ -36,28 +39,42 @@ HOST_AND_PORT = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.%\w]+\])(:\d+)?", re.ASCII)
 
 def run(**flags: Any) -> int:
     """Run the job; return the exit code."""
-    from elastic_core import plugins  # not for --help
-    from elastic_core.discovery import Catalogue
+    from elastic_core.agent import start  # not for --help
 
-    catalogue, given = Catalogue.read(), Flags(**flags)
-    named = plugins_named(given, os.environ)
+    given = Flags(**flags)
+    with _told_whence():
+        known = outline(given, os.environ)
+    with start.begun(known) as warden:
+        with _told_whence():
+            config, loaded = _complete(known, given)
+        try:
+            return start.run(config, loaded, warden).exit_code
+        finally:
+            for name in loaded.close(OBSERVERS_GET):
+                click.echo(f"elastic: the observer {name!r} did not finish within {OBSERVERS_GET:g} s.", err=True)
+
+
+command = RunCommand(run)
+
+
+@contextmanager
+def _told_whence() -> Iterator[None]:
+    """Errors say which variables the values that they quote came from."""
     try:
-        config = configure(given, os.environ, lambda name: plugins.rendezvous_options(name, catalogue, named), warn)
-        loaded = plugins.load(config, catalogue)
+        yield
     except (UsageError, PluginError) as exc:
         exc.hint = with_sources(exc, click.get_current_context(silent=True))
         raise
 
-    from elastic_core.agent import start
 
-    try:
-        return start.run(config, loaded).exit_code
-    finally:
-        for name in loaded.close(OBSERVERS_GET):
-            click.echo(f"elastic: the observer {name!r} did not finish within {OBSERVERS_GET:g} s.", err=True)
+def _complete(known: RunConfig, given: Flags) -> tuple[RunConfig, Plugins]:
+    """The whole run, and the plugins for it."""
+    from elastic_core import plugins
+    from elastic_core.discovery import Catalogue
 
-
-command = RunCommand(run)
+    catalogue, named = Catalogue.read(), plugins_named(given, os.environ)
+    config = configure(known, given, os.environ, lambda name: plugins.rendezvous_options(name, catalogue, named), warn)
+    return config, plugins.load(config, catalogue)
 
 
 def with_sources(error: ElasticError, context: click.Context | None) -> str | None:
@@ -85,7 +102,28 @@ def warn(warning: str) -> None:
     click.echo(f"elastic: warning: {warning}", err=True)
 
 
+def outline(flags: Flags, environ: Mapping[str, str]) -> RunConfig:
+    """As much of the run as the template has to know: what to run, in how many workers, and what to import for it.
+
+    Args:
+        flags: The command line's.
+        environ: The agent's environment.
+
+    Raises:
+        UsageError: There is no such program, or no such number.
+    """
+    return RunConfig(
+        program=program.find(
+            flags.script, flags.arguments, module=flags.module, no_python=flags.no_python, run_path=flags.run_path
+        ),
+        nproc_per_node=_count_workers(flags.nproc_per_node, environ),
+        warm_start=flags.warm_start,
+        preload=flags.preload,
+    )
+
+
 def configure(
+    known: RunConfig,
     flags: Flags,
     environ: Mapping[str, str],
     options_of: Callable[[str], RendezvousOptions],
@@ -94,6 +132,7 @@ def configure(
     """What the flags ask for, taken together.
 
     Args:
+        known: What :func:`outline` makes of them.
         flags: The command line's.
         environ: The agent's environment: the scheduler's id of the run and ``ELASTIC_PLUGINS`` are read from it.
         options_of: What a backend takes, by its name; raises PluginError for one that is not installed.
@@ -102,12 +141,8 @@ def configure(
     Raises:
         UsageError: Two of them contradict each other, or the backend does not take what it is given.
     """
-    to_run = program.find(
-        flags.script, flags.arguments, module=flags.module, no_python=flags.no_python, run_path=flags.run_path
-    )
-    workers = _count_workers(flags.nproc_per_node, environ)
     if flags.virtual_local_rank:
-        _check_devices(workers, environ)
+        _check_devices(known.nproc_per_node, environ)
     backend, endpoint = meeting_place(flags)
     if flags.standalone and _stands_alone(flags.rdzv_backend, options_of):
         backend = flags.rdzv_backend or LOCAL
@@ -117,11 +152,10 @@ def configure(
     conf = parse(flags.rdzv_conf, backend=backend, options=options)
     for warning in (*without_effect(flags, backend, polled=options.handler), *conf.without_effect):
         warn(warning)
-    return RunConfig(
-        program=to_run,
+    return replace(
+        known,
         min_nodes=flags.nnodes.least,
         max_nodes=flags.nnodes.most,
-        nproc_per_node=workers,
         role=flags.role,
         node_rank=(flags.node_rank or 0) if backend in NUMBERED else None,
         max_restarts=flags.max_restarts,
@@ -146,8 +180,6 @@ def configure(
         stderr_filters=flags.duplicate_stderr_filters,
         line_prefix=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or LINE_PREFIX,
         event_log=flags.event_log_handler == "console",
-        warm_start=flags.warm_start,
-        preload=flags.preload,
         virtual_local_rank=flags.virtual_local_rank,
         numa_binding=flags.numa_binding,
         monitor_interval=MONITOR_INTERVAL if flags.monitor_interval is None else flags.monitor_interval,

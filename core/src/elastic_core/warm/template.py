@@ -49,9 +49,12 @@ def run(control: int, usual: Iterable[str]) -> None:
     title.show_template()
     child.replace_environment({**environment, **own, **libraries.WHILE_IMPORTING})
     farewell = Farewell()
-    seconds = _preload(order["modules"], channel)
+    modules, seconds = order["modules"], _preload(order["modules"], channel)
+    if not order["whole"]:
+        [(rest, _), *requests] = requests or _wait(channel)
+        modules, seconds = rest["modules"], seconds + _preload(rest["modules"], channel)
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    _Template(channel, environment, own, title, farewell, usual).stay(order["modules"], seconds, requests)
+    _Template(channel, environment, own, title, farewell, usual).stay(modules, seconds, requests)
 
 
 class _Template:
