@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scenes import entry, halted, incident, live, members, offer, settings, start, then
+from scenes import entry, halted, incident, info, live, members, offer, settings, start, then
 
-from elastic_core.agent.outcome import left, narrated, report, root_cause, round_started
+from elastic_core.agent.outcome import left, narrated, report, root_cause, round_started, untaken
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
@@ -223,3 +223,36 @@ def test_what_follows_the_end_of_a_run_is_another_runs() -> None:
     closed = entry(before, Closed(success=True, why="done", exit_code=0), at=20.0)
     opened = entry(advance(before, closed, 20.0), Open(scheduler_uid=None, settings=settings()), at=21.0)
     assert list(narrated(before, [closed, opened], 22.0, "a")) == []
+
+
+# A node that is not taken --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("counters", "most", "said"),
+    [
+        (Counters(), 3, None),
+        (Counters(losses={"id-host-c": 2}), 3, None),
+        (Counters(), 2, "the job has all 2 node(s) that it takes: waiting until one of them leaves"),
+        (
+            Counters(losses={"id-host-c": 3}),
+            3,
+            "this host was lost 3 times: waiting as long as nodes of other hosts are enough",
+        ),
+        (
+            Counters(excluded=("id-host-c",)),
+            3,
+            "this host was excluded by a failure policy, or not reached by others: "
+            "waiting as long as nodes of other hosts are enough",
+        ),
+    ],
+)
+def test_a_newcomer_is_told_why_it_is_not_taken(counters: Counters, most: int, said: str | None) -> None:
+    ledger = live("ab")
+    ledger = replace(ledger, head=replace(ledger.head, counters=counters))
+    told = untaken(ledger, info("c"), most)
+    assert (None if told is None else told.message) == said
+
+
+def test_a_job_that_has_no_round_takes_whom_it_can() -> None:
+    assert untaken(start(settings()), info("c"), 1) is None

@@ -176,6 +176,10 @@ class TestNewcomers:
         assert isinstance(decide(scene(ledger, running("a"), seen("b", head=2))), LookAgain)
         needy = with_counters(live("a", settings(min_nodes=2)), losses={"id-host-b": 3})
         assert body(decide(scene(needy, running("a"), seen("b", head=2)))).reason is HaltReason.RESIZE
+        alone = with_counters(live("a"), losses={"id-host-a": 3, "id-host-b": 3})
+        assert body(decide(scene(alone, running("a"), seen("b", head=2)))).reason is HaltReason.RESIZE, (
+            "who trains there is no better"
+        )
 
 
 class TestWorkerFailure:

@@ -98,7 +98,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "MAX_BARREN_ROUNDS = 10_000",
         "barren",
     ),
-    _m("a flapping host is seated for ever", "scene", "MAX_LOSSES = 3\n", "MAX_LOSSES = 3000\n", "flapping", first=110),
+    _m(
+        "a flapping host is seated for ever",
+        "entries",
+        "MAX_LOSSES = 3\n",
+        "MAX_LOSSES = 3000\n",
+        "flapping",
+        first=110,
+    ),
     _m(
         "nobody gives up waiting",
         "decide",

@@ -53,6 +53,30 @@ class Ending:
     """Whether the agent is to begin again, as a new node."""
 
 
+def untaken(ledger: Ledger, info: NodeInfo, most: int) -> Event | None:
+    """Why a running job does not take a node that comes to it, which nobody else would say; None if it does.
+
+    Args:
+        ledger: The job's.
+        info: The node's.
+        most: Nodes that the job takes.
+    """
+    if not ledger.live or ledger.round is None:
+        return None
+    if len(ledger.round.members) >= most:
+        return Event("spare", f"the job has all {most} node(s) that it takes: waiting until one of them leaves")
+    counters, host = ledger.counters, info.host_id
+    if host not in counters.bad_hosts():
+        return None
+    why = (
+        "excluded by a failure policy, or not reached by others"
+        if host in counters.excluded
+        else (f"lost {counters.losses[host]} times")
+    )
+    message = f"this host was {why}: waiting as long as nodes of other hosts are enough"
+    return Event("left_out", message, Level.WARNING)
+
+
 def publish_as(plugins: Plugins, info: NodeInfo, event: Event) -> None:
     """Tell the observers; agents that share a host are told apart by their seats."""
     plugins.publish(replace(event, fields={"node": str(info), **event.fields}))

@@ -173,7 +173,8 @@ class Supervisor:
         """The loop: take what happened, see what follows, do it, until there is an end."""
         self._do(MakeOffer())
         self._session.start()
-        self._say_if_spare()
+        if (why := outcome.untaken(self._state.ledger, self._state.info, self._config.max_nodes)) is not None:
+            self._publish(why)
         self._tick()
         while self._exit is None:
             for event in self._inbox.take():
@@ -347,12 +348,6 @@ class Supervisor:
 
     def _say(self, name: str, message: str, level: Level = Level.INFO) -> None:
         self._publish(Event(name, message, level))
-
-    def _say_if_spare(self) -> None:
-        """Nobody else tells a node that has come to a full job."""
-        ledger, most = self._state.ledger, self._config.max_nodes
-        if ledger.live and ledger.round is not None and len(ledger.round.members) >= most:
-            self._say("spare", f"the job has all {most} node(s) that it takes: waiting until one of them leaves")
 
     def _conclude(self, end: Exit) -> Ending:
         closed = self._state.ledger.closed

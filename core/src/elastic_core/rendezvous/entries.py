@@ -13,6 +13,9 @@ from elastic_core.incidents import Incident
 from elastic_core.rendezvous.backend import Link
 from elastic_core.rendezvous.settings import Settings
 
+MAX_LOSSES = 3
+"""Losses after which a host is left out while others suffice (rule L4)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
@@ -28,6 +31,10 @@ class Counters:
     """How often each host was lost, by stable host id."""
     excluded: tuple[str, ...] = ()
     """Host ids that a failure policy wants left out while others suffice."""
+
+    def bad_hosts(self) -> set[str]:
+        """The host ids that are left out while others suffice: excluded, or lost too often (rules L4, L5)."""
+        return {host for host, losses in self.losses.items() if losses >= MAX_LOSSES} | set(self.excluded)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,6 @@ SUSPICION_FACTOR = 3.0
 """… or this many times the worst delay that the job has known, if that is longer."""
 LAST_CHANCE = 0.1
 """Seconds that one whose silence has already had consequences has left to show that it is there."""
-MAX_LOSSES = 3
-"""Losses after which a host is left out while others suffice (rule L4)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +138,12 @@ class Scene:
         return [node_id for node_id in self.unseen(current, index) if node_id in listed]
 
     def newcomers(self) -> list[Sighting]:
-        """Those that wait, without bad hosts where that leaves enough."""
-        members = self.ledger.round.members if self.ledger.round is not None else ()
-        return self.without_bad_hosts(self.waiting(), len(members))
+        """Those that wait, without bad hosts where others are enough: a round on such a host alone takes more of it."""
+        bad, members = self.ledger.counters.bad_hosts(), self.ledger.round.members if self.ledger.round else ()
+        known = [seen for member in members if (seen := self.seen(member.node_id)) is not None]
+        return self.without_bad_hosts(
+            self.waiting(), len(members) - sum(seen.row.info.host_id in bad for seen in known)
+        )
 
     def waiting(self) -> list[Sighting]:
         """Living nodes that wait for a seat and have seen the newest OPEN or CHAIR (rule S7), in order of arrival."""
@@ -167,8 +168,7 @@ class Scene:
 
     def without_bad_hosts(self, nodes: list[Sighting], others: int = 0) -> list[Sighting]:
         """Leave out hosts that a policy excluded or that were lost too often, while the rest suffice (rule L4)."""
-        counters = self.ledger.counters
-        bad = {host for host, losses in counters.losses.items() if losses >= MAX_LOSSES} | set(counters.excluded)
+        bad = self.ledger.counters.bad_hosts()
         good = [seen for seen in nodes if seen.row.info.host_id not in bad]
         return good if len(good) + others >= self.agreement.min_nodes else nodes
 
