@@ -6,6 +6,7 @@ every change and at the instants that it asked for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field, replace
@@ -65,7 +66,7 @@ class ChairDriver:
             RendezvousConnectionError: The store cannot be reached; what was being written may or may not have landed.
         """
         self._looked_at = self.clock.now()  # before the look: a pause after it must not count as anybody's silence
-        gap = contact_gap(ledger.settings.timing)
+        gap = math.inf if self.alone(ledger) else contact_gap(ledger.settings.timing)  # alone, it may have slept
         self.watch = observe(self.watch, self._rows(store, ledger), self._looked_at, gap=gap)
         self._prune(store, ledger)
         self._shrink(store, ledger)
@@ -96,6 +97,11 @@ class ChairDriver:
                     return self.clock.now()
                 return at
         raise AssertionError(f"decide() asks again about what was just judged: {decision}")
+
+    def alone(self, ledger: Ledger) -> bool:
+        """Whether there is nobody else to look for: the store wakes a chair when somebody comes."""
+        members = ledger.round.group_ranks if ledger.round is not None else {}
+        return not {*self.watch.nodes, *members} - {self.node_id}
 
     def successor(self, ledger: Ledger) -> str | None:
         """Who should take the chair when this node leaves: the first living member, else the first living newcomer."""

@@ -132,8 +132,11 @@ def fetch(path: Path, limit: int) -> bytes | None:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise RendezvousStateError(f"{str(path)!r} is not a plain file.", hint=PLANTED)
-        with open(fd, "rb", closefd=False) as file:
-            content = file.read(limit + 1)
+        content, size = b"", min(status.st_size, limit) + 1
+        while len(content) <= limit:
+            content += (more := os.read(fd, size))
+            if len(more) < size:
+                break
         if len(content) > limit:
             size = max(status.st_size, len(content))
             raise RendezvousStateError(f"{str(path)!r} has {size} bytes; at most {limit} are read.", hint=PLANTED)

@@ -187,10 +187,7 @@ class Session:
             if self._chair.watch.read_at is None:
                 self._chair.watch = Watch(heard=self._heard)
             at = self._chair.turn(store, self._ledger)
-            current = self._ledger.round
-            members = () if current is None else current.group_ranks
-            others = {*self._chair.watch.nodes, *members} - {self._node_id}
-            if others or self._ledger.settings.agreement.max_nodes > 1:
+            if not self._chair.alone(self._ledger):
                 wait = self._ledger.settings.timing.beat_interval  # their beats, or that there is none, wake nobody
             wait = wait if at is None else min(wait, max(0.0, at - self._clock.now()))
         elif self._chair.watch.nodes:
