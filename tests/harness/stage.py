@@ -125,8 +125,13 @@ class Agent:
         self.process.send_signal(signum)
 
     def named(self, *parts: str) -> list[int]:
-        """Processes below it whose command line has all these parts; parents first."""
-        return [pid for pid in descendants(self.pid) if all(part in command_line(pid) for part in parts)]
+        """Processes below it whose command line has all these parts; parents first.
+
+        One that it has just forked, and that is to become another program, still has its own.
+        """
+        lines = {pid: command_line(pid) for pid in descendants(self.pid)}
+        own = command_line(self.pid)
+        return [pid for pid, line in lines.items() if line != own and all(part in line for part in parts)]
 
     def workers(self) -> dict[int, int]:
         """The process id of each rank that runs now."""
