@@ -367,8 +367,8 @@ def packet(notice: Notice | None) -> dict[str, object]:
     if notice is None:
         return {"type": GO_ON}
     if notice.step is None:
-        return {"type": PLAN, "plan": notice.plan, "deadline": notice.deadline, "leaving": notice.leaving}
-    return {"type": STOP_AT, "plan": notice.plan, "step": notice.step}
+        return {"type": PLAN, "plan": notice.plan, "deadline": notice.deadline}
+    return {"type": STOP_AT, "plan": notice.plan, "step": notice.step, "leaving": notice.leaving}
 
 
 def _line_prefix(template: str, assignment: Assignment) -> str:
