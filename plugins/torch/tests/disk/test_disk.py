@@ -18,7 +18,7 @@ import torch
 from torch.distributed.checkpoint.state_dict_loader import load as torch_load
 
 from elastic_core.errors import UsageError
-from elastic_torch.disk import CheckpointLoadError, CheckpointRefusedError, Disk
+from elastic_torch.disk import CheckpointLoadError, CheckpointRefusedError, Disk, disk as disk_module
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -57,6 +57,11 @@ def two(root: Path) -> Path:
 def folder(root: Path, step: int) -> Path:
     (found,) = root.glob(f"run-*_step-{step:09}")
     return found
+
+
+def in_another_process() -> None:
+    """What follows plays a process of its own."""
+    disk_module._savers.clear()
 
 
 def names(root: Path) -> list[int]:
@@ -218,11 +223,13 @@ def test_another_models_checkpoint_is_refused_in_words(two: Path) -> None:
 def test_a_straggler_of_an_older_round_can_neither_begin_nor_publish(root: Path) -> None:
     old = Disk(root, environ=place(round=1))
     old.save(state(1), 1).result()
+    in_another_process()
     new = Disk(root, environ=place(round=2))
     with pytest.raises(
         CheckpointRefusedError, match=r"a later round, 2, of job 'job42' on .*, pid .* has taken over; this is round 1"
     ):
         old.save(state(5), 5).result()
+    in_another_process()
     with pytest.raises(CheckpointRefusedError, match="a later round"):
         Disk(root, environ=place(round=1))
     new.save(state(2), 2).result()
@@ -244,6 +251,7 @@ def test_a_straggler_that_has_passed_every_check_moves_nothing_back(
     def late(source: Any, target: Any, **named: Any) -> None:
         nonlocal new
         if new is None and "round-00001" in str(target):
+            in_another_process()
             new = Disk(root, environ=place(round=2))
             # The straggler is inside the lock; this one has to do without it, as after its patience is at an end.
             monkeypatch.setattr("elastic_torch.disk.storage._IN_PROCESS", threading.Lock())
@@ -274,6 +282,25 @@ def test_a_straggler_that_has_passed_every_check_moves_nothing_back(
     assert os.readlink(root / "latest").endswith("round-00002_step-000000003")
     old.close()
     new.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one is given up, and not closed
+@pytest.mark.parametrize("run", ["abc", "another"])
+def test_two_of_one_process_do_not_save_in_one_directory(root: Path, tmp_path: Path, run: str) -> None:
+    first = Disk(root, environ=place())
+    by_another_way = tmp_path / "link"
+    by_another_way.symlink_to(root)
+    with pytest.raises(CheckpointRefusedError, match=f"Another Disk of this process saves in {by_another_way} already"):
+        Disk(by_another_way, environ=place(run))
+    with Disk(root, read_only=True), Disk(tmp_path / "other", environ=place()):
+        first.save(state(1), 1).result()
+    first.close()
+    with Disk(root, environ=place(run)) as second:
+        assert second.save(state(2), 2).result().step == 2
+    given_up = Disk(root, environ=place(run))
+    given_up.mine = given_up  # type: ignore[attr-defined]  # garbage that only the collector finds
+    del given_up
+    Disk(root, environ=place(run)).close()
 
 
 def test_rounds_count_more_than_steps(root: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import queue
 import time
+import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -19,7 +21,7 @@ import torch.distributed as dist
 from elastic_core.errors import UsageError
 from elastic_torch.disk import catalog, claims, dcp
 from elastic_torch.disk.crew import PeerFailedError, crew_of
-from elastic_torch.disk.errors import CheckpointError, CheckpointLoadError
+from elastic_torch.disk.errors import CheckpointError, CheckpointLoadError, CheckpointRefusedError
 from elastic_torch.disk.islands import discover
 from elastic_torch.disk.loading import Damage, Loader
 from elastic_torch.disk.manifest import Books, DamagedError
@@ -68,7 +70,8 @@ class Disk:
         environ: Where run and round are read from.
 
     Raises:
-        CheckpointRefusedError: A later round saves here already, or another run that is alive.
+        CheckpointRefusedError: A later round saves here already, or another run that is alive, or another Disk of this
+            process that is not closed.
         UsageError: A value is wrong, or there are other ranks, but no process group to save with them.
     """
 
@@ -97,6 +100,7 @@ class Disk:
         self._pace = Pace(interval, mean_time_between_failures, self._front, time.monotonic)
         self._storage = open_storage(directory)
         self._front.agree(lambda: None)
+        self._place = os.path.realpath(self._storage.root)
         chart = discover(self._front, self._storage)
         self._loader = Loader(storage=self._storage, everyone=self._front, chart=chart)
         back = crew_of(ranks)
@@ -117,6 +121,7 @@ class Disk:
     def _claim(self, me: Identity) -> int:
         """Take our turn; the number of our run."""
         first = self._saver.island.leads
+        self._front.agree(self._check_alone)
         known = [
             c for part in self._front.agree(lambda: claims.read_claims(self._storage) if first else []) for c in part
         ]
@@ -131,7 +136,17 @@ class Disk:
             claims.check_turn(self._storage, Position(run, me.round, 0))
 
         self._front.agree(lambda: take() if first else None)
+        _savers[self._place] = self
         return run
+
+    def _check_alone(self) -> None:
+        if _savers.get(self._place) is not None:
+            gc.collect()  # it may have been given up
+        if _savers.get(self._place) is not None:
+            raise CheckpointRefusedError(
+                f"Another Disk of this process saves in {self._storage.root} already.",
+                hint="Call its close() before you make the next one, or give each a directory of its own.",
+            )
 
     @property
     def run(self) -> int:
@@ -277,6 +292,8 @@ class Disk:
         self._settle()
         self._writer.shutdown()
         self._owner.close()
+        if _savers.get(self._place) is self:
+            del _savers[self._place]
 
     def __enter__(self) -> Disk:
         return self
@@ -285,6 +302,10 @@ class Disk:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+_savers: weakref.WeakValueDictionary[str, Disk] = weakref.WeakValueDictionary()
+"""Who saves in this process, by the directory: a lock does not tell them apart, since to the system it is a process's."""
 
 
 def _distributed() -> bool:
