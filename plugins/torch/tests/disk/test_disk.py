@@ -18,7 +18,9 @@ import torch
 from torch.distributed.checkpoint.state_dict_loader import load as torch_load
 
 from elastic_core.errors import UsageError
-from elastic_torch.disk import CheckpointLoadError, CheckpointRefusedError, Disk, disk as disk_module
+from elastic_torch.disk import CheckpointLoadError, CheckpointRefusedError, Disk, claims, disk as disk_module
+from elastic_torch.disk.position import Identity
+from elastic_torch.disk.storage import LocalStorage, open_storage
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -301,6 +303,36 @@ def test_two_of_one_process_do_not_save_in_one_directory(root: Path, tmp_path: P
     given_up.mine = given_up  # type: ignore[attr-defined]  # garbage that only the collector finds
     del given_up
     Disk(root, environ=place(run)).close()
+
+
+def test_of_the_claims_of_a_long_run_few_are_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Disk(root, environ=place("first", 7)) as disk:
+        disk.save(state(1), 1).result()
+    storage = open_storage(root)
+    for round_ in range(1, 60):
+        claims.claim(storage, 2, Identity("second", round_, "somebody"))
+    (root / ".claims" / "run-0002_round-00059.json").write_text("damaged")
+    read, real = list[str](), LocalStorage.read
+
+    def counted(self: LocalStorage, path: str, **named: Any) -> Any:
+        read.append(path)
+        return real(self, path, **named)
+
+    monkeypatch.setattr(LocalStorage, "read", counted)
+    with Disk(root, environ=place("second", 60)) as disk:
+        assert disk.run == 2, "the same run goes on"
+        assert [path for path in read if ".claims" in path] == [
+            ".claims/run-0002_round-00059.json",
+            ".claims/run-0002_round-00058.json",
+            ".claims/run-0001_round-00007.json",
+            ".claims/run-0002.json",  # that it has the number
+        ]
+        read.clear()
+        disk.save(state(2), 2).result()
+        assert not [path for path in read if ".claims" in path]
+        claims.claim(storage, 2, Identity("second", 61, "somebody else"))
+        with pytest.raises(CheckpointRefusedError, match="a later round, 61, of somebody else has taken over"):
+            disk.save(state(3), 3).result()
 
 
 def test_rounds_count_more_than_steps(root: Path) -> None:
