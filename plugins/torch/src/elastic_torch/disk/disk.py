@@ -305,7 +305,7 @@ class Disk:
 
 
 _savers: weakref.WeakValueDictionary[str, Disk] = weakref.WeakValueDictionary()
-"""Who saves in this process, by the directory: a lock does not tell them apart, since to the system it is a process's."""
+"""Who saves in this process, by the directory: to the system a lock is a process's, and does not tell them apart."""
 
 
 def _distributed() -> bool:

@@ -1,8 +1,8 @@
 """Ranks with sharded states: ``shard_ranks.py SCENE RANKS...``, one act for each number, over gloo.
 
 In ``memory`` they keep parts, replicate them, and bring together what the act before has left; in ``disk`` they train
-and save; in ``broken`` rank 0 cannot keep what it is sent. Every act's ranks are forked from this process, which has imported torch once and holds the snapshots that
-they leave. What ranks ``say`` is printed as JSON lines.
+and save; in ``broken`` rank 0 cannot keep what it is sent. Every act's ranks are forked from this process, which has
+imported torch once and holds the snapshots that they leave. What ranks ``say`` is printed as JSON lines.
 """
 
 from __future__ import annotations
