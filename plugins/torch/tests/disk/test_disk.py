@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -18,7 +19,14 @@ import torch
 from torch.distributed.checkpoint.state_dict_loader import load as torch_load
 
 from elastic_core.errors import UsageError
-from elastic_torch.disk import CheckpointLoadError, CheckpointRefusedError, Disk, claims, disk as disk_module
+from elastic_torch.disk import (
+    CheckpointLoadError,
+    CheckpointRefusedError,
+    CheckpointSaveError,
+    Disk,
+    claims,
+    disk as disk_module,
+)
 from elastic_torch.disk.position import Identity
 from elastic_torch.disk.storage import LocalStorage, open_storage
 
@@ -440,6 +448,54 @@ def test_failures_are_logged_though_nobody_asks(
         disk.save(state(2), 2).result()
     assert "The checkpoint of step 1 was not saved" in caplog.text
     assert "There is none yet." in caplog.text
+
+
+def test_a_directory_that_is_removed_in_between_is_said_to_be_gone_and_used_again_when_it_is_back(two: Path) -> None:
+    with Disk(two, environ=place()) as disk:
+        shutil.rmtree(two)
+        future = disk.save(state(3), 3)
+        with pytest.raises(
+            CheckpointSaveError, match=r"step 3 was not saved .*There is none yet\.\nIf the directory is gone"
+        ):
+            future.result()
+        assert not two.exists(), "what stands there may be a disk that is not mounted any more"
+        two.mkdir()
+        assert disk.save(state(4), 4).result().step == 4
+        with pytest.raises(CheckpointRefusedError, match="Another Disk of this process"):
+            Disk(two, environ=place())
+
+
+@pytest.mark.parametrize("what", ["a file", "a file for its claims"])
+def test_what_cannot_be_a_directory_of_checkpoints_is_refused_in_words(root: Path, what: str) -> None:
+    if what == "a file":
+        root.write_text("mine")
+    else:
+        root.mkdir()
+        (root / ".claims").write_text("mine")
+    with pytest.raises(
+        CheckpointSaveError, match=f"^No checkpoints can be kept in {root}: rank 0: .*\nName a directory"
+    ):
+        Disk(root)
+
+
+@pytest.mark.parametrize("what", ["a directory", "a file"])
+def test_something_else_that_is_named_latest_keeps_nothing_from_being_saved(
+    two: Path, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    """As a copy of the directory has it that was made by a tool that knows no links."""
+    os.unlink(two / "latest")
+    if what == "a file":
+        (two / "latest").write_text("")
+    else:
+        shutil.copytree(folder(two, 2), two / "latest")
+    with Disk(two, environ=place(), keep=2) as disk:
+        assert disk.save(state(3), 3).result().step == 3
+    assert names(two) == [2, 3], "older ones are removed as ever"
+    assert not [path for path in two.iterdir() if path.name.endswith(".tmp")]
+    if what == "a file":
+        assert os.readlink(two / "latest") == folder(two, 3).name
+    else:
+        assert f"{two}/latest could not be moved: " in caplog.text
 
 
 def test_wrong_use_is_refused(root: Path) -> None:

@@ -7,6 +7,7 @@ anywhere in between leaves the checkpoints as they were, or with the new one com
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from dataclasses import dataclass, replace
@@ -112,7 +113,7 @@ class Saver:
             except FileExistsError as error:
                 raise self._taken(whole.position) from error
             if locked:  # else `latest` stays where it is, which is not back; nothing that we read relies on it
-                self.storage.point(catalog.positions(self.storage)[0][1])
+                catalog.point(self.storage)
         return catalog.as_checkpoint(self.storage, folder, whole)
 
     def _check_free(self, position: Position) -> None:
@@ -138,8 +139,10 @@ class Saver:
         newest = f"The newest is still that of step {there[0][0].step}." if there else "There is none yet."
         text = str(error) if isinstance(error, (PeerFailedError, OSError)) else f"{type(error).__name__}: {error}"
         hint = "Training goes on, and the next checkpoint is tried as usual."
-        if os.strerror(28) in text:  # ENOSPC, from whichever rank
+        if os.strerror(errno.ENOSPC) in text:  # from whichever rank
             hint = f"Free some space, or keep fewer than {self.keep}. {hint}"
+        elif os.strerror(errno.ENOENT) in text:  # not made anew: it may be a disk that is not mounted any more
+            hint = f"If the directory is gone, make it again, or mount it. {hint}"
         return CheckpointSaveError(
             f"The checkpoint of step {position.step} was not saved in {self.storage.root}: {text}. {newest}", hint=hint
         )
