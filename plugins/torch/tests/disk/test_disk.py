@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -463,6 +464,31 @@ def test_a_directory_that_is_removed_in_between_is_said_to_be_gone_and_used_agai
         assert disk.save(state(4), 4).result().step == 4
         with pytest.raises(CheckpointRefusedError, match="Another Disk of this process"):
             Disk(two, environ=place())
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (errno.EDQUOT, "Free some space, or keep fewer than 3."),
+        (errno.EFBIG, "Raise the limit on the size of files (ulimit -f)."),
+        (errno.EROFS, "Have the disk made writable again: systems turn it read-only after an error."),
+        (errno.EACCES, "Give this user the right to write there."),
+        (errno.EIO, ""),
+    ],
+)
+def test_what_the_system_does_not_let_be_saved_is_said_with_what_to_do(
+    two: Path, monkeypatch: pytest.MonkeyPatch, code: int, remedy: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with Disk(two, environ=place()) as disk:
+        monkeypatch.setattr(LocalStorage, "make", refuse)
+        error = disk.save(state(3), 3).exception()
+    assert isinstance(error, CheckpointSaveError)
+    usual = "Training goes on, and the next checkpoint is tried as usual."
+    assert str(error).splitlines()[1:] == [f"{remedy} {usual}".lstrip()]
+    assert "The newest is still that of step 2." in str(error)
 
 
 @pytest.mark.parametrize("what", ["a file", "a file for its claims"])
