@@ -101,7 +101,10 @@ class Disk:
         self._pace = Pace(interval, mean_time_between_failures, self._front, time.monotonic)
         self._storage = self._opened(directory)
         self._place = os.path.realpath(self._storage.root)
-        chart = discover(self._front, self._storage)
+        try:
+            chart = discover(self._front, self._storage, read_only=read_only)
+        except PeerFailedError as error:
+            raise _unusable(directory, error) from error
         self._loader = Loader(storage=self._storage, everyone=self._front, chart=chart)
         back = crew_of(ranks)
         island = back if len(chart.islands) == 1 else crew_of([self._front.ranks[i] for i in chart.islands[chart.mine]])
