@@ -232,6 +232,34 @@ def test_new_runs_go_on_from_disk_after_everything_was_killed_and_after_they_wer
 
 
 @pytest.mark.timeout(300)
+def test_a_node_that_leaves_while_all_are_to_stop_for_a_newcomer_leaves_the_step_on_disk(
+    stage: Stage, tmp_path: Path, file_rendezvous: list[str]
+) -> None:
+    hold, disk = tmp_path / "hold", tmp_path / "disk"
+    job = [TRAIN, "--epochs=2", "--global_batch=8", "--disk", disk, "--interval=1000", *barred(hold, 5)]
+    patient = ["--rdzv_conf=last_call_timeout=0,lost_after=50", "--max_restarts=0", "--preemption_grace=60"]
+    command = ["--nnodes=2:3", *patient, *file_rendezvous, *job]
+    leaves = stage.run(*command, env=QUICK)
+    leaves.wait_for("waiting for")  # so it is the one that decides
+    frozen = stage.run(*command, env=QUICK)
+    for node in (leaves, frozen):
+        node.wait_for_report("holding")
+    frozen.signal(signal.SIGSTOP)  # it does not answer, so the step is not named yet
+    newcomer = stage.run(*command, env=QUICK)
+    leaves.wait_for("are to stop together.* joins")
+    leaves.signal(signal.SIGTERM)
+    appears(lambda: any(b'"leaving":true' in row.read_bytes() for row in tmp_path.glob("*/values/*")))
+    frozen.signal(signal.SIGCONT)
+    leaves.wait_for("stop at step")
+    released(hold, 5)
+    assert leaves.exit_code() == TERM, leaves.output
+    for node in (frozen, newcomer):
+        assert node.exit_code() == 0, node.output
+    (step,) = {report["step"] for node in (leaves, frozen) for report in node.reports("stopped")}
+    assert step in checkpoints(disk), "though it was not due"
+
+
+@pytest.mark.timeout(300)
 def test_a_training_on_one_four_two_and_three_nodes_takes_the_steps_of_one_process(
     stage: Stage, tmp_path: Path, file_rendezvous: list[str]
 ) -> None:

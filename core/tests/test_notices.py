@@ -29,8 +29,8 @@ class Agent:
     def plans(self, number: int = 3, deadline: float = 60.0) -> None:
         self.tells("plan", plan=number, deadline=deadline)
 
-    def stops_at(self, step: int, number: int = 3) -> None:
-        self.tells("stop_at", plan=number, step=step)
+    def stops_at(self, step: int, number: int = 3, leaving: bool = True) -> None:
+        self.tells("stop_at", plan=number, step=step, leaving=leaving)
 
     def hears(self) -> list[tuple[str, int]]:
         found: list[tuple[str, int]] = []
@@ -117,9 +117,9 @@ def test_it_need_not_wait_any_longer(agent: Agent) -> None:
 
 
 @pytest.mark.parametrize("leaving", [True, False])
-def test_a_plan_says_whether_somebody_leaves(agent: Agent, leaving: bool) -> None:
-    agent.tells("plan", plan=3, deadline=60.0, leaving=leaving)
-    agent.stops_at(5)
+def test_with_the_step_it_is_said_whether_somebody_leaves(agent: Agent, leaving: bool) -> None:
+    agent.plans()
+    agent.stops_at(5, leaving=leaving)
     assert agent.calls(5)
     assert agent.worker.leaving == leaving
 

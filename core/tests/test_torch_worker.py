@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 
@@ -52,13 +53,24 @@ def test_a_library_that_the_run_names_takes_elastic_torchs_place(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "elastic_torch", None)
-    install("dist", {"elastic.worker": {"mine": "my_library"}}, {"my_library": LIBRARY})
+    groups = {"elastic.worker": {"mine": "my_library"}, "elastic.plugins": {"an-observer": "for_agents"}}
+    install("dist", groups, {"my_library": LIBRARY})
     with pytest.raises(UsageError, match="needs elastic-torch"):
         elastic_core.TrainState  # noqa: B018  (installed, but not named)
-    monkeypatch.setenv("ELASTIC_PLUGINS", "an-observer,mine")
+    monkeypatch.setenv("ELASTIC_PLUGINS", "an-observer, mine")
     assert elastic_core.TrainState.__module__ == "my_library"
     with pytest.raises(UsageError, match="needs elastic-torch"):
         elastic_core.init_process_group  # noqa: B018  (it does not bring that)
+
+
+def test_a_plugin_that_is_not_there_is_named_once(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = LIBRARY + LIBRARY[LIBRARY.index("    @hookimpl") :].replace("train_state", "init_process_group")
+    install("dist", {"elastic.worker": {"my-library": "my_library"}}, {"my_library": library})
+    monkeypatch.setenv("ELASTIC_PLUGINS", "my-libary,my-library")
+    message = "ELASTIC_PLUGINS names 'my-libary', and no such plugin is installed here. Did you mean 'my-library'?"
+    with pytest.warns(UserWarning, match=f"^{re.escape(message)}$") as caught:
+        assert elastic_core.TrainState is elastic_core.init_process_group
+    assert [warning.filename for warning in caught] == [__file__], "where the script asks"
 
 
 def test_of_two_libraries_the_last_named_is_asked_first(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:

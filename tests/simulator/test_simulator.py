@@ -45,6 +45,7 @@ REACHED = (
     "PLAN all have stopped together",
     "PLAN comes to its deadline",
     "STOP_AT",
+    "STOP_AT a node leaves since the PLAN",
     "DRAIN",
     "CLOSED 0",
     "CLOSED 1",

@@ -116,10 +116,11 @@ class Notices:
             case str(kind) if kind == PLAN and self._beyond:
                 self._ignored = plan  # the step will be named without regard to where this rank is
             case str(kind) if kind == PLAN:
-                self._plan, self._stop_at, self.leaving = plan, None, notice.get("leaving", True)
+                self._plan, self._stop_at = plan, None
                 self._hold_until = self._clock() + notice["deadline"]
             case str(kind) if kind == STOP_AT and plan != self._ignored:
                 self._plan, self._stop_at, self._hold_until = plan, notice["step"], None
+                self.leaving = notice["leaving"]
             case str(kind) if kind == GO_ON:
                 self._hold_until = None
 
@@ -174,7 +175,7 @@ def should_checkpoint(step: int) -> bool:
 def somebody_leaves() -> bool:
     """Why :func:`should_checkpoint` was True, the same on all ranks: False where all nodes stay and others join them.
 
-    Then memory of theirs keeps the state, and nothing has to wait for a disk. It is known when the stop is planned: a
-    node that decides to leave while all are about to stop is not among them.
+    Then memory of theirs keeps the state, and nothing has to wait for a disk. It is known when the step is named at
+    which all stop: a node that decides to leave after that, with a step or so to go, is not among them.
     """
     return _own is None or _own.leaving

@@ -2,9 +2,9 @@
 
 A report is a JSON object with a ``type``, in one packet of a socketpair, so that those of a worker and of what it has
 forked never mix. ``initialized`` says that the process group is there, ``failed`` that an exception has ended the
-program and the interpreter is about to follow, ``step`` and ``leaves`` how far it has come (``notices.py``, which also
-reads what the agent sends: ``plan``, ``stop_at``, ``go_on``). ``agent/reports.py`` is the agent's end. What is left
-with the agent (``holding.py``) goes the same way.
+program and the interpreter is about to follow, ``over`` that it has ended otherwise, ``step`` and ``leaves`` how far it
+has come (``notices.py``, which also reads what the agent sends: ``plan``, ``stop_at``, ``go_on``). ``agent/reports.py``
+is the agent's end. What is left with the agent (``holding.py``) goes the same way.
 
 Imported by the warden and the template too, so by few and cheap means.
 """
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 CONTROL_VARIABLE = "ELASTIC_CONTROL_FD"
 LONGEST = 4096
 """Bytes that a report may have; the agent ignores longer ones."""
-INITIALIZED, FAILED = "initialized", "failed"
+INITIALIZED, FAILED, OVER = "initialized", "failed", "over"
 STEP, LEAVES = "step", "leaves"
 """The last ``step`` that a rank comes to without another report; that it stops after ``step``, as it was told."""
 PLAN, STOP_AT, GO_ON = "plan", "stop_at", "go_on"

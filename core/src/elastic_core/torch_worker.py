@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from elastic_core import _OFFERED
-from elastic_core.errors import UsageError
+from elastic_core.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from elastic_core.plugins import Plugins
@@ -32,22 +33,32 @@ def __getattr__(name: str) -> Any:
 def plugins_in_worker(named: Sequence[str]) -> Plugins:
     """The plugins that a worker asks, of those that its run names: those of the group ``elastic.worker``.
 
+    A name that nothing here has is warned of once: agents of ``elastic run`` refuse it, other launchers know nothing.
+
     Raises:
         PluginError: One of them cannot be imported, or does not fit the hook specs.
     """
     from elastic_core import discovery, plugins
 
     catalogue, asked = discovery.Catalogue.read(), plugins.Plugins()
+    known = catalogue.names(discovery.Group.WORKER, discovery.Group.PLUGINS, discovery.Group.AUTOLOAD)
     for name in dict.fromkeys(named):
         if name in catalogue.names(discovery.Group.WORKER):
             offer = catalogue.find(name, discovery.Group.WORKER)
             asked.register(name, discovery.load(offer), described=str(offer))
+        elif name not in known:
+            _warn(f"ELASTIC_PLUGINS names {name!r}, and no such plugin is installed here.{did_you_mean(name, known)}")
     return asked
 
 
 @functools.cache
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=6)  # the line that asks for what a library brings
+
+
+@functools.cache
 def _offered(name: str) -> Any:
-    named = [word for word in os.environ.get("ELASTIC_PLUGINS", "").split(",") if word]
+    named = [word for text in os.environ.get("ELASTIC_PLUGINS", "").split(",") if (word := text.strip())]
     if named and (answer := plugins_in_worker(named).offered(_OFFERED[name])) is not None:
         return answer
     try:

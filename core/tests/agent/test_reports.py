@@ -11,10 +11,12 @@ from collections.abc import Iterator
 import pytest
 
 from elastic_core.agent.reports import (
+    LINGERING,
     MOST,
     WINDOW,
     Failed,
     Initialized,
+    Lingers,
     ListenAgain,
     NotUnderstood,
     Report,
@@ -205,6 +207,14 @@ def test_what_is_no_step_is_ignored_for_a_reason(step: bytes) -> None:
     for kind in (b"step", b"leaves"):
         with pytest.raises(ValueError, match="it reports a step, but names none"):
             understood(b'{"type": "%s", "step": %s}' % (kind, step))
+
+
+def test_that_a_program_is_over_is_heard_of_again_much_later_and_once(agent: Agent) -> None:
+    with agent.reports.open(1) as worker:
+        for _ in range(3):
+            worker.send(b'{"type": "over"}')
+        assert agent.hears() == []
+        assert agent.delivered == [(agent.time + LINGERING, Lingers(1))]
 
 
 def test_a_notice_goes_to_the_worker_that_it_is_for(agent: Agent) -> None:

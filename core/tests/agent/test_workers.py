@@ -18,7 +18,7 @@ from scenes import info, offer
 
 from elastic_core.agent.output import Output
 from elastic_core.agent.processes import become_subreaper
-from elastic_core.agent.reports import Failed, Initialized, NotUnderstood, Report, Reports, Stepped
+from elastic_core.agent.reports import Failed, Initialized, Lingers, NotUnderstood, Report, Reports, Stepped
 from elastic_core.agent.warden import Warden
 from elastic_core.agent.warden_events import Gone, Signalled, Spawned, SpawnFailed, Stuck, WardenEvent
 from elastic_core.agent.workers import DETAIL, WorkerGroup, start_failure
@@ -584,6 +584,21 @@ def test_signals_and_processes_that_do_not_die_are_told(node: Node, event: Warde
     node.start("true")
     assert node.group.handle(event) is None
     assert node.published == [said]
+
+
+def test_a_worker_whose_interpreter_does_not_end_after_its_program_is_named(node: Node) -> None:
+    node.start("exec sleep 1000", TWO)
+    node.run()
+    first, second = node.group._workers
+    assert node.group.handle(Lingers(second)) is None
+    [said] = node.said_of("worker_lingers")
+    pid = said.fields["pid"]
+    assert said.message.startswith(f"rank 2 (pid {pid}) has finished its program and does not exit: ")
+    node.group.stop(0.0)
+    assert node.next() is None
+    for tag in (first, second):
+        assert node.group.handle(Lingers(tag)) is None
+    assert len(node.said_of("worker_lingers")) == 1, "those are gone"
 
 
 def test_news_of_a_worker_of_an_earlier_round_is_ignored(node: Node) -> None:

@@ -475,15 +475,17 @@ class TestGracefulStops:
         node = running()
         node.hears(TakesNotices(1))
         (effect,) = node.reads(self.PLAN)
-        assert effect == Notify(Notice(0, 3, 60.0, leaving=False)), "others join"
+        assert effect == Notify(Notice(0, 3, 60.0))
         assert row_of(node.state).answered == 0
-        node.hears(Answered(Notice(0, 3, 60.0, leaving=False), (7, 8)))
+        node.hears(Answered(Notice(0, 3, 60.0), (7, 8)))
         assert (row_of(node.state).answered, row_of(node.state).steps) == (3, (7, 8))
         assert node.reads(Chair(why="a leaves")) == ()
 
-    def test_so_is_the_step_and_the_answer_stays(self) -> None:
+    @pytest.mark.parametrize("leaving", [False, True])
+    def test_so_is_the_step_and_the_answer_stays(self, leaving: bool) -> None:
         node = self.answered()
-        assert node.reads(StopAt(round=1, step=9)) == (Notify(Notice(0, 3, 60.0, 9, leaving=False)),)
+        effects = node.reads(StopAt(round=1, step=9, leaving=leaving))
+        assert effects == (Notify(Notice(0, 3, 60.0, 9, leaving=leaving)),)
         assert row_of(node.state).steps == (7, 8)
 
     def test_workers_that_have_reported_nothing_are_not_told(self) -> None:

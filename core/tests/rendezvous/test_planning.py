@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -93,6 +94,10 @@ class TestStopAt:
         found = decide(scene(planned(), answer("a", 7), seen("b", Phase.FINISHED, head=3)))
         assert body(found) == StopAt(round=1, step=8)
 
+    def test_it_says_that_a_node_leaves_where_that_is_why_it_was_planned(self) -> None:
+        ledger = then(live("ab"), replace(PLAN, reason=HaltReason.NODE_LEFT), at=NOW - 1)
+        assert body(decide(scene(ledger, answer("a", 7), answer("b", 7)))) == StopAt(round=1, step=8, leaving=True)
+
     def test_it_is_said_once(self) -> None:
         assert isinstance(decide(scene(told(), answer("a", 7, head=4), answer("b", 7, head=4))), LookAgain)
 
@@ -130,7 +135,7 @@ class TestTheEndOfAPlan:
 
     def test_a_second_reason_to_stop_is_served_by_the_same_plan(self) -> None:
         nodes = [answer("a", 7, leaving=True, grace=30.0), answer("b", 7)]
-        assert body(decide(scene(planned(), *nodes))) == StopAt(round=1, step=8)
+        assert body(decide(scene(planned(), *nodes))) == StopAt(round=1, step=8, leaving=True)
 
     def test_a_member_that_stopped_without_a_plan_is_missed(self) -> None:
         ledger = live("ab", settings(on_node_loss=OnNodeLoss.FAIL))

@@ -12,7 +12,7 @@ TELLS = """
 import sys
 from elastic_core.warm.failing import Farewell
 farewell = Farewell()
-farewell.watch(lambda: print("told", flush=True))
+farewell.watch(lambda failed: print("told" if failed else "over", flush=True))
 """
 """What comes before each program; it is `sitecustomize`, as in the template, so that the program is the main one."""
 
@@ -31,23 +31,23 @@ def end_of(program: str, folder: Path, *how: str) -> subprocess.CompletedProcess
     [
         pytest.param("raise ValueError", 1, "told", id="an exception"),
         pytest.param("def f():\n    raise ValueError\nf()", 1, "told", id="an exception in a function"),
-        pytest.param("assert not 'syntax', 1 +", 1, "", id="a syntax error"),
-        pytest.param("", 0, "", id="the end"),
-        pytest.param("import sys; sys.exit(3)", 3, "", id="sys.exit"),
-        pytest.param("import sys; sys.exit('why')", 1, "", id="sys.exit with words"),
+        pytest.param("assert not 'syntax', 1 +", 1, "over", id="a syntax error"),
+        pytest.param("", 0, "over", id="the end"),
+        pytest.param("import sys; sys.exit(3)", 3, "over", id="sys.exit"),
+        pytest.param("import sys; sys.exit('why')", 1, "over", id="sys.exit with words"),
         pytest.param("import os; os._exit(1)", 1, "", id="os._exit"),
-        pytest.param("raise KeyboardInterrupt", -2, "", id="Ctrl-C"),
+        pytest.param("raise KeyboardInterrupt", -2, "over", id="Ctrl-C"),
         pytest.param(
-            "try:\n    raise ValueError\nexcept ValueError:\n    pass", 0, "", id="an exception that is caught"
+            "try:\n    raise ValueError\nexcept ValueError:\n    pass", 0, "over", id="an exception that is caught"
         ),
         pytest.param("import code; code.interact(readfunc=lambda _: 1 / 0)", 1, "told", id="an exception of a console"),
         pytest.param(
-            "import code; code.InteractiveInterpreter().runsource('1 / 0')", 0, "", id="an exception in a console"
+            "import code; code.InteractiveInterpreter().runsource('1 / 0')", 0, "over", id="an exception in a console"
         ),
         pytest.param(
-            "import threading; threading.Thread(target=lambda: 1 / 0).start()", 0, "", id="an exception in a thread"
+            "import threading; threading.Thread(target=lambda: 1 / 0).start()", 0, "over", id="an exception in a thread"
         ),
-        pytest.param("import os\nif os.fork() == 0:\n    1 / 0\nos.wait()", 0, "", id="an exception in a fork"),
+        pytest.param("import os\nif os.fork() == 0:\n    1 / 0\nos.wait()", 0, "over", id="an exception in a fork"),
         pytest.param(
             "import atexit; atexit.register(print, 'ours'); raise ValueError", 1, "ours\ntold", id="after all others"
         ),

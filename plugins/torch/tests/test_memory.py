@@ -14,6 +14,7 @@ from elastic_torch import snapshot
 from elastic_torch.memory import Memory
 from elastic_torch.stamp import Stamp
 from elastic_torch.tree import take_apart
+from elastic_torch.whole import Whole
 
 
 def commit(memory: Memory, round_: int, step: int, size: int = 10) -> None:
@@ -122,6 +123,22 @@ def test_it_ends_where_there_is_memory_for_one_and_not_for_two(
     with pytest.warns(UserWarning, match="No snapshots are kept in memory from here on: There is no memory for"):
         commit(memory, 1, 2)
     assert not memory.outlives
+
+
+@pytest.mark.usefixtures("agent")
+def test_what_a_rank_has_from_before_its_memory_ended_takes_nobody_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [Stamp(1, 4), Stamp(1, 3)]
+    monkeypatch.setattr("elastic_torch.whole.gathered", lambda mine: [list(mine), others])
+    first = Whole("train", 0)
+    for step in (1, 2, 3):
+        first.keep(Stamp(1, step), lambda: [{"w": torch.ones(10)}, {}])
+    monkeypatch.setattr(snapshot, "available_memory", lambda: 0)
+    with pytest.warns(UserWarning, match="No snapshots are kept"):
+        first.keep(Stamp(1, 4), lambda: [{"w": torch.ones(100_000)}, {}])
+    assert Whole("train", 0).meet() == Stamp(1, 3), "which all have"
+    assert not first.has(Stamp(1, 5))
+    assert first.has(Stamp(1, 4)), "as far as somebody has it"
+    assert Whole("train", 0).meet() == Stamp(1, 4)
 
 
 def test_a_state_that_grows_before_its_second_commit_gets_room(agent: socket.socket) -> None:

@@ -289,6 +289,13 @@ MUTANTS: tuple[Mutant, ...] = (
     # Stopping together
     _m("the step of a plan is one too low", "planning", "step=max(steps) + 1", "step=max(steps)", "graceful"),
     _m(
+        "who leaves since the plan goes unsaid",
+        "planning",
+        "or any(map(scene.leaving, current.group_ranks))",
+        "or False",
+        "graceful",
+    ),
+    _m(
         "the step of a plan is the slowest rank's", "planning", "step=max(steps) + 1", "step=min(steps) + 1", "graceful"
     ),
     _m(

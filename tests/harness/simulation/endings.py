@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from elastic_core.rendezvous.ledger import Drain, Entry, Round
+from elastic_core.rendezvous.ledger import Drain, Entry, HaltReason, Round, StopAt
 from elastic_core.rendezvous.node import Work
 from elastic_core.rendezvous.rows import NodeRow, Phase
 
@@ -39,6 +39,18 @@ def check_seats(world: World, entry: Entry, body: Round) -> None:
     for member in body.members:
         if member.node_id in leaving:
             world.truth.violated("L7", f"{member.node_id} leaves, and is seated in round {body.number}")
+
+
+def check_leaving(world: World, entry: Entry, body: StopAt, current: Round, planned: HaltReason | None) -> None:
+    """A STOP_AT says whether a node of the round leaves, even if it does so only since the PLAN."""
+    members = {member.node_id for member in current.members}
+    rows = read_before(world, entry.id, entry.run)
+    leaving = [row.info.node_id for row in rows if row.leaving and row.info.node_id in members]
+    if leaving and planned is HaltReason.RESIZE:
+        world.count("STOP_AT a node leaves since the PLAN")
+    if body.leaving != (bool(leaving) or planned is not HaltReason.RESIZE):
+        said = "somebody leaves" if body.leaving else "all stay"
+        world.truth.violated("PLAN", f"entry {entry.index} says that {said}; planned: {planned}, leaving: {leaving}")
 
 
 def check_lasting(world: World, agent: SimAgent, finished: int) -> None:

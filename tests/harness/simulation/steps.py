@@ -1,8 +1,8 @@
 """Workers that take notices: each step is a collective of all, then ``should_checkpoint()`` on each rank by itself.
 
 It reports its step, *then* reads its notices, as ``elastic_core.notices`` does over a socket. What is checked here: no
-rank goes beyond the step of a STOP_AT, all stop at it, none is halted by plan before it has, and a plan among healthy
-nodes never comes to its deadline.
+rank goes beyond the step of a STOP_AT, all stop at it and know whether a node leaves, none is halted by plan before it
+has, and a plan among healthy nodes never comes to its deadline.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Plans:
     """What must hold of graceful stops; rounds go by their offers."""
 
     world: World
-    planned: set[str] = field(default_factory=set)
+    planned: dict[str, HaltReason] = field(default_factory=dict)
     stop_at: dict[str, int] = field(default_factory=dict)
 
     def written(self, replica: Replica, entry: Entry, body: Plan | StopAt) -> None:
@@ -125,9 +125,10 @@ class Plans:
                 endings.check_join(self.world, replica, entry)
             if current.offer.id in self.planned and not self.world.forgot:
                 self.world.truth.violated("PLAN", f"entry {entry.index} is the second for round {body.round}")
-            self.planned.add(current.offer.id)
+            self.planned[current.offer.id] = body.reason
             return
         self.world.count("STOP_AT")
+        endings.check_leaving(self.world, entry, body, current, self.planned.get(current.offer.id))
         self.stop_at[current.offer.id] = body.step
         for gang in self._gangs(entry.run, replica):
             stepper = gang.stepper

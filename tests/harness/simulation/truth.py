@@ -363,7 +363,8 @@ def told(entry: Entry) -> str:
         case Plan() as body:
             return f"PLAN {body.round}, {body.reason.value}, within {body.deadline:g} s: {body.why}"
         case StopAt() as body:
-            return f"STOP_AT {body.step} of round {body.round}"
+            why = "somebody leaves" if body.leaving else "all stay"
+            return f"STOP_AT {body.step} of round {body.round}, {why}"
         case Drain() as body:
             return f"DRAIN {', '.join(body.nodes)}: {body.why}"
         case Closed() as body:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from elastic_core.agent.reports import LINGERING
 from elastic_core.agent.warden_events import (
     TemplateDied,
     TemplateEvent,
@@ -183,6 +184,16 @@ def asked_to_leave(entries: Iterable[Entry], node_id: str) -> str | None:
     """Who wants a node to leave, by these entries; None where nobody does."""
     asked = [entry.body for entry in entries if isinstance(entry.body, Drain) and node_id in entry.body.nodes]
     return asked[-1].why if asked else None
+
+
+def worker_lingers(rank: int, pid: int | None) -> Event:
+    """The program of a worker is over, and its interpreter does not end."""
+    message = (
+        f"rank {rank} (pid {pid}) has finished its program and does not exit: its interpreter has been ending for "
+        f"{LINGERING:.0f} s, and the job waits for it. py-spy dump --native --pid {pid} shows where it hangs; "
+        "a script whose last line is os._exit(0) does not come there"
+    )
+    return Event("worker_lingers", message, Level.WARNING, {"rank": rank, "pid": pid})
 
 
 def round_halted(halt: Halt) -> Event:

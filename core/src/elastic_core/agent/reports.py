@@ -22,7 +22,19 @@ from typing import Any, TypeAlias
 
 from elastic_core.agent.channel import close_all
 from elastic_core.agent.vault import Vault
-from elastic_core.reporting import FAILED, INITIALIZED, KIND, LEAVES, LONGEST, STEP
+from elastic_core.rendezvous.node_words import Notice
+from elastic_core.reporting import (
+    FAILED,
+    GO_ON,
+    INITIALIZED,
+    KIND,
+    LEAVES,
+    LONGEST,
+    OVER,
+    PLAN,
+    STEP,
+    STOP_AT,
+)
 
 MOST = 256
 """Packets of one worker that are read in a second."""
@@ -30,6 +42,8 @@ WINDOW = 1.0
 """That second."""
 MOST_DRAINED = 4096
 """Packets of one worker that are read where all are wanted; its socket holds some hundreds."""
+LINGERING = 30.0
+"""Seconds that an interpreter may take for its end before somebody hears of it; with torch it takes one or two."""
 _INT = array("i").itemsize
 
 
@@ -43,6 +57,13 @@ class Initialized:
 @dataclass(frozen=True, slots=True)
 class Failed:
     """A worker says that an exception has ended its program. It will exit with 1, when it has done with itself."""
+
+    tag: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lingers:
+    """A worker has said that its program is over, ``LINGERING`` seconds ago, whether it has exited since or not."""
 
     tag: int
 
@@ -71,15 +92,19 @@ class ListenAgain:
     channel: object
 
 
-Report: TypeAlias = "Initialized | Failed | Stepped | NotUnderstood | ListenAgain"
+Report: TypeAlias = "Initialized | Failed | Lingers | Stepped | NotUnderstood | ListenAgain"
 
 LARGEST_STEP = 2**53
 """Steps are smaller."""
-_MEANINGS: Mapping[str, type[Initialized | Failed]] = {INITIALIZED: Initialized, FAILED: Failed}
+_MEANINGS: Mapping[str, type[Initialized | Failed | Lingers]] = {
+    INITIALIZED: Initialized,
+    FAILED: Failed,
+    OVER: Lingers,
+}
 
 
 class _Served:
-    """The packet was a request to the vault, and has been dealt with."""
+    """The packet was a request to the vault, or is for later, and has been dealt with."""
 
 
 class _Channel:
@@ -91,7 +116,7 @@ class _Channel:
         self.since = 0.0
         self.count = 0
         """Packets since then."""
-        self.complained = False
+        self.complained = self.over = False
         self.newest: Stepped | None = None
 
 
@@ -214,6 +239,11 @@ class Reports:
             told = understood(packet)(channel.tag)
         except ValueError as exc:
             return NotUnderstood(channel.tag, str(exc))
+        if isinstance(told, Lingers):
+            if not channel.over:
+                self._later(self._clock() + LINGERING, told)
+            channel.over = True
+            return _Served()
         if isinstance(told, Stepped):
             channel.newest = told
         return told
@@ -223,6 +253,15 @@ def _received(end: socket.socket) -> tuple[bytes, list[int]]:
     """A packet, and the descriptors that came along: two are enough for all that is asked; more the kernel closes."""
     packet, ancillary, _, _ = end.recvmsg(LONGEST + 1, socket.CMSG_SPACE(2 * _INT), socket.MSG_CMSG_CLOEXEC)
     return packet, array("i", b"".join(packed for _, _, packed in ancillary)).tolist()
+
+
+def packet(notice: Notice | None) -> dict[str, object]:
+    """What a worker is told."""
+    if notice is None:
+        return {"type": GO_ON}
+    if notice.step is None:
+        return {"type": PLAN, "plan": notice.plan, "deadline": notice.deadline}
+    return {"type": STOP_AT, "plan": notice.plan, "step": notice.step, "leaving": notice.leaving}
 
 
 def understood(packet: bytes) -> Callable[[int], Report]:

@@ -17,9 +17,20 @@ from string import Template
 
 from elastic_core.agent.assignment import Assignment
 from elastic_core.agent.error_files import last_exception_line, read_error_file
+from elastic_core.agent.outcome import worker_lingers
 from elastic_core.agent.output import Output, WorkerStreams
 from elastic_core.agent.recovery import Recovery, initialized, recovered
-from elastic_core.agent.reports import Failed, Initialized, ListenAgain, NotUnderstood, Report, Reports, Stepped
+from elastic_core.agent.reports import (
+    Failed,
+    Initialized,
+    Lingers,
+    ListenAgain,
+    NotUnderstood,
+    Report,
+    Reports,
+    Stepped,
+    packet,
+)
 from elastic_core.agent.warden import Warden
 from elastic_core.agent.warden_events import (
     Exited,
@@ -51,7 +62,6 @@ from elastic_core.rendezvous.node import (
 )
 from elastic_core.rendezvous.places import place
 from elastic_core.rendezvous.rows import NodeInfo
-from elastic_core.reporting import GO_ON, PLAN, STOP_AT
 
 DRAIN = 0.2
 """Seconds to wait for the end of a dead worker's streams; a child of its may hold them open."""
@@ -158,6 +168,8 @@ class WorkerGroup:
                     self._recovery = Recovery(began=self.now(), detected=self.now())
                 self.output.catch_up(worker.streams, DRAIN)
                 return self._fail(self._died(worker, UNCAUGHT))
+            case Lingers(tag) if (worker := self._workers.get(tag)) and worker.exit_code is None:
+                self.publish(worker_lingers(worker.assignment.rank, worker.pid))
             case Stepped(tag, step, leaves) if worker := self._workers.get(tag):
                 return self._stepped(worker, step, leaves)
             case NotUnderstood(tag, why) if worker := self._workers.get(tag):
@@ -360,15 +372,6 @@ def _lines_about_use(*texts: str) -> list[str]:
     """The lines that say that an address is in use, in torch's words or the system's."""
     lines = [line for text in texts for line in text.splitlines()]
     return [line for line in lines if "EADDRINUSE" in line or "already in use" in line]
-
-
-def packet(notice: Notice | None) -> dict[str, object]:
-    """What a worker is told."""
-    if notice is None:
-        return {"type": GO_ON}
-    if notice.step is None:
-        return {"type": PLAN, "plan": notice.plan, "deadline": notice.deadline, "leaving": notice.leaving}
-    return {"type": STOP_AT, "plan": notice.plan, "step": notice.step}
 
 
 def _line_prefix(template: str, assignment: Assignment) -> str:

@@ -193,6 +193,8 @@ class StopAt:
 
     round: int
     step: int
+    leaving: bool = False
+    """Whether a node of the round leaves, be it one that has decided to since the PLAN; else others only join it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -288,8 +288,9 @@ def _notice(state: NodeState) -> Notice | None:
     ledger, told = state.ledger, state.told
     if ledger.plan is None or state.store_lost or state.outrun or not state.takes_notices:
         return told if told is not None and told.step is not None else None
-    step = None if ledger.stop_at is None else ledger.stop_at.step
-    leaving = ledger.plan.reason is not HaltReason.RESIZE
+    if ledger.stop_at is None:
+        return Notice(ledger.head.epoch, ledger.head.anchors.plan, ledger.plan.deadline)
+    step, leaving = ledger.stop_at.step, ledger.stop_at.leaving
     return Notice(ledger.head.epoch, ledger.head.anchors.plan, ledger.plan.deadline, step, leaving)
 
 

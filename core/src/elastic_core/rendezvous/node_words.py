@@ -43,7 +43,7 @@ class Notice:
     """Seconds from receipt for which a worker waits to be told the step."""
     step: int | None = None
     leaving: bool = True
-    """Whether a node of the round leaves; else the PLAN is for others that join it."""
+    """With the step: whether a node of the round leaves; else the stop is for others that join it."""
 
 
 # Events --------------------------------------------------------------------------------------------------------------

@@ -63,7 +63,8 @@ def pursue(scene: Scene, current: Round, plan: Plan, finished: set[str]) -> Deci
         why = f"{plan.why}; {scene.names(left)} had not stopped{where} after {plan.deadline:g} s"
         return end_round(scene, current, plan.reason, why, planned=True)
     if ledger.stop_at is None and (steps := _answers(scene, ids)) is not None:
-        return Append(StopAt(round=current.number, step=max(steps) + 1), ledger.counters)
+        leaving = plan.reason is not HaltReason.RESIZE or any(map(scene.leaving, current.group_ranks))
+        return Append(StopAt(round=current.number, step=max(steps) + 1, leaving=leaving), ledger.counters)
     return LookAgain(scene.look(deadline, nodes=scene.sightings(current)))
 
 

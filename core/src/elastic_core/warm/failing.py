@@ -1,8 +1,9 @@
-"""How a worker's agent learns that its program has failed while the interpreter is still taking itself apart.
+"""How a worker's agent learns that its program has ended while the interpreter is still taking itself apart.
 
 That takes as long as there are modules and memory to let go of: a good part of a second with torch, several where the
 machine is busy, and nothing of it concerns anybody. So once the traceback is printed and everything that the program
-wanted to be called at its end was called, the failure is told, and the agent need not wait for the exit code.
+wanted to be called at its end was called, a failure is told, and the agent need not wait for the exit code. Any other
+end is told as well, for the agent to say so where the interpreter hangs in its own.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ class Farewell:
 
     def __init__(self) -> None:
         self._process = 0
-        self._tell: Callable[[], object] | None = None
+        self._tell: Callable[[bool], object] | None = None
         atexit.register(self._called)
 
-    def watch(self, tell: Callable[[], object]) -> None:
-        """Call ``tell`` at the end of this process, not of its forks, if an exception has ended the program."""
+    def watch(self, tell: Callable[[bool], object]) -> None:
+        """Call ``tell`` at the end of this process, not its forks': with whether an exception ended the program."""
         self._process, self._tell = os.getpid(), tell
 
     def _called(self) -> None:
-        if self._tell is not None and self._process == os.getpid() and ended_by_exception():
-            for stream in (sys.stdout, sys.stderr):
-                if stream is not None:
-                    stream.flush()  # as would be done next
-            self._tell()
+        if self._tell is None or self._process != os.getpid():
+            return
+        for stream in (sys.stdout, sys.stderr) if (failed := ended_by_exception()) else ():
+            if stream is not None:
+                stream.flush()  # as would be done next
+        self._tell(failed)
 
 
 def ended_by_exception() -> bool:

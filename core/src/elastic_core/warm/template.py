@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from elastic_core.agent.channel import Channel, Message, close_all
 from elastic_core.agent.processes import die_once_adopted
-from elastic_core.reporting import FAILED, INITIALIZED, report
+from elastic_core.reporting import FAILED, INITIALIZED, OVER, report
 from elastic_core.warm import child, initialization, libraries, pages
 from elastic_core.warm.checks import Wanted, objection, threaded, unfit
 from elastic_core.warm.facts import Observer
@@ -191,7 +191,7 @@ class _Template:
         self._libraries.renew(os.environ)
         if "control" in given:
             initialization.watch(lambda: report(INITIALIZED))
-            self._farewell.watch(lambda: report(FAILED))
+            self._farewell.watch(lambda failed: report(FAILED if failed else OVER))
         return libraries.objection()
 
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from elastic_core.errors import ResourceError, UsageError
-from elastic_core.holding import held, hold
+from elastic_core.holding import held, hold, release
 from elastic_core.reporting import channel
 from elastic_torch.snapshot import PAGE, Slot, Snapshot
 from elastic_torch.stamp import Stamp
@@ -121,6 +121,11 @@ class Memory:
             slot = Slot.sized(self._names[index], size + size // 8)
             self._put(index, slot)
         return slot
+
+    def forget(self) -> None:
+        """Have the agent let go of all of them."""
+        for name in self._names:
+            release(name)
 
     def _check_name(self) -> None:
         """One that only took the place of another, as a test may have it, is none that shares the slots."""

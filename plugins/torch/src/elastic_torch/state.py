@@ -244,7 +244,8 @@ class TrainState:
             if leaves := somebody_leaves():
                 self._checkpoints.begin_last(self.step, self._to_save)  # both at once: a node that leaves has no time
                 self._memory.leave()
-            self._checkpoints.last(self.step, self._to_save, save=not (leaves or self._memory.has(self._stamp())))
+            kept = self._memory.has(self._stamp())
+            self._checkpoints.last(self.step, self._to_save, save=not (leaves or kept))
 
     @property
     def replicated(self) -> int | None:

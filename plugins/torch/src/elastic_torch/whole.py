@@ -125,7 +125,11 @@ class Whole:
     def has(self, stamp: Stamp) -> bool:
         """Whether this is what all ranks would go on from: of a rank whose agent does not keep it, another one has."""
         choice = choose(gathered(self._memory.stamps() if self._memory.outlives else ()))
-        return choice is not None and choice.stamp == stamp
+        if choice is None or choice.stamp != stamp:
+            return False
+        if not self._memory.outlives:
+            self._memory.forget()  # one that is older, and the others still have, would be taken for what all have
+        return True
 
     def leave(self) -> None:
         """Every rank has all of it."""

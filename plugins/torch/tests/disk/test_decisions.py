@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from datetime import timedelta
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from elastic_core.errors import UsageError
 from elastic_torch.disk.assembly import Holding, assemble
 from elastic_torch.disk.catalog import Entry, stale, superfluous
 from elastic_torch.disk.claims import Claim, number
-from elastic_torch.disk.crew import Crew
+from elastic_torch.disk.crew import Crew, PeerFailedError
 from elastic_torch.disk.errors import CheckpointRefusedError
 from elastic_torch.disk.interval import (
     AskAgain,
@@ -24,11 +25,12 @@ from elastic_torch.disk.interval import (
     next_look,
     young_interval,
 )
-from elastic_torch.disk.islands import chart
+from elastic_torch.disk.islands import Map, chart, discover
 from elastic_torch.disk.manifest import Books, DamagedError, FileSum, Manifest, decode, encode
 from elastic_torch.disk.pace import Pace
 from elastic_torch.disk.position import Identity, Position, identity, parse
 from elastic_torch.disk.snapshot import snapshot
+from elastic_torch.disk.storage import LocalStorage
 
 FILES = {"a": FileSum(1, "aa"), "b": FileSum(2, "bb")}
 
@@ -159,6 +161,15 @@ def test_what_is_nowhere_whole_cannot_be_had(holdings: dict[int, Holding]) -> No
 def test_who_sees_the_same_files_is_an_island() -> None:
     assert chart([0, 0, 2, 0, 2], 4).islands == ((0, 1, 3), (2, 4))
     assert (chart([0, 0, 2], 2).mine, chart([0, 0, 2], 2).first, chart([0, 0, 2], 1).first) == (1, True, False)
+
+
+def test_where_nothing_can_be_written_readers_count_as_seeing_what_is_their_own(tmp_path: Path) -> None:
+    (tmp_path / ".probe").write_text("no folder")
+    crew, storage = Crew([0, 1], None, 1), LocalStorage(tmp_path)
+    crew.lead = lambda act: act()  # type: ignore[method-assign]  # as if the other rank had
+    assert discover(crew, storage, read_only=True) == Map(((0,), (1,)), 1, True)
+    with pytest.raises(PeerFailedError, match=r"rank 0: .*Not a directory"):
+        discover(crew, storage)
 
 
 def test_youngs_interval_is_the_textbooks() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -18,7 +20,16 @@ import torch
 from torch.distributed.checkpoint.state_dict_loader import load as torch_load
 
 from elastic_core.errors import UsageError
-from elastic_torch.disk import CheckpointLoadError, CheckpointRefusedError, Disk
+from elastic_torch.disk import (
+    CheckpointLoadError,
+    CheckpointRefusedError,
+    CheckpointSaveError,
+    Disk,
+    claims,
+    disk as disk_module,
+)
+from elastic_torch.disk.position import Identity
+from elastic_torch.disk.storage import LocalStorage, open_storage
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -57,6 +68,11 @@ def two(root: Path) -> Path:
 def folder(root: Path, step: int) -> Path:
     (found,) = root.glob(f"run-*_step-{step:09}")
     return found
+
+
+def in_another_process() -> None:
+    """What follows plays a process of its own."""
+    disk_module._savers.clear()
 
 
 def names(root: Path) -> list[int]:
@@ -218,11 +234,13 @@ def test_another_models_checkpoint_is_refused_in_words(two: Path) -> None:
 def test_a_straggler_of_an_older_round_can_neither_begin_nor_publish(root: Path) -> None:
     old = Disk(root, environ=place(round=1))
     old.save(state(1), 1).result()
+    in_another_process()
     new = Disk(root, environ=place(round=2))
     with pytest.raises(
         CheckpointRefusedError, match=r"a later round, 2, of job 'job42' on .*, pid .* has taken over; this is round 1"
     ):
         old.save(state(5), 5).result()
+    in_another_process()
     with pytest.raises(CheckpointRefusedError, match="a later round"):
         Disk(root, environ=place(round=1))
     new.save(state(2), 2).result()
@@ -244,6 +262,7 @@ def test_a_straggler_that_has_passed_every_check_moves_nothing_back(
     def late(source: Any, target: Any, **named: Any) -> None:
         nonlocal new
         if new is None and "round-00001" in str(target):
+            in_another_process()
             new = Disk(root, environ=place(round=2))
             # The straggler is inside the lock; this one has to do without it, as after its patience is at an end.
             monkeypatch.setattr("elastic_torch.disk.storage._IN_PROCESS", threading.Lock())
@@ -274,6 +293,55 @@ def test_a_straggler_that_has_passed_every_check_moves_nothing_back(
     assert os.readlink(root / "latest").endswith("round-00002_step-000000003")
     old.close()
     new.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one is given up, and not closed
+@pytest.mark.parametrize("run", ["abc", "another"])
+def test_two_of_one_process_do_not_save_in_one_directory(root: Path, tmp_path: Path, run: str) -> None:
+    first = Disk(root, environ=place())
+    by_another_way = tmp_path / "link"
+    by_another_way.symlink_to(root)
+    with pytest.raises(CheckpointRefusedError, match=f"Another Disk of this process saves in {by_another_way} already"):
+        Disk(by_another_way, environ=place(run))
+    with Disk(root, read_only=True), Disk(tmp_path / "other", environ=place()):
+        first.save(state(1), 1).result()
+    first.close()
+    with Disk(root, environ=place(run)) as second:
+        assert second.save(state(2), 2).result().step == 2
+    given_up = Disk(root, environ=place(run))
+    given_up.mine = given_up  # type: ignore[attr-defined]  # garbage that only the collector finds
+    del given_up
+    Disk(root, environ=place(run)).close()
+
+
+def test_of_the_claims_of_a_long_run_few_are_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Disk(root, environ=place("first", 7)) as disk:
+        disk.save(state(1), 1).result()
+    storage = open_storage(root)
+    for round_ in range(1, 60):
+        claims.claim(storage, 2, Identity("second", round_, "somebody"))
+    (root / ".claims" / "run-0002_round-00059.json").write_text("damaged")
+    read, real = list[str](), LocalStorage.read
+
+    def counted(self: LocalStorage, path: str, **named: Any) -> Any:
+        read.append(path)
+        return real(self, path, **named)
+
+    monkeypatch.setattr(LocalStorage, "read", counted)
+    with Disk(root, environ=place("second", 60)) as disk:
+        assert disk.run == 2, "the same run goes on"
+        assert [path for path in read if ".claims" in path] == [
+            ".claims/run-0002_round-00059.json",
+            ".claims/run-0002_round-00058.json",
+            ".claims/run-0001_round-00007.json",
+            ".claims/run-0002.json",  # that it has the number
+        ]
+        read.clear()
+        disk.save(state(2), 2).result()
+        assert not [path for path in read if ".claims" in path]
+        claims.claim(storage, 2, Identity("second", 61, "somebody else"))
+        with pytest.raises(CheckpointRefusedError, match="a later round, 61, of somebody else has taken over"):
+            disk.save(state(3), 3).result()
 
 
 def test_rounds_count_more_than_steps(root: Path) -> None:
@@ -381,6 +449,79 @@ def test_failures_are_logged_though_nobody_asks(
         disk.save(state(2), 2).result()
     assert "The checkpoint of step 1 was not saved" in caplog.text
     assert "There is none yet." in caplog.text
+
+
+def test_a_directory_that_is_removed_in_between_is_said_to_be_gone_and_used_again_when_it_is_back(two: Path) -> None:
+    with Disk(two, environ=place()) as disk:
+        shutil.rmtree(two)
+        future = disk.save(state(3), 3)
+        with pytest.raises(
+            CheckpointSaveError, match=r"step 3 was not saved .*There is none yet\.\nIf the directory is gone"
+        ):
+            future.result()
+        assert not two.exists(), "what stands there may be a disk that is not mounted any more"
+        two.mkdir()
+        assert disk.save(state(4), 4).result().step == 4
+        with pytest.raises(CheckpointRefusedError, match="Another Disk of this process"):
+            Disk(two, environ=place())
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (errno.EDQUOT, "Free some space, or keep fewer than 3."),
+        (errno.EFBIG, "Raise the limit on the size of files (ulimit -f)."),
+        (errno.EROFS, "Have the disk made writable again: systems turn it read-only after an error."),
+        (errno.EACCES, "Give this user the right to write there."),
+        (errno.EIO, ""),
+    ],
+)
+def test_what_the_system_does_not_let_be_saved_is_said_with_what_to_do(
+    two: Path, monkeypatch: pytest.MonkeyPatch, code: int, remedy: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with Disk(two, environ=place()) as disk:
+        monkeypatch.setattr(LocalStorage, "make", refuse)
+        error = disk.save(state(3), 3).exception()
+    assert isinstance(error, CheckpointSaveError)
+    usual = "Training goes on, and the next checkpoint is tried as usual."
+    assert str(error).splitlines()[1:] == [f"{remedy} {usual}".lstrip()]
+    assert "The newest is still that of step 2." in str(error)
+
+
+@pytest.mark.parametrize("what", ["a file", "a file for its claims"])
+def test_what_cannot_be_a_directory_of_checkpoints_is_refused_in_words(root: Path, what: str) -> None:
+    if what == "a file":
+        root.write_text("mine")
+    else:
+        root.mkdir()
+        (root / ".claims").write_text("mine")
+    with pytest.raises(
+        CheckpointSaveError, match=f"^No checkpoints can be kept in {root}: rank 0: .*\nName a directory"
+    ):
+        Disk(root)
+
+
+@pytest.mark.parametrize("what", ["a directory", "a file"])
+def test_something_else_that_is_named_latest_keeps_nothing_from_being_saved(
+    two: Path, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    """As a copy of the directory has it that was made by a tool that knows no links."""
+    os.unlink(two / "latest")
+    if what == "a file":
+        (two / "latest").write_text("")
+    else:
+        shutil.copytree(folder(two, 2), two / "latest")
+    with Disk(two, environ=place(), keep=2) as disk:
+        assert disk.save(state(3), 3).result().step == 3
+    assert names(two) == [2, 3], "older ones are removed as ever"
+    assert not [path for path in two.iterdir() if path.name.endswith(".tmp")]
+    if what == "a file":
+        assert os.readlink(two / "latest") == folder(two, 3).name
+    else:
+        assert f"{two}/latest could not be moved: " in caplog.text
 
 
 def test_wrong_use_is_refused(root: Path) -> None:

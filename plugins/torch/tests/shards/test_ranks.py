@@ -44,6 +44,11 @@ def test_each_part_has_a_replica_with_the_next_node(said: list[dict[str, Any]]) 
     assert all(facts["whose"] == (facts["rank"] - 1) % WORLDS[facts["act"]] for facts in replicated)
 
 
+def test_when_a_rank_cannot_go_on_replicating_the_others_do_not_wait_for_it() -> None:
+    said = play("broken", 3)
+    assert [facts["replicated"] for facts in said] == [False] * 3
+
+
 def test_what_two_ranks_save_on_disk_three_and_one_go_on_from() -> None:
     said = play("disk", 2, 3, 1)
     began = {facts["act"]: facts for facts in said if "began" in facts}

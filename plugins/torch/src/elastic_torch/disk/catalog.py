@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from elastic_torch.disk import manifest as manifests
 from elastic_torch.disk.manifest import DamagedError, FileSum, Manifest
 from elastic_torch.disk.position import Checkpoint, Position, parse
-from elastic_torch.disk.storage import BLOCK, REMOVING, STAGING, Storage
+from elastic_torch.disk.storage import BLOCK, LATEST, REMOVING, STAGING, Storage
 
 logger = logging.getLogger("elastic_torch.disk")
 
@@ -48,6 +48,14 @@ def positions(storage: Storage) -> list[tuple[Position, str]]:
     """Every checkpoint's position and folder, newest first; those of one position in the order of their names."""
     found = [(position, folder) for folder in storage.folders() if (position := parse(folder)) is not None]
     return sorted(sorted(found, key=lambda item: item[1]), key=lambda item: item[0], reverse=True)
+
+
+def point(storage: Storage) -> None:
+    """Let ``latest`` name the newest one. That this cannot be done is no harm: nothing that we read relies on it."""
+    try:
+        storage.point(positions(storage)[0][1])
+    except OSError as error:
+        logger.warning("%s could not be moved: %s. The checkpoint is there all the same.", storage.path(LATEST), error)
 
 
 def entries(storage: Storage) -> list[Entry]:

@@ -23,7 +23,7 @@ _CLAIM = re.compile(r"run-(\d{4,})(?:_round-(\d{5,}))?\.json")
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one file says: that this round (-1: any) of the run with this number may save; an unknown uid is ''."""
+    """That this round (-1: any) of the run with this number may save, and whose run it is; an unknown uid is ''."""
 
     run: int
     round: int
@@ -65,15 +65,29 @@ def refusal(root: str, turn: tuple[int, int], newer: Claim) -> CheckpointRefused
 
 
 def read_claims(storage: Storage) -> list[Claim]:
-    """Every claim, and what the checkpoints' names say: they count even where the claims are gone."""
-    found = []
-    for name in storage.names(FOLDER):
-        if (match := _CLAIM.fullmatch(name)) is not None:
-            uid, who = _content(storage, f"{FOLDER}/{name}")
-            found.append(Claim(int(match[1]), -1 if match[2] is None else int(match[2]), uid, who))
-    known = {claim.turn for claim in found}
-    positions = {position.turn for folder in storage.folders() if (position := parse(folder)) is not None}
-    return found + [Claim(run, round, "", "") for run, round in sorted(positions - known)]
+    """Every run's newest claim, and what the checkpoints' names say: they count even where the claims are gone.
+
+    A run has a claim for each of its rounds, and they are thousands: one is read, the newest that is not damaged.
+    """
+    files = _files(storage)
+    found: dict[int, Claim] = {}
+    for run, round in sorted(files, reverse=True):
+        known = found.get(run)
+        if known is None or not known.uid:
+            uid, who = _content(storage, files[run, round])
+            found[run] = Claim(run, round if known is None else known.round, uid, who)
+    return [*found.values(), *(Claim(run, round, "", "") for run, round in sorted(_saved(storage) - {*files}))]
+
+
+def _files(storage: Storage) -> dict[tuple[int, int], str]:
+    """The claims' files, by their turns, as far as names tell."""
+    matches = [match for name in storage.names(FOLDER) if (match := _CLAIM.fullmatch(name)) is not None]
+    return {(int(m[1]), -1 if m[2] is None else int(m[2])): f"{FOLDER}/{m[0]}" for m in matches}
+
+
+def _saved(storage: Storage) -> set[tuple[int, int]]:
+    """The turns that there are checkpoints of."""
+    return {position.turn for folder in storage.folders() if (position := parse(folder)) is not None}
 
 
 def refuse_beside_the_living(storage: Storage, newest: Claim) -> None:
@@ -106,14 +120,16 @@ def claim(storage: Storage, run: int, me: Identity) -> None:
 
 
 def check_turn(storage: Storage, position: Position) -> None:
-    """Look at the fence again.
+    """Look at the fence again: at names, so that it costs little.
 
     Raises:
         CheckpointRefusedError: A later turn has begun.
     """
-    newest = max(read_claims(storage), key=lambda claim: claim.turn, default=None)
-    if newest is not None and newest.turn > position.turn:
-        raise refusal(storage.root, position.turn, newest)
+    files = _files(storage)
+    newest = max({*files, *_saved(storage)}, default=position.turn)
+    if newest > position.turn:
+        uid, who = _content(storage, files[newest]) if newest in files else ("", "")
+        raise refusal(storage.root, position.turn, Claim(*newest, uid, who))
 
 
 def _content(storage: Storage, path: str) -> tuple[str, str]:

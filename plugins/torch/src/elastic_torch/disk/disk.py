@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import queue
 import time
+import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -19,7 +21,7 @@ import torch.distributed as dist
 from elastic_core.errors import UsageError
 from elastic_torch.disk import catalog, claims, dcp
 from elastic_torch.disk.crew import PeerFailedError, crew_of
-from elastic_torch.disk.errors import CheckpointError, CheckpointLoadError
+from elastic_torch.disk.errors import CheckpointError, CheckpointLoadError, CheckpointRefusedError, CheckpointSaveError
 from elastic_torch.disk.islands import discover
 from elastic_torch.disk.loading import Damage, Loader
 from elastic_torch.disk.manifest import Books, DamagedError
@@ -27,7 +29,7 @@ from elastic_torch.disk.pace import Pace
 from elastic_torch.disk.position import Checkpoint, Identity, Position, identity
 from elastic_torch.disk.saving import Saver
 from elastic_torch.disk.snapshot import snapshot
-from elastic_torch.disk.storage import open_storage
+from elastic_torch.disk.storage import Storage, open_storage
 
 logger = logging.getLogger("elastic_torch.disk")
 DAY = 86_400.0
@@ -68,7 +70,9 @@ class Disk:
         environ: Where run and round are read from.
 
     Raises:
-        CheckpointRefusedError: A later round saves here already, or another run that is alive.
+        CheckpointRefusedError: A later round saves here already, or another run that is alive, or another Disk of this
+            process that is not closed.
+        CheckpointSaveError: The directory cannot be used, on some rank.
         UsageError: A value is wrong, or there are other ranks, but no process group to save with them.
     """
 
@@ -95,16 +99,22 @@ class Disk:
         ranks = dist.get_process_group_ranks(process_group) if _distributed() else None
         self._front = crew_of(ranks)
         self._pace = Pace(interval, mean_time_between_failures, self._front, time.monotonic)
-        self._storage = open_storage(directory)
-        self._front.agree(lambda: None)
-        chart = discover(self._front, self._storage)
+        self._storage = self._opened(directory)
+        self._place = os.path.realpath(self._storage.root)
+        try:
+            chart = discover(self._front, self._storage, read_only=read_only)
+        except PeerFailedError as error:
+            raise _unusable(directory, error) from error
         self._loader = Loader(storage=self._storage, everyone=self._front, chart=chart)
         back = crew_of(ranks)
         island = back if len(chart.islands) == 1 else crew_of([self._front.ranks[i] for i in chart.islands[chart.mine]])
         me = self._front.lead(lambda: identity(environ))
         self._saver = Saver(storage=self._storage, everyone=back, island=island, me=me, keep=keep)
         self._owner = contextlib.ExitStack()
-        self._run = 0 if read_only else self._claim(me)
+        try:
+            self._run = 0 if read_only else self._claim(me)
+        except PeerFailedError as error:
+            raise _unusable(directory, error) from error
         self._books = Books(failures=0, seconds=0.0)
         self._spare: queue.LifoQueue[dict[str, Any] | None] = queue.LifoQueue()  # the last first: often one is enough
         for _ in range(SNAPSHOTS):
@@ -114,9 +124,33 @@ class Disk:
         self.blocked = 0.0
         """Seconds for which the last :meth:`save` kept training waiting."""
 
+    def _opened(self, directory: str | os.PathLike[str]) -> Storage:
+        """The directory, once every rank has opened it.
+
+        Raises:
+            CheckpointSaveError: One of them cannot.
+        """
+        opened: list[Storage] = []
+        failed: list[OSError] = []
+        try:
+            opened.append(open_storage(directory))
+        except OSError as error:
+            failed.append(error)
+
+        def tell() -> None:
+            for error in failed:
+                raise error
+
+        try:
+            self._front.agree(tell)
+        except PeerFailedError as error:
+            raise _unusable(directory, error) from error
+        return opened[0]
+
     def _claim(self, me: Identity) -> int:
         """Take our turn; the number of our run."""
         first = self._saver.island.leads
+        self._front.agree(self._check_alone)
         known = [
             c for part in self._front.agree(lambda: claims.read_claims(self._storage) if first else []) for c in part
         ]
@@ -131,7 +165,17 @@ class Disk:
             claims.check_turn(self._storage, Position(run, me.round, 0))
 
         self._front.agree(lambda: take() if first else None)
+        _savers[self._place] = self
         return run
+
+    def _check_alone(self) -> None:
+        if _savers.get(self._place) is not None:
+            gc.collect()  # it may have been given up
+        if _savers.get(self._place) is not None:
+            raise CheckpointRefusedError(
+                f"Another Disk of this process saves in {self._storage.root} already.",
+                hint="Call its close() before you make the next one, or give each a directory of its own.",
+            )
 
     @property
     def run(self) -> int:
@@ -169,7 +213,10 @@ class Disk:
         if self._run == 0:
             raise UsageError("Nothing can be saved with read_only=True.")
         if self._last is not None and step <= self._last:
-            raise UsageError(f"Step {step} cannot be saved after step {self._last}.")
+            raise UsageError(
+                f"Step {step} cannot be saved after step {self._last}.",
+                hint="Count the steps of the whole training. Of two states each has a Disk and a directory of its own.",
+            )
         began = time.monotonic()
         spare = self._spare.get()
         try:
@@ -277,6 +324,8 @@ class Disk:
         self._settle()
         self._writer.shutdown()
         self._owner.close()
+        if _savers.get(self._place) is self:
+            del _savers[self._place]
 
     def __enter__(self) -> Disk:
         return self
@@ -285,6 +334,17 @@ class Disk:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+_savers: weakref.WeakValueDictionary[str, Disk] = weakref.WeakValueDictionary()
+"""Who saves in this process, by the directory: to the system a lock is a process's, and does not tell them apart."""
+
+
+def _unusable(directory: str | os.PathLike[str], error: PeerFailedError) -> CheckpointSaveError:
+    return CheckpointSaveError(
+        f"No checkpoints can be kept in {os.fspath(directory)}: {error}.",
+        hint="Name a directory that can be made and written to on every node. To load only: Disk(..., read_only=True).",
+    )
 
 
 def _distributed() -> bool:

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastic_torch.disk.crew import Crew
+from elastic_torch.disk.crew import Crew, PeerFailedError
 from elastic_torch.disk.storage import LocalStorage, Storage
 
 FOLDER = ".probe"
@@ -31,8 +31,14 @@ class Map:
     first: bool
 
 
-def discover(crew: Crew, storage: Storage) -> Map:
-    """Find out who sees the same directory. Collective."""
+def discover(crew: Crew, storage: Storage, *, read_only: bool = False) -> Map:
+    """Find out who sees the same directory. Collective.
+
+    That takes writing. Who only reads does without, where it must: then each rank counts as one that sees its own.
+
+    Raises:
+        PeerFailedError: Some rank cannot write there.
+    """
     if crew.size == 1 or not isinstance(storage, LocalStorage):
         return Map((tuple(range(crew.size)),), 0, crew.leads)
     nonce = crew.lead(lambda: secrets.token_hex(6))
@@ -42,7 +48,14 @@ def discover(crew: Crew, storage: Storage) -> Map:
         storage.make(FOLDER)
         storage.put(mine, b"")
 
-    crew.agree(leave)
+    try:
+        crew.agree(leave)
+    except PeerFailedError:
+        with contextlib.suppress(OSError):
+            storage.unlink(mine)
+        if not read_only:
+            raise
+        return Map(tuple((place,) for place in range(crew.size)), crew.place, True)
     prefix = f"{nonce}-"
     seen = [int(name.removeprefix(prefix)) for name in storage.names(FOLDER) if _is_probe(name, prefix)]
     sights = crew.agree(lambda: min(seen))

@@ -85,7 +85,7 @@ class Receiver:
             with self._storage.guard() as locked:
                 folder = self._storage.publish(self._staging, str(position))
                 if locked:
-                    self._storage.point(catalog.positions(self._storage)[0][1])
+                    catalog.point(self._storage)
         except BaseException:
             self._storage.remove(self._staging)
             raise

@@ -7,6 +7,7 @@ anywhere in between leaves the checkpoints as they were, or with the new one com
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from dataclasses import dataclass, replace
@@ -19,6 +20,16 @@ from elastic_torch.disk.manifest import METADATA, NAME, Books, FileSum, Manifest
 from elastic_torch.disk.position import Checkpoint, Identity, Position
 from elastic_torch.disk.snapshot import is_scattered
 from elastic_torch.disk.storage import Storage
+
+_REMEDIES = {
+    errno.ENOSPC: "Free some space, or keep fewer than {keep}.",
+    errno.EDQUOT: "Free some space, or keep fewer than {keep}.",
+    errno.EFBIG: "Raise the limit on the size of files (ulimit -f).",
+    errno.EROFS: "Have the disk made writable again: systems turn it read-only after an error.",
+    errno.EACCES: "Give this user the right to write there.",
+    errno.ENOENT: "If the directory is gone, make it again, or mount it.",  # we do not: the disk would be another one
+}
+"""What to do about errors of the system."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +123,7 @@ class Saver:
             except FileExistsError as error:
                 raise self._taken(whole.position) from error
             if locked:  # else `latest` stays where it is, which is not back; nothing that we read relies on it
-                self.storage.point(catalog.positions(self.storage)[0][1])
+                catalog.point(self.storage)
         return catalog.as_checkpoint(self.storage, folder, whole)
 
     def _check_free(self, position: Position) -> None:
@@ -137,9 +148,9 @@ class Saver:
             there = []
         newest = f"The newest is still that of step {there[0][0].step}." if there else "There is none yet."
         text = str(error) if isinstance(error, (PeerFailedError, OSError)) else f"{type(error).__name__}: {error}"
-        hint = "Training goes on, and the next checkpoint is tried as usual."
-        if os.strerror(28) in text:  # ENOSPC, from whichever rank
-            hint = f"Free some space, or keep fewer than {self.keep}. {hint}"
+        remedies = [remedy for code, remedy in _REMEDIES.items() if os.strerror(code) in text]  # from whichever rank
+        usual = "Training goes on, and the next checkpoint is tried as usual."
+        hint = " ".join([*(remedy.format(keep=self.keep) for remedy in remedies[:1]), usual])
         return CheckpointSaveError(
             f"The checkpoint of step {position.step} was not saved in {self.storage.root}: {text}. {newest}", hint=hint
         )

@@ -252,11 +252,15 @@ class LocalStorage:
         shutil.rmtree(aside, ignore_errors=True)
 
     def point(self, folder: str) -> None:  # noqa: D102
-        if os.path.lexists(self._root / LATEST) and os.readlink(self._root / LATEST) == folder:
+        if os.path.islink(self._root / LATEST) and os.readlink(self._root / LATEST) == folder:
             return
         temporary = self._root / f".{LATEST}-{secrets.token_hex(4)}.tmp"
         os.symlink(folder, temporary)
-        os.replace(temporary, self._root / LATEST)
+        try:
+            os.replace(temporary, self._root / LATEST)
+        except OSError:  # a directory is there
+            os.unlink(temporary)
+            raise
         _sync(self._root)
 
     @contextlib.contextmanager

@@ -103,9 +103,13 @@ class Replicator:
                     self._replicate(stamp)
                 if stamp is not None and stamp == self._way:
                     self._way = None
+            return
         except RuntimeError as exc:  # gloo's: somebody is gone, and the round is as good as over
-            self._broken = True
             logger.info("No more replicas in this round: %s", exc)
+        except Exception as exc:
+            logger.warning("No more replicas in this round, of anybody: %s: %s", type(exc).__name__, exc)
+        self._broken = True
+        self._wire.close()  # now that nothing is left in it: the others wait for this rank, for long
 
     def _replicate(self, stamp: Stamp | None) -> None:
         slot = self._slot_of(stamp) if stamp is not None and self._able else None

@@ -6,6 +6,7 @@ the script destroys all groups by name.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,9 +40,11 @@ class Wire:
         self._group = group
 
     def close(self) -> None:
-        """Let the group go."""
-        if dist.is_initialized():
-            dist.destroy_process_group(self._group)
+        """Let the group go, and with it the connections: who waits for this rank in there hears of it."""
+        with contextlib.suppress(ValueError):  # the script has destroyed all groups
+            if dist.is_initialized():
+                dist.destroy_process_group(self._group)
+        del self._group
 
     def gather(self, row: Sequence[int]) -> list[list[int]]:
         """Everybody's row of numbers, by rank; all are as long."""

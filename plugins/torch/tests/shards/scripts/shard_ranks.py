@@ -1,8 +1,8 @@
 """Ranks with sharded states: ``shard_ranks.py SCENE RANKS...``, one act for each number, over gloo.
 
 In ``memory`` they keep parts, replicate them, and bring together what the act before has left; in ``disk`` they train
-and save. Every act's ranks are forked from this process, which has imported torch once and holds the snapshots that
-they leave. What ranks ``say`` is printed as JSON lines.
+and save; in ``broken`` rank 0 cannot keep what it is sent. Every act's ranks are forked from this process, which has
+imported torch once and holds the snapshots that they leave. What ranks ``say`` is printed as JSON lines.
 """
 
 from __future__ import annotations
@@ -115,6 +115,22 @@ def replicate(rank: int, world: int, act: int, slot: Slot) -> None:
     say(rank, act=act, replicated=sender.replicated == found.stamp, whose=its.rank, bytes=len(copy.views))
 
 
+def fail_to_replicate(rank: int, world: int, slot: Slot) -> None:
+    """Rank 0's thread ends by something that nobody has foreseen, while the others wait for its word."""
+    patch("elastic_torch.shards.replicas.hold", return_value=True).start()
+    if rank == 0:
+        patch.object(Replicas, "came", side_effect=OSError(5, "Input/output error")).start()
+    said, tensors = take_apart(state_of(world, 1.0), {})
+    assert slot.write(Stamp(0, 1), {"rank": rank, "world": world, "tree": said}, tensors)
+    partner = [to for to in partners(range(world)) if to is not None]
+    sender = Replicator(Wire(), partner, Replicas("test", rank), lambda _stamp: slot, None)
+    sender.offer(Stamp(0, 1))
+    sender.close()
+    sender.offer(Stamp(0, 1))  # which nobody takes any more
+    sender.close()
+    say(rank, replicated=sender.replicated is not None)
+
+
 def train(rank: int, world: int, act: int, folder: Path) -> None:
     """Two more steps with FSDP2, each of which is saved, from where the act before was."""
     os.environ.update(ELASTIC_RUN_UID="run", ELASTIC_ROUND=str(act + 1))
@@ -183,6 +199,8 @@ def main() -> None:
                         dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
                         if scene == "memory":
                             remember(rank, world, act, before, after)
+                        elif scene == "broken":
+                            fail_to_replicate(rank, world, after[rank])
                         else:
                             train(rank, world, act, folder)
                         dist.destroy_process_group()
