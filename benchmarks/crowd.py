@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -21,6 +23,11 @@ from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.guard import GuardedBackend
 
+LOOK = 0.05
+"""Seconds between two looks whether all hold a rank; when they did, each has noted."""
+FAIR = 1.0
+"""Seconds that a thread may run while others of its process wait. Each of those wakes up so often to ask for its turn,
+which a thousand that are woken at once do for most of the time; the turn ends with every request anyway."""
 DIALLERS = 16
 """Threads that make connections: a resolver that drops questions costs a connection to a TCPStore 5 s."""
 
@@ -51,29 +58,27 @@ class Job:
 class Sightings:
     """Who held a rank when, in a world of which size."""
 
-    changed: threading.Condition = field(default_factory=threading.Condition)
     seen: list[tuple[int, float, int]] = field(default_factory=list)
 
     def add(self, number: int, at: float, world: int) -> None:
         """One more."""
-        with self.changed:
-            self.seen.append((number, at, world))
-            self.changed.notify_all()
+        self.seen.append((number, at, world))
 
     def wait(self, who: Collection[int], since: float, world: int, deadline: float) -> float | None:
         """When the last of ``who`` held a rank, after ``since`` and in a world of ``world``; None if one never did."""
-        with self.changed:
-            while True:
-                first: dict[int, float] = {}
-                for number, at, size in self.seen:
-                    if at > since and size == world and number in who:
-                        first.setdefault(number, at)
-                if len(first) == len(who):
-                    return max(first.values(), default=since)
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return None
-                self.changed.wait(min(left, 0.05))
+        first: dict[int, float] = {}
+        looked = 0
+        while True:
+            new = self.seen[looked:]
+            looked += len(new)
+            for number, at, size in new:
+                if at > since and size == world and number in who:
+                    first.setdefault(number, at)
+            if len(first) == len(who):
+                return max(first.values(), default=since)
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(LOOK)  # and be woken by none of so many
 
 
 class Crowd:
@@ -192,6 +197,8 @@ class Crowd:
 
 def serve(job: Job, orders: Connection) -> None:
     """What a process of the benchmark does: orders are a method's name and its arguments; until the pipe's end."""
+    sys.setswitchinterval(FAIR)
+    gc.disable()  # each collection would look through what all agents of the process know
     crowd = Crowd(job)
     while True:
         try:

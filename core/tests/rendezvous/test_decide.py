@@ -138,6 +138,13 @@ class TestLiveRound:
         assert decide(scene(ledger, *nodes, now=NOW - 0.5)) == LookAgain(NOW)
         assert body(decide(scene(ledger, *nodes))).reason is HaltReason.UNSEEN
 
+    def test_nobody_is_suspected_while_others_still_answer(self) -> None:
+        ledger = live("abc", at=NOW - 5)
+        nodes = [running("a", seen_at=NOW - 5), running("b", seen_at=NOW - 0.2), seen("c", head=1)]
+        assert decide(scene(ledger, *nodes)) == LookAgain(NOW - 0.2 + 1.0)
+        nodes = [running("a", seen_at=NOW - 5), running("b", seen_at=NOW - 1.0), seen("c", head=1)]
+        assert body(decide(scene(ledger, *nodes))).reason is HaltReason.UNSEEN
+
     def test_patience_grows_with_the_worst_delay_that_the_job_has_known(self) -> None:
         ledger = with_counters(live("ab", at=NOW - 1), worst_seen=1.2)
         assert decide(scene(ledger, running("a"), seen("b", head=1))) == LookAgain(NOW - 1 + 3.6)
@@ -300,6 +307,13 @@ class TestReforming:
         late = NOW + 0.2
         nodes = [stopped("a", now=late), running("b", head=2, now=late)]
         assert ids(body(decide(scene(ledger, *nodes, now=late)))) == "a"
+
+    def test_nobody_is_left_out_while_others_still_answer(self) -> None:
+        ledger = halted("abc", HaltReason.NODE_LEFT, at=NOW - 5)
+        nodes = [stopped("a", seen_at=NOW - 5), stopped("b", seen_at=NOW - 0.2), running("c", head=2)]
+        assert decide(scene(ledger, *nodes)) == LookAgain(NOW - 0.2 + 1.0)
+        nodes = [stopped("a", seen_at=NOW - 5), stopped("b", seen_at=NOW - 1.0), running("c", head=2)]
+        assert ids(body(decide(scene(ledger, *nodes)))) == "ab"
 
     def test_a_member_that_may_have_been_cut_off_with_the_chair_has_a_full_period_to_answer(self) -> None:
         ledger = halted("ab", HaltReason.FAILURE, at=NOW - 0.9, blame=incident("a"))

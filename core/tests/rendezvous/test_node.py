@@ -449,6 +449,20 @@ def test_the_row_tells_whom_this_node_did_not_reach() -> None:
     assert (row_of(node.state).probed, row_of(node.state).unreachable) == (2, ())
 
 
+def test_that_all_peers_were_reached_is_not_told_once_the_next_round_is_live() -> None:
+    node = running()
+    node.reads(Round(number=2, offer=offer("b", 2), same_as=1))
+    node.hears(WorkersGone())
+    before = row_of(node.state)
+    node.hears(Probed(1, ()))
+    assert row_of(node.state) == before
+    node.hears(Probed(1, ("b",)))
+    assert row_of(node.state).unreachable == ("b",)
+    node.reads(Round(number=3, offer=offer("b", 3), same_as=2))
+    node.hears(WorkersGone(), Probed(2, ()))
+    assert row_of(node.state).unreachable == (), "somebody was not, and now is"
+
+
 class TestGracefulStops:
     """What a node does about a PLAN; what it says of it is in its row."""
 

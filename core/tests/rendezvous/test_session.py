@@ -6,7 +6,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,7 +15,7 @@ from scenes import incident, info, settings
 from elastic_core.errors import RendezvousRefusedError
 from elastic_core.events import Event
 from elastic_core.incidents import Action, History, Incident, Verdict
-from elastic_core.rendezvous.backend import Cursor, Link
+from elastic_core.rendezvous.backend import Cursor, Link, RendezvousBackend, RosterRow
 from elastic_core.rendezvous.codec import encode_row
 from elastic_core.rendezvous.join import Applicant, Clock, join
 from elastic_core.rendezvous.ledger import Closed, Halt, HaltReason, Ledger, Offer
@@ -35,7 +35,7 @@ from elastic_core.rendezvous.node import (
     row_of,
     step,
 )
-from elastic_core.rendezvous.rows import NodeRow
+from elastic_core.rendezvous.rows import NodeInfo, NodeRow
 from elastic_core.rendezvous.session import Session, SessionCalls
 from elastic_core.rendezvous.settings import Settings
 
@@ -202,6 +202,42 @@ def test_a_failure_restarts_the_same_members_with_one_entry(fleet: Fleet) -> Non
         node.until(in_round(2, "ab"))
         assert node.starts[-1].restart_count == 1
         assert node.state.ledger.head.index == 3
+
+
+def test_of_changes_that_come_together_the_chair_does_not_look_at_each(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastic_core.rendezvous.session.REST", 1e6)  # until its next beat
+    a, b = pair(fleet, quick(beat_interval=1.0, lost_after=60.0))
+    looks = queue.Queue[int]()
+    turn = a.session._chair.turn
+
+    def look(store: RendezvousBackend, ledger: Ledger) -> float | None:
+        looks.put(1)
+        return turn(store, ledger)
+
+    monkeypatch.setattr(a.session._chair, "turn", look)
+    looks.get(timeout=PATIENCE)
+    for revision in range(100, 200):
+        b.store.amend("b", revision, encode_row(row_of(b.state)))
+    looks.get(timeout=PATIENCE)
+    assert looks.qsize() < 50
+
+
+def test_what_nodes_say_of_themselves_is_asked_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, _ = pair(fleet, quick())
+    asked, answers = list[Collection[str]](), queue.Queue[list[NodeInfo]]()
+    roster = LocalBackend.roster
+
+    def look(store: LocalBackend, ids: Collection[str] | None = None) -> list[RosterRow]:
+        asked.extend([] if ids is None else [ids])
+        return roster(store, ids)
+
+    monkeypatch.setattr(LocalBackend, "roster", look)
+    for wanted in (["b"], ["b"], ["a", "b"], ["gone"], ["gone"]):
+        a.session.look_up(wanted, answers.put)
+        assert {found.node_id for found in answers.get(timeout=PATIENCE)} == {*wanted} - {"gone"}
+    assert asked == [["b"], ["a"], ["gone"], ["gone"]]
 
 
 def test_restarts_are_counted_for_the_job_and_every_node_gets_the_root_cause(fleet: Fleet) -> None:

@@ -119,6 +119,20 @@ def test_the_first_on_the_host_holds_the_store_and_the_others_find_it(host: C10d
     assert guest.embedded
 
 
+def test_who_waits_for_the_next_entry_asks_for_no_other(host: C10dBackend, port: int) -> None:
+    entries = [Link(index, f"entry {index}") for index in range(1, 5)]
+    for prev, entry in pairwise([ORIGIN, *entries[:3]]):
+        host.append(prev, entry, b"")
+    with closing(LossyProxy("127.0.0.1", port)) as line:
+        waiter = C10dBackend(StoreClient(Address(socket.AF_INET, "127.0.0.1", line.port), READ_TIMEOUT), "job")
+        before = line.requests
+        waiting = long_wait(waiter, Cursor(3), roster=False)
+        host.append(entries[2], entries[3], b"")
+        assert woken(waiting, "append()").head == 4
+        assert line.requests - before == 2, "the wait, and whether the entry is there"
+        waiter.close()
+
+
 def test_an_ipv6_endpoint_is_served_and_found() -> None:
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as probe:
         port = probe.getsockname()[1]

@@ -101,6 +101,37 @@ def test_who_was_woken_knows_enough_to_sleep_again(store: RedisBackend, admin: r
     waiter.close()
 
 
+def test_who_was_woken_by_an_entry_has_it(store: RedisBackend, admin: redis.Redis) -> None:
+    waiter = store.connect()
+    waiting = long_wait(waiter, Cursor(), roster=False)
+    store.append(ORIGIN, FIRST, b"entry")
+    woken(waiting, "append()")
+    before = commands(admin)
+    assert waiter.read(1) == b"entry"
+    assert commands(admin) == before
+    admin.hdel(LEDGER, "1")
+    assert waiter.read(1) is None, "and once"
+    waiter.close()
+
+
+@pytest.mark.parametrize(
+    "then",
+    [lambda waiter: waiter.beat("node", 1), lambda waiter: waiter.wait(Cursor(), roster=False, timeout=0)],
+    ids=["asked", "waited"],
+)
+def test_what_an_entry_was_at_the_last_wake_up_is_not_believed_later(
+    store: RedisBackend, admin: redis.Redis, then: Callable[[RedisBackend], object]
+) -> None:
+    waiter = store.connect()
+    waiting = long_wait(waiter, Cursor(), roster=False)
+    store.append(ORIGIN, FIRST, b"entry")
+    woken(waiting, "append()")
+    admin.hdel(LEDGER, "1")
+    then(waiter)
+    assert waiter.read(1) is None
+    waiter.close()
+
+
 def test_a_waiter_for_entries_sleeps_through_changes_of_the_roster(store: RedisBackend, admin: redis.Redis) -> None:
     waiter = store.connect()
     waiting = long_wait(waiter, Cursor(), roster=False)

@@ -131,6 +131,10 @@ def _load(data: bytes, what: str) -> dict[str, Any]:
     return plain
 
 
+_MEMBER = functools.partial(tuple.__new__, Member)
+"""What ``Member`` does, in half the time."""
+
+
 def _pack_members(members: tuple[Member, ...]) -> list[Any]:
     """``[ids, sizes, roles]``, the last two collapsed to one value where all nodes have the same, as they mostly do."""
 
@@ -153,7 +157,7 @@ def _unpack_members(packed: object) -> tuple[Member, ...]:
             roles = roles if isinstance(roles, list) else [roles] * len(ids)
             columns = ((ids, str), (sizes, int), (roles, str))
             if len(sizes) == len(roles) == len(ids) and all({*map(type, column)} <= {kind} for column, kind in columns):
-                return tuple(map(Member, ids, sizes, roles))
+                return tuple(map(_MEMBER, zip(ids, sizes, roles, strict=True)))
     raise SchemaError("", "are not of the schema")
 
 

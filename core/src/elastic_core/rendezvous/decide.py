@@ -113,7 +113,7 @@ def _supervise(scene: Scene, current: Round) -> Decision:
     for node_id in ids:
         if node_id not in finished and (halt := _departure(scene, current, node_id)) is not None:
             return halt
-    late, suspect_at = scene.late(current, ledger.head.anchors.latest), ledger.round_at + scene.suspicion
+    late, suspect_at = scene.late(current, ledger.head.anchors.latest), scene.answered_at + scene.suspicion
     if late and scene.now >= suspect_at:
         why = f"{scene.names(late)} did not show that it saw round {current.number}"
         return end_round(scene, current, HaltReason.UNSEEN, why)

@@ -187,7 +187,7 @@ def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
             return replace(state, work=Work.NONE, phase=phase if state.round else Phase.WAITING)
         case Progressed(number) if number == state.round and state.work is Work.RUNNING:
             return replace(state, progressed=True)
-        case Probed(number, unreachable) if number > state.probed:
+        case Probed(number, unreachable) if number > state.probed and not _nobody_asks(state, event):
             return replace(state, probed=number, unreachable=unreachable)
         case TakesNotices(number) if number == state.round and state.work is Work.RUNNING:
             return replace(state, takes_notices=True, progressed=True)
@@ -202,6 +202,15 @@ def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
         case Outrun(why):
             return replace(state, outrun=why)
     return state
+
+
+def _nobody_asks(state: NodeState, found: Probed) -> bool:
+    """Whether that all peers were reached makes no difference any more: this node never said otherwise, and the next
+    round is live. It is so after every restart, and saves each node a row that the chair would read.
+    """
+    current = state.ledger.round
+    following = state.ledger.live and current is not None and current.number > found.round
+    return following and not found.unreachable and not state.unreachable
 
 
 def _replaced(state: NodeState, ledger: Ledger) -> NodeState:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from elastic_core.config import Timing
 from elastic_core.incidents import Incident, Verdict
@@ -29,7 +30,7 @@ class Judgement:
     verdict: Verdict | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Scene:
     """What the chair decides from. Instants are its own monotonic clock, in seconds."""
 
@@ -115,7 +116,23 @@ class Scene:
         unseen = ledger.halt is not None and ledger.halt.reason is HaltReason.UNSEEN
         if deposed or (unseen and seen is not None and seen.row.head < at.latest):
             return ledger.halt_at + max(LAST_CHANCE, SUSPICION_FACTOR * ledger.counters.worst_seen)
-        return ledger.halt_at + self.suspicion
+        return self.answered_at + self.suspicion
+
+    @cached_property
+    def answered_at(self) -> float:
+        """When a member last showed, for the first time, that it has seen the newest ROUND or HALT; at first, that one.
+
+        As long as answers come in, it is the store or the network that is busy with so many, and nobody is silent.
+        """
+        ledger = self.ledger
+        if ledger.round is None:
+            return ledger.opened_at
+        at, index = (
+            (ledger.round_at, ledger.head.anchors.latest)
+            if ledger.halt is None
+            else (ledger.halt_at, ledger.head.anchors.halt)
+        )
+        return max([at, *(seen.seen_at for seen in self.sightings(ledger.round) if seen.row.head >= index)])
 
     # Several nodes ---------------------------------------------------------------------------------------------------
 

@@ -38,6 +38,9 @@ __all__ = ["Session", "SessionCalls"]
 
 IDLE_WAIT = 60.0
 """Seconds that a follower waits for the ledger at a time; the store wakes it earlier."""
+REST = 0.0001
+"""Seconds that the chair lets things happen after a look, for each row that it looked at: when a thousand rows change
+one after another, looking at all of them for each change would keep their store from taking the changes."""
 
 
 class Session:
@@ -54,6 +57,8 @@ class Session:
         self._memory = Memory((ledger.head,))
         self._doubt = False
         """Whether the store may have lost entries: the reader compares on its next connection, or does so now (S3)."""
+        self._known: dict[str, NodeInfo] = {}
+        """The nodes that were looked up last, by id. The writer's."""
         self._unread: HistoryChangedError | None = None
         """Why the reader could not read on from where it is."""
         self._chair = ChairDriver(node_id, calls.judge, clock, calls.publish)
@@ -109,8 +114,19 @@ class Session:
         self._writer.later(lambda store: answer(others_finished(store, ledger, self._node_id)))
 
     def look_up(self, node_ids: Sequence[str], answer: Callable[[list[NodeInfo]], None]) -> None:
-        """Find out what nodes say of themselves; ``answer`` is called on the writer's thread."""
-        self._writer.later(lambda store: answer([seen.row.info for seen in readable(store.roster(node_ids))]))
+        """Find out what nodes say of themselves; ``answer`` is called on the writer's thread.
+
+        The store is asked about those only that were not in the last answer, since none ever says anything else.
+        """
+
+        def look(store: RendezvousBackend) -> None:
+            known = {node_id: self._known[node_id] for node_id in node_ids if node_id in self._known}
+            if unknown := [node_id for node_id in node_ids if node_id not in known]:
+                known |= {seen.row.info.node_id: seen.row.info for seen in readable(store.roster(unknown))}
+            self._known = known
+            answer(list(known.values()))
+
+        self._writer.later(look)
 
     def close(self, timeout: float) -> None:
         """Hand over the chair, bring the row up to date or take it out, stop the threads: ``timeout`` s at most."""
@@ -190,6 +206,7 @@ class Session:
             if not self._chair.alone(self._ledger):
                 wait = self._ledger.settings.timing.beat_interval  # their beats, or that there is none, wake nobody
             wait = wait if at is None else min(wait, max(0.0, at - self._clock.now()))
+            self._stopping.wait(min(REST * len(self._chair.watch.nodes), wait))
         elif self._chair.watch.nodes:
             self._chair.watch = Watch()  # deposed: what was seen then must not be judged by later
         cursor = Cursor(self._ledger.head.index, 0 if seen is None else seen.roster)

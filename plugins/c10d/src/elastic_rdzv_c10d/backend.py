@@ -254,7 +254,8 @@ class C10dBackend(RendezvousBackend):
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
         """Block until something is new: until the next entry's key is there, or the next change's bell."""
         deadline = time.monotonic() + timeout
-        if not roster and cursor.head == self._head:  # whether the next entry is there already, the wait says as well
+        self._head = max(self._head, cursor.head)  # over whichever connection that was read
+        if timeout > 0 and not roster and cursor.head == self._head:
             return Cursor(self._await_next(deadline), cursor.roster)
         while True:
             changes, version = split_changes(self._client.count(self._keys.changes)) if roster else (0, cursor.roster)
@@ -265,14 +266,15 @@ class C10dBackend(RendezvousBackend):
             self._client.wait_for(self._keys.change(changes + 1) if roster else self._keys.ledger(now.head + 1), left)
 
     def _await_next(self, deadline: float) -> int:
-        """Block until there is an entry after the newest known one, or the deadline; the index of the newest then."""
+        """Block until there is an entry after the newest known one, or the deadline; the newest index known then.
+
+        Whether that entry is there already, the wait says as well; and of the one after it, the next wait.
+        """
         key = self._keys.ledger(self._head + 1)
         while (left := deadline - time.monotonic()) > 0 and not self._client.wait_for(key, left):
             pass
-        if not self._client.exist(key):  # woken for nothing, or not at all
-            return self._head
-        self._head += 1
-        return self._newest()
+        self._head += self._client.exist(key)  # else woken for nothing, or not at all
+        return self._head
 
     def _changed(self, what: int) -> None:
         """Count a change that is made, and wake who waits for one."""

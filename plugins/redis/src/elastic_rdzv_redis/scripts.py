@@ -3,8 +3,9 @@
 * ``KEYS[1]``, the ledger: a hash of ``N`` → entry n's id, a line break, its data; and ``head`` → the newest index.
 * ``KEYS[2]``, the roster: a hash of ``n:ID`` → ``SERIAL REVISION``, ``v:ID`` → the value, ``b:ID`` → the beat;
   and ``arrivals`` and ``version``, two counters.
-* ``KEYS[3]`` and ``KEYS[4]``, the bells of the ledger and of the roster: streams of one element each. A waiter blocks
-  on the element after the last one that it knows of, so that no change can come between its look and its sleep.
+* ``KEYS[3]`` and ``KEYS[4]``, the bells of the ledger and of the roster: streams of one element each, ``now`` → the
+  newest index or the roster's version, and ``what`` → the entry, which whoever is woken so need not ask for. A waiter
+  blocks on the element after the last one that it knows of, so that no change can come between its look and its sleep.
 
 Every change of a key sets the expiry of all four anew, and so does a beat.
 """
@@ -28,13 +29,13 @@ local function keep()
   for _, key in ipairs(KEYS) do redis.call('EXPIRE', key, {EXPIRY}) end
 end
 local function number(key, field) return tonumber(redis.call('HGET', key, field) or 0) end
-local function ring(bell, now) redis.call('XADD', bell, 'MAXLEN', 1, '*', 'now', now) end
+local function ring(bell, now, what) redis.call('XADD', bell, 'MAXLEN', 1, '*', 'now', now, 'what', what) end
 local function rung(bell)
   local last = redis.call('XREVRANGE', bell, '+', '-', 'COUNT', 1)[1]
   return last and last[1] or '0-0'
 end
 local function changed()
-  ring(roster_bell, redis.call('HINCRBY', roster, 'version', 1))
+  ring(roster_bell, redis.call('HINCRBY', roster, 'version', 1), '')
   keep()
 end
 local function row(id)
@@ -131,8 +132,9 @@ if before ~= '0' then
   local _, built_on = is(before, before_id)
   if not built_on then return 0 end
 end
-redis.call('HSET', ledger, index, id .. '\\n' .. data, 'head', index)
-ring(ledger_bell, index)
+local entry = id .. '\\n' .. data
+redis.call('HSET', ledger, index, entry, 'head', index)
+ring(ledger_bell, index, entry)
 keep()
 return 1
 """)
