@@ -91,9 +91,8 @@ def fill(sock: socket.socket) -> None:
             sock.send(b"x")
 
 
-def descriptors(node: Node) -> list[str]:
-    with node.lock:  # an answer is there before what it came over is closed
-        return sorted(os.listdir("/proc/self/fd"))
+def descriptors() -> list[str]:
+    return sorted(os.listdir("/proc/self/fd"))
 
 
 def test_what_is_left_is_there_for_the_workers_of_the_next_round(node: Node) -> None:
@@ -113,10 +112,11 @@ def test_it_is_the_same_memory_and_not_a_copy(node: Node) -> None:
 
 def test_a_name_that_is_taken_gets_the_new_one(node: Node) -> None:
     leave("x", b"1")
-    before = len(descriptors(node))
+    before = len(descriptors())
     leave("x", b"2")
     assert found("x") == b"2"
-    assert len(descriptors(node)) == before
+    with node.lock:  # an answer is there before what it came over is closed
+        assert len(descriptors()) == before
 
 
 def test_what_is_released_is_gone(node: Node) -> None:
@@ -146,11 +146,11 @@ def test_no_more_than_so_many_are_kept() -> None:
             answer: dict[str, object] = json.loads(ours.recv(1000))
             return answer
 
-    before = descriptors(node)
+    before = descriptors()
     assert [ask("a")["done"], ask("a")["done"]] == [True, True]
     assert ask("b") == {"done": False, "why": "1 are kept already"}
     vault.close()
-    assert descriptors(node) == before
+    assert descriptors() == before
     assert 0 < MOST_HELD < 1024
 
 
@@ -174,7 +174,7 @@ def test_an_answer_can_only_go_to_a_local_socket_of_packets() -> None:
     with pytest.raises(ValueError, match=r"^what it wants its answer on is not a local socket of packets$"):
         vault.obey(request, [socket.socket().detach()])
     os.close(reading)
-    assert descriptors(node) == before
+    assert descriptors() == before
 
 
 def test_a_worker_that_does_not_read_its_answer_holds_nobody_up() -> None:
@@ -189,18 +189,18 @@ def test_other_packets_are_not_for_here_and_their_descriptors_are_closed() -> No
     vault, before = Vault(), descriptors()
     for packet in (b'{"type": "initialized"}', b"[]", b"\xff", b'{"type": ["hold"]}', b'{"type": "held "}'):
         assert not vault.obey(packet, [memory(b""), memory(b"")])
-    assert descriptors(node) == before
+    assert descriptors() == before
 
 
 def test_descriptors_of_an_empty_packet_are_closed() -> None:
     reports = Reports(lambda _instant, _event: None)
     with reports.open(1) as worker:
-        before = descriptors(node)
+        before = descriptors()
         fd = memory(b"")
         socket.send_fds(worker, [b""], [fd])
         os.close(fd)
         assert reports.receive() == []
-        assert descriptors(node) == before
+        assert descriptors() == before
     reports.close()
 
 
@@ -208,11 +208,11 @@ def test_an_agent_that_does_not_answer_is_waited_for_only_so_long(monkeypatch: p
     ours, theirs = socket.socketpair(*KIND)
     monkeypatch.setenv(CONTROL_VARIABLE, str(theirs.fileno()))
     with ours, theirs:
-        before = descriptors(node)
+        before = descriptors()
         assert holding.held("x", timeout=0.01) is None
         fill(theirs)
         assert holding.held("x", timeout=0.01) is None
-        assert descriptors(node) == before
+        assert descriptors() == before
 
 
 def test_without_an_agent_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,8 +225,8 @@ def test_without_an_agent_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_agents_end_is_the_end_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = descriptors(node)
+    before = descriptors()
     node = Node(monkeypatch)
     leave("x", b"1")
     node.close()
-    assert descriptors(node) == before
+    assert descriptors() == before
