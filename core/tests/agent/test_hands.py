@@ -31,7 +31,7 @@ def made(**settings: Any) -> Iterator[tuple[Hands, list[Event]]]:
     """Everything that an agent works with, and what was said while it was made."""
     said: list[Event] = []
     with ExitStack() as stack:
-        warden = stack.enter_context(begun(config(**settings)))
+        warden = stack.enter_context(begun())
         yield stack.enter_context(hands(config(**settings), Plugins(), said.append, info(), "uid", warden)), said
 
 

@@ -73,7 +73,7 @@ def polled(config: RunConfig, plugins: Plugins, handler: Any) -> Ending:
     """What the supervisor does when a backend turns out to be a handler."""
     with ExitStack() as stack:
         seat = stack.enter_context(closing(Seat.take(config.rdzv_id)))
-        warden = stack.enter_context(begun(config))
+        warden = stack.enter_context(begun())
         return polling.run(config, plugins, handler, seat, warden)
 
 

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 import elastic_core.agent
 from elastic_core.agent.outcome import Ending
+from elastic_core.agent.warden import Warden
 from elastic_core.cli import run
 from elastic_core.cli.flags import Flags
 from elastic_core.config import RunConfig, Stream, StreamMap, Timing
@@ -205,19 +206,21 @@ def test_flags_that_contradict_each_other_are_refused(flags: dict[str, object], 
 
 
 Supervise = Callable[[RunConfig, Plugins], Ending]
+WARDEN = cast(Warden, object())
 
 
 @pytest.fixture
 def supervise(monkeypatch: pytest.MonkeyPatch) -> Callable[[Supervise], None]:
     """Puts a function where the agent begins."""
-    warden = object()
 
     def stand_in(function: Supervise) -> None:
         def run(config: RunConfig, plugins: Plugins, given: object) -> Ending:
-            assert given is warden, "the agent goes on with what has begun"
+            assert given is WARDEN, "the agent goes on with what has begun"
+            assert [warden for _, warden in sent] == [WARDEN]
             return function(config, plugins)
 
-        start = SimpleNamespace(run=run, begun=lambda config: nullcontext(warden))
+        sent: list[tuple[RunConfig, Warden]] = []
+        start = SimpleNamespace(run=run, send_template=lambda *order: sent.append(order))
         monkeypatch.setattr(elastic_core.agent, "start", start, raising=False)
 
     return stand_in
@@ -232,7 +235,7 @@ def test_the_agent_gets_config_and_plugins_and_its_code_is_the_runs(
         return Ending(75, "too few")
 
     supervise(job)
-    assert run.run(script="train.py", log_dir="logs") == 75
+    assert run.run(WARDEN, script="train.py", log_dir="logs") == 75
     assert capsys.readouterr().err.endswith("running train.py\n"), "what was published is told before the run ends"
 
 
@@ -245,12 +248,12 @@ def test_what_was_published_is_told_even_if_the_run_fails(
 
     supervise(job)
     with pytest.raises(RendezvousConnectionError):
-        run.run(script="train.py")
+        run.run(WARDEN, script="train.py")
     assert capsys.readouterr().err.endswith("the last words\n")
 
 
 def test_nothing_is_made_when_something_is_wrong(tmp_path: Path, supervise: Callable[[Supervise], None]) -> None:
     supervise(lambda config, plugins: pytest.fail("started"))
     with pytest.raises(PluginError):
-        run.run(script="train.py", log_dir="logs", plugin=("nosuch",))
+        run.run(WARDEN, script="train.py", log_dir="logs", plugin=("nosuch",))
     assert not (tmp_path / "logs").exists()

@@ -1,8 +1,8 @@
 """An agent's first steps, in the order of what they hold up: the warden, the template on its way, and all the rest.
 
 The template imports for seconds what this process never does, so it is sent off before plugins are known, and before
-most of the agent is even imported here: that takes a quarter of a second, which a second core has to spare. What is
-imported up to that moment is on every launch's way, and kept short.
+most of the agent is even imported here: that takes a quarter of a second, which a second core has to spare. The warden,
+which starts it, starts while the command line is read. What is imported up to then is on every launch's way, and short.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def begun(config: RunConfig, *, alone: bool = True) -> Iterator[Warden]:
-    """A warden, and its template on its way with what the run itself wants imported. For :func:`run`; main thread only.
+def begun(*, alone: bool = True) -> Iterator[Warden]:
+    """A warden, for :func:`run`. Main thread only.
 
     Args:
-        config: The run; what it runs, in how many workers, and how the start is to be warm must be right already.
         alone: Whether nothing else in this process starts processes, as :meth:`Warden.start` has it.
 
     Raises:
@@ -38,10 +37,19 @@ def begun(config: RunConfig, *, alone: bool = True) -> Iterator[Warden]:
     with subreaping():
         warden = Warden.start(alone=alone)
         try:
-            preloading.begin(warden, config, inheritable(os.environ))
             yield warden
         finally:
             warden.close(CLOSING)
+
+
+def send_template(config: RunConfig, warden: Warden) -> None:
+    """Have it start the template, with what the run itself wants imported.
+
+    Args:
+        config: The run; what it runs, in how many workers, and how the start is to be warm must be right already.
+        warden: What :func:`begun` gave.
+    """
+    preloading.begin(warden, config, inheritable(os.environ))
 
 
 def run(config: RunConfig, plugins: Plugins, warden: Warden | None = None, *, alone: bool = True) -> Ending:
@@ -50,7 +58,7 @@ def run(config: RunConfig, plugins: Plugins, warden: Warden | None = None, *, al
     Args:
         config: The run.
         plugins: Those loaded for it.
-        warden: What :func:`begun` gave for the same run, to be closed here; None to begin now.
+        warden: What :func:`send_template` was called with for the same run, to be closed here; None to begin now.
         alone: As for :func:`begun`.
 
     Raises:
@@ -68,7 +76,8 @@ def run(config: RunConfig, plugins: Plugins, warden: Warden | None = None, *, al
 def _run_once(config: RunConfig, plugins: Plugins, warden: Warden | None, *, alone: bool) -> Ending:
     with ExitStack() as stack:
         if warden is None:
-            warden = stack.enter_context(begun(config, alone=alone))
+            warden = stack.enter_context(begun(alone=alone))
+            send_template(config, warden)
 
         from elastic_core.agent import supervisor  # see the top
         from elastic_core.agent.identity import Seat

@@ -17,6 +17,7 @@ BUILT_IN: Mapping[str, tuple[str, str]] = {
     "plugins": ("elastic_core.cli.listing", "List the plugins that are installed."),
 }
 """Where each of core's own commands lives, in an attribute ``command``, and its help in one line."""
+HELP = ("-h", "--help")
 
 
 class Elastic(click.Group):
@@ -26,7 +27,7 @@ class Elastic(click.Group):
         super().__init__(
             "elastic",
             help="Launch and supervise distributed training that survives crashes, lost nodes and preemption.",
-            context_settings={"help_option_names": ["-h", "--help"]},
+            context_settings={"help_option_names": list(HELP)},
             params=[_version_option()],
             no_args_is_help=False,
         )
@@ -59,6 +60,16 @@ class Elastic(click.Group):
         if not isinstance(command, click.Command):
             raise PluginError(f"The {offer} is no click command.")
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; where that is ``run``, its first process starts while the command line is read."""
+        if args[:1] == ["run"] and not ctx.resilient_parsing and not {*HELP} & {*args}:
+            from elastic_core.agent.start import begun
+
+            ctx.obj = ctx.with_resource(begun())
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands, without importing those of plugins."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +22,7 @@ from elastic_core.environment import flag_variable
 from elastic_core.errors import ElasticError, PluginError, UsageError
 
 if TYPE_CHECKING:
+    from elastic_core.agent.warden import Warden
     from elastic_core.hookspecs import RendezvousOptions
     from elastic_core.plugins import Plugins
 
@@ -37,24 +37,26 @@ OBSERVERS_GET = 5.0
 HOST_AND_PORT = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.%\w]+\])(:\d+)?", re.ASCII)
 
 
-def run(**flags: Any) -> int:
-    """Run the job; return the exit code."""
+def run(warden: Warden | None, **flags: Any) -> int:
+    """Run the job, with a warden that has begun, or one that begins now; return the exit code."""
     from elastic_core.agent import start  # not for --help
 
+    if warden is None:
+        with start.begun() as warden:
+            return run(warden, **flags)
     given = Flags(**flags)
     with _told_whence():
         known = outline(given, os.environ)
-    with start.begun(known) as warden:
-        with _told_whence():
-            config, loaded = _complete(known, given)
-        try:
-            return start.run(config, loaded, warden).exit_code
-        finally:
-            for name in loaded.close(OBSERVERS_GET):
-                click.echo(f"elastic: the observer {name!r} did not finish within {OBSERVERS_GET:g} s.", err=True)
+        start.send_template(known, warden)
+        config, loaded = _complete(known, given)
+    try:
+        return start.run(config, loaded, warden).exit_code
+    finally:
+        for name in loaded.close(OBSERVERS_GET):
+            click.echo(f"elastic: the observer {name!r} did not finish within {OBSERVERS_GET:g} s.", err=True)
 
 
-command = RunCommand(run)
+command = RunCommand(click.pass_obj(run))
 
 
 @contextmanager
@@ -150,6 +152,8 @@ def configure(
     _check_node_rank(flags, backend)
     check_reach(backend, endpoint, flags.nnodes, options, standalone=flags.standalone)
     conf = parse(flags.rdzv_conf, backend=backend, options=options)
+    import uuid  # the template does not wait for it
+
     for warning in (*without_effect(flags, backend, polled=options.handler), *conf.without_effect):
         warn(warning)
     return replace(
