@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 
 import pytest
-from scenes import live, seen, start
+from scenes import live, seen, settings, start
 
 from elastic_core.incidents import Action, Verdict
 from elastic_core.rendezvous.backend import ORIGIN
-from elastic_core.rendezvous.chair import ChairDriver
+from elastic_core.rendezvous.chair import PATIENCE, ChairDriver
 from elastic_core.rendezvous.codec import encode_entry, encode_row
 from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.rows import Phase
+from elastic_core.rendezvous.watch import interrupted
 
 
 @pytest.mark.parametrize(("nodes", "gap_at"), [("a", -math.inf), ("ab", 100.0)])
@@ -31,3 +32,31 @@ def test_a_long_sleep_is_a_gap_only_to_who_had_somebody_to_look_for(nodes: str, 
     chair.turn(store, ledger)
     assert chair.watch.gap_at == gap_at
     assert not chair.alone(ledger)
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["with its row", "alone"])
+def test_a_lone_chair_does_not_judge_itself_by_what_it_did_not_see(lost: bool) -> None:
+    store, ledger, now = LocalBackend(MemoryStore()), live("a"), 20.0
+    store.append(ORIGIN, (first := start().head).link, encode_entry(first))
+    store.append(first.link, ledger.head.link, encode_entry(ledger.head))
+    store.enter("a", encode_row(seen("a", Phase.RUNNING, head=2).row))
+    chair = ChairDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: now), lambda event: None)
+    chair.turn(store, ledger)
+    if lost:
+        store.remove("a")
+    chair.watch = interrupted(chair.watch)
+    now = 100.0
+    chair.turn(store, ledger)
+    assert store.read(ledger.head.index + 1) is None
+
+
+def test_a_lone_chair_looks_again_to_say_whom_it_waits_for() -> None:
+    store, ledger, said, now = LocalBackend(MemoryStore()), start(settings(2, 3)), list[str](), 20.0
+    store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
+    store.enter("a", encode_row(seen("a", head=1).row))
+    clock = Clock(now=lambda: now)
+    chair = ChairDriver("a", lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: said.append(event.name))
+    assert chair.turn(store, ledger) == 20.0 + PATIENCE
+    now = 20.0 + PATIENCE
+    chair.turn(store, ledger)
+    assert said == ["waiting"]

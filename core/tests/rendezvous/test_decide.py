@@ -183,10 +183,17 @@ class TestNewcomers:
         assert isinstance(decide(scene(ledger, running("a"), seen("b", head=2))), LookAgain)
         needy = with_counters(live("a", settings(min_nodes=2)), losses={"id-host-b": 3})
         assert body(decide(scene(needy, running("a"), seen("b", head=2)))).reason is HaltReason.RESIZE
-        alone = with_counters(live("a"), losses={"id-host-a": 3, "id-host-b": 3})
-        assert body(decide(scene(alone, running("a"), seen("b", head=2)))).reason is HaltReason.RESIZE, (
-            "who trains there is no better"
-        )
+
+    def test_where_a_member_is_others_are_welcome_whatever_the_host_has_lost(self) -> None:
+        ledger = with_counters(live("a"), losses={"id-host-a": 3})
+        b = seen("b", head=2)
+        beside = replace(b, row=replace(b.row, info=replace(b.row.info, host_id="id-host-a", seat=1)))
+        assert body(decide(scene(ledger, running("a"), beside))).reason is HaltReason.RESIZE
+
+    def test_who_stopped_for_a_newcomer_stays_whatever_its_host_has_lost(self) -> None:
+        ledger = with_counters(halted("a", HaltReason.RESIZE, settings(1, 3)), losses={"id-host-a": 3, "id-host-c": 3})
+        nodes = [stopped("a"), seen("b", head=3), seen("c", head=3)]
+        assert ids(body(decide(scene(ledger, *nodes)))) == "ab"
 
 
 class TestWorkerFailure:

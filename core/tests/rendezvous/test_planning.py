@@ -78,7 +78,7 @@ class TestPlan:
 class TestStopAt:
     def test_the_step_is_one_more_than_any_rank_has_reported(self) -> None:
         found = body(decide(scene(planned(), answer("a", 7, 6), answer("b", 5, 8))))
-        assert found == StopAt(round=1, step=9)
+        assert found == StopAt(round=1, step=9, leaving=False)
 
     @pytest.mark.parametrize(
         "other",
@@ -92,7 +92,7 @@ class TestStopAt:
 
     def test_whoever_has_finished_need_not_answer(self) -> None:
         found = decide(scene(planned(), answer("a", 7), seen("b", Phase.FINISHED, head=3)))
-        assert body(found) == StopAt(round=1, step=8)
+        assert body(found) == StopAt(round=1, step=8, leaving=False)
 
     def test_it_says_that_a_node_leaves_where_that_is_why_it_was_planned(self) -> None:
         ledger = then(live("ab"), replace(PLAN, reason=HaltReason.NODE_LEFT), at=NOW - 1)

@@ -15,7 +15,7 @@ from scenes import incident, info, settings
 from elastic_core.errors import RendezvousRefusedError
 from elastic_core.events import Event
 from elastic_core.incidents import Action, History, Incident, Verdict
-from elastic_core.rendezvous.backend import Cursor, Link, RendezvousBackend, RosterRow
+from elastic_core.rendezvous.backend import Cursor, Link, RosterRow
 from elastic_core.rendezvous.codec import encode_row
 from elastic_core.rendezvous.join import Applicant, Clock, join
 from elastic_core.rendezvous.ledger import Closed, Halt, HaltReason, Ledger, Offer
@@ -207,21 +207,18 @@ def test_a_failure_restarts_the_same_members_with_one_entry(fleet: Fleet) -> Non
 def test_of_changes_that_come_together_the_chair_does_not_look_at_each(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elastic_core.rendezvous.session.REST", 1e6)  # until its next beat
-    a, b = pair(fleet, quick(beat_interval=1.0, lost_after=60.0))
-    looks = queue.Queue[int]()
-    turn = a.session._chair.turn
+    monkeypatch.setattr("elastic_core.rendezvous.session.REST", 0.001)
+    a, b = pair(fleet, quick())
+    rests = queue.Queue[float | None]()
+    rest = a.session._stopping.wait
 
-    def look(store: RendezvousBackend, ledger: Ledger) -> float | None:
-        looks.put(1)
-        return turn(store, ledger)
+    def recorded(seconds: float | None = None) -> bool:
+        rests.put(seconds)
+        return rest(seconds)
 
-    monkeypatch.setattr(a.session._chair, "turn", look)
-    looks.get(timeout=PATIENCE)
-    for revision in range(100, 200):
-        b.store.amend("b", revision, encode_row(row_of(b.state)))
-    looks.get(timeout=PATIENCE)
-    assert looks.qsize() < 50
+    monkeypatch.setattr(a.session._stopping, "wait", recorded)
+    b.store.amend("b", 100, encode_row(row_of(b.state)))
+    assert rests.get(timeout=PATIENCE) == 0.002, "so long for each of two rows"
 
 
 def test_what_nodes_say_of_themselves_is_asked_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

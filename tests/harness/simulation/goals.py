@@ -70,14 +70,11 @@ def _content(world: World, agent: SimAgent, training: Training, members: set[str
 
 
 def _left_out(world: World, agent: SimAgent, ledger: Ledger, members: set[str]) -> bool:
-    """L4, L5: whether its host was lost too often, or excluded, and members on others suffice."""
-    losses, excluded = ledger.counters.losses, ledger.counters.excluded
-
-    def bad(host: str) -> bool:
-        return losses.get(host, 0) >= LOSSES or host in excluded
-
-    others = [other for node_id in members if (other := world.agent(node_id)) is not None and not bad(other.boot_id)]
-    return bad(agent.boot_id) and len(others) >= world.plan.min_nodes
+    """L4, L5: whether its host was lost too often, or excluded, and no member is there."""
+    counters = ledger.counters
+    bad = counters.losses.get(agent.boot_id, 0) >= LOSSES or agent.boot_id in counters.excluded
+    others = {other.boot_id for node_id in members if (other := world.agent(node_id)) is not None}
+    return bad and agent.boot_id not in others
 
 
 def unrest(world: World, rounds: int, chairs: int) -> str:

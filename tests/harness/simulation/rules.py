@@ -88,8 +88,11 @@ def check_closed(world: World, replica: Replica, entry: Entry, body: Closed) -> 
             world.truth.violated("S6", f"the run is abandoned, but {', '.join(others)} is healthy")
 
 
-def check_seats(world: World, before: Entry | None, entry: Entry, body: Round) -> None:
-    """S7: who is seated has joined this run. L4: hosts that were lost too often are left out while others suffice."""
+def check_seats(world: World, before: Entry | None, entry: Entry, body: Round, earlier: Round | None) -> None:
+    """S7: who is seated has joined this run. L4: hosts that were lost too often are left out while others suffice.
+
+    Who has stopped for newcomers, of the round ``earlier``, stays; and where they are, others may be.
+    """
     endings.check_seats(world, entry, body)
     agents = [agent for member in body.members if (agent := world.agent(member.node_id)) is not None]
     for agent in agents:
@@ -98,7 +101,10 @@ def check_seats(world: World, before: Entry | None, entry: Entry, body: Round) -
     losses = before.counters.losses if before is not None else {}  # those that this round counts come with it
     if entry.counters.barren >= BARREN:
         world.truth.violated("L4", f"a round follows {entry.counters.barren} that got nowhere")
-    bad = [agent for agent in agents if losses.get(agent.boot_id, 0) >= LOSSES]
+    resized = before is not None and isinstance(before.body, Halt) and before.body.reason is HaltReason.RESIZE
+    stays = {member.node_id for member in earlier.members} if resized and earlier is not None else set()
+    good = {agent.boot_id for agent in agents if agent.node_id in stays}
+    bad = [agent for agent in agents if losses.get(agent.boot_id, 0) >= LOSSES and agent.boot_id not in good]
     if bad and len(agents) - len(bad) >= world.plan.min_nodes:
         world.truth.violated("L4", f"{bad[0].node_id} was lost too often, and others suffice")
 

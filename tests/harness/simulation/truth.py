@@ -170,7 +170,7 @@ class Truth:
             self.world, replica, body.offer.id
         ):
             self.violated("I2", f"round {body.number} is given a store that served before")
-        rules.check_seats(self.world, before, entry, body)
+        rules.check_seats(self.world, before, entry, body, earlier)
         unreached.check_seal(self.world, before, entry, replace(body, members=members), earlier)
         ids = [member.node_id for member in members]
         if len(set(ids)) != len(ids) or not plan.min_nodes <= len(ids) <= plan.max_nodes:

@@ -85,5 +85,6 @@ def _run_once(config: RunConfig, plugins: Plugins, warden: Warden | None, *, alo
         seat = stack.enter_context(closing(Seat.take(config.rdzv_id)))  # not the endpoint too: it has many spellings
         stack.callback(warden.close, CLOSING)  # before the seat is free for the next agent
         warden.hold(seat.fileno())
+        warden.keep_off()  # plugins may have started something
         names = preloading.complete(warden, config, plugins)
         return supervisor.supervise(config, plugins, seat, warden, names)

@@ -150,6 +150,7 @@ class Supervisor:
         self._stores = stores
         self._exit: Exit | None = None
         self._row: object = None
+        self._untaken: Event | None = None
         calls = SessionCalls(
             post=self._inbox.post,
             publish=publish,
@@ -173,8 +174,7 @@ class Supervisor:
         """The loop: take what happened, see what follows, do it, until there is an end."""
         self._do(MakeOffer())
         self._session.start()
-        if (why := outcome.untaken(self._state.ledger, self._state.info, self._config.max_nodes)) is not None:
-            self._publish(why)
+        self._say_if_untaken()
         self._tick()
         while self._exit is None:
             for event in self._inbox.take():
@@ -292,6 +292,7 @@ class Supervisor:
                 self._publish(news)
             if self._state.ledger.round is not before.ledger.round:
                 self._group.decided()
+            self._say_if_untaken()
             if (why := outcome.asked_to_leave(event.entries, self._state.info.node_id)) is not None:
                 self._departing.on_drain(why)
         if (row := row_of(self._state)) != self._row:
@@ -348,6 +349,13 @@ class Supervisor:
 
     def _say(self, name: str, message: str, level: Level = Level.INFO) -> None:
         self._publish(Event(name, message, level))
+
+    def _say_if_untaken(self) -> None:
+        """Nobody else tells a node that the job does not take, and why; once for each reason."""
+        why = outcome.untaken(self._state.ledger, self._state.info, self._config.max_nodes)
+        if why is not None and why != self._untaken:
+            self._publish(why)
+            self._untaken = why
 
     def _conclude(self, end: Exit) -> Ending:
         closed = self._state.ledger.closed

@@ -93,6 +93,10 @@ class Warden:
         """A descriptor that is readable when :meth:`receive` is to be called."""
         return self._ready.fileno()
 
+    def keep_off(self) -> None:
+        """Count what has been started below this process besides, up to now, among what is none of the warden's."""
+        self._others |= {process for process in descendants(os.getpid(), without={self.pid}) if process[0] != self.pid}
+
     def hold(self, descriptor: int) -> None:
         """Have it keep a descriptor open until its last descendant is gone."""
         self._send({"do": "hold", "descriptors": ["held"]}, [descriptor])
@@ -241,9 +245,11 @@ class Warden:
             return
         self._send({"do": "spare"})  # what was to be swept is the agent's to remove: it has lived to do it
         self._channel.close()  # end-of-file is the order
-        self.wake()
-        self._await_end(timeout)
-        self._ready.close()
+        try:
+            self.wake()
+            self._await_end(timeout)
+        finally:
+            self._ready.close()
 
     def _send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         self._channel.send(message, descriptors)

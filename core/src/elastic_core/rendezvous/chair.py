@@ -6,7 +6,6 @@ every change and at the instants that it asked for.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field, replace
@@ -66,8 +65,11 @@ class ChairDriver:
             RendezvousConnectionError: The store cannot be reached; what was being written may or may not have landed.
         """
         self._looked_at = self.clock.now()  # before the look: a pause after it must not count as anybody's silence
-        gap = math.inf if self.alone(ledger) else contact_gap(ledger.settings.timing)  # alone, it may have slept
+        alone, gap_at = self.alone(ledger), self.watch.gap_at
+        gap = contact_gap(ledger.settings.timing)
         self.watch = observe(self.watch, self._rows(store, ledger), self._looked_at, gap=gap)
+        if alone:  # it may have slept, and has missed nobody; its own row is judged anew after a gap all the same
+            self.watch = replace(self.watch, gap_at=gap_at)
         self._prune(store, ledger)
         self._shrink(store, ledger)
         decision = decide(self._scene(store, ledger))
@@ -95,6 +97,8 @@ class ChairDriver:
                     self._thinking.exception()
                     self.watch = replace(self.watch, gap_at=self.clock.now())
                     return self.clock.now()
+                if waiting and self._tell_at is not None:
+                    return self._tell_at if at is None else min(at, self._tell_at)
                 return at
         raise AssertionError(f"decide() asks again about what was just judged: {decision}")
 

@@ -113,7 +113,7 @@ def _supervise(scene: Scene, current: Round) -> Decision:
     for node_id in ids:
         if node_id not in finished and (halt := _departure(scene, current, node_id)) is not None:
             return halt
-    late, suspect_at = scene.late(current, ledger.head.anchors.latest), scene.answered_at + scene.suspicion
+    late, suspect_at = scene.late(current, ledger.head.anchors.latest), scene.suspected_at
     if late and scene.now >= suspect_at:
         why = f"{scene.names(late)} did not show that it saw round {current.number}"
         return end_round(scene, current, HaltReason.UNSEEN, why)
@@ -274,7 +274,7 @@ def _reform(scene: Scene, old: Round, halt: Halt) -> Decision:
         return LookAgain(scene.look(fence, nodes=scene.sightings(old)), f"{who}, for up to {fence - scene.now:.0f} s")
     out = muster.unreachable
     survivors = [seen for i in muster.fit if i != out and (seen := scene.seen(i)) is not None]
-    nodes = _choose(scene, halt, [*survivors, *muster.joining])[: scene.agreement.max_nodes]
+    nodes = _choose(scene, halt, survivors, muster.joining)[: scene.agreement.max_nodes]
     if len(nodes) >= scene.agreement.min_nodes:
         why = halt.why if out is None else told(scene, old, out)
         return seal(scene, nodes, why=why, unreachable=out)
@@ -327,8 +327,14 @@ def _is_over(scene: Scene, old: Round) -> bool:
     return False
 
 
-def _choose(scene: Scene, halt: Halt, nodes: list[Sighting]) -> list[Sighting]:
-    """Leave out bad hosts if that can be; the order stays, so that rank 0 is somebody who has the state."""
+def _choose(scene: Scene, halt: Halt, survivors: list[Sighting], joining: list[Sighting]) -> list[Sighting]:
+    """Leave out bad hosts if that can be; the order stays, so that rank 0 is somebody who has the state.
+
+    Those who have stopped for newcomers have that state, and stay: their host was not lost now.
+    """
+    if halt.reason is HaltReason.RESIZE and survivors:
+        return [*survivors, *scene.without_bad_hosts(joining, survivors)]
+    nodes = [*survivors, *joining]
     verdict = scene.verdict(halt.round)
     if verdict is not None and verdict.action is Action.EXCLUDE_HOST and halt.incident is not None:
         others = [seen for seen in nodes if seen.node_id != halt.incident.node_id]

@@ -193,7 +193,7 @@ class StopAt:
 
     round: int
     step: int
-    leaving: bool = False
+    leaving: bool = True
     """Whether a node of the round leaves, be it one that has decided to since the PLAN; else others only join it."""
 
 

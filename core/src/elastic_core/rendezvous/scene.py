@@ -59,10 +59,13 @@ class Scene:
         That the run was resumed, nodes learn by their next beat. Where the chair was cut off, others were, too, and
         have a full period to be back.
         """
+        return max(self._usual_suspicion, self.watch.gap_at + self.timing.lost_after - self.ledger.head_at)
+
+    @property
+    def _usual_suspicion(self) -> float:
         if isinstance(self.ledger.head.body, Resume):
             return self.timing.lost_after
-        usual = max(SUSPICION, SUSPICION_FACTOR * self.ledger.counters.worst_seen)
-        return max(usual, self.watch.gap_at + self.timing.lost_after - self.ledger.head_at)
+        return max(SUSPICION, SUSPICION_FACTOR * self.ledger.counters.worst_seen)
 
     def judged(self, number: int) -> bool:
         """Whether the policies were asked about round ``number``."""
@@ -116,11 +119,16 @@ class Scene:
         unseen = ledger.halt is not None and ledger.halt.reason is HaltReason.UNSEEN
         if deposed or (unseen and seen is not None and seen.row.head < at.latest):
             return ledger.halt_at + max(LAST_CHANCE, SUSPICION_FACTOR * ledger.counters.worst_seen)
-        return self.answered_at + self.suspicion
+        return self.suspected_at
+
+    @property
+    def suspected_at(self) -> float:
+        """When members that have not shown that they saw the newest ROUND or HALT are suspected (rule L2)."""
+        return max(self.answered_at + self._usual_suspicion, self.watch.gap_at + self.timing.lost_after)
 
     @cached_property
     def answered_at(self) -> float:
-        """When a member last showed, for the first time, that it has seen the newest ROUND or HALT; at first, that one.
+        """When a member last showed that it has read on, up to the newest ROUND or HALT or further; at first, that one.
 
         As long as answers come in, it is the store or the network that is busy with so many, and nobody is silent.
         """
@@ -155,12 +163,10 @@ class Scene:
         return [node_id for node_id in self.unseen(current, index) if node_id in listed]
 
     def newcomers(self) -> list[Sighting]:
-        """Those that wait, without bad hosts where others are enough: a round on such a host alone takes more of it."""
-        bad, members = self.ledger.counters.bad_hosts(), self.ledger.round.members if self.ledger.round else ()
+        """Those that wait, without bad hosts where members are enough."""
+        members = self.ledger.round.members if self.ledger.round is not None else ()
         known = [seen for member in members if (seen := self.seen(member.node_id)) is not None]
-        return self.without_bad_hosts(
-            self.waiting(), len(members) - sum(seen.row.info.host_id in bad for seen in known)
-        )
+        return self.without_bad_hosts(self.waiting(), known, len(members) - len(known))
 
     def waiting(self) -> list[Sighting]:
         """Living nodes that wait for a seat and have seen the newest OPEN or CHAIR (rule S7), in order of arrival."""
@@ -183,11 +189,19 @@ class Scene:
     def _goes(self, node_id: str) -> bool:
         return self.dead(node_id) or self.leaving(node_id)
 
-    def without_bad_hosts(self, nodes: list[Sighting], others: int = 0) -> list[Sighting]:
-        """Leave out hosts that a policy excluded or that were lost too often, while the rest suffice (rule L4)."""
-        bad = self.ledger.counters.bad_hosts()
+    def without_bad_hosts(
+        self, nodes: list[Sighting], staying: Sequence[Sighting] = (), unknown: int = 0
+    ) -> list[Sighting]:
+        """Leave out hosts that a policy excluded or that were lost too often, while the rest suffice (rule L4).
+
+        Args:
+            nodes: Whom to choose from.
+            staying: Who is in the round anyway; a host that is good enough for them is for others.
+            unknown: How many others are, of whom nothing is known.
+        """
+        bad = self.ledger.counters.bad_hosts() - {seen.row.info.host_id for seen in staying}
         good = [seen for seen in nodes if seen.row.info.host_id not in bad]
-        return good if len(good) + others >= self.agreement.min_nodes else nodes
+        return good if len(good) + len(staying) + unknown >= self.agreement.min_nodes else nodes
 
     def room(self, current: Round) -> bool:
         """Whether a node waits that the round has a place for."""

@@ -166,7 +166,13 @@ def test_who_sees_the_same_files_is_an_island() -> None:
 def test_where_nothing_can_be_written_readers_count_as_seeing_what_is_their_own(tmp_path: Path) -> None:
     (tmp_path / ".probe").write_text("no folder")
     crew, storage = Crew([0, 1], None, 1), LocalStorage(tmp_path)
-    crew.lead = lambda act: act()  # type: ignore[method-assign]  # as if the other rank had
+
+    def both(mine: object) -> list[object]:
+        """The other rank, the first, finds the same, and sees itself."""
+        return [0 if mine == crew.place and not isinstance(mine, bool) else mine, mine]
+
+    crew.lead = lambda act: act()  # type: ignore[method-assign]
+    crew.gather = both  # type: ignore[assignment,method-assign]
     assert discover(crew, storage, read_only=True) == Map(((0,), (1,)), 1, True)
     with pytest.raises(PeerFailedError, match=r"rank 0: .*Not a directory"):
         discover(crew, storage)

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastic_torch.disk.crew import Crew, PeerFailedError
+from elastic_torch.disk.crew import Crew
 from elastic_torch.disk.storage import LocalStorage, Storage
 
 FOLDER = ".probe"
@@ -34,7 +34,8 @@ class Map:
 def discover(crew: Crew, storage: Storage, *, read_only: bool = False) -> Map:
     """Find out who sees the same directory. Collective.
 
-    That takes writing. Who only reads does without, where it must: then each rank counts as one that sees its own.
+    That takes writing. Who only reads does without, where it must: a rank that cannot write counts as one that sees its
+    own directory.
 
     Raises:
         PeerFailedError: Some rank cannot write there.
@@ -44,24 +45,28 @@ def discover(crew: Crew, storage: Storage, *, read_only: bool = False) -> Map:
     nonce = crew.lead(lambda: secrets.token_hex(6))
     mine = f"{FOLDER}/{nonce}-{crew.place}"
 
-    def leave() -> None:
-        storage.make(FOLDER)
-        storage.put(mine, b"")
+    def leave() -> bool:
+        try:
+            storage.make(FOLDER)
+            storage.put(mine, b"")
+        except Exception:
+            if not read_only:
+                raise
+            return False
+        return True
+
+    def look() -> int:
+        if not able[crew.place]:
+            return crew.place
+        prefix = f"{nonce}-"
+        return min(int(name.removeprefix(prefix)) for name in storage.names(FOLDER) if _is_probe(name, prefix))
 
     try:
-        crew.agree(leave)
-    except PeerFailedError:
+        able = crew.agree(leave)
+        return chart(crew.agree(look), crew.place)
+    finally:
         with contextlib.suppress(OSError):
             storage.unlink(mine)
-        if not read_only:
-            raise
-        return Map(tuple((place,) for place in range(crew.size)), crew.place, True)
-    prefix = f"{nonce}-"
-    seen = [int(name.removeprefix(prefix)) for name in storage.names(FOLDER) if _is_probe(name, prefix)]
-    sights = crew.agree(lambda: min(seen))
-    with contextlib.suppress(OSError):
-        storage.unlink(mine)
-    return chart(sights, crew.place)
 
 
 def chart(sights: Sequence[int], place: int) -> Map:

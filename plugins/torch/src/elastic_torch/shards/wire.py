@@ -41,10 +41,11 @@ class Wire:
 
     def close(self) -> None:
         """Let the group go, and with it the connections: who waits for this rank in there hears of it."""
-        with contextlib.suppress(ValueError):  # the script has destroyed all groups
-            if dist.is_initialized():
-                dist.destroy_process_group(self._group)
-        del self._group
+        with self._inside:
+            with contextlib.suppress(ValueError):  # the script has destroyed all groups
+                if dist.is_initialized():
+                    dist.destroy_process_group(self._group)
+            del self._group
 
     def gather(self, row: Sequence[int]) -> list[list[int]]:
         """Everybody's row of numbers, by rank; all are as long."""
