@@ -175,8 +175,8 @@ def elastic_preload(config: RunConfig) -> Sequence[str] | None:
     Called once, before the node joins, in runs with a warm start only. They must not start threads, nor touch a GPU:
     a process that has done either is not forked, and workers start fresh. Raising ends the run before it has begun.
 
-    The template is on its way before plugins are loaded: what a plugin sets in ``os.environ`` comes too late for it, and
-    workers start fresh where a library reads that while it is imported.
+    The template is on its way before plugins are loaded: what a plugin sets in ``os.environ`` comes too late for it,
+    and workers start fresh where a library reads that while it is imported.
     """
 
 
