@@ -48,7 +48,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "agents",
     ),
     _m("the first round below the minimum", "decide", "if len(came) >= agreement.min_nodes:", "if came:", "agents"),
-    _m("above the maximum", "decide", "*muster.joining])[: scene.agreement.max_nodes]", "*muster.joining])", "agents"),
+    _m("above the maximum", "decide", "muster.joining)[: scene.agreement.max_nodes]", "muster.joining)", "agents"),
     _m("the first round above the maximum", "decide", "came[: agreement.max_nodes]", "came", "agents"),
     _m("no fence", "decide", "if scene.now < fence and not _is_over(scene, old):", "if False:", "network", first=85),
     _m("a short fence", "decide", "+ scene.timing.fence_after", "+ 2.0", "network", first=85),
