@@ -146,11 +146,10 @@ class FileBackend(RendezvousBackend):
             mark = self._find(safe_name(node_id))
             if mark is not None:
                 overwrite(self._store.beats / mark.key, pack_beat(count))
-            watched = None if watch is None else self._find(safe_name(watch))
             return BeatReply(
                 head=self._store.ledger.last(),
                 revision=None if mark is None else mark.revision,
-                watched=None if watched is None else self._beat_of(watched),
+                watched=count if watch == node_id and mark is not None else self._watched(watch),
             )
 
     def remove(self, node_id: str) -> None:
@@ -286,6 +285,10 @@ class FileBackend(RendezvousBackend):
                 raise RendezvousConnectionError(f"{str(path)!r} is gone.", hint=DELETED)
             at = found
         return None
+
+    def _watched(self, node_id: str | None) -> int | None:
+        mark = None if node_id is None else self._find(safe_name(node_id))
+        return None if mark is None else self._beat_of(mark)
 
     def _beat_of(self, mark: Mark) -> int | None:
         path = self._store.beats / mark.key
