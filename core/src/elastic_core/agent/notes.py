@@ -37,6 +37,6 @@ class Overdue:
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """A thread of the session met a defect."""
+    """A thread of the session, or of a policy, met a defect."""
 
     error: BaseException

@@ -21,6 +21,7 @@ from elastic_core.agent.enrolment import applicant_for, cpus_of_workers
 from elastic_core.agent.hands import WARDEN_PATIENCE, Hands, hands
 from elastic_core.agent.identity import Seat
 from elastic_core.agent.inbox import SignalReceived
+from elastic_core.agent.notes import Crashed, Overdue
 from elastic_core.agent.outcome import Ending, Publish, finish, publish_as
 from elastic_core.agent.warden import CLOSING, Warden
 from elastic_core.agent.warden_events import Died, Gone, Stuck, TemplateEvent
@@ -83,18 +84,6 @@ class _StillAsking:
     """The handler may still be looking for a round."""
 
     round: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Overdue:
-    """The warden should have killed everything by now."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Crashed:
-    """No policy could be asked: a defect."""
-
-    error: BaseException
 
 
 def run(
@@ -190,7 +179,7 @@ class PollingAgent:
                 self._on_failure(error)
             case Judged() | OthersFinished():
                 self._step(event)
-            case _Crashed(error):
+            case Crashed(error):
                 raise RuntimeError("the failure could not be judged") from error
             case ShutDown(error):
                 self._on_shut_down(error)
@@ -199,9 +188,9 @@ class PollingAgent:
             case Gone():
                 self._group.gone()
                 self._step(WorkersGone())
-            case _Overdue() if self._state.work is Work.STOPPING:
+            case Overdue() if self._state.work is Work.STOPPING:
                 self._warden.kill()
-            case _Overdue():
+            case Overdue():
                 pass
             case Died(reason):
                 self._on_warden_death(reason)
@@ -286,7 +275,7 @@ class PollingAgent:
             self._say("signal", f"received {name} again: killing the workers")
             self._warden.wake()
             self._group.stop(0.0)
-            self._inbox.at(self._clock.now() + WARDEN_PATIENCE, _Overdue())
+            self._inbox.at(self._clock.now() + WARDEN_PATIENCE, Overdue())
         else:
             busy = self._state.work in (Work.RUNNING, Work.STOPPING)
             again = "; once more to kill the workers at once" if busy else ""
@@ -387,7 +376,7 @@ class PollingAgent:
             try:
                 self._post(Judged(self._plugins.judge(incident, history)))
             except Exception as exc:
-                self._post(_Crashed(exc))
+                self._post(Crashed(exc))
 
         threading.Thread(target=judge, name="elastic-judge", daemon=True).start()
 
