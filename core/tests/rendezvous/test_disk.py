@@ -13,9 +13,9 @@ from elastic_core.rendezvous.disk import Numbered, fetch, publish, safe_name, st
 
 
 @pytest.fixture
-def scratch(tmp_path: Path) -> Path:
+def scratch(tmp_path: Path) -> str:
     (tmp_path / "scratch").mkdir()
-    return tmp_path / "scratch"
+    return f"{tmp_path}/scratch"
 
 
 @pytest.mark.parametrize(
@@ -45,41 +45,41 @@ def test_long_names_are_cut_and_stay_different() -> None:
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_a_file_is_published_once(tmp_path: Path, scratch: Path, durable: bool) -> None:
-    target = tmp_path / "target"
+def test_a_file_is_published_once(tmp_path: Path, scratch: str, durable: bool) -> None:
+    target = str(tmp_path / "target")
     assert publish(scratch, target, b"first", durable=durable)
     assert not publish(scratch, target, b"second", durable=durable)
     assert (fetch(target, 100), os.listdir(scratch)) == (b"first", [])
 
 
-def test_a_link_whose_reply_was_lost_was_made(tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_whose_reply_was_lost_was_made(tmp_path: Path, scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     link = os.link
 
-    def lossy(source: Path, target: Path) -> None:
+    def lossy(source: str, target: str) -> None:
         link(source, target)
         link(source, target)  # the client sends it again, and the server answers that it exists
 
     monkeypatch.setattr(os, "link", lossy)
-    assert publish(scratch, tmp_path / "target", b"content")
-    assert fetch(tmp_path / "target", 100) == b"content"
+    assert publish(scratch, f"{tmp_path}/target", b"content")
+    assert fetch(f"{tmp_path}/target", 100) == b"content"
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
 def test_a_file_system_without_hard_links_is_named(
-    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    tmp_path: Path, scratch: str, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    def refuse(source: Path, target: Path) -> None:
-        raise OSError(number, os.strerror(number), str(source))
+    def refuse(source: str, target: str) -> None:
+        raise OSError(number, os.strerror(number), source)
 
     monkeypatch.setattr(os, "link", refuse)
     with pytest.raises(RendezvousConnectionError, match=f"'{tmp_path}' has no hard links"):
-        publish(scratch, tmp_path / "target", b"content")
+        publish(scratch, f"{tmp_path}/target", b"content")
     assert os.listdir(scratch) == []
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
 def test_a_file_system_that_cannot_sync_names_is_forgiven_but_no_other_failure(
-    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    tmp_path: Path, scratch: str, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     fsync = os.fsync
 
@@ -90,10 +90,10 @@ def test_a_file_system_that_cannot_sync_names_is_forgiven_but_no_other_failure(
 
     monkeypatch.setattr(os, "fsync", picky)
     if number == errno.EINVAL:
-        assert publish(scratch, tmp_path / "target", b"content", durable=True)
+        assert publish(scratch, f"{tmp_path}/target", b"content", durable=True)
     else:
         with pytest.raises(OSError, match="Input/output error"):
-            publish(scratch, tmp_path / "target", b"content", durable=True)
+            publish(scratch, f"{tmp_path}/target", b"content", durable=True)
 
 
 def test_a_file_deleted_on_another_host_while_it_is_read_is_no_file(
@@ -106,22 +106,22 @@ def test_a_file_deleted_on_another_host_while_it_is_read_is_no_file(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fstat", stale)
-        content = fetch(tmp_path / "file", 100)
+        content = fetch(f"{tmp_path}/file", 100)
     assert content is None
 
 
 def test_the_last_number_is_found_from_anywhere(tmp_path: Path) -> None:
-    early, late = Numbered(tmp_path), Numbered(tmp_path)
+    early, late = Numbered(str(tmp_path)), Numbered(str(tmp_path))
     assert early.last() == 0
     for number in range(1, 12):
-        early.path(number).touch()
+        Path(early.path(number)).touch()
     assert (early.last(), late.last()) == (11, 11)
-    late.path(12).touch()
+    Path(late.path(12)).touch()
     assert (early.last(), late.last()) == (12, 12)
-    early.path(12).unlink()
+    Path(early.path(12)).unlink()
     assert late.last() == 11, "somebody has deleted the newest"
     for number in range(1, 12):
-        early.path(number).unlink()
+        Path(early.path(number)).unlink()
     assert (early.last(), late.last()) == (0, 0)
 
 
@@ -141,7 +141,7 @@ def test_the_last_number_is_found_from_anywhere(tmp_path: Path) -> None:
     ],
 )
 def test_errors_name_the_path_and_a_remedy(number: int, kind: type[ElasticError], remedy: str) -> None:
-    with pytest.raises(kind) as caught, store_errors(Path("/job")):
+    with pytest.raises(kind) as caught, store_errors("/job"):
         raise OSError(number, os.strerror(number), "/job/ledger")
     assert "'/job/ledger'" in caught.value.message
     assert remedy in (caught.value.hint or "")
@@ -149,5 +149,5 @@ def test_errors_name_the_path_and_a_remedy(number: int, kind: type[ElasticError]
 
 
 def test_an_error_without_a_path_names_the_directory() -> None:
-    with pytest.raises(RendezvousConnectionError, match="'/job': No space left"), store_errors(Path("/job")):
+    with pytest.raises(RendezvousConnectionError, match="'/job': No space left"), store_errors("/job"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -119,7 +119,7 @@ def test_only_the_jobs_user_may_look_into_its_directory(job: Path) -> None:
 
 def test_a_beat_wakes_nobody(store: FileBackend, job: Path) -> None:
     alarm = Alarm()
-    assert [alarm.watch(job / part) for part in ("ledger", "roster")] == [True, True]
+    assert [alarm.watch(f"{job}/{part}") for part in ("ledger", "roster")] == [True, True]
     store.beat("node", 1)
     assert not alarm.sleep(0)
     store.amend("node", 1, b"new")
@@ -132,7 +132,7 @@ def test_what_happens_while_the_watch_is_set_up_is_not_slept_through(
 ) -> None:
     watch, other = Alarm.watch, store.connect()
 
-    def late(alarm: Alarm, directory: Path) -> bool:
+    def late(alarm: Alarm, directory: str) -> bool:
         other.append(ORIGIN, FIRST, b"1")
         return watch(alarm, directory)
 
@@ -145,7 +145,7 @@ def test_an_amendment_that_is_overtaken_leaves_nothing_behind(
 ) -> None:
     rename, other = os.rename, store.connect()
 
-    def late(source: Path, target: Path) -> None:
+    def late(source: str, target: str) -> None:
         monkeypatch.setattr(os, "rename", rename)
         other.amend("node", 7, b"7")
         rename(source, target)

@@ -14,7 +14,6 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
@@ -41,7 +40,7 @@ def safe_name(text: str) -> str:
     return name
 
 
-def publish(scratch: Path, target: Path, content: bytes, *, durable: bool = False) -> bool:
+def publish(scratch: str, target: str, content: bytes, *, durable: bool = False) -> bool:
     """Make the file ``target``, complete from its first instant; False, and nothing is changed, when it is there.
 
     Args:
@@ -62,13 +61,13 @@ def publish(scratch: Path, target: Path, content: bytes, *, durable: bool = Fals
         with suppress(OSError):
             os.unlink(draft)
     if durable:
-        _sync(target.parent)
+        _sync(os.path.dirname(target))
     return True
 
 
-def _draft(scratch: Path, content: bytes, *, durable: bool = False) -> Path:
+def _draft(scratch: str, content: bytes, *, durable: bool = False) -> str:
     """A file of its own in ``scratch``, with this content."""
-    draft = scratch / f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(8)}"
+    draft = f"{scratch}/{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(8)}"
     try:
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         with open(fd, "wb", closefd=True) as file:
@@ -83,7 +82,7 @@ def _draft(scratch: Path, content: bytes, *, durable: bool = False) -> Path:
     return draft
 
 
-def _link(draft: Path, target: Path) -> bool:
+def _link(draft: str, target: str) -> bool:
     try:
         os.link(draft, target)
     except OSError as exc:
@@ -93,14 +92,14 @@ def _link(draft: Path, target: Path) -> bool:
             return False
         if exc.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
             raise RendezvousConnectionError(
-                f"The file system of {str(target.parent)!r} has no hard links ({exc.strerror}).",
+                f"The file system of {os.path.dirname(target)!r} has no hard links ({exc.strerror}).",
                 hint="Use a directory on a local disk, on NFS or on a cluster file system.",
             ) from exc
         raise
     return True
 
 
-def republish(scratch: Path, target: Path, content: bytes) -> None:
+def republish(scratch: str, target: str, content: bytes) -> None:
     """Replace a file, or make it, at one instant: who reads it finds all of the old content or all of the new.
 
     Args:
@@ -120,7 +119,7 @@ def republish(scratch: Path, target: Path, content: bytes) -> None:
         raise
 
 
-def fetch(path: Path, limit: int) -> bytes | None:
+def fetch(path: str, limit: int) -> bytes | None:
     """The content of a file of at most ``limit`` bytes, or None when there is none.
 
     Raises:
@@ -131,7 +130,7 @@ def fetch(path: Path, limit: int) -> bytes | None:
     def read(fd: int) -> bytes:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise RendezvousStateError(f"{str(path)!r} is not a plain file.", hint=PLANTED)
+            raise RendezvousStateError(f"{path!r} is not a plain file.", hint=PLANTED)
         content, size = b"", min(status.st_size, limit) + 1
         while len(content) <= limit:
             content += (more := os.read(fd, size))
@@ -139,28 +138,28 @@ def fetch(path: Path, limit: int) -> bytes | None:
                 break
         if len(content) > limit:
             size = max(status.st_size, len(content))
-            raise RendezvousStateError(f"{str(path)!r} has {size} bytes; at most {limit} are read.", hint=PLANTED)
+            raise RendezvousStateError(f"{path!r} has {size} bytes; at most {limit} are read.", hint=PLANTED)
         return content
 
     return _using(path, _READ_FLAGS, read)
 
 
-def overwrite(path: Path, content: bytes) -> bool:
+def overwrite(path: str, content: bytes) -> bool:
     """Overwrite the beginning of a file in one write; False when there is none."""
     return _using(path, _WRITE_FLAGS, lambda fd: os.pwrite(fd, content, 0)) is not None
 
 
-def present(path: Path) -> bool:
+def present(path: str) -> bool:
     """Whether there is something of this name."""
     for _ in range(2):
         with suppress(FileNotFoundError):
             os.lstat(path)
             return True
-        revalidate(path.parent)
+        revalidate(os.path.dirname(path))
     return False
 
 
-def discard(path: Path) -> bool:
+def discard(path: str) -> bool:
     """Delete a file; False when there was none."""
     try:
         os.unlink(path)
@@ -169,7 +168,7 @@ def discard(path: Path) -> bool:
     return True
 
 
-def revalidate(directory: Path) -> None:
+def revalidate(directory: str) -> None:
     """Open a directory: proof that it is there, and over NFS the question to the server that refreshes what is in it.
 
     Raises:
@@ -178,7 +177,7 @@ def revalidate(directory: Path) -> None:
     os.close(os.open(directory, _DIRECTORY_FLAGS))
 
 
-def _sync(directory: Path) -> None:
+def _sync(directory: str) -> None:
     fd = os.open(directory, _DIRECTORY_FLAGS)
     try:
         os.fsync(fd)
@@ -189,7 +188,7 @@ def _sync(directory: Path) -> None:
         os.close(fd)
 
 
-def _using(path: Path, flags: int, use: Callable[[int], _T]) -> _T | None:
+def _using(path: str, flags: int, use: Callable[[int], _T]) -> _T | None:
     """What ``use`` makes of the opened file; None when there is none, or when it is deleted meanwhile on another host.
 
     Closing is part of it: over NFS that is what sends a write.
@@ -204,20 +203,20 @@ def _using(path: Path, flags: int, use: Callable[[int], _T]) -> _T | None:
         except OSError as exc:
             if exc.errno not in (errno.ENOENT, errno.ESTALE):
                 raise
-        revalidate(path.parent)
+        revalidate(os.path.dirname(path))
     return None
 
 
 class Numbered:
     """A directory of files named 1, 2, 3, …, which we never delete. Connections share this object, and its memory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: str) -> None:
         self.directory = directory
         self._last = 0
 
-    def path(self, number: int) -> Path:
+    def path(self, number: int) -> str:
         """The file of a number."""
-        return self.directory / f"{number:08d}"
+        return f"{self.directory}/{number:08d}"
 
     def last(self) -> int:
         """The greatest number there is, 0 for none; costs the same however many there are, but for the first call.
@@ -250,7 +249,7 @@ _REMEDIES = {
 
 
 @contextmanager
-def store_errors(directory: Path) -> Iterator[None]:
+def store_errors(directory: str) -> Iterator[None]:
     """Turn what the file system says about the store in ``directory`` into what a backend may raise."""
     try:
         yield

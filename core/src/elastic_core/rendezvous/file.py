@@ -92,7 +92,7 @@ class FileBackend(RendezvousBackend):
             RendezvousConnectionError: It cannot be made.
             RendezvousStateError: Somebody else has put something else there.
         """
-        store = JobDirectory(parent / safe_name(run_id), parent_is_ours=made)
+        store = JobDirectory(os.path.join(parent, safe_name(run_id)), parent_is_ours=made)
         store.make()
         return cls(store, poll_interval)
 
@@ -116,9 +116,9 @@ class FileBackend(RendezvousBackend):
             if (mark := self._find(safe_name(node_id))) is not None:
                 return mark.serial
             mark = Mark(self._arrive(node_id), safe_name(node_id), 0)
-            publish(self._store.scratch, self._store.values / str(mark), content)
-            publish(self._store.scratch, self._store.beats / mark.key, pack_beat(0))
-            publish(self._store.scratch, self._store.roster / str(mark), b"")
+            publish(self._store.scratch, f"{self._store.values}/{mark}", content)
+            publish(self._store.scratch, f"{self._store.beats}/{mark.key}", pack_beat(0))
+            publish(self._store.scratch, f"{self._store.roster}/{mark}", b"")
             return mark.serial
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
@@ -129,23 +129,23 @@ class FileBackend(RendezvousBackend):
         with self._io():
             while (mark := self._find(safe_name(node_id))) is not None and mark.revision < revision:
                 draft = replace(mark, revision=revision)
-                publish(self._store.scratch, values / str(draft), content)
+                publish(self._store.scratch, f"{values}/{draft}", content)
                 try:
-                    os.rename(roster / str(mark), roster / str(draft))
+                    os.rename(f"{roster}/{mark}", f"{roster}/{draft}")
                 except FileNotFoundError:
                     continue  # another amendment or the removal came first
                 self._known[draft.name] = draft
-                discard(values / str(mark))
+                discard(f"{values}/{mark}")
                 return
             if draft is not None and draft != mark:
-                discard(values / str(draft))
+                discard(f"{values}/{draft}")
 
     def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
         """Set the row's beat, and report; a fixed number of look-ups, however large the job is."""
         with self._io():
             mark = self._find(safe_name(node_id))
             if mark is not None:
-                overwrite(self._store.beats / mark.key, pack_beat(count))
+                overwrite(f"{self._store.beats}/{mark.key}", pack_beat(count))
             return BeatReply(
                 head=self._store.ledger.last(),
                 revision=None if mark is None else mark.revision,
@@ -156,9 +156,9 @@ class FileBackend(RendezvousBackend):
         """Delete a row: the mark first, since that is the row."""
         with self._io():
             while (mark := self._find(safe_name(node_id))) is not None:
-                if discard(self._store.roster / str(mark)):  # else an amendment came first
-                    discard(self._store.values / str(mark))
-                    discard(self._store.beats / mark.key)
+                if discard(f"{self._store.roster}/{mark}"):  # else an amendment came first
+                    discard(f"{self._store.values}/{mark}")
+                    discard(f"{self._store.beats}/{mark.key}")
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
         """The rows, in order of serial; one listing, and two reads a row."""
@@ -237,7 +237,7 @@ class FileBackend(RendezvousBackend):
 
     def _io(self) -> AbstractContextManager[None]:
         if self._alarm.closed:
-            raise RendezvousConnectionError(f"This connection to {str(self._store.directory)!r} is closed.")
+            raise RendezvousConnectionError(f"This connection to {self._store.directory!r} is closed.")
         return store_errors(self._store.directory)
 
     def _entry(self, index: int) -> tuple[str | None, bytes | None]:
@@ -260,7 +260,7 @@ class FileBackend(RendezvousBackend):
         """A row's mark; None for no such row, and then two listings have agreed about it."""
         known = self._known.get(name)
         revalidate(self._store.roster)  # what another host has renamed looks present until the server is asked
-        if known is not None and present(self._store.roster / str(known)):
+        if known is not None and present(f"{self._store.roster}/{known}"):
             return known
         marks = self._marks()
         while name not in marks and marks != (again := self._marks()):
@@ -274,7 +274,7 @@ class FileBackend(RendezvousBackend):
         """The row that ``mark`` has become by now; None when it is gone."""
         at: Mark | None = mark
         while at is not None:
-            path = self._store.values / str(at)
+            path = f"{self._store.values}/{at}"
             content = fetch(path, RECORD_LIMIT)
             if content is not None:
                 node_id, value = unpack_record(content, path)
@@ -282,7 +282,7 @@ class FileBackend(RendezvousBackend):
                 return None if beat is None else RosterRow(node_id, at.serial, at.revision, value, beat)
             found = self._find(mark.name)
             if found == at:
-                raise RendezvousConnectionError(f"{str(path)!r} is gone.", hint=DELETED)
+                raise RendezvousConnectionError(f"{path!r} is gone.", hint=DELETED)
             at = found
         return None
 
@@ -291,14 +291,14 @@ class FileBackend(RendezvousBackend):
         return None if mark is None else self._beat_of(mark)
 
     def _beat_of(self, mark: Mark) -> int | None:
-        path = self._store.beats / mark.key
+        path = f"{self._store.beats}/{mark.key}"
         for _ in range(_TORN):
             content = fetch(path, BEAT_SIZE)
             if content is None:
                 return None
             if (count := unpack_beat(content)) is not None:
                 return count
-        raise RendezvousStateError(f"{str(path)!r} is no beat: {content!r}.", hint=PLANTED)
+        raise RendezvousStateError(f"{path!r} is no beat: {content!r}.", hint=PLANTED)
 
 
 # The plugin ----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 
 POLL_INTERVAL = 0.2
 """Seconds between two looks where the kernel cannot tell."""
@@ -50,7 +49,7 @@ _GONE = _DELETE_SELF | _MOVE_SELF | 0x8000  # IN_IGNORED: the watch is gone
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM, errno.ENOSYS})
 
 
-def told(directory: Path) -> bool:
+def told(directory: str) -> bool:
     """Whether every change in ``directory`` is made through this host's kernel, which then tells of it.
 
     Raises:
@@ -70,14 +69,14 @@ class Alarm:
 
     def __init__(self, poll_interval: float | None = None) -> None:
         self._interval = poll_interval
-        self._watched: set[Path] = set()
+        self._watched: set[str] = set()
         self._inotify = -1
         self._bell = -1
         self._lock = threading.Lock()
         self._sleeping = False
         self.closed = False
 
-    def watch(self, directory: Path) -> bool:
+    def watch(self, directory: str) -> bool:
         """Let changes in ``directory`` end a sleep. True when they did not before: look once more, and then sleep.
 
         Raises:
@@ -132,7 +131,7 @@ class Alarm:
             else:
                 self._release()
 
-    def _add(self, directory: Path) -> None:
+    def _add(self, directory: str) -> None:
         if not told(directory):
             self._interval = POLL_INTERVAL
             return
@@ -164,7 +163,7 @@ def _masks(events: bytes) -> Iterator[int]:
         at += _EVENT.size + length
 
 
-def _call(function: ctypes._NamedFuncPointer, directory: Path, *arguments: object) -> int:
+def _call(function: ctypes._NamedFuncPointer, directory: str, *arguments: object) -> int:
     result: int = function(*arguments)
     if result < 0:
         number = ctypes.get_errno()

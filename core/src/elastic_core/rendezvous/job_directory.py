@@ -20,15 +20,16 @@ class JobDirectory:
         parent_is_ours: Whether what it is in was made for this job.
     """
 
-    def __init__(self, directory: Path, *, parent_is_ours: bool = False) -> None:
+    def __init__(self, directory: str, *, parent_is_ours: bool = False) -> None:
         self.directory = directory
+        self._parent = os.path.dirname(directory)
         self._parent_is_ours = parent_is_ours
-        self.ledger = Numbered(directory / "ledger")
-        self.serials = Numbered(directory / "serials")
-        self.roster = directory / "roster"
-        self.values = directory / "values"
-        self.beats = directory / "beats"
-        self.scratch = directory / "scratch"
+        self.ledger = Numbered(f"{directory}/ledger")
+        self.serials = Numbered(f"{directory}/serials")
+        self.roster = f"{directory}/roster"
+        self.values = f"{directory}/values"
+        self.beats = f"{directory}/beats"
+        self.scratch = f"{directory}/scratch"
         self._device: int | None = None
         """The file system that it was on when it was first seen."""
 
@@ -45,17 +46,17 @@ class JobDirectory:
         with store_errors(self.directory):
             self._check_mount()
             with suppress(FileExistsError):
-                self.directory.mkdir(0o700)
+                os.mkdir(self.directory, 0o700)
             status = os.lstat(self.directory)
             planted = status.st_uid not in (os.geteuid(), 0) and status.st_mode & stat.S_IWOTH
             if not stat.S_ISDIR(status.st_mode) or planted:
                 raise RendezvousStateError(
-                    f"{str(self.directory)!r} is not a directory, or belongs to another user and is open to everybody.",
+                    f"{self.directory!r} is not a directory, or belongs to another user and is open to everybody.",
                     hint=PLANTED,
                 )
             numbered = (self.ledger.directory, self.serials.directory)
             for part in (*numbered, self.roster, self.values, self.beats, self.scratch):
-                part.mkdir(exist_ok=True)
+                Path(part).mkdir(exist_ok=True)
 
     def erase(self) -> None:
         """Delete it, with all that is in it; and its parent if that was made for it, and nobody else is there.
@@ -67,16 +68,16 @@ class JobDirectory:
             shutil.rmtree(self.directory)
         if self._parent_is_ours:
             with suppress(OSError):  # somebody else is there
-                self.directory.parent.rmdir()
+                os.rmdir(self._parent)
 
     def _check_mount(self) -> None:
         """Refuse to begin anew, each host for itself, on the bare mount point of a share that is gone."""
-        device = os.stat(self.directory.parent).st_dev
+        device = os.stat(self._parent).st_dev
         if self._device is None:
             self._device = device
         elif device != self._device:
             raise RendezvousConnectionError(
                 f"The rendezvous directory does not work: another file system is mounted at "
-                f"{str(self.directory.parent)!r} than before, or none.",
+                f"{self._parent!r} than before, or none.",
                 hint="Mount it again: the nodes of a job meet there.",
             )

@@ -6,7 +6,6 @@ import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import quote, unquote
 
 from elastic_core.errors import RendezvousStateError
@@ -62,7 +61,7 @@ def pack_record(what: str, name: str, value: bytes) -> bytes:
     return quote(name, errors="surrogateescape").encode() + b"\n" + value
 
 
-def unpack_record(content: bytes, path: Path) -> tuple[str, bytes]:
+def unpack_record(content: bytes, path: str) -> tuple[str, bytes]:
     """The name and the value of the record that ``path`` holds.
 
     Raises:
@@ -70,7 +69,7 @@ def unpack_record(content: bytes, path: Path) -> tuple[str, bytes]:
     """
     name, end, value = content.partition(b"\n")
     if not end or not name.isascii() or len(value) > MAX_VALUE_BYTES:
-        raise RendezvousStateError(f"{str(path)!r}, of {len(content)} bytes, is no record of ours.", hint=PLANTED)
+        raise RendezvousStateError(f"{path!r}, of {len(content)} bytes, is no record of ours.", hint=PLANTED)
     return unquote(name.decode("ascii"), errors="surrogateescape"), value
 
 
