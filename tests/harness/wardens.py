@@ -65,3 +65,11 @@ def gone(pid: int) -> None:
             assert select.select([pidfd], [], [], PATIENCE)[0], f"process {pid} is still there"
         finally:
             os.close(pidfd)
+
+
+def wait_until(happened: Callable[[], bool]) -> bool:
+    """Wait for something that nobody tells of; whether it happened."""
+    end = time.monotonic() + PATIENCE
+    while not happened() and time.monotonic() < end:
+        time.sleep(0.01)
+    return happened()

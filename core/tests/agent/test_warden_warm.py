@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
+import re
 import signal
 import socket
 import sys
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wardens import PATIENCE, Listener, gone
+from wardens import PATIENCE, Listener, gone, wait_until
 
 from elastic_core.agent.processes import become_subreaper
 from elastic_core.agent.warden import Warden
@@ -33,6 +35,7 @@ from elastic_core.agent.warden_events import (
     TemplateReady,
     TemplateStayed,
 )
+from elastic_core.warm.pages import LARGE, collapse
 
 HUNDRED_YEARS = 3e9
 PYTHON = (sys.executable, "-u")
@@ -133,6 +136,13 @@ def slow(listener: Workers) -> Callable[[], None]:
     return lambda: gate.open("w").close()
 
 
+def large_pages(pid: int) -> int:
+    """How much of a process's memory is in large pages, in kB."""
+    found = re.search(r"AnonHugePages: +(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text())
+    assert found is not None
+    return int(found[1])
+
+
 def alive(pid: int) -> bool:
     return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
 
@@ -200,6 +210,21 @@ def test_a_worker_waits_for_a_template_that_still_imports(listener: Workers) -> 
     go_on()
     assert listener.end(tag).returncode == 0
     assert listener.wait(Spawned, lambda event: event.tag == tag).warm
+
+
+def test_a_template_makes_its_next_forks_cheap_although_workers_waited_for_it(listener: Workers) -> None:
+    with mmap.mmap(-1, 4 * LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory[:] = b"x" * len(memory)
+        assert collapse(lambda: False)
+        expected = 5 * LARGE // 1024 if large_pages(os.getpid()) else 0  # before Linux 6.1
+    finish = slow(listener)
+    waits = (listener.modules / "slow.py").read_text()
+    module(listener, "slow", f"{waits}\nmemory = bytearray(b'x') * {8 * LARGE}")
+    tag = listener.spawn()
+    finish()
+    assert listener.end(tag).returncode == 0
+    template = listener.wait(TemplateReady).pid
+    assert wait_until(lambda: large_pages(template) >= expected)
 
 
 def test_a_warm_worker_finds_its_control_channel(listener: Workers) -> None:

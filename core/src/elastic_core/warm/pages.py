@@ -13,14 +13,18 @@ _MADV_COLLAPSE = 25  # Linux 6.1; older ones refuse it, and nothing is lost
 LARGE = 2 << 20
 
 
-def collapse(interrupted: Callable[[], bool]) -> None:
-    """Put this process's own memory into large pages, piece by piece, until something else is to be done."""
+def collapse(interrupted: Callable[[], bool]) -> bool:
+    """Put this process's own memory into large pages, piece by piece, until something else is to be done.
+
+    Whether all of it has been tried; what is in large pages already takes next to no time.
+    """
     libc = ctypes.CDLL(None)
     for start, end in _written():
         for piece in range(start, end, LARGE):
             if interrupted():
-                return
+                return False
             libc.madvise(ctypes.c_void_p(piece), ctypes.c_size_t(LARGE), _MADV_COLLAPSE)
+    return True
 
 
 def _written() -> list[tuple[int, int]]:

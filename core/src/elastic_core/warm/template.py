@@ -34,6 +34,8 @@ from elastic_core.warm.title import Title
 
 _NOT_THEIRS = (__file__, importlib.__file__, "<frozen importlib")
 """Files whose frames come before those of a module that is being imported."""
+REST = 0.2
+"""Seconds without a request after which the template does something for itself."""
 COERCED = "LC_CTYPE"
 """A variable that the interpreter itself may set when it starts (PEP 538)."""
 
@@ -80,9 +82,10 @@ class _Template:
         gc.freeze()  # else the next collection in a worker would write to every object, and so copy every page
         self._channel.send({"event": "ready", "seconds": seconds, "modules": modules})
         requests += self._channel.receive()
-        if not requests:
-            pages.collapse(lambda: bool(_poll(self._channel).poll(0)))
+        collapsed, poll = False, _poll(self._channel)
         while not self._serve(requests):
+            while not (collapsed or poll.poll(REST * 1000)):  # those that were just forked have much to do
+                collapsed = pages.collapse(lambda: bool(poll.poll(0)))
             requests = _wait(self._channel)
 
     def _serve(self, requests: list[tuple[Message, list[int]]]) -> bool:
