@@ -17,6 +17,8 @@ import pytest
 from memory_files import memory_files
 from stage import PATIENCE, WARM, WORKERS, Agent, Stage, descendants, parse
 
+from elastic_core.rendezvous.file import FileBackend
+
 TRAIN = WORKERS / "train_state.py"
 TWO = ["--standalone", "--nproc_per_node=2"]
 TERM = 128 + signal.SIGTERM
@@ -248,7 +250,8 @@ def test_a_node_that_leaves_while_all_are_to_stop_for_a_newcomer_leaves_the_step
     newcomer = stage.run(*command, env=QUICK)
     leaves.wait_for("are to stop together.* joins")
     leaves.signal(signal.SIGTERM)
-    appears(lambda: any(b'"leaving":true' in row.read_bytes() for row in tmp_path.glob("*/values/*")))
+    store = FileBackend.open(tmp_path, "job")
+    appears(lambda: any(b'"leaving":true' in row.value for row in store.roster()))
     frozen.signal(signal.SIGCONT)
     leaves.wait_for("stop at step")
     released(hold, 5)
