@@ -109,18 +109,10 @@ class Crowd:
             return
         self._count()
         warm_up()
-        spares = dict.fromkeys(numbers, 4)
-        founders: list[RendezvousBackend] = []
-        if hosting:  # what it connects to is its own store, and its further connections say so
-            root = self._open(hosting=True)
-            founders = [root, *(root.connect() for _ in range(3))]
-            del spares[numbers[0]]
-        if spares:
-            root = self._open(hosting=False)
-            with ThreadPoolExecutor(DIALLERS) as pool:
-                made = list(pool.map(lambda _: root.connect(), range(4 * len(spares))))
-        for number in numbers:
-            mine = founders if number not in spares else [made.pop() for _ in range(4)]
+        made = [self._connections(hosting=True)] if hosting else []  # before there are threads: it starts the store
+        with ThreadPoolExecutor(DIALLERS) as pool:
+            made += pool.map(lambda _: self._connections(hosting=False), numbers[len(made) :])
+        for number, mine in zip(numbers, made, strict=True):
             self._agents[number] = ElasticAgent(number, self._sightings.add, mine, self._job.nodes)
         threading.Thread(target=self._tick, daemon=True).start()
 
@@ -161,6 +153,11 @@ class Crowd:
         """What each agent has asked so far, who of them decides, and the bytes of all of their connections."""
         chairs = [n for n, agent in self._agents.items() if isinstance(agent, ElasticAgent) and agent.chairs]
         return {n: agent.asked() for n, agent in self._agents.items()}, chairs, self._traffic.total()
+
+    def _connections(self, *, hosting: bool) -> list[RendezvousBackend]:
+        """Those of one agent. They may tell each other what they know, and other agents' nothing."""
+        root = self._open(hosting=hosting)
+        return [root, *(root.connect() for _ in range(3))]
 
     def _open(self, *, hosting: bool) -> RendezvousBackend:
         job = self._job
