@@ -109,10 +109,12 @@ class Crowd:
             return
         self._count()
         warm_up()
-        made = [self._connections(hosting=True)] if hosting else []  # before there are threads: it starts the store
+        # Each agent has one to begin with, as everywhere: what its own connections tell each other, others' must not.
+        roots = [self._open(hosting=hosting and number == numbers[0]) for number in numbers]
         with ThreadPoolExecutor(DIALLERS) as pool:
-            made += pool.map(lambda _: self._connections(hosting=False), numbers[len(made) :])
-        for number, mine in zip(numbers, made, strict=True):
+            more = list(pool.map(lambda root: root.connect(), 3 * roots))
+        for at, (number, root) in enumerate(zip(numbers, roots, strict=True)):
+            mine = [root, *more[at :: len(roots)]]
             self._agents[number] = ElasticAgent(number, self._sightings.add, mine, self._job.nodes)
         threading.Thread(target=self._tick, daemon=True).start()
 
@@ -153,11 +155,6 @@ class Crowd:
         """What each agent has asked so far, who of them decides, and the bytes of all of their connections."""
         chairs = [n for n, agent in self._agents.items() if isinstance(agent, ElasticAgent) and agent.chairs]
         return {n: agent.asked() for n, agent in self._agents.items()}, chairs, self._traffic.total()
-
-    def _connections(self, *, hosting: bool) -> list[RendezvousBackend]:
-        """Those of one agent. They may tell each other what they know, and other agents' nothing."""
-        root = self._open(hosting=hosting)
-        return [root, *(root.connect() for _ in range(3))]
 
     def _open(self, *, hosting: bool) -> RendezvousBackend:
         job = self._job
