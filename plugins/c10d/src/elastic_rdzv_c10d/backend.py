@@ -15,9 +15,8 @@ An agent's connections tell each other where its own row is and what they wrote 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from elastic_core.rendezvous.backend import (
     ORIGIN,
@@ -113,7 +112,7 @@ class C10dBackend(RendezvousBackend):
     def enter(self, node_id: str, value: bytes) -> int:
         """Add a row: its serial first, under the node's name, and then the row, which a repetition completes."""
         name, record = self._keys.node(node_id), Row(node_id, 0, value).pack()
-        claimed, beat = UNWRITTEN, {}
+        claimed = UNWRITTEN
         while True:
             if claimed == UNWRITTEN or self._client.peek(self._keys.row(number(claimed))) == REMOVED:
                 serial = self._client.add(self._keys.arrivals, 1)
@@ -121,12 +120,14 @@ class C10dBackend(RendezvousBackend):
                 if number(found) != serial:  # it was here before, or is entered over another connection
                     claimed = found
                     continue
-                beat = {self._keys.beat(serial): b"0"}
+                self._client.put_all({self._keys.row(serial): record, self._keys.beat(serial): b"0"})  # ours alone
+                found = record
             else:
                 serial = number(claimed)
-            if (found := self._client.create(self._keys.row(serial), record)) != REMOVED:
+                found = self._client.create(self._keys.row(serial), record)
+            if found != REMOVED:
                 self._known.serials[node_id], self._known.written[node_id] = serial, (serial, found)
-                self._changed(ROW_CHANGED, beat)
+                self._changed(ROW_CHANGED)
                 return serial
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
@@ -205,12 +206,21 @@ class C10dBackend(RendezvousBackend):
         self._known.serials[node_id] = serial
         return serial, record
 
-    def _make_readable(self, serials: Collection[int]) -> None:
-        """Create what is missing, empty: a serial is handed out before its row is written, and reads wait for keys."""
+    def _make_readable(self, serials: Sequence[int]) -> None:
+        """Create what is missing, empty: a serial is handed out before its row is written, and reads wait for keys.
+
+        When a thousand come at once that is so with few of them, which are found by halving.
+        """
         keys = [key for serial in serials for key in (self._keys.row(serial), self._keys.beat(serial))]
-        if keys and not self._client.exist(*keys):
-            for key in keys:
-                self._client.create(key, UNWRITTEN)
+        if not keys or self._client.exist(*keys):
+            return
+        if len(serials) > 1:
+            half = len(serials) // 2
+            self._make_readable(serials[:half])
+            self._make_readable(serials[half:])
+            return
+        for key in keys:
+            self._client.create(key, UNWRITTEN)
 
     # The ledger ------------------------------------------------------------------------------------------------------
 
@@ -300,8 +310,7 @@ class C10dBackend(RendezvousBackend):
         self._has(index)
         return index
 
-    def _changed(self, what: int, more: Mapping[str, bytes] = MappingProxyType({})) -> None:
-        """Count a change that is made, and wake who waits for one; ``more`` keys are set on the way."""
+    def _changed(self, what: int) -> None:
+        """Count a change that is made, and wake who waits for one."""
         changes, _ = split_changes(self._client.add(self._keys.changes, what))
-        bells = (self._keys.change(changes), self._keys.change(changes - 1))
-        self._client.put_all({**more, **dict.fromkeys(bells, b"1")})
+        self._client.put_all({self._keys.change(bell): b"1" for bell in (changes, changes - 1)})
