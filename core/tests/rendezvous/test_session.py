@@ -71,6 +71,7 @@ class Node:
         joined = join(store, applicant, CLOCK)
         assert isinstance(joined, Joined), joined
         self.state = NodeState(info=applicant.info, ledger=joined.ledger, offer=applicant.offer)
+        self.row = joined.row
         self.events: queue.Queue[NodeEvent] = queue.Queue()
         self.said: list[Event] = []
         self.starts: list[Start] = []
@@ -144,7 +145,9 @@ class Node:
 
     def _say(self) -> None:
         self.session.tick()
-        self.session.publish_row(row_of(self.state))
+        if (row := row_of(self.state)) != self.row:
+            self.row = row
+            self.session.publish_row(row)
 
 
 Fleet = Callable[..., Node]
