@@ -165,7 +165,7 @@ class C10dBackend(RendezvousBackend):
                 return
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
-        """The rows, in order of serial; four round trips, however many they are."""
+        """The rows, in order of serial; three round trips, however many they are, unless some are arriving."""
         if ids is not None and len(ids) < FEW:
             return self._rows(ids)
         arrived = self._client.count(self._keys.arrivals)
