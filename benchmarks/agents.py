@@ -127,8 +127,8 @@ class ElasticAgent(Agent):
         )
         agreement = Agreement(min_nodes=nodes[0], max_nodes=nodes[1], max_restarts=1000)
         settings = Settings(agreement=agreement, timing=Timing(), versions=versions, host=str(self._info))
-        self._applicant = Applicant(info=self._info, settings=settings)
         self._clock = Clock(new_id=lambda: uuid.uuid4().hex[:12])
+        self._applicant = Applicant(info=self._info, settings=settings, offer=self._offer())
         self._turn = threading.Lock()
         self._news: deque[NodeEvent] = deque()
         self._state: NodeState | None = None
@@ -137,12 +137,13 @@ class ElasticAgent(Agent):
 
     def arrive(self) -> None:
         """Join, and follow the ledger from there."""
-        ledger = join(self._store, self._applicant, self._clock)
-        assert not isinstance(ledger, Closed)
-        self._state = NodeState(info=self._info, ledger=ledger)
+        joined = join(self._store, self._applicant, self._clock)
+        assert not isinstance(joined, Closed)
+        self._state = NodeState(info=self._info, ledger=joined.ledger, offer=self._applicant.offer)
+        self._row = joined.row
         calls = SessionCalls(post=self._post, publish=lambda event: None, judge=_judge, crashed=_crashed)
-        self._session = Session(self._store, self._info.node_id, ledger, self._clock, calls)
-        self._post(Offered(self._offer()))
+        self._session = Session(self._store, joined, self._clock, calls)
+        self._tell()
         self._session.start()
 
     def tick(self) -> None:
@@ -188,14 +189,19 @@ class ElasticAgent(Agent):
         before = self._state
         self._state, effects = step(before, event)
         failed = failed_round(before, self._state)
-        if (row := row_of(self._state)) != self._row:
-            self._row = row
-            self._session.publish_row(row)
+        self._tell()
         for effect in effects:
             self._do(effect)
         if failed is not None:  # a look at the store, and an answer; connections to peers are no matter of the store's
             done = Probed(failed.number, ())
             self._session.look_up(neighbours(failed, self._info.node_id), lambda known: self._post(done))
+
+    def _tell(self) -> None:
+        assert self._state is not None
+        assert self._session is not None
+        if (row := row_of(self._state)) != self._row:
+            self._row = row
+            self._session.publish_row(row)
 
     def _do(self, effect: Effect) -> None:
         assert self._session is not None

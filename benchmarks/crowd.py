@@ -109,18 +109,12 @@ class Crowd:
             return
         self._count()
         warm_up()
-        spares = dict.fromkeys(numbers, 4)
-        founders: list[RendezvousBackend] = []
-        if hosting:  # what it connects to is its own store, and its further connections say so
-            root = self._open(hosting=True)
-            founders = [root, *(root.connect() for _ in range(3))]
-            del spares[numbers[0]]
-        if spares:
-            root = self._open(hosting=False)
-            with ThreadPoolExecutor(DIALLERS) as pool:
-                made = list(pool.map(lambda _: root.connect(), range(4 * len(spares))))
-        for number in numbers:
-            mine = founders if number not in spares else [made.pop() for _ in range(4)]
+        # Each agent has one to begin with, as everywhere: what its own connections tell each other, others' must not.
+        roots = [self._open(hosting=hosting and number == numbers[0]) for number in numbers]
+        with ThreadPoolExecutor(DIALLERS) as pool:
+            more = list(pool.map(lambda root: root.connect(), 3 * roots))
+        for at, (number, root) in enumerate(zip(numbers, roots, strict=True)):
+            mine = [root, *more[at :: len(roots)]]
             self._agents[number] = ElasticAgent(number, self._sightings.add, mine, self._job.nodes)
         threading.Thread(target=self._tick, daemon=True).start()
 

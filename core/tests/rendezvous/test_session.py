@@ -17,8 +17,8 @@ from elastic_core.events import Event
 from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.rendezvous.backend import Cursor, Link, RosterRow
 from elastic_core.rendezvous.codec import encode_row
-from elastic_core.rendezvous.join import Applicant, Clock, join
-from elastic_core.rendezvous.ledger import Closed, Halt, HaltReason, Ledger, Offer
+from elastic_core.rendezvous.join import Applicant, Clock, Joined, join
+from elastic_core.rendezvous.ledger import Closed, Halt, HaltReason, Offer
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.node import (
     Exit,
@@ -62,10 +62,16 @@ class Node:
 
     def __init__(self, name: str, store: LocalBackend, the_settings: Settings, *, uid: str | None = None) -> None:
         self.name, self.store = name, store
-        applicant = Applicant(info=info(name), settings=replace(the_settings, host=f"host-{name}"), scheduler_uid=uid)
-        ledger = join(store, applicant, CLOCK)
-        assert isinstance(ledger, Ledger), ledger
-        self.state = NodeState(info=applicant.info, ledger=ledger)
+        applicant = Applicant(
+            info=info(name),
+            settings=replace(the_settings, host=f"host-{name}"),
+            scheduler_uid=uid,
+            offer=Offer("127.0.0.1", 29500, CLOCK.new_id()),
+        )
+        joined = join(store, applicant, CLOCK)
+        assert isinstance(joined, Joined), joined
+        self.state = NodeState(info=applicant.info, ledger=joined.ledger, offer=applicant.offer)
+        self.row = joined.row
         self.events: queue.Queue[NodeEvent] = queue.Queue()
         self.said: list[Event] = []
         self.starts: list[Start] = []
@@ -73,7 +79,7 @@ class Node:
         self.dead = False
         self.changed = threading.Condition()
         calls = SessionCalls(post=self.events.put, publish=self._hear, judge=restart, crashed=self._crashed)
-        self.session = Session(store, name, ledger, CLOCK, calls)
+        self.session = Session(store, joined, CLOCK, calls)
         self.thread = threading.Thread(target=self._run, name=f"node-{name}")
         self.thread.start()
 
@@ -100,9 +106,8 @@ class Node:
         raise AssertionError("a session's thread crashed") from error
 
     def _run(self) -> None:
-        self._offer()
-        self.session.start()
         self._say()
+        self.session.start()
         while self.exit is None and not self.dead:
             try:
                 event = self.events.get(timeout=0.05)
@@ -140,7 +145,9 @@ class Node:
 
     def _say(self) -> None:
         self.session.tick()
-        self.session.publish_row(row_of(self.state))
+        if (row := row_of(self.state)) != self.row:
+            self.row = row
+            self.session.publish_row(row)
 
 
 Fleet = Callable[..., Node]

@@ -14,8 +14,8 @@ from test_session import CLOCK, PATIENCE, Node, in_round, quick
 from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError, RendezvousStateError
 from elastic_core.rendezvous.backend import BeatReply, Cursor, Link
 from elastic_core.rendezvous.codec import decode_entry, encode_row
-from elastic_core.rendezvous.join import Applicant, join
-from elastic_core.rendezvous.ledger import Chair, Ledger
+from elastic_core.rendezvous.join import Applicant, Joined, join
+from elastic_core.rendezvous.ledger import Chair
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.node import Leaving, WorkerFailed
 from elastic_core.rendezvous.pulse import Pulse, PulseCalls
@@ -223,18 +223,18 @@ def test_a_run_that_nobody_is_left_of_does_not_refuse_other_flags() -> None:
     store = LocalBackend(MemoryStore())
     first = join(store, applicant("a", 2), CLOCK)
     second = join(store, applicant("b", 3), CLOCK)
-    assert isinstance(first, Ledger)
-    assert isinstance(second, Ledger)
-    assert second.head.run != first.head.run
-    assert second.settings.agreement.max_nodes == 3
+    assert isinstance(first, Joined)
+    assert isinstance(second, Joined)
+    assert second.ledger.head.run != first.ledger.head.run
+    assert second.ledger.settings.agreement.max_nodes == 3
 
 
 @pytest.mark.parametrize(("phase", "refused"), [(Phase.RUNNING, True), (Phase.STOPPED, False)])
 def test_nodes_whose_workers_still_have_their_grace_are_alive(phase: Phase, refused: bool) -> None:
     store = LocalBackend(MemoryStore())
     found = join(store, applicant("a", 2, uid="job-1"), CLOCK)
-    assert isinstance(found, Ledger)
-    row = NodeRow(info=info("a"), run=found.head.run, phase=phase, round=1, leaving=True)
+    assert isinstance(found, Joined)
+    row = NodeRow(info=info("a"), run=found.ledger.head.run, phase=phase, round=1, leaving=True)
     store.amend("a", 1, encode_row(row))
     beats = iter(range(1, 1000))
 
@@ -246,4 +246,4 @@ def test_nodes_whose_workers_still_have_their_grace_are_alive(phase: Phase, refu
         with pytest.raises(RendezvousRefusedError, match="is alive under this job id on host-a"):
             join(store, applicant("b", 2, uid="job-2"), clock)
     else:
-        assert isinstance(join(store, applicant("b", 2, uid="job-2"), clock), Ledger)
+        assert isinstance(join(store, applicant("b", 2, uid="job-2"), clock), Joined)

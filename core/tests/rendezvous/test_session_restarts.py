@@ -10,8 +10,8 @@ from scenes import entry, incident, info, members, settings
 from test_session import CLOCK, Node, in_round, quick
 
 from elastic_core.rendezvous.codec import decode_entry, encode_entry
-from elastic_core.rendezvous.join import Applicant, join
-from elastic_core.rendezvous.ledger import Halt, HaltReason, Ledger, Open, Resume, Round, advance
+from elastic_core.rendezvous.join import Applicant, Joined, join
+from elastic_core.rendezvous.ledger import Halt, HaltReason, Open, Resume, Round, advance
 from elastic_core.rendezvous.node import Exit, WorkerFailed, WorkersDone
 from elastic_core.testing.faults import Data
 from elastic_core.testing.memory import MemoryServer
@@ -139,7 +139,7 @@ def test_a_newcomers_open_is_outranked_and_it_joins_the_run(bench: Bench) -> Non
     bench.server.restart(Data.EMPTY)
     store = bench.server.open("job")
     found = join(store, Applicant(info=info("c"), settings=settings(1, 2)), CLOCK)
-    assert isinstance(found, Ledger)
+    assert isinstance(found, Joined)
     for node in (a, b):
         node.until(lambda n: n.state.ledger.head.epoch > 0)
     bodies = bench.bodies()

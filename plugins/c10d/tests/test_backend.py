@@ -127,9 +127,10 @@ def test_who_waits_for_the_next_entry_asks_for_no_other(host: C10dBackend, port:
         waiter = C10dBackend(StoreClient(Address(socket.AF_INET, "127.0.0.1", line.port), READ_TIMEOUT), "job")
         before = line.requests
         waiting = long_wait(waiter, Cursor(3), roster=False)
-        host.append(entries[2], entries[3], b"")
+        host.append(entries[2], entries[3], b"the entry")
         assert woken(waiting, "append()").head == 4
-        assert line.requests - before == 2, "the wait, and whether the entry is there"
+        assert waiter.read(4) == b"the entry"
+        assert line.requests - before == 2, "the wait, and the entry"
         waiter.close()
 
 
@@ -313,13 +314,61 @@ def test_a_look_for_an_entry_that_is_not_there_wakes_nobody(port: int, monkeypat
     with closing(opened(port, "job")) as store, closing(store.connect()) as waiter:
         store.append(ORIGIN, FIRST, b"entry")
         waiter.wait(Cursor(), roster=False, timeout=0)
-        asked = counted(monkeypatch, waiter, "wait_for", "exist")
+        asked = counted(monkeypatch, waiter, "wait_for", "wait_and_get", "exist")
         waiting = long_wait(waiter, Cursor(1), roster=False)
         for _ in range(20):
             assert store.read(2) is None
         store.append(FIRST, Link(2, "second"), b"entry")
         woken(waiting, "append()")
         assert len(asked) <= 3, "one sleep, and whether it is true, and all"
+
+
+def test_a_waiter_that_is_woken_for_nothing_waits_on(port: int) -> None:
+    with closing(opened(port, "job")) as store, closing(opened(port, "job")) as waiter:
+        waiting = long_wait(waiter, Cursor(), roster=False)
+        assert store._client.peek(Keys("job").ledger(1)) is None, "which wakes whoever waits for it"
+        store.append(ORIGIN, FIRST, b"entry")
+        assert woken(waiting, "append()").head == 1
+        assert waiter.read(1) == b"entry"
+
+
+def test_a_node_writes_its_row_without_looking_for_it(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(opened(port, "job")) as store, closing(store.connect()) as writer:
+        store.enter("node", b"entered")
+        asked = counted(monkeypatch, writer, "peek", "swap_seen", "add", "put_all")
+        writer.amend("node", 1, b"amended")
+        assert asked == ["swap_seen", "add", "put_all"]
+        assert [(row.revision, row.value) for row in store.roster()] == [(1, b"amended")]
+
+
+def test_what_a_node_wrote_last_is_not_taken_for_what_is_there(port: int) -> None:
+    with closing(opened(port, "job")) as store, closing(opened(port, "job")) as other:
+        store.enter("node", b"entered")
+        other.amend("node", 2, b"newer")
+        store.amend("node", 1, b"older")
+        assert [row.value for row in store.roster()] == [b"newer"]
+        store.amend("node", 3, b"newest")
+        assert [row.value for row in store.roster()] == [b"newest"]
+        other.remove("node")
+        store.amend("node", 4, b"too late")
+        assert store.roster() == []
+        serial = store.enter("node", b"again")
+        store.amend("node", 1, b"here")
+        assert [(row.serial, row.value) for row in other.roster()] == [(serial, b"here")]
+
+
+@pytest.mark.parametrize("unwritten", [(), (1,), (4, 5), (9,), tuple(range(1, 10))])
+def test_rows_are_read_whoever_else_has_a_serial_and_no_row_yet(port: int, unwritten: tuple[int, ...]) -> None:
+    with closing(opened(port, "job")) as store, closing(opened(port, "job")) as reader:
+        for serial in range(1, 10):
+            if serial in unwritten:
+                store._client.add(Keys("job").arrivals, 1)
+            else:
+                store.enter(f"node{serial}", b"row")
+        written = [serial for serial in range(1, 10) if serial not in unwritten]
+        assert [row.serial for row in reader.roster()] == written
+        store.enter("last", b"row")
+        assert [row.serial for row in reader.roster()] == [*written, 10]
 
 
 def test_a_new_connection_is_told_of_all_entries_at_once(port: int) -> None:

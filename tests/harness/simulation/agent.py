@@ -242,9 +242,6 @@ class Stores:
         """No store dies by itself here."""
         return False
 
-    def close(self) -> None:
-        """Nothing to let go."""
-
 
 class SimAgent:
     """One incarnation, from its start to its end."""
@@ -336,7 +333,8 @@ class SimAgent:
             on_node_loss=config.on_node_loss,
         )
         settings = Settings(agreement=agreement, timing=config.timing, versions=VERSIONS, host=self.host.name)
-        applicant = Applicant(info=self.info, settings=settings, scheduler_uid=self.uid)
+        stores = Stores(self.host.address, world.new_id)
+        applicant = Applicant(info=self.info, settings=settings, scheduler_uid=self.uid, offer=stores.offer())
         now: Callable[[], float] = self.host.now
         clock = Clock(now=now, sleep=self._sleep, new_id=world.new_id)
         store = Connection(world.store, self.host.line, self.process, hosting=self.hosting)
@@ -344,8 +342,8 @@ class SimAgent:
         if isinstance(found, Closed):
             world.count("S6 a latecomer hears the verdict")
             return found.exit_code, found.why
-        self.run = found.head.run
-        world.truth.joined(self, found)
+        self.run = found.ledger.head.run
+        world.truth.joined(self, found.ledger)
         hands = SimpleNamespace(inbox=self.inbox, signals=frozenset({TERM}), warden=self.hands, group=self.hands)
         plugins = SimpleNamespace(
             rendezvous_options=RendezvousOptions,
@@ -353,9 +351,16 @@ class SimAgent:
             round_starts=lambda *_: None,
             stop_planned=lambda *_: None,
         )
-        stores = cast("Any", Stores(self.host.address, world.new_id))
         self.supervisor = Supervisor(
-            config, cast("Any", plugins), self._hear, store, self.info, found, clock, cast("Any", hands), stores
+            config,
+            cast("Any", plugins),
+            self._hear,
+            store,
+            applicant,
+            found,
+            clock,
+            cast("Any", hands),
+            cast("Any", stores),
         )
         try:
             ending = self.supervisor.run()

@@ -8,7 +8,8 @@ streams are the output's; so the loop itself never waits for anything but the ne
 from __future__ import annotations
 
 import uuid
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from functools import partial
 
 from elastic_core.agent import outcome, preloading
@@ -41,8 +42,8 @@ from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.plugins import Plugins
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.join import Clock, join
-from elastic_core.rendezvous.ledger import Closed, Ledger, Round
+from elastic_core.rendezvous.join import Applicant, Clock, Joined, join
+from elastic_core.rendezvous.ledger import Closed, Round
 from elastic_core.rendezvous.node import (
     Answered,
     Effect,
@@ -71,7 +72,6 @@ from elastic_core.rendezvous.node import (
     step,
 )
 from elastic_core.rendezvous.reading import has_round
-from elastic_core.rendezvous.rows import NodeInfo
 from elastic_core.rendezvous.session import Session, SessionCalls
 
 SILENT_PROGRESS = 30.0
@@ -114,14 +114,22 @@ def supervise(config: RunConfig, plugins: Plugins, seat: Seat, warden: Warden, p
         running = bool(preloaded) and has_round(store, clock.now())
         # A running job pauses only for the switch.
         heard = preloading.settled(warden, preloading.later(config, preloaded)) if running else []
+        hosted = preloading.STORE_MODULE in preloaded
+        stores = stack.enter_context(closing(Stores(warden, address, clock.new_id, hosted=hosted)))
+        applicant = replace(applicant, offer=stores.offer())
         found = join(store, applicant, clock)
         if isinstance(found, Closed):
             return finish(publish, found)
-        given = stack.enter_context(
-            hands(config, plugins, publish, info, found.head.run, warden, warm=bool(preloaded), heard=heard, cpus=cpus)
-        )
-        stores = Stores(warden, address, clock.new_id, hosted=preloading.STORE_MODULE in preloaded)
-        supervisor = Supervisor(config, plugins, publish, store, info, found, clock, given, stores)
+        run = found.ledger.head.run
+        try:
+            given = stack.enter_context(
+                hands(config, plugins, publish, info, run, warden, warm=bool(preloaded), heard=heard, cpus=cpus)
+            )
+            supervisor = Supervisor(config, plugins, publish, store, applicant, found, clock, given, stores)
+        except BaseException:
+            with suppress(Exception):
+                store.remove(info.node_id)  # else it is given a round, which the others must lose it from
+            raise
         if door is not None:
             given.inbox.watch(door, door.greet)
         stack.callback(supervisor.close)
@@ -137,8 +145,8 @@ class Supervisor:
         plugins: Plugins,
         publish: Publish,
         store: RendezvousBackend,
-        info: NodeInfo,
-        ledger: Ledger,
+        applicant: Applicant,
+        joined: Joined,
         clock: Clock,
         hands: Hands,
         stores: Stores,
@@ -146,10 +154,10 @@ class Supervisor:
         self._config, self._plugins, self._publish, self._clock = config, plugins, publish, clock
         self._inbox, self._warden, self._group = hands.inbox, hands.warden, hands.group
         self._embedded = store.embedded
-        self._state = NodeState(info=info, ledger=ledger)
+        self._state = NodeState(info=applicant.info, ledger=joined.ledger, offer=applicant.offer)
         self._stores = stores
         self._exit: Exit | None = None
-        self._row: object = None
+        self._row = joined.row
         self._untaken: Event | None = None
         calls = SessionCalls(
             post=self._inbox.post,
@@ -157,7 +165,7 @@ class Supervisor:
             judge=plugins.judge,
             crashed=lambda error: self._inbox.post(Crashed(error)),
         )
-        self._session = Session(store, info.node_id, ledger, clock, calls)
+        self._session = Session(store, joined, clock, calls)
         self._departing = Departing(
             config=config,
             handled=hands.signals,
@@ -172,7 +180,7 @@ class Supervisor:
 
     def run(self) -> Ending:
         """The loop: take what happened, see what follows, do it, until there is an end."""
-        self._do(MakeOffer())
+        self._tell()
         self._session.start()
         self._say_if_untaken()
         self._tick()
@@ -182,11 +190,10 @@ class Supervisor:
         return self._conclude(self._exit)
 
     def close(self) -> None:
-        """End whatever still runs, leave the roster, let the ports go. Safe at any time, once."""
+        """End whatever still runs, leave the roster. Safe at any time, once."""
         leaving = self._state.leaving is not None or self._exit is None
         self._warden.close(CLOSING)  # the workers first: where all went well there are none
         self._session.close(FAREWELL if not leaving else CLOSING)
-        self._stores.close()
 
     # What happened ---------------------------------------------------------------------------------------------------
 
@@ -295,9 +302,7 @@ class Supervisor:
             self._say_if_untaken()
             if (why := outcome.asked_to_leave(event.entries, self._state.info.node_id)) is not None:
                 self._departing.on_drain(why)
-        if (row := row_of(self._state)) != self._row:
-            self._row = row
-            self._session.publish_row(row)
+        self._tell()
         if isinstance(event, WorkersDone):
             self._say("workers_done", f"all local workers of round {self._state.round} exited with 0")
         for effect in effects:
@@ -346,6 +351,12 @@ class Supervisor:
         self._group.stop(seconds)
 
     # What is said ----------------------------------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        """Have the roster say what there is to say of this node."""
+        if (row := row_of(self._state)) != self._row:
+            self._row = row
+            self._session.publish_row(row)
 
     def _say(self, name: str, message: str, level: Level = Level.INFO) -> None:
         self._publish(Event(name, message, level))

@@ -1,7 +1,7 @@
 """How a node comes in: find or open the run, enter the roster, be admitted or be told why not.
 
-Mostly the run is there, and a node's first row says that it takes part. Only where it has to be found out who else is
-alive, or a run to be opened, does it enter before that.
+Mostly the run is there, and a node's first row says all that there is to say: that it takes part, and what it offers.
+Only where it has to be found out who else is alive, or a run to be opened, does it enter before that.
 
 Runs on the caller's thread before the session's threads exist. Everything here that decides is pure and lives in
 ``admission.py``; this module asks the store.
@@ -12,14 +12,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from elastic_core.errors import RendezvousRefusedError, RendezvousStateError, RendezvousTimeoutError
 from elastic_core.exit_codes import ExitCode
 from elastic_core.rendezvous.admission import Join, OpenNext, Report, admit, check_settings, needs_liveness
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, RendezvousBackend
 from elastic_core.rendezvous.codec import decode_row, encode_entry, encode_row
-from elastic_core.rendezvous.ledger import Body, Chair, Closed, Ledger, Open, advance, compose, opened
+from elastic_core.rendezvous.ledger import Body, Chair, Closed, Ledger, Offer, Open, advance, compose, opened
 from elastic_core.rendezvous.reading import load
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow, Phase
 from elastic_core.rendezvous.settings import Settings
@@ -33,6 +33,21 @@ class Applicant:
     settings: Settings
     scheduler_uid: str | None = None
     allow_version_mismatch: bool = False
+    offer: Offer | None = None
+    """Its first one, for as long as it takes part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The run that a node takes part in.
+
+    Attributes:
+        ledger: The run's, as it was then.
+        row: What the roster says of the node: less than there is to say, if it had to be found out who else is alive.
+    """
+
+    ledger: Ledger
+    row: NodeRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +59,8 @@ class Clock:
     new_id: Callable[[], str] = lambda: ""
 
 
-def join(store: RendezvousBackend, applicant: Applicant, clock: Clock) -> Ledger | Closed:
-    """Enter the roster and return the run's ledger, or the verdict of a closed run that this node belongs to.
+def join(store: RendezvousBackend, applicant: Applicant, clock: Clock) -> Joined | Closed:
+    """Enter the roster and return the run, or the verdict of a closed run that this node belongs to.
 
     Raises:
         RendezvousRefusedError: The running job does not take this node.
@@ -54,9 +69,9 @@ def join(store: RendezvousBackend, applicant: Applicant, clock: Clock) -> Ledger
         RendezvousConnectionError: The store cannot be reached.
     """
     try:
-        if (ledger := _welcome(store, applicant, clock)) is not None:
-            return ledger
-        _enter(store, applicant, None)
+        if (joined := _welcome(store, applicant, clock)) is not None:
+            return joined
+        row = _enter(store, NodeRow(info=applicant.info))
         found = _find_run(store, applicant, clock)
     except BaseException:
         with contextlib.suppress(Exception):
@@ -64,19 +79,22 @@ def join(store: RendezvousBackend, applicant: Applicant, clock: Clock) -> Ledger
         raise
     if isinstance(found, Closed):
         store.remove(applicant.info.node_id)
-    return found
+        return found
+    return Joined(found, row)
 
 
-def _enter(store: RendezvousBackend, applicant: Applicant, ledger: Ledger | None) -> None:
-    """Enter the roster: in the run of ``ledger``, or in none yet."""
-    row = NodeRow(info=applicant.info)
-    if ledger is not None:
-        row = replace(row, run=ledger.head.run, head=ledger.head.index, epoch=ledger.head.epoch)
-    store.enter(applicant.info.node_id, encode_row(row))
+def _enter(store: RendezvousBackend, row: NodeRow) -> NodeRow:
+    """Enter the roster with this row."""
+    store.enter(row.info.node_id, encode_row(row))
+    return row
 
 
-def _welcome(store: RendezvousBackend, applicant: Applicant, clock: Clock) -> Ledger | None:
-    """The run that takes this node as it is, which has entered it; None where that is not plain to see."""
+def _welcome(store: RendezvousBackend, applicant: Applicant, clock: Clock) -> Joined | None:
+    """The run that takes this node as it is, which has entered it; None where that is not plain to see.
+
+    Who offers something may be given a round at once; one whose rank may be another's must not be, and offers nothing
+    yet.
+    """
     ledger, uid = load(store, clock.now()), applicant.scheduler_uid
     if ledger is None or needs_liveness(ledger, uid) or not isinstance(admit(ledger, uid, ()), Join):
         return None
@@ -84,9 +102,11 @@ def _welcome(store: RendezvousBackend, applicant: Applicant, clock: Clock) -> Le
         _check_settings(ledger, applicant)
     except RendezvousRefusedError:
         return None
-    _enter(store, applicant, ledger)
+    info, head = applicant.info, ledger.head
+    offer = applicant.offer if info.node_rank is None else None
+    row = _enter(store, NodeRow(info=info, run=head.run, head=head.index, epoch=head.epoch, offer=offer))
     _check_node_rank(store, applicant, clock, ledger)
-    return ledger
+    return Joined(ledger, row)
 
 
 def _check_settings(ledger: Ledger, applicant: Applicant) -> None:

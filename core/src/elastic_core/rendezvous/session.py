@@ -21,7 +21,7 @@ from elastic_core.incidents import Incident
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
 from elastic_core.rendezvous.chair import ChairDriver
 from elastic_core.rendezvous.history import Memory, Rejoin
-from elastic_core.rendezvous.join import Clock
+from elastic_core.rendezvous.join import Clock, Joined
 from elastic_core.rendezvous.ledger import HistoryChangedError, Ledger, advance
 from elastic_core.rendezvous.node import EntriesRead, HistoryReplaced, NodeEvent, Outrun, StoreLost
 from elastic_core.rendezvous.parting import append_chair, others_finished, part, readable
@@ -44,11 +44,17 @@ one after another, looking at all of them for each change would keep their store
 
 
 class Session:
-    """The threads between one node and its store, from joining to leaving."""
+    """The threads between one node and its store, from joining to leaving.
 
-    def __init__(
-        self, store: RendezvousBackend, node_id: str, ledger: Ledger, clock: Clock, calls: SessionCalls
-    ) -> None:
+    Args:
+        store: What the node joined over; each thread connects anew.
+        joined: The run, and what the roster says of the node.
+        clock: Time and randomness.
+        calls: What the session asks and tells the agent.
+    """
+
+    def __init__(self, store: RendezvousBackend, joined: Joined, clock: Clock, calls: SessionCalls) -> None:
+        ledger, node_id = joined.ledger, joined.row.info.node_id
         self._root = store
         self._node_id = node_id
         self._clock = clock
@@ -79,7 +85,7 @@ class Session:
             is_owed=self._is_owed,
             reported=lambda: self._pulse.reported(),
         )
-        self._writer = Writer(node_id, self._wake, self._stopping, writer_calls)
+        self._writer = Writer(joined.row, self._wake, self._stopping, writer_calls)
         pulse_calls = PulseCalls(
             contact=self._contact,
             lost=self._pulse_lost,

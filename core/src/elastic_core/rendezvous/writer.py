@@ -47,21 +47,21 @@ class Writer:
     """What is to be written, and the thread that does it.
 
     Args:
-        node_id: Whose row.
+        row: The one with which the node has entered, as revision 0.
         wake: Guards what is here, and whatever of the session's must not change while a report is sent.
         stopping: Set, and ``wake`` notified, when the thread is to end.
         calls: The session's.
     """
 
-    def __init__(self, node_id: str, wake: threading.Condition, stopping: threading.Event, calls: WriterCalls) -> None:
-        self._node_id, self._wake, self._stopping, self._calls = node_id, wake, stopping, calls
+    def __init__(self, row: NodeRow, wake: threading.Condition, stopping: threading.Event, calls: WriterCalls) -> None:
+        self._node_id, self._wake, self._stopping, self._calls = row.info.node_id, wake, stopping, calls
         self.connection: RendezvousBackend | None = None
         """What the thread writes over, while it has one."""
         self.done = threading.Event()
         """Nothing is left to tell the store: this node has left, or there is no store any more."""
-        self._row: NodeRow | None = None
+        self._row = row
         self._revision = 0
-        self._sent = 0
+        self._sent = 0  # the least that the store has; -1 once it is behind
         self._unlisted = False  # whether the store has lost our row, which has to be entered anew
         self._reported: Incident | None = None  # what the store was last told of
         self._jobs: list[Job] = []
@@ -81,9 +81,9 @@ class Writer:
     def row_seen(self, revision: int | None) -> None:
         """Rule S7: send again if the store is behind what was sent, or lost the row (None)."""
         with self._wake:
-            if self._row is None or self.done.is_set() or (revision is not None and revision >= self._sent):
+            if self.done.is_set() or (revision is not None and revision >= self._sent):
                 return
-            self._unlisted, self._sent = revision is None, 0
+            self._unlisted, self._sent = revision is None, -1
             self._wake.notify()
 
     def run(self) -> None:
@@ -102,7 +102,7 @@ class Writer:
                     break
                 with self._wake:
                     self.connection = store
-                if row is not None and self._sent < revision:
+                if self._sent < revision:
                     self._tell(store, row, revision)
                 while jobs:
                     jobs[0](store)

@@ -17,7 +17,7 @@ from elastic_core.config import Timing
 from elastic_core.errors import RendezvousRefusedError, RendezvousStateError
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, Link, RendezvousBackend
 from elastic_core.rendezvous.codec import decode_row, encode_entry, encode_row
-from elastic_core.rendezvous.join import Applicant, Clock, join
+from elastic_core.rendezvous.join import Applicant, Clock, Joined, join
 from elastic_core.rendezvous.ledger import Body, Closed, Ledger, Member, Offer, Round, advance, compose
 from elastic_core.rendezvous.reading import load, news
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
@@ -197,8 +197,8 @@ def applicant(name: str, *, max_nodes: int = 2, uid: str | None = None) -> Appli
 def joined(store: RendezvousBackend, name: str, *, uid: str | None = None) -> Ledger:
     """The ledger of a run that a node has joined, or opened."""
     found = join(store, applicant(name, uid=uid), CLOCK)
-    assert isinstance(found, Ledger), found
-    return found
+    assert isinstance(found, Joined), found
+    return found.ledger
 
 
 def write(store: RendezvousBackend, ledger: Ledger, body: Body) -> Ledger:

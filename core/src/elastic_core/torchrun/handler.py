@@ -213,13 +213,15 @@ class TorchrunHandler(RendezvousHandler):
             min_nodes=params.min_nodes, max_nodes=params.max_nodes, max_restarts=0, failure_policies=AGREED
         )
         settings = Settings(agreement=agreement, timing=self._read.timing, versions=versions, host=info.host)
-        found = join(self._store, Applicant(info=info, settings=settings, scheduler_uid=self._uid), self._clock)
+        offer = self._offer()
+        applicant = Applicant(info=info, settings=settings, scheduler_uid=self._uid, offer=offer)
+        found = join(self._store, applicant, self._clock)
         if isinstance(found, Closed):
             raise RendezvousClosedError(f"The job {params.run_id!r} is over: {found.why}")
-        self._state = NodeState(info=info, ledger=found)
+        self._state, self._row = NodeState(info=info, ledger=found.ledger, offer=offer), found.row
         calls = SessionCalls(post=self._post, publish=_keep_quiet, judge=_restart, crashed=self._crashed)
-        self._session = Session(self._store, info.node_id, found, self._clock, calls)
-        self._do(MakeOffer())
+        self._session = Session(self._store, found, self._clock, calls)
+        self._tell()
         self._session.start()
         threading.Thread(target=self._tick, args=(self._session,), name="elastic-tick", daemon=True).start()
 
@@ -258,11 +260,15 @@ class TorchrunHandler(RendezvousHandler):
     def _step(self, event: NodeEvent) -> None:
         assert self._session is not None
         self._state, effects = step(self._state, event)
+        self._tell()
+        for effect in effects:
+            self._do(effect)
+
+    def _tell(self) -> None:
+        assert self._session is not None
         if (row := row_of(self._state)) != self._row:
             self._row = row
             self._session.publish_row(row)
-        for effect in effects:
-            self._do(effect)
 
     def _do(self, effect: Effect) -> None:
         match effect:

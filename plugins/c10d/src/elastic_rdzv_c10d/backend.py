@@ -2,18 +2,21 @@
 
 * **The ledger** is keys that are created once (compare-and-set on a missing key). There is no counter that could be
   wrong after a crash: the head is where the ledger ends, found by doubling and halving at first, then by one question.
+  Who waits for an entry is given it.
 * **A row** is changed by compare-and-set on the whole of it: an older revision never wins, a removed row stays removed.
 * **A change** is counted after it has been made, and its bell is rung last. A waiter reads the counter before it looks
   around, and then waits for the next bell. Everybody rings the bell before their own too, since its owner may have
   been killed between the count and the bell.
 
 An embedded store never rolls back, so what was read once is remembered: the head, the last entry, which rows are gone.
+An agent's connections tell each other where its own row is and what they wrote there, so that it is not looked up.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 from elastic_core.rendezvous.backend import (
     ORIGIN,
@@ -42,6 +45,21 @@ FEW = 8
 """Fewer rows than this are read one by one, instead of all that there are."""
 
 
+@dataclass(slots=True)
+class Known:
+    """What all connections of one agent know of its job. Each is used by a thread of its own.
+
+    Attributes:
+        head: An entry that is there; perhaps not the newest that any of them has seen.
+        serials: Where rows were last seen.
+        written: Rows as they were last written by this agent, with their serials; mostly they still are so.
+    """
+
+    head: int = 0
+    serials: dict[str, int] = field(default_factory=dict)
+    written: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+
+
 class C10dBackend(RendezvousBackend):
     """One connection to one job's keys.
 
@@ -50,7 +68,7 @@ class C10dBackend(RendezvousBackend):
         run_id: Which job.
         server: The store's process, if this agent started it; ended with this object.
         hosting: Whether the store lives in this agent.
-        head: An entry that is known to exist.
+        known: What this agent's other connections know.
     """
 
     embedded = True
@@ -62,20 +80,18 @@ class C10dBackend(RendezvousBackend):
         *,
         server: StoreServer | None = None,
         hosting: bool = False,
-        head: int = 0,
+        known: Known | None = None,
     ) -> None:
         self.hosting = hosting or server is not None
         self._client = client
         self._server = server
         self._run_id = run_id
         self._keys = Keys(run_id)
-        self._head = head
+        self._known = Known() if known is None else known
         self._last = ORIGIN
         """An entry that was read or written here; mostly the one that the next append builds on."""
-        self._serials: dict[str, int] = {}
-        """Where rows were last seen."""
-        self._amended: dict[str, tuple[int, bytes]] = {}
-        """Rows as they were last written here; mostly they still are so."""
+        self._given: tuple[int, bytes] | None = None
+        """The entry that was last waited for, and its record."""
         self._gone: set[int] = set()
         self._listed = 0
         """Rows up to this serial are known to have their keys."""
@@ -83,7 +99,7 @@ class C10dBackend(RendezvousBackend):
     def connect(self) -> C10dBackend:
         """Another connection to the same job; an error at once where nobody listens any more."""
         client = StoreClient(self._client.address, self._client.read_timeout)
-        return C10dBackend(client, self._run_id, hosting=self.hosting, head=self._head)
+        return C10dBackend(client, self._run_id, hosting=self.hosting, known=self._known)
 
     def close(self) -> None:
         """Close this connection; its wait ends. If this agent's first connection hosts the store, the store ends."""
@@ -104,23 +120,26 @@ class C10dBackend(RendezvousBackend):
                 if number(found) != serial:  # it was here before, or is entered over another connection
                     claimed = found
                     continue
+                self._client.put_all({self._keys.row(serial): record, self._keys.beat(serial): b"0"})  # ours alone
+                found = record
             else:
                 serial = number(claimed)
-            self._client.create(self._keys.beat(serial), b"0")
-            if self._client.create(self._keys.row(serial), record) != REMOVED:
+                found = self._client.create(self._keys.row(serial), record)
+            if found != REMOVED:
+                self._known.serials[node_id], self._known.written[node_id] = serial, (serial, found)
                 self._changed(ROW_CHANGED)
                 return serial
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
         """Replace a row's value, unless it is as new or gone."""
         record = Row(node_id, revision, value).pack()
-        found = self._amended.pop(node_id, None)
+        found = self._known.written.pop(node_id, None)
         if found is None or Row.unpack(found[1]).revision >= revision:
             found = self._find(node_id)
         while found is not None and Row.unpack(found[1]).revision < revision:
             serial, old = found
             if self._client.swap(self._keys.row(serial), old, record):
-                self._amended[node_id] = serial, record
+                self._known.written[node_id] = serial, record
                 self._changed(ROW_CHANGED)
                 return
             found = self._find(node_id)
@@ -146,7 +165,7 @@ class C10dBackend(RendezvousBackend):
                 return
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
-        """The rows, in order of serial; four round trips, however many they are."""
+        """The rows, in order of serial; three round trips, however many they are, unless some are arriving."""
         if ids is not None and len(ids) < FEW:
             return self._rows(ids)
         arrived = self._client.count(self._keys.arrivals)
@@ -176,23 +195,32 @@ class C10dBackend(RendezvousBackend):
 
     def _find(self, node_id: str) -> tuple[int, bytes] | None:
         """The serial and the record of a node's row: one round trip where that was seen before and still stands."""
-        serial = self._serials.get(node_id)
+        serial = self._known.serials.get(node_id)
         record = None if serial is None else self._client.peek(self._keys.row(serial))
         if record is None or record == REMOVED:
             serial = self._client.count(self._keys.node(node_id))
             record = self._client.peek(self._keys.row(serial))
         if not serial or not record or record == REMOVED:
-            self._serials.pop(node_id, None)
+            self._known.serials.pop(node_id, None)
             return None
-        self._serials[node_id] = serial
+        self._known.serials[node_id] = serial
         return serial, record
 
-    def _make_readable(self, serials: Collection[int]) -> None:
-        """Create what is missing, empty: a serial is handed out before its row is written, and reads wait for keys."""
+    def _make_readable(self, serials: Sequence[int]) -> None:
+        """Create what is missing, empty: a serial is handed out before its row is written, and reads wait for keys.
+
+        When a thousand come at once that is so with few of them, which are found by halving.
+        """
         keys = [key for serial in serials for key in (self._keys.row(serial), self._keys.beat(serial))]
-        if keys and not self._client.exist(*keys):
-            for key in keys:
-                self._client.create(key, UNWRITTEN)
+        if not keys or self._client.exist(*keys):
+            return
+        if len(serials) > 1:
+            half = len(serials) // 2
+            self._make_readable(serials[:half])
+            self._make_readable(serials[half:])
+            return
+        for key in keys:
+            self._client.create(key, UNWRITTEN)
 
     # The ledger ------------------------------------------------------------------------------------------------------
 
@@ -205,19 +233,21 @@ class C10dBackend(RendezvousBackend):
             return False
         if Entry.unpack(self._client.create(self._keys.ledger(entry.index), record)).id != entry.id:
             return False
-        self._last, self._head = entry, max(self._head, entry.index)
+        self._last = entry
+        self._has(entry.index)
         self._changed(ENTRY_APPENDED)
         return True
 
     def read(self, index: int) -> bytes | None:
         """An entry's data. One that may not be there is not peeked at, which would wake all who wait for it."""
-        key = self._keys.ledger(index)
-        if index > self._head and not self._client.exist(key):
-            return None
-        record = self._client.peek(key)
+        if self._given is not None and self._given[0] == index:
+            record: bytes | None = self._given[1]
+        else:
+            key = self._keys.ledger(index)
+            record = self._client.peek(key) if index <= self._known.head or self._client.exist(key) else None
         if record is None:
             return None
-        self._head = max(self._head, index)
+        self._has(index)
         entry = Entry.unpack(record)
         self._last = Link(index, entry.id)
         return entry.data
@@ -239,24 +269,28 @@ class C10dBackend(RendezvousBackend):
         return True
 
     def _newest(self) -> int:
-        """The index of the newest entry."""
-        step = 1
-        while self._client.exist(self._keys.ledger(self._head + step)):
-            self._head += step
-            step *= 2
+        """The index of the newest entry, which is mostly the known one or the next."""
+        head, step, longer = self._known.head, 1, 1
+        while self._client.exist(self._keys.ledger(head + step)):
+            head, step, longer = head + step, longer, 2 * longer
         while (step := step // 2) > 0:
-            if self._client.exist(self._keys.ledger(self._head + step)):
-                self._head += step
-        return self._head
+            if self._client.exist(self._keys.ledger(head + step)):
+                head += step
+        self._has(head)
+        return head
+
+    def _has(self, index: int) -> None:
+        """The ledger has come so far at least."""
+        self._known.head = max(self._known.head, index)
 
     # Both ------------------------------------------------------------------------------------------------------------
 
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
         """Block until something is new: until the next entry's key is there, or the next change's bell."""
         deadline = time.monotonic() + timeout
-        self._head = max(self._head, cursor.head)  # over whichever connection that was read
-        if timeout > 0 and not roster and cursor.head == self._head:
-            return Cursor(self._await_next(deadline), cursor.roster)
+        self._has(cursor.head)  # over whichever connection that was read
+        if timeout > 0 and not roster and cursor.head == self._known.head:
+            return Cursor(self._await(cursor.head + 1, deadline), cursor.roster)
         while True:
             changes, version = split_changes(self._client.count(self._keys.changes)) if roster else (0, cursor.roster)
             now = Cursor(self._newest(), version)
@@ -265,19 +299,18 @@ class C10dBackend(RendezvousBackend):
                 return now
             self._client.wait_for(self._keys.change(changes + 1) if roster else self._keys.ledger(now.head + 1), left)
 
-    def _await_next(self, deadline: float) -> int:
-        """Block until there is an entry after the newest known one, or the deadline; the newest index known then.
+    def _await(self, index: int, deadline: float) -> int:
+        """Block until there is this entry, the first that is not known, or the deadline; the newest index known then.
 
         Whether that entry is there already, the wait says as well; and of the one after it, the next wait.
         """
-        key = self._keys.ledger(self._head + 1)
-        while (left := deadline - time.monotonic()) > 0 and not self._client.wait_for(key, left):
-            pass
-        self._head += self._client.exist(key)  # else woken for nothing, or not at all
-        return self._head
+        if not (record := self._client.wait_and_get(self._keys.ledger(index), deadline - time.monotonic())):
+            return index - 1
+        self._given = index, record
+        self._has(index)
+        return index
 
     def _changed(self, what: int) -> None:
         """Count a change that is made, and wake who waits for one."""
         changes, _ = split_changes(self._client.add(self._keys.changes, what))
-        for bell in (changes, changes - 1):
-            self._client.put(self._keys.change(bell), b"1")
+        self._client.put_all({self._keys.change(bell): b"1" for bell in (changes, changes - 1)})

@@ -16,7 +16,7 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -47,10 +47,12 @@ class _Store(Protocol):
     """What we use of TCPStore. (Its own annotations say that values are ``str``; bytes are what it keeps.)"""
 
     def set(self, key: str, value: bytes, /) -> None: ...
+    def get(self, key: str, /) -> bytes: ...
     def add(self, key: str, amount: int, /) -> int: ...
     def check(self, keys: Sequence[str], /) -> bool: ...
     def compare_set(self, key: str, expected: bytes, desired: bytes, /) -> bytes: ...
     def multi_get(self, keys: Sequence[str], /) -> list[bytes]: ...
+    def multi_set(self, keys: Sequence[str], values: Sequence[bytes], /) -> None: ...
     def wait(self, keys: Sequence[str], timeout: timedelta, /) -> None: ...
     def list_keys(self) -> list[str]: ...
     def delete_key(self, key: str, /) -> bool: ...
@@ -110,6 +112,11 @@ class StoreClient:
         with self._asking() as store:
             store.set(key, value)
 
+    def put_all(self, values: Mapping[str, bytes]) -> None:
+        """The same for several keys, in one request."""
+        with self._asking() as store:
+            store.multi_set(list(values), list(values.values()))
+
     def add(self, key: str, amount: int) -> int:
         """Add to a counter; its new value."""
         with self._asking() as store:
@@ -150,13 +157,22 @@ class StoreClient:
 
     def wait_for(self, key: str, timeout: float) -> bool:
         """Block until there is a key; False when there is none after ``timeout`` seconds."""
-        interruptible = threading.current_thread() is threading.main_thread()
-        deadline = time.monotonic() + timeout
-        while (left := deadline - time.monotonic()) > 0:
+        for piece in _pieces(timeout):
             with self._asking() as store, contextlib.suppress(DistStoreError):
-                store.wait([key], timedelta(seconds=min(left, INTERRUPTIBLE) if interruptible else left))
+                store.wait([key], piece)
                 return True
         return False
+
+    def wait_and_get(self, key: str, timeout: float) -> bytes:
+        """Block until there is a key; its value, '' when there is none after ``timeout`` seconds, or for no reason."""
+        for piece in _pieces(timeout):
+            with self._asking() as store, contextlib.suppress(DistStoreError):
+                store.set_timeout(piece)
+                try:
+                    return store.get(key)
+                finally:
+                    store.set_timeout(timedelta(seconds=self.read_timeout))
+        return UNWRITTEN
 
     @contextmanager
     def _asking(self) -> Iterator[_Store]:
@@ -177,6 +193,14 @@ class StoreClient:
     def _hang_up(self) -> None:
         with contextlib.suppress(OSError):  # not connected any more
             self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def _pieces(timeout: float) -> Iterator[timedelta]:
+    """The time left, again and again until ``timeout`` seconds are over; on the main thread not all of it at once."""
+    most = INTERRUPTIBLE if threading.current_thread() is threading.main_thread() else math.inf
+    deadline = time.monotonic() + timeout
+    while (left := deadline - time.monotonic()) > 0:
+        yield timedelta(seconds=min(left, most))
 
 
 def _dial(address: Address, patience: float, waiting: Callable[[], None]) -> _Connected:

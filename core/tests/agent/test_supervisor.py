@@ -1,0 +1,75 @@
+"""What an agent has offered before it took part is let go if it never does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_core.agent import stores, supervisor
+from elastic_core.agent.identity import Seat
+from elastic_core.agent.ports import HeldPort
+from elastic_core.agent.start import begun
+from elastic_core.config import RunConfig
+from elastic_core.errors import RendezvousRefusedError
+from elastic_core.hookspecs import RendezvousOptions
+from elastic_core.plugins import Plugins
+from elastic_core.program import Program, ProgramKind
+from elastic_core.rendezvous.local import LocalBackend, MemoryStore
+from elastic_core.rendezvous.reading import load
+
+CONFIG = RunConfig(program=Program(ProgramKind.EXECUTABLE, "true"), local_addr="127.0.0.1")
+
+
+class Job:
+    """One agent's job in memory, and the ports that it takes."""
+
+    def __init__(self, seat: Seat) -> None:
+        self.store, self.ports, self._seat = MemoryStore(), list[HeldPort](), seat
+
+    def take(self, address: str) -> HeldPort:
+        self.ports.append(HeldPort.take(address))
+        return self.ports[-1]
+
+    def run(self) -> None:
+        plugins: Any = Plugins()
+        plugins.make_rendezvous = lambda _: LocalBackend(self.store)
+        plugins.rendezvous_options = RendezvousOptions
+        with begun() as warden:
+            supervisor.supervise(CONFIG, plugins, self._seat, warden, ())
+
+    def let_go(self) -> bool:
+        return bool(self.ports) and all(port.fileno() == -1 for port in self.ports)
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    with contextlib.closing(Seat.take(str(tmp_path))) as seat:
+        found = Job(seat)
+        monkeypatch.setattr(stores, "HeldPort", found)
+        yield found
+
+
+def test_who_is_refused_lets_its_port_go(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RendezvousRefusedError("not you")
+
+    monkeypatch.setattr(supervisor, "join", refuse)
+    with pytest.raises(RendezvousRefusedError, match="not you"):
+        job.run()
+    assert job.let_go()
+
+
+def test_who_has_joined_and_cannot_begin_leaves_no_row(
+    job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(FileNotFoundError):
+        job.run()
+    store = LocalBackend(job.store)
+    assert load(store, 0.0) is not None, "it had joined"
+    assert store.roster() == []
+    assert job.let_go()
