@@ -18,7 +18,7 @@ from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBack
 from elastic_core.testing.connections import chain, long_wait, woken
 from elastic_rdzv_etcd import plugin
 from elastic_rdzv_etcd.records import EXPIRY, Keys
-from elastic_rdzv_etcd.watching import Watch
+from elastic_rdzv_etcd.watching import View, Watch
 
 Open = Callable[[str, str, str], RendezvousBackend]
 FIRST = Link(1, "first")
@@ -110,7 +110,7 @@ def test_a_watch_goes_on_where_history_was_compacted(own_server: Etcd) -> None:
     assert writer.append(ORIGIN, FIRST, b"data")
     assert woken(waiting, "append()").head == 1
     # and one that begins too early
-    watch = Watch(waiter._client, Keys("/elastic", "job").head, None, 1)
+    watch = Watch(waiter._client, Keys("/elastic", "job").newest, None, View(0, {}))
     watch.sleep(10**9, 60.0)
     assert watch.ended is not None
     assert watch.told

@@ -22,8 +22,9 @@ from elastic_rdzv_etcd.gateway import Gateway, Unreachable
 from elastic_rdzv_etcd.refusals import Kind, Refusal, in_words
 
 ATTEMPT = 2.0
-"""Most seconds for one attempt on one member. A follower whose leader is gone keeps a write waiting for longer than
-the others take to elect a new one."""
+"""Most seconds for one attempt on one member of several. A follower whose leader is gone keeps a write waiting for
+longer than the others take to elect a new one. Nothing is gained by asking the only member twice: what it has not done
+yet, since a thousand others ask too, it would then have to do twice."""
 LET_GO = 1.0
 """Seconds that a request gets to notice that its connection was closed."""
 PAUSE = 0.1
@@ -138,8 +139,9 @@ class Client:
                 share = max(0.0, deadline - time.monotonic()) / (len(sites) - number)
                 if share <= 0 and failures:
                     raise self._failed(failures, time.monotonic() - began)
+                limit = ATTEMPT if len(sites) > 1 else budget
                 try:
-                    answer = self._ask(site, ask, min(ATTEMPT, max(share, PAUSE)))
+                    answer = self._ask(site, ask, min(limit, max(share, PAUSE)))
                 except Unreachable as exc:
                     self._drop()
                     if self.closed:

@@ -2,8 +2,9 @@
 
 What one job keeps, below ``PREFIX/<job id>/``, all on one lease of a week that every node's beat renews::
 
-    head            the newest entry: its index and its id; what an append compares, and followers watch
-    roster          rewritten with every enter, amend and remove; its revision is the roster's version
+    head            the newest entry: its index and its id; what an append compares, and a beat reads
+    state/newest    the same, a line break, and the entry's data; what followers watch, who so need not read it
+    state/roster    rewritten with every enter, amend and remove; its revision is the roster's version
     ledger/7        entry 7: its id, a line break, its data; written once
     arrivals        rewritten for every serial that is handed out; how often that was, etcd counts
     row/<node>      a row: revision, serial, a line break, its value
@@ -41,7 +42,12 @@ class Keys:
     @property
     def head(self) -> bytes:
         """The newest entry's link."""
-        return self._key("state", "head")
+        return self._key("head")
+
+    @property
+    def newest(self) -> bytes:
+        """The newest entry, whole."""
+        return self._key("state", "newest")
 
     @property
     def roster(self) -> bytes:
@@ -163,6 +169,25 @@ def unpack_link(record: bytes | None) -> Link:
         return ORIGIN
     index, _, entry_id = record[:1024].partition(b" ")
     return Link(number(index), unquoted(entry_id))
+
+
+def pack_newest(link: Link, data: bytes) -> bytes:
+    """The bytes of the newest entry, with its link.
+
+    Raises:
+        RendezvousStateError: The data is larger than a store must take.
+    """
+    return _pack(pack_link(link), data)
+
+
+def unpack_newest(record: bytes) -> tuple[Link, bytes]:
+    """The link and the data that :func:`pack_newest` made these bytes from.
+
+    Raises:
+        RendezvousStateError: It did not.
+    """
+    header, data = _unpack(record)
+    return unpack_link(header), data
 
 
 def number(record: bytes) -> int:
