@@ -21,7 +21,7 @@ import contextlib
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
@@ -68,6 +68,16 @@ class Made:
     revision: str
 
 
+@dataclass(slots=True)
+class Common:
+    """What the connections of one agent have in common."""
+
+    made: dict[str, Made] = field(default_factory=dict)
+    """The rows that it has entered or amended."""
+    renew_at: float = field(default_factory=lambda: time.monotonic() + RENEW)
+    """When its next beat renews the job's lease."""
+
+
 class EtcdBackend(RendezvousBackend):
     """One connection to one job's keys.
 
@@ -76,7 +86,7 @@ class EtcdBackend(RendezvousBackend):
         run_id: Which job.
         sidecar: The etcd that this agent started for itself, if it did; ended with this object.
         embedded: Whether the store is that of an agent.
-        entered: What this agent's connections know of the rows that they have entered or amended.
+        common: What it shares with the agent's other connections.
 
     Raises:
         RendezvousConnectionError: No member answers, or none lets us in.
@@ -90,7 +100,7 @@ class EtcdBackend(RendezvousBackend):
         *,
         sidecar: Sidecar | None = None,
         embedded: bool = False,
-        entered: dict[str, Made] | None = None,
+        common: Common | None = None,
     ) -> None:
         self.embedded = embedded or sidecar is not None
         self.may_forget = not (self.embedded or cluster.options.durable)
@@ -98,12 +108,12 @@ class EtcdBackend(RendezvousBackend):
         self._run_id = run_id
         self._sidecar = sidecar
         self._keys = Keys(cluster.options.prefix, run_id)
+        self._lease = str(self._keys.lease)
         self._client = Client(cluster)
         self._watcher = Watcher(self._client)
-        self._entered: dict[str, Made] = {} if entered is None else entered
+        self._common = Common() if common is None else common
         self._told: tuple[int, bytes] | None = None
         """The entry that a wait has just brought, after its index: what a read would find, until anything is asked."""
-        self._renewed_at = -RENEW
         try:
             self._client.call(RANGE, _range(self._keys.head), reaching=True)
         except (RendezvousConnectionError, RendezvousStateError):
@@ -113,7 +123,7 @@ class EtcdBackend(RendezvousBackend):
     def connect(self) -> EtcdBackend:
         """Another connection to the same job."""
         try:
-            return EtcdBackend(self._cluster, self._run_id, embedded=self.embedded, entered=self._entered)
+            return EtcdBackend(self._cluster, self._run_id, embedded=self.embedded, common=self._common)
         except RendezvousConnectionError:
             self._cluster.look_up_again()
             raise
@@ -146,7 +156,7 @@ class EtcdBackend(RendezvousBackend):
                 ]
                 done, answers = self._txn([absent], made, [_get(keys.row(node_id))])
                 if done:
-                    self._entered[node_id] = Made(serial, str(answers[-1]["kvs"][0]["create_revision"]))
+                    self._common.made[node_id] = Made(serial, str(answers[-1]["kvs"][0]["create_revision"]))
                     return serial
             if found := _values(answers[0]):
                 return Row.unpack(found[0]).serial
@@ -156,7 +166,7 @@ class EtcdBackend(RendezvousBackend):
         key = self._keys.row(node_id)
         Row(revision, 0, value).pack()
         while True:
-            if (made := self._entered.get(node_id)) is not None:
+            if (made := self._common.made.get(node_id)) is not None:
                 conditions = [
                     _compare(key, "CREATE", "EQUAL", create_revision=made.revision),
                     _compare(key, "VALUE", "LESS", value=_text(before(revision))),
@@ -170,23 +180,29 @@ class EtcdBackend(RendezvousBackend):
                 _, answers = self._txn([], [_get(key)], [])
             found = answers[0].get("kvs", ())
             if not found:
-                self._entered.pop(node_id, None)
+                self._common.made.pop(node_id, None)
                 return
             row = Row.unpack(_value(found[0]))
             if row.revision >= revision:
                 return
-            self._entered[node_id] = Made(row.serial, str(found[0]["create_revision"]))
+            self._common.made[node_id] = Made(row.serial, str(found[0]["create_revision"]))
 
     def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
-        """Set the row's beat, and report: one round trip. Once an hour a second one, which renews the job's lease."""
+        """Set the row's beat, and report: one round trip.
+
+        A second one, which renews the job's lease, once an hour, and after an append: whoever decides in a job that was
+        left for days renews it at once, and nobody else has to.
+        """
         keys = self._keys
-        if time.monotonic() - self._renewed_at >= RENEW:
-            self._client.call(KEEP_ALIVE, {"ID": str(keys.lease)})
-            self._renewed_at = time.monotonic()
+        if time.monotonic() >= self._common.renew_at:
+            self._client.call(KEEP_ALIVE, {"ID": self._lease})
+            self._common.renew_at = time.monotonic() + RENEW
         common = [_get(keys.head), *([] if watch is None else [_get(keys.beat(watch))])]
         there = _compare(keys.row(node_id), "VERSION", "GREATER", version="0")
         mine = [self._put(keys.beat(node_id), b"%d" % count), _get(keys.row(node_id))]
-        done, answers = self._txn([there], [*common, *mine], common)
+        done, answers = self._txn([there], [*common, *mine], [])
+        if not done:  # a question that is seldom needed is not sent along with every beat
+            _, answers = self._txn([], common, [])
         head, *others = [_values(answer) for answer in answers]
         return BeatReply(
             head=unpack_link(head[0] if head else None).index,
@@ -199,7 +215,7 @@ class EtcdBackend(RendezvousBackend):
         keys = self._keys
         there = _compare(keys.row(node_id), "VERSION", "GREATER", version="0")
         gone = [_delete(keys.row(node_id)), _delete(keys.beat(node_id)), self._put(keys.roster, b"")]
-        self._entered.pop(node_id, None)
+        self._common.made.pop(node_id, None)
         self._txn([there], gone, [])
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
@@ -236,6 +252,7 @@ class EtcdBackend(RendezvousBackend):
         ]
         done, answers = self._txn([free, built_on], written, [_get(keys.ledger(entry.index))])
         if done:
+            self._common.renew_at = 0.0
             return True
         there = _values(answers[0])
         return bool(there) and unpack_entry(there[0])[0] == entry.id
@@ -262,7 +279,7 @@ class EtcdBackend(RendezvousBackend):
     def erase(self) -> bool:
         """Revoke the job's lease, on which all of its keys hang."""
         with contextlib.suppress(Lost):  # nothing was ever written
-            self._client.call(REVOKE, {"ID": str(self._keys.lease)})
+            self._client.call(REVOKE, {"ID": self._lease})
         return True
 
     # Both ------------------------------------------------------------------------------------------------------------
@@ -313,12 +330,12 @@ class EtcdBackend(RendezvousBackend):
 
     def _grant(self) -> None:
         try:
-            self._client.call(GRANT, {"ID": str(self._keys.lease), "TTL": str(EXPIRY)})
+            self._client.call(GRANT, {"ID": self._lease, "TTL": str(EXPIRY)})
         except Lost:  # somebody else was faster
             return
 
     def _put(self, key: bytes, value: bytes, *, prev_kv: bool = False) -> Json:
-        put = {"key": _text(key), "value": _text(value), "lease": str(self._keys.lease), "prev_kv": prev_kv}
+        put = {"key": _text(key), "value": _text(value), "lease": self._lease, "prev_kv": prev_kv}
         return {"request_put": put}
 
 

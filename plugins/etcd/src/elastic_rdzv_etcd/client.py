@@ -23,8 +23,8 @@ from elastic_rdzv_etcd.refusals import Kind, Refusal, in_words
 
 ATTEMPT = 2.0
 """Most seconds for one attempt on one member of several. A follower whose leader is gone keeps a write waiting for
-longer than the others take to elect a new one. Nothing is gained by asking the only member twice: what it has not done
-yet, since a thousand others ask too, it would then have to do twice."""
+longer than the others take to elect a new one. Twice as long after each round through all of them: members that are
+slow since a thousand others ask too must not be asked ever more. For the same reason the only member is asked once."""
 LET_GO = 1.0
 """Seconds that a request gets to notice that its connection was closed."""
 PAUSE = 0.1
@@ -130,6 +130,7 @@ class Client:
         began = time.monotonic()
         deadline = began + budget
         failures: dict[Site, Unreachable | Refusal] = {}
+        limit = ATTEMPT
         while True:
             sites = self.cluster.sites()
             if self._gateway is not None and self._gateway.site in sites:
@@ -139,9 +140,8 @@ class Client:
                 share = max(0.0, deadline - time.monotonic()) / (len(sites) - number)
                 if share <= 0 and failures:
                     raise self._failed(failures, time.monotonic() - began)
-                limit = ATTEMPT if len(sites) > 1 else budget
                 try:
-                    answer = self._ask(site, ask, min(limit, max(share, PAUSE)))
+                    answer = self._ask(site, ask, max(share if len(sites) == 1 else min(limit, share), PAUSE))
                 except Unreachable as exc:
                     self._drop()
                     if self.closed:
@@ -157,6 +157,7 @@ class Client:
                     return answer
             if time.monotonic() >= deadline or all(_is_final(failures.get(site)) for site in sites):
                 raise self._failed(failures, time.monotonic() - began)
+            limit *= 2
             if self._closed.wait(PAUSE):
                 raise self._is_closed()
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 from elastic_core.errors import RendezvousStateError
@@ -201,11 +202,13 @@ def number(record: bytes) -> int:
     return int(record)
 
 
+@lru_cache(4096)
 def quoted(name: str) -> str:
     """A name as a part of a key."""
     return quote(name, safe="", errors="surrogateescape")
 
 
+@lru_cache(4096)
 def unquoted(name: bytes) -> str:
     """The name that :func:`quoted` made this from."""
     return unquote(name.decode(errors="replace"), errors="surrogateescape")
