@@ -1,6 +1,6 @@
 """The names of a job's keys, and the bytes that they hold. Nothing here talks to a store.
 
-What one job keeps, below ``PREFIX/<job id>/``, all on one lease of a week that every node's beat renews::
+What one job keeps, below ``PREFIX/<job id>/``, all on one lease of a week that beats renew::
 
     head            the newest entry: its index and its id; what an append compares, and a beat reads
     state/newest    the same, a line break, and the entry's data; what followers watch, who so need not read it

@@ -1,8 +1,7 @@
 """As much of HTTP/1.1 as it takes to ask a member of etcd, over a socket that somebody else has made.
 
-Not the standard library's client: that one takes four times as long for a request, mostly to read headers as mail, and
-of all headers two matter here. A thousand nodes that beat are five hundred requests a second, and the chair's host has
-other things to do than to read them.
+Not the standard library's client: with that one a request takes twice the CPU time, mostly to read headers as mail, of
+which two matter here.
 """
 
 from __future__ import annotations
