@@ -207,4 +207,6 @@ def _dial(site: Site, context: ssl.SSLContext | None, timeout: float) -> socket.
         raise Unreachable(f"no answer for {timeout:.2g} s") from exc
     except OSError as exc:
         plain.close()
-        raise Unreachable(exc.strerror or str(exc)) from exc
+        reset = site.endpoint.tls and isinstance(exc, ConnectionResetError)  # as it may look when it hangs up
+        doubt = "; if it speaks no TLS, write http:// before the host" if reset else ""
+        raise Unreachable(f"{exc.strerror or exc}{doubt}") from exc
