@@ -24,7 +24,7 @@ from elastic_rdzv_etcd import plugin, plugin_v2
 from elastic_rdzv_etcd.backend import EtcdBackend
 from elastic_rdzv_etcd.options import Options
 from elastic_rdzv_etcd.records import Keys
-from elastic_rdzv_etcd.watching import Watch
+from elastic_rdzv_etcd.watching import View, Watch
 
 PASSWORD = "open, Sesame!"
 FIRST = Link(1, "first")
@@ -96,10 +96,10 @@ def test_a_token_that_is_no_longer_good_is_renewed(guarded: Etcd, password_file:
 def test_a_watch_that_is_refused_for_its_token_gets_a_new_one(guarded: Etcd, password_file: str) -> None:
     """Tokens are each member's own affair: the one that a watch begins on may have forgotten ours."""
     backend = entered(guarded, user="trainer", password_file=password_file)
-    watched = Keys("/elastic", "job").head
+    watched = Keys("/elastic", "job").newest
     good = backend._cluster._token
     backend._cluster._token = f"{good}x"
-    watch = Watch(backend._client, watched, None, 1)
+    watch = Watch(backend._client, watched, None, View(0, {}))
     assert backend._cluster._token not in (good, f"{good}x")
     assert backend.append(ORIGIN, FIRST, b"data")
     watch.sleep(0, PATIENCE)
@@ -107,7 +107,7 @@ def test_a_watch_that_is_refused_for_its_token_gets_a_new_one(guarded: Etcd, pas
     watch.close()
     watch.bury()
     with pytest.raises(RendezvousConnectionError, match="does not allow the user 'trainer'"):
-        Watch(backend._client, b"/others", None, 1)
+        Watch(backend._client, b"/others", None, View(0, {}))
     backend.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +16,10 @@ from etcd_servers import Etcd, Three, administer, asked, running
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
 from elastic_core.testing.connections import chain, long_wait, woken
-from elastic_rdzv_etcd import plugin
+from elastic_rdzv_etcd import client, plugin
+from elastic_rdzv_etcd.client import ATTEMPT
 from elastic_rdzv_etcd.records import EXPIRY, Keys
-from elastic_rdzv_etcd.watching import Watch
+from elastic_rdzv_etcd.watching import View, Watch
 
 Open = Callable[[str, str, str], RendezvousBackend]
 FIRST = Link(1, "first")
@@ -110,7 +111,7 @@ def test_a_watch_goes_on_where_history_was_compacted(own_server: Etcd) -> None:
     assert writer.append(ORIGIN, FIRST, b"data")
     assert woken(waiting, "append()").head == 1
     # and one that begins too early
-    watch = Watch(waiter._client, Keys("/elastic", "job").head, None, 1)
+    watch = Watch(waiter._client, Keys("/elastic", "job").newest, None, View(0, {}))
     watch.sleep(10**9, 60.0)
     assert watch.ended is not None
     assert watch.told
@@ -140,11 +141,15 @@ def test_all_keys_of_a_job_hang_on_one_lease_that_a_beat_renews(own_server: Etcd
     lease = str(Keys("/elastic", "job").lease)
     said = asked(own_server, "/v3/lease/timetolive", {"ID": lease, "keys": True})
     assert int(said["grantedTTL"]) == EXPIRY
-    assert len(said["keys"]) == 6
+    assert len(said["keys"]) == 7
     calls = own_server.operations().get("LeaseKeepAlive", 0)
     for count in range(3):
         backend.beat("node", count)
-    assert own_server.operations()["LeaseKeepAlive"] == calls + 1
+    assert own_server.operations()["LeaseKeepAlive"] == calls + 1, "after an append, and not again for an hour"
+    follower = opened(own_server.endpoint, "/elastic", "job")
+    follower.beat("node", 4)
+    assert own_server.operations()["LeaseKeepAlive"] == calls + 1, "a follower leaves that to whoever decides"
+    follower.close()
     administer(own_server, "/v3/lease/revoke", {"ID": lease})
     assert (backend.read(1), backend.roster()) == (None, [])
     assert backend.enter("node", b"") == 1, "the next write grants it again"
@@ -169,10 +174,14 @@ def test_a_beat_an_append_and_an_amendment_are_one_operation_each(own_server: Et
     backend = opened(own_server.endpoint, "/elastic", "job")
     for node in range(20):
         backend.enter(f"node {node}", b"")
-    backend.amend("node 0", 1, b"1")
-    backend.beat("node 0", 1)
+    other = backend.connect()
     assert backend.append(ORIGIN, FIRST, b"data")
+    backend.beat("node 0", 1)
     costs: dict[str, tuple[Callable[[], object], dict[str, int]]] = {
+        "the first amendment, by another connection of the agent that entered": (
+            lambda: other.amend("node 0", 1, b"1"),
+            {"Txn": 1},
+        ),
         "beat": (lambda: backend.beat("node 0", 2, "node 1"), {"Txn": 1}),
         "amend": (lambda: backend.amend("node 0", 2, b"2"), {"Txn": 1}),
         "append": (lambda: backend.append(FIRST, Link(2, "second"), b"data"), {"Txn": 1}),
@@ -184,11 +193,52 @@ def test_a_beat_an_append_and_an_amendment_are_one_operation_each(own_server: Et
     for name, (operation, cost) in costs.items():
         before = own_server.operations()
         operation()
-        after = own_server.operations()
-        assert {
-            method: count - before.get(method, 0) for method, count in after.items() if count != before.get(method, 0)
-        } == cost, name
+        assert operations_since(before, own_server) == cost, name
+    other.close()
     backend.close()
+
+
+def test_who_has_looked_is_told_of_the_next_entry_and_asks_for_nothing(own_server: Etcd) -> None:
+    writer, waiter = (opened(own_server.endpoint, "/elastic", "job") for _ in range(2))
+    links = chain(3)
+    assert writer.append(*links[0], b"1")
+    before = own_server.operations()
+    assert waiter.wait(Cursor(), roster=False, timeout=0).head == 1
+    assert waiter.read(1) == b"1"
+    for count, (prev, entry) in enumerate(links[1:], 2):
+        waiting = long_wait(waiter, Cursor(prev.index), roster=False)
+        assert writer.append(prev, entry, b"%d" % count)
+        assert woken(waiting, "append()").head == count
+        assert waiter.read(count) == b"%d" % count
+    assert operations_since(before, own_server) == {"Range": 1, "Watch": 1, "Txn": 2}
+    assert waiter.read(3) == b"3", "what was told is read once; then the store is asked"
+    writer.close()
+    waiter.close()
+
+
+def test_a_chair_that_has_written_itself_does_not_go_back_to_what_it_was_told(server: Etcd, prefix: str) -> None:
+    chair = opened(server.endpoint, prefix, "job")
+    seen = chair.wait(Cursor(), roster=True, timeout=0)
+    for prev, entry in chain(20):
+        assert chair.append(prev, entry, b"data")
+        seen = chair.wait(Cursor(entry.index, seen.roster), roster=True, timeout=0.01)
+        assert seen.head == entry.index
+    chair.close()
+
+
+def test_the_only_member_is_asked_once_however_long_it_takes(own_server: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand nodes that ask a busy one twice keep it from ever answering."""
+    backend = opened(own_server.endpoint, "/elastic", "job", read_timeout=f"{1.2 * ATTEMPT:g}")
+    monkeypatch.setattr(client, "Gateway", None)  # no other connection is made
+    os.kill(own_server.pid, signal.SIGSTOP)
+    with pytest.raises(RendezvousConnectionError, match=r"it has not answered for 2\.4 s"):
+        backend.read(1)
+    backend.close()
+
+
+def operations_since(before: Mapping[str, int], server: Etcd) -> dict[str, int]:
+    found = {method: count - before.get(method, 0) for method, count in server.operations().items()}
+    return {method: count for method, count in found.items() if count}
 
 
 def test_a_full_store_says_what_to_do(tmp_path: Path) -> None:
@@ -209,7 +259,7 @@ def test_an_entry_that_is_not_ours_is_reported_and_not_believed(server: Etcd, pr
     administer(server, "/v3/kv/put", {"key": key, "value": value})
     with pytest.raises(RendezvousStateError, match="etcd holds"):
         backend.read(1)
-    key = b64encode(Keys(prefix, "job").head).decode()
+    key = b64encode(Keys(prefix, "job").newest).decode()
     administer(server, "/v3/kv/put", {"key": key, "value": value})
     with pytest.raises(RendezvousStateError, match="etcd holds"):
         backend.wait(Cursor(), roster=False, timeout=0)

@@ -33,7 +33,9 @@ def test_jobs_have_keys_and_leases_of_their_own() -> None:
     keys = [Keys("/elastic", name) for name in NAMES]
     assert len({key.head for key in keys}) == len({key.lease for key in keys}) == len(NAMES)
     assert all(0 < key.lease < 1 << 63 for key in keys)
-    assert not any(one.head.startswith(other.head[:-10]) for one in keys for other in keys if one is not other)
+    assert not any(
+        one.state.startswith(other.state[: -len("state/")]) for one in keys for other in keys if one is not other
+    )
 
 
 def test_rows_sort_by_their_revision() -> None:

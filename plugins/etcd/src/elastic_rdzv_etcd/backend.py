@@ -9,6 +9,9 @@ twice when a request is made again after its reply was lost:
   that is gone is not made again.
 * **A beat** is written, and what it brings back is read, in one round trip.
 
+A waiter looks once, and is then told of every change by its watch, a new entry included: whoever is woken need neither
+look, nor ask for the entry, nor look again before it sleeps the next time.
+
 Reads are linearizable (etcd's default), so none is older than what was known before.
 """
 
@@ -18,6 +21,7 @@ import contextlib
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
@@ -33,12 +37,14 @@ from elastic_rdzv_etcd.records import (
     number,
     pack_entry,
     pack_link,
+    pack_newest,
     quoted,
     unpack_entry,
     unpack_link,
+    unpack_newest,
     unquoted,
 )
-from elastic_rdzv_etcd.watching import Watcher
+from elastic_rdzv_etcd.watching import View, Watcher
 
 if TYPE_CHECKING:
     from elastic_rdzv_etcd.sidecar import Sidecar
@@ -54,6 +60,24 @@ FEW = 32
 Json: TypeAlias = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A row's serial, and the revision at which it was made."""
+
+    serial: int
+    revision: str
+
+
+@dataclass(slots=True)
+class Common:
+    """What the connections of one agent have in common."""
+
+    made: dict[str, Made] = field(default_factory=dict)
+    """The rows that it has entered or amended."""
+    renew_at: float = field(default_factory=lambda: time.monotonic() + RENEW)
+    """When its next beat renews the job's lease."""
+
+
 class EtcdBackend(RendezvousBackend):
     """One connection to one job's keys.
 
@@ -62,6 +86,7 @@ class EtcdBackend(RendezvousBackend):
         run_id: Which job.
         sidecar: The etcd that this agent started for itself, if it did; ended with this object.
         embedded: Whether the store is that of an agent.
+        common: What it shares with the agent's other connections.
 
     Raises:
         RendezvousConnectionError: No member answers, or none lets us in.
@@ -69,7 +94,13 @@ class EtcdBackend(RendezvousBackend):
     """
 
     def __init__(
-        self, cluster: Cluster, run_id: str, *, sidecar: Sidecar | None = None, embedded: bool = False
+        self,
+        cluster: Cluster,
+        run_id: str,
+        *,
+        sidecar: Sidecar | None = None,
+        embedded: bool = False,
+        common: Common | None = None,
     ) -> None:
         self.embedded = embedded or sidecar is not None
         self.may_forget = not (self.embedded or cluster.options.durable)
@@ -77,11 +108,12 @@ class EtcdBackend(RendezvousBackend):
         self._run_id = run_id
         self._sidecar = sidecar
         self._keys = Keys(cluster.options.prefix, run_id)
+        self._lease = str(self._keys.lease)
         self._client = Client(cluster)
         self._watcher = Watcher(self._client)
-        self._entered: dict[str, tuple[int, str]] = {}
-        """Serials of rows, and the revisions at which they were made."""
-        self._renewed_at = -RENEW
+        self._common = Common() if common is None else common
+        self._told: tuple[int, bytes] | None = None
+        """The entry that a wait has just brought, after its index: what a read would find, until anything is asked."""
         try:
             self._client.call(RANGE, _range(self._keys.head), reaching=True)
         except (RendezvousConnectionError, RendezvousStateError):
@@ -91,7 +123,7 @@ class EtcdBackend(RendezvousBackend):
     def connect(self) -> EtcdBackend:
         """Another connection to the same job."""
         try:
-            return EtcdBackend(self._cluster, self._run_id, embedded=self.embedded)
+            return EtcdBackend(self._cluster, self._run_id, embedded=self.embedded, common=self._common)
         except RendezvousConnectionError:
             self._cluster.look_up_again()
             raise
@@ -120,25 +152,26 @@ class EtcdBackend(RendezvousBackend):
                     self._put(keys.row(node_id), Row(0, serial, value).pack()),
                     self._put(keys.beat(node_id), b"0"),
                     self._put(keys.roster, b""),
+                    _get(keys.row(node_id), keys_only=True),
                 ]
                 done, answers = self._txn([absent], made, [_get(keys.row(node_id))])
                 if done:
+                    self._common.made[node_id] = Made(serial, str(answers[-1]["kvs"][0]["create_revision"]))
                     return serial
             if found := _values(answers[0]):
                 return Row.unpack(found[0]).serial
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
-        """Replace a row's value, unless it is as new or gone. One round trip, but for the first of a connection."""
+        """Replace a row's value, unless it is as new or gone. One round trip, for a row that this agent has entered."""
         key = self._keys.row(node_id)
         Row(revision, 0, value).pack()
         while True:
-            if (entered := self._entered.get(node_id)) is not None:
-                serial, made_at = entered
+            if (made := self._common.made.get(node_id)) is not None:
                 conditions = [
-                    _compare(key, "CREATE", "EQUAL", create_revision=made_at),
+                    _compare(key, "CREATE", "EQUAL", create_revision=made.revision),
                     _compare(key, "VALUE", "LESS", value=_text(before(revision))),
                 ]
-                record = Row(revision, serial, value).pack()
+                record = Row(revision, made.serial, value).pack()
                 changes = [self._put(key, record), self._put(self._keys.roster, b"")]
                 done, answers = self._txn(conditions, changes, [_get(key)])
                 if done:
@@ -147,23 +180,29 @@ class EtcdBackend(RendezvousBackend):
                 _, answers = self._txn([], [_get(key)], [])
             found = answers[0].get("kvs", ())
             if not found:
-                self._entered.pop(node_id, None)
+                self._common.made.pop(node_id, None)
                 return
             row = Row.unpack(_value(found[0]))
             if row.revision >= revision:
                 return
-            self._entered[node_id] = row.serial, str(found[0]["create_revision"])
+            self._common.made[node_id] = Made(row.serial, str(found[0]["create_revision"]))
 
     def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
-        """Set the row's beat, and report: one round trip. Once an hour a second one, which renews the job's lease."""
+        """Set the row's beat, and report: one round trip.
+
+        A second one, which renews the job's lease, once an hour, and after an append: whoever decides in a job that was
+        left for days renews it at once, and nobody else has to.
+        """
         keys = self._keys
-        if time.monotonic() - self._renewed_at >= RENEW:
-            self._client.call(KEEP_ALIVE, {"ID": str(keys.lease)})
-            self._renewed_at = time.monotonic()
+        if time.monotonic() >= self._common.renew_at:
+            self._client.call(KEEP_ALIVE, {"ID": self._lease})
+            self._common.renew_at = time.monotonic() + RENEW
         common = [_get(keys.head), *([] if watch is None else [_get(keys.beat(watch))])]
         there = _compare(keys.row(node_id), "VERSION", "GREATER", version="0")
         mine = [self._put(keys.beat(node_id), b"%d" % count), _get(keys.row(node_id))]
-        done, answers = self._txn([there], [*common, *mine], common)
+        done, answers = self._txn([there], [*common, *mine], [])
+        if not done:  # a question that is seldom needed is not sent along with every beat
+            _, answers = self._txn([], common, [])
         head, *others = [_values(answer) for answer in answers]
         return BeatReply(
             head=unpack_link(head[0] if head else None).index,
@@ -176,7 +215,7 @@ class EtcdBackend(RendezvousBackend):
         keys = self._keys
         there = _compare(keys.row(node_id), "VERSION", "GREATER", version="0")
         gone = [_delete(keys.row(node_id)), _delete(keys.beat(node_id)), self._put(keys.roster, b"")]
-        self._entered.pop(node_id, None)
+        self._common.made.pop(node_id, None)
         self._txn([there], gone, [])
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
@@ -206,15 +245,23 @@ class EtcdBackend(RendezvousBackend):
         else:
             built_on = _compare(keys.head, "VALUE", "EQUAL", value=_text(pack_link(prev)))
         free = _compare(keys.ledger(entry.index), "VERSION", "EQUAL", version="0")
-        written = [self._put(keys.ledger(entry.index), record), self._put(keys.head, pack_link(entry))]
+        written = [
+            self._put(keys.ledger(entry.index), record),
+            self._put(keys.head, pack_link(entry)),
+            self._put(keys.newest, pack_newest(entry, data)),
+        ]
         done, answers = self._txn([free, built_on], written, [_get(keys.ledger(entry.index))])
         if done:
+            self._common.renew_at = 0.0
             return True
         there = _values(answers[0])
         return bool(there) and unpack_entry(there[0])[0] == entry.id
 
     def read(self, index: int) -> bytes | None:
-        """An entry's data."""
+        """An entry's data; no round trip for the one that a wait has just brought."""
+        told, self._told = self._told, None
+        if told is not None and told[0] == index:
+            return told[1]
         found = _values(self._client.call(RANGE, _range(self._keys.ledger(index))))
         return unpack_entry(found[0])[1] if found else None
 
@@ -232,31 +279,44 @@ class EtcdBackend(RendezvousBackend):
     def erase(self) -> bool:
         """Revoke the job's lease, on which all of its keys hang."""
         with contextlib.suppress(Lost):  # nothing was ever written
-            self._client.call(REVOKE, {"ID": str(self._keys.lease)})
+            self._client.call(REVOKE, {"ID": self._lease})
         return True
 
     # Both ------------------------------------------------------------------------------------------------------------
 
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
-        """Block until something is new; told by a watch of one key, or of two."""
+        """Block until something is new; told by a watch of one key, or of two. A round trip to begin with, if any."""
         deadline = time.monotonic() + timeout
         keys = self._keys
-        first, end = (keys.state, _after(keys.state)) if roster else (keys.head, None)
+        first, end = (keys.state, _after(keys.state)) if roster else (keys.newest, None)
+        self._told = None
+        view = self._watcher.view(first, end)
         while True:
-            answer = self._client.call(RANGE, _range(first, end))
-            found = {_key(kv): kv for kv in answer.get("kvs", ())}
-            head = unpack_link(_value(found[keys.head]) if keys.head in found else None).index
-            version = int(found[keys.roster]["mod_revision"]) if keys.roster in found else 0
-            now = Cursor(head, version if roster else cursor.roster)
             left = deadline - time.monotonic()
-            if now != cursor or left <= 0:
+            if view is None or left <= 0 or self._lags(view, cursor, roster):
+                view = self._watcher.look(first, end)
+            if (now := self._cursor(view, cursor, roster)) != cursor or left <= 0:
                 return now
-            self._watcher.sleep(first, end, int(answer["header"]["revision"]), min(left, LOOK_AGAIN))
+            view = self._watcher.sleep(first, end, view, min(left, LOOK_AGAIN))
+
+    def _cursor(self, view: View, cursor: Cursor, roster: bool) -> Cursor:
+        """How far the store has come in this view, in which the newest entry is kept for whoever reads it next."""
+        newest, version = (view.keys.get(key) for key in (self._keys.newest, self._keys.roster))
+        link, data = (ORIGIN, b"") if newest is None else unpack_newest(newest.value)
+        if link.index > cursor.head:
+            self._told = link.index, data
+        return Cursor(link.index, cursor.roster if not roster else 0 if version is None else version.revision)
+
+    def _lags(self, view: View, cursor: Cursor, roster: bool) -> bool:
+        """Whether a waiter with this cursor has seen more than this view shows, or other things."""
+        now = self._cursor(view, cursor, roster)
+        return now.head < cursor.head or (now.head == cursor.head and now.roster < cursor.roster)
 
     def _txn(
         self, compare: Sequence[Json], success: Sequence[Json], failure: Sequence[Json]
     ) -> tuple[bool, list[Json]]:
         """One transaction: whether its conditions held, and the answers of the branch that was taken."""
+        self._told = None
         request = {"compare": compare, "success": success, "failure": failure}
         for _ in range(3):
             try:
@@ -270,17 +330,17 @@ class EtcdBackend(RendezvousBackend):
 
     def _grant(self) -> None:
         try:
-            self._client.call(GRANT, {"ID": str(self._keys.lease), "TTL": str(EXPIRY)})
+            self._client.call(GRANT, {"ID": self._lease, "TTL": str(EXPIRY)})
         except Lost:  # somebody else was faster
             return
 
     def _put(self, key: bytes, value: bytes, *, prev_kv: bool = False) -> Json:
-        put = {"key": _text(key), "value": _text(value), "lease": str(self._keys.lease), "prev_kv": prev_kv}
+        put = {"key": _text(key), "value": _text(value), "lease": self._lease, "prev_kv": prev_kv}
         return {"request_put": put}
 
 
-def _get(key: bytes, *, prefix: bool = False) -> Json:
-    return {"request_range": _range(key, _after(key) if prefix else None)}
+def _get(key: bytes, *, prefix: bool = False, keys_only: bool = False) -> Json:
+    return {"request_range": {**_range(key, _after(key) if prefix else None), "keys_only": keys_only}}
 
 
 def _range(key: bytes, end: bytes | None = None) -> Json:

@@ -22,8 +22,9 @@ from elastic_rdzv_etcd.gateway import Gateway, Unreachable
 from elastic_rdzv_etcd.refusals import Kind, Refusal, in_words
 
 ATTEMPT = 2.0
-"""Most seconds for one attempt on one member. A follower whose leader is gone keeps a write waiting for longer than
-the others take to elect a new one."""
+"""Most seconds for one attempt on one member of several. A follower whose leader is gone keeps a write waiting for
+longer than the others take to elect a new one. Twice as long after each round through all of them: members that are
+slow since a thousand others ask too must not be asked ever more. For the same reason the only member is asked once."""
 LET_GO = 1.0
 """Seconds that a request gets to notice that its connection was closed."""
 PAUSE = 0.1
@@ -129,6 +130,7 @@ class Client:
         began = time.monotonic()
         deadline = began + budget
         failures: dict[Site, Unreachable | Refusal] = {}
+        limit = ATTEMPT
         while True:
             sites = self.cluster.sites()
             if self._gateway is not None and self._gateway.site in sites:
@@ -139,7 +141,7 @@ class Client:
                 if share <= 0 and failures:
                     raise self._failed(failures, time.monotonic() - began)
                 try:
-                    answer = self._ask(site, ask, min(ATTEMPT, max(share, PAUSE)))
+                    answer = self._ask(site, ask, max(share if len(sites) == 1 else min(limit, share), PAUSE))
                 except Unreachable as exc:
                     self._drop()
                     if self.closed:
@@ -155,6 +157,7 @@ class Client:
                     return answer
             if time.monotonic() >= deadline or all(_is_final(failures.get(site)) for site in sites):
                 raise self._failed(failures, time.monotonic() - began)
+            limit *= 2
             if self._closed.wait(PAUSE):
                 raise self._is_closed()
 

@@ -52,7 +52,7 @@ class Options:
     user: str | None = None
     password: Secret | None = None
     connect_timeout: float = 2.5
-    read_timeout: float = 5.0
+    read_timeout: float = 20.0
     durable: bool = False
 
     @classmethod

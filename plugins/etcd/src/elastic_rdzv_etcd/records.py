@@ -1,9 +1,10 @@
 """The names of a job's keys, and the bytes that they hold. Nothing here talks to a store.
 
-What one job keeps, below ``PREFIX/<job id>/``, all on one lease of a week that every node's beat renews::
+What one job keeps, below ``PREFIX/<job id>/``, all on one lease of a week that beats renew::
 
-    head            the newest entry: its index and its id; what an append compares, and followers watch
-    roster          rewritten with every enter, amend and remove; its revision is the roster's version
+    head            the newest entry: its index and its id; what an append compares, and a beat reads
+    state/newest    the same, a line break, and the entry's data; what followers watch, who so need not read it
+    state/roster    rewritten with every enter, amend and remove; its revision is the roster's version
     ledger/7        entry 7: its id, a line break, its data; written once
     arrivals        rewritten for every serial that is handed out; how often that was, etcd counts
     row/<node>      a row: revision, serial, a line break, its value
@@ -17,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 from elastic_core.errors import RendezvousStateError
@@ -41,7 +43,12 @@ class Keys:
     @property
     def head(self) -> bytes:
         """The newest entry's link."""
-        return self._key("state", "head")
+        return self._key("head")
+
+    @property
+    def newest(self) -> bytes:
+        """The newest entry, whole."""
+        return self._key("state", "newest")
 
     @property
     def roster(self) -> bytes:
@@ -165,6 +172,25 @@ def unpack_link(record: bytes | None) -> Link:
     return Link(number(index), unquoted(entry_id))
 
 
+def pack_newest(link: Link, data: bytes) -> bytes:
+    """The bytes of the newest entry, with its link.
+
+    Raises:
+        RendezvousStateError: The data is larger than a store must take.
+    """
+    return _pack(pack_link(link), data)
+
+
+def unpack_newest(record: bytes) -> tuple[Link, bytes]:
+    """The link and the data that :func:`pack_newest` made these bytes from.
+
+    Raises:
+        RendezvousStateError: It did not.
+    """
+    header, data = _unpack(record)
+    return unpack_link(header), data
+
+
 def number(record: bytes) -> int:
     """A count, as the store spells it.
 
@@ -176,11 +202,13 @@ def number(record: bytes) -> int:
     return int(record)
 
 
+@lru_cache(4096)
 def quoted(name: str) -> str:
     """A name as a part of a key."""
     return quote(name, safe="", errors="surrogateescape")
 
 
+@lru_cache(4096)
 def unquoted(name: bytes) -> str:
     """The name that :func:`quoted` made this from."""
     return unquote(name.decode(errors="replace"), errors="surrogateescape")

@@ -1,14 +1,17 @@
 """A watch: one stream from one member, and a thread that listens to it, so that a wait can be given up at any time.
 
-What a watch says is a hint. It says that something changed after a revision of the store; what that is, the waiter
-reads. When the stream ends (its member is gone, or has lost its cluster, or has compacted what it was to tell), the
-waiter reads, and begins another one from there.
+A watch begins after a look at its keys, and tells of every change since. What was seen, and what the watch has told, is
+a :class:`View`: how the keys were at one revision of the store, which may be an old one by now. When the stream ends
+(its member is gone, or has lost its cluster, or has compacted what it was to tell), there is no view any more: the
+waiter looks again, and begins another one from there.
 """
 
 from __future__ import annotations
 
 import threading
-from base64 import b64encode
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from elastic_core.errors import RendezvousConnectionError
@@ -16,50 +19,97 @@ from elastic_rdzv_etcd.client import Client
 from elastic_rdzv_etcd.gateway import Unreachable
 from elastic_rdzv_etcd.refusals import Refusal
 
-WATCH = "/v3/watch"
+WATCH, RANGE = "/v3/watch", "/v3/kv/range"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a key held, and the revision at which it was written."""
+
+    value: bytes
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Some keys, as they were at a revision; those that were not there are missing."""
+
+    revision: int
+    keys: Mapping[bytes, Held]
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> View:
+        """What a range answers."""
+        keys = dict(map(_held, answer.get("kvs", ())))
+        return cls(int(answer["header"]["revision"]), keys)
+
+    def after(self, events: Iterable[Mapping[str, Any]]) -> View:
+        """The view when these have happened; those that it shows already change nothing."""
+        keys, newest = dict(self.keys), self.revision
+        for event in events:
+            key, held = _held(event["kv"])
+            if held.revision <= self.revision:
+                continue
+            newest = max(newest, held.revision)
+            if event.get("type") == "DELETE":
+                keys.pop(key, None)
+            else:
+                keys[key] = held
+        return View(newest, keys)
 
 
 class Watch:
-    """What happens to some keys from some revision on.
+    """What happens to some keys.
 
     Args:
         client: Whose cluster; the stream has a connection of its own.
         first: The first key, or the only one.
         end: The key after the last one; None for one key.
-        revision: The first revision that matters.
+        view: How they were; the watch tells of what happens after that.
 
     Raises:
         RendezvousConnectionError: No member answers, or none lets us in.
         RendezvousStateError: They refuse it.
     """
 
-    def __init__(self, client: Client, first: bytes, end: bytes | None, revision: int) -> None:
-        asked: dict[str, Any] = {"key": b64encode(first).decode(), "start_revision": str(revision)}
+    def __init__(self, client: Client, first: bytes, end: bytes | None, view: View) -> None:
+        asked: dict[str, Any] = {"key": _text(first), "start_revision": str(view.revision + 1)}
         if end is not None:
-            asked["range_end"] = b64encode(end).decode()
+            asked["range_end"] = _text(end)
         self._gateway, self._messages = client.stream(WATCH, {"create_request": asked})
         self.keys = first, end
         self._changed = threading.Condition()
-        self._newest = 0
+        self._view = view
+        self._spoken = False
         self._ended: str | None = None
-        self._compacted = False
         self._thread = threading.Thread(target=self._listen, name="elastic-etcd-watch", daemon=True)
         self._thread.start()
 
     @property
+    def view(self) -> View:
+        """The keys, as far as this has told."""
+        return self._view
+
+    @property
     def told(self) -> bool:
         """Whether it has told of anything, or has ended only because it began too early."""
-        return self._newest > 0 or self._compacted
+        return self._spoken
 
     @property
     def ended(self) -> str | None:
         """Why nothing will come any more; None while something may."""
         return self._ended
 
+    def saw(self, view: View) -> None:
+        """Somebody has looked, and may have seen more than this has told."""
+        with self._changed:
+            if view.revision > self._view.revision:
+                self._view = view
+
     def sleep(self, revision: int, timeout: float) -> None:
         """Return once something has happened after ``revision``, or nothing will any more, or after ``timeout`` s."""
         with self._changed:
-            self._changed.wait_for(lambda: self._newest > revision or self._ended is not None, timeout)
+            self._changed.wait_for(lambda: self._view.revision > revision or self._ended is not None, timeout)
 
     def close(self) -> None:
         """End the stream; the sleep of another thread ends. May be repeated."""
@@ -77,17 +127,17 @@ class Watch:
         try:
             for message in self._messages:
                 if message.get("canceled") or "compact_revision" in message:
-                    self._compacted = "compact_revision" in message
+                    self._spoken = self._spoken or "compact_revision" in message
                     why = str(message.get("cancel_reason", "the revision is compacted"))
                     break
                 if events := message.get("events"):
-                    newest = max(int(event["kv"]["mod_revision"]) for event in events)
                     with self._changed:
-                        self._newest = max(self._newest, newest)
+                        self._view = self._view.after(events)
+                        self._spoken = True
                         self._changed.notify_all()
         except (Unreachable, Refusal) as exc:
             why = str(exc)
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, AttributeError):
             why = "it tells of something that cannot be"
         finally:
             self._gateway.discard()
@@ -109,11 +159,31 @@ class Watcher:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._watch: Watch | None = None
+        self._seen: tuple[tuple[bytes, bytes | None], View] | None = None
         self._closed = threading.Event()
         self._barren = 0
 
-    def sleep(self, first: bytes, end: bytes | None, revision: int, timeout: float) -> None:
-        """Return once these keys have changed after ``revision``, or might have, or after ``timeout`` seconds.
+    def look(self, first: bytes, end: bytes | None) -> View:
+        """These keys as they are now: one round trip.
+
+        Raises:
+            RendezvousConnectionError: No member answered in time.
+            RendezvousStateError: They refuse it.
+        """
+        asked = {"key": _text(first)} if end is None else {"key": _text(first), "range_end": _text(end)}
+        view = View.of(self._client.call(RANGE, asked))
+        self._seen = (first, end), view
+        return view
+
+    def view(self, first: bytes, end: bytes | None) -> View | None:
+        """These keys, as far as has been told; None where nobody tells of them, and nobody has looked just before."""
+        watch, seen, self._seen = self._watch, self._seen, None
+        if watch is not None and watch.keys == (first, end) and watch.ended is None:
+            return watch.view
+        return seen[1] if seen is not None and seen[0] == (first, end) else None
+
+    def sleep(self, first: bytes, end: bytes | None, view: View, timeout: float) -> View | None:
+        """These keys once they are no longer as in ``view``; None where that is not known, after ``timeout`` seconds.
 
         Raises:
             RendezvousConnectionError: Watches end as soon as they begin, or this was closed.
@@ -122,10 +192,11 @@ class Watcher:
         watch = self._watch
         if watch is None or watch.keys != (first, end):
             self._drop()
-            watch = self._watch = Watch(self._client, first, end, revision + 1)
+            watch = self._watch = Watch(self._client, first, end, view)
             if self._closed.is_set():
                 watch.close()
-        watch.sleep(revision, timeout)
+        watch.saw(view)
+        watch.sleep(view.revision, timeout)
         if self._closed.is_set():
             self._drop()
             raise RendezvousConnectionError(f"This connection to etcd at {self._client.cluster} is closed.")
@@ -138,6 +209,8 @@ class Watcher:
             if not watch.told:
                 self._client.leave()
                 self._closed.wait(min(timeout, 0.1 * self._barren))
+            return None
+        return watch.view if watch.view.revision > view.revision else None
 
     def close(self) -> None:
         """End a sleep in another thread. May be repeated."""
@@ -150,3 +223,11 @@ class Watcher:
             self._watch.close()
             self._watch.bury()
             self._watch = None
+
+
+def _held(kv: Mapping[str, Any]) -> tuple[bytes, Held]:
+    return b64decode(kv["key"]), Held(b64decode(kv.get("value", "")), int(kv["mod_revision"]))
+
+
+def _text(data: bytes) -> str:
+    return b64encode(data).decode()

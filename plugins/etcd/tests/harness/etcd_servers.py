@@ -121,7 +121,8 @@ class Etcd:
     def operations(self) -> dict[str, int]:
         """How often each method of gRPC was begun since it started, by name; the gateway's calls are such."""
         text = self._page("metrics").decode()
-        found = re.findall(r'^grpc_server_started_total\{grpc_method="(\w+)".*\} (\d+)', text, re.M)
+        ours = r'^grpc_server_started_total\{grpc_method="(\w+)",grpc_service="etcdserverpb\.\w+".*\} (\d+)'
+        found = re.findall(ours, text, re.M)  # health, which is gRPC's own, has a method Watch too
         return {method: int(count) for method, count in found}
 
 
