@@ -9,8 +9,7 @@ General layout, from the command line down to the wire:
 * ``backend_v2``: the same on API v2, which changes one key at a time.
 * ``records``: the names of the keys, and the bytes that they hold.
 * ``cluster`` and ``client``: one connection to whichever member answers, with every wait bounded.
-* ``gateway``: one socket to one member: JSON out, JSON or a stream of it back, over the HTTP of ``wire``. ``refusals``
-  reads the members' errors.
+* ``gateway``: one socket to one member: JSON out, JSON or a stream of it back. ``refusals`` reads the members' errors.
 * ``watching``: a watch, which a thread listens to.
 * ``client_v2``: python-etcd, kept to one member at a time and to errors of ours.
 * ``torchrun``: the same for plain ``torchrun --rdzv_backend=elastic-etcd``.

@@ -1,8 +1,8 @@
 """One socket to one member of the cluster, and etcd's JSON gateway at the other end of it.
 
-The HTTP client is our own (``wire``). What a pool of connections adds (retries, redirects, reconnecting) is what must
-not happen to a write behind our back, and what we need (the socket, so that another thread can end a wait) a pool keeps
-to itself.
+The HTTP client is the standard library's. What a pool of connections adds (retries, redirects, reconnecting) is what
+must not happen to a write behind our back, and what we need (the socket, so that another thread can end a wait) a pool
+keeps to itself.
 
 The gateway maps gRPC to JSON (https://etcd.io/docs/v3.5/dev-guide/api_grpc_gateway/): 64-bit numbers come as strings,
 bytes are base64, and what is zero, false or empty is left out.
@@ -11,16 +11,18 @@ bytes are base64, and what is zero, false or empty is left out.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import socket
 import ssl
-from collections.abc import Iterable, Iterator
-from http import HTTPStatus
+from collections.abc import Iterator
 from typing import Any
 
 from elastic_rdzv_etcd.endpoint import Site
 from elastic_rdzv_etcd.refusals import Refusal, from_error, from_text, refusal
-from elastic_rdzv_etcd.wire import MOST_BYTES, Head, Wire
+
+MOST_BYTES = 512 * 1024 * 1024
+"""No answer is read beyond this: a roster of a thousand rows of the greatest size, in base64."""
 
 _TCP = {socket.TCP_NODELAY: 1, socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_USER_TIMEOUT: 5000}
 """A watch is silent by nature, and so is a member that is busy; one whose host has vanished acknowledges nothing, which
@@ -40,6 +42,21 @@ class Unreachable(Exception):
         self.reason, self.final = reason, final
 
 
+class _AtOnce(http.client.HTTPConnection):
+    """Sends a request's head and body together: in one packet, mostly, where the standard library makes two."""
+
+    _unsent: tuple[bytes, ...] = ()
+
+    def send(self, data: Any) -> None:
+        """Keep it until the request is complete."""
+        self._unsent = (*self._unsent, data)
+
+    def flush(self) -> None:
+        """Send what was kept."""
+        whole, self._unsent = b"".join(self._unsent), ()
+        super().send(whole)
+
+
 class Gateway:
     """A connection.
 
@@ -55,8 +72,9 @@ class Gateway:
     def __init__(self, site: Site, context: ssl.SSLContext | None, timeout: float) -> None:
         self.site = site
         self._socket = _dial(site, context, timeout)
-        name = f"[{site.endpoint.host}]" if ":" in site.endpoint.host else site.endpoint.host
-        self._wire = Wire(self._socket, f"{name}:{site.endpoint.port}")
+        self._http = _AtOnce(site.endpoint.host, site.endpoint.port)
+        self._http.sock = self._socket
+        self._http.auto_open = 0  # a connection that broke stays broken
         self._doubt = (
             "; if it wants a client's certificate, see --rdzv_conf cert and key"
             if site.endpoint.tls
@@ -73,7 +91,7 @@ class Gateway:
     def discard(self) -> None:
         """Close the connection and give its descriptor back; only its own thread may."""
         self.close()
-        self._wire.close()
+        self._http.close()
         self._socket.close()
 
     def post(self, path: str, body: bytes, token: str | None, timeout: float) -> dict[str, Any]:
@@ -91,10 +109,12 @@ class Gateway:
         """
         with _reported(timeout, self._doubt):
             self._socket.settimeout(timeout)
-            head = self._ask(path, body, token)
-            text = _whole(self._wire.pieces(head))
-            if head.status != HTTPStatus.OK:
-                raise refusal(head.status, text)
+            answer = self._ask(path, body, token)
+            text = answer.read(MOST_BYTES + 1)
+            if len(text) > MOST_BYTES:
+                raise Unreachable(f"it answered with more than {MOST_BYTES} bytes", final=True)
+            if answer.status != http.HTTPStatus.OK:
+                raise refusal(answer.status, text)
             said = json.loads(text.partition(b"\n")[0])  # of a stream (a lease is kept alive by one) the first message
         return _message(said)
 
@@ -107,47 +127,35 @@ class Gateway:
         """
         with _reported(timeout, self._doubt):
             self._socket.settimeout(timeout)
-            head = self._ask(path, body, token)
-            if head.status != HTTPStatus.OK:
-                raise refusal(head.status, _whole(self._wire.pieces(head)))
-            messages = _messages(self._wire.pieces(head), timeout)
-            first = next(messages)
+            answer = self._ask(path, body, token)
+            if answer.status != http.HTTPStatus.OK:
+                raise refusal(answer.status, answer.read(MOST_BYTES))
+            first = json.loads(answer.readline(MOST_BYTES))
             self._socket.settimeout(None)
-        if first.get("canceled"):
-            raise from_text(str(first.get("cancel_reason", "it was cancelled")))
-        return messages
+        if _message(first).get("canceled"):
+            raise from_text(str(_message(first).get("cancel_reason", "it was cancelled")))
+        return _messages(answer, timeout)
 
-    def _ask(self, path: str, body: bytes, token: str | None) -> Head:
+    def _ask(self, path: str, body: bytes, token: str | None) -> http.client.HTTPResponse:
         # A member that has lost its cluster is to say so, rather than to keep a watch waiting in vain.
         headers = {"Content-Type": "application/json", "Grpc-Metadata-hasleader": "true"}
         if token is not None:
             headers["Authorization"] = token
-        head = self._wire.ask(path, body, headers)
+        self._http.request("POST", path, body, headers)
+        self._http.flush()
+        answer = self._http.getresponse()
         self._doubt = ""
-        return head
+        return answer
 
 
-def _whole(pieces: Iterable[bytes]) -> bytes:
-    text = bytearray()
-    for piece in pieces:
-        text += piece
-        if len(text) > MOST_BYTES:
-            raise Unreachable(f"it answered with more than {MOST_BYTES} bytes", final=True)
-    return bytes(text)
-
-
-def _messages(pieces: Iterator[bytes], timeout: float) -> Iterator[dict[str, Any]]:
-    """One for each line."""
-    begun = b""
+def _messages(answer: http.client.HTTPResponse, timeout: float) -> Iterator[dict[str, Any]]:
     while True:
         with _reported(timeout, ""):
-            if not (piece := next(pieces, b"")):
+            line = answer.readline(MOST_BYTES)
+            if not line:
                 raise Unreachable("it has ended the stream")
-            *lines, begun = (begun + piece).split(b"\n")
-            if len(begun) > MOST_BYTES:
-                raise Unreachable(f"it answered with more than {MOST_BYTES} bytes", final=True)
-            said = [json.loads(line) for line in lines]
-        yield from map(_message, said)
+            said = json.loads(line)
+        yield _message(said)
 
 
 def _message(said: Any) -> dict[str, Any]:
@@ -170,10 +178,12 @@ def _reported(timeout: float, doubt: str) -> Iterator[None]:
         raise Unreachable(f"it has not answered for {timeout:.2g} s") from exc
     except ssl.SSLError as exc:
         raise Unreachable(f"TLS broke: {exc.reason or exc}{doubt}") from exc
-    except EOFError as exc:
+    except http.client.RemoteDisconnected as exc:
         raise Unreachable(f"it hung up without an answer{doubt}") from exc
     except OSError as exc:
         raise Unreachable(f"{exc.strerror or exc}{doubt}") from exc
+    except http.client.HTTPException as exc:
+        raise Unreachable(f"the connection broke: {type(exc).__name__}") from exc
     except (ValueError, AttributeError) as exc:  # no JSON; a socket or its file that another thread has closed
         raise Unreachable(f"the connection or the answer is broken: {exc}") from exc
 
