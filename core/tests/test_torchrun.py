@@ -176,6 +176,21 @@ def test_closing_what_is_closed_changes_nothing(node: Callable[..., TorchrunHand
     assert memory.head == head
 
 
+def test_who_has_joined_and_cannot_begin_leaves_no_row(memory: MemoryStore) -> None:
+    class Lonely(LocalBackend):
+        def connect(self) -> LocalBackend:
+            raise RendezvousConnectionError("no further connection is to be had")
+
+    params = RendezvousParameters(backend="memory", endpoint="", run_id="job", min_nodes=1, max_nodes=1)
+    read = conf.RendezvousConf(timing=Timing())
+    handler = TorchrunHandler(lambda params: Lonely(memory), params, read, None)
+    with pytest.raises(RendezvousConnectionError, match="no further connection"):
+        handler.next_rendezvous()
+    handler.shutdown()
+    assert load(LocalBackend(memory), 0.0) is not None, "it had joined"
+    assert LocalBackend(memory).roster() == []
+
+
 def test_too_few_nodes_are_a_timeout(node: Callable[..., TorchrunHandler]) -> None:
     with pytest.raises(RendezvousTimeoutError, match="is closed"):
         node(join_timeout=0.5).next_rendezvous()

@@ -18,8 +18,8 @@ from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBack
 from elastic_core.testing.connections import chain, long_wait, woken
 from elastic_rdzv_etcd import client, plugin
 from elastic_rdzv_etcd.client import ATTEMPT
-from elastic_rdzv_etcd.records import EXPIRY, Keys
-from elastic_rdzv_etcd.watching import View, Watch
+from elastic_rdzv_etcd.records import EXPIRY, Keys, pack_newest
+from elastic_rdzv_etcd.watching import Held, View, Watch
 
 Open = Callable[[str, str, str], RendezvousBackend]
 FIRST = Link(1, "first")
@@ -224,6 +224,23 @@ def test_a_chair_that_has_written_itself_does_not_go_back_to_what_it_was_told(se
         seen = chair.wait(Cursor(entry.index, seen.roster), roster=True, timeout=0.01)
         assert seen.head == entry.index
     chair.close()
+
+
+def test_a_watch_from_before_the_store_went_back_is_not_believed(own_server: Etcd) -> None:
+    writer, waiter = (opened(own_server.endpoint, "/elastic", "job") for _ in range(2))
+    newest, (first, second) = Keys("/elastic", "job").newest, chain(2)
+    assert writer.append(*first, b"1")
+    lost = View(10**6, {newest: Held(pack_newest(Link(7, "lost"), b"lost"), 10**6)})
+    waiter._watcher._watch = Watch(waiter._client, newest, None, lost)
+    assert waiter.wait(Cursor(), roster=False, timeout=0).head == 1, "as after a failure, when history is compared"
+    before = own_server.operations()
+    waiting = long_wait(waiter, Cursor(1), roster=False)
+    assert writer.append(*second, b"2")
+    assert woken(waiting, "append()").head == 2
+    assert waiter.read(2) == b"2"
+    assert operations_since(before, own_server).get("Range", 0) <= 1
+    writer.close()
+    waiter.close()
 
 
 def test_the_only_member_is_asked_once_however_long_it_takes(own_server: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 
 from elastic_core import conf
 from elastic_core.agent.addresses import advertised
@@ -220,7 +221,12 @@ class TorchrunHandler(RendezvousHandler):
             raise RendezvousClosedError(f"The job {params.run_id!r} is over: {found.why}")
         self._state, self._row = NodeState(info=info, ledger=found.ledger, offer=offer), found.row
         calls = SessionCalls(post=self._post, publish=_keep_quiet, judge=_restart, crashed=self._crashed)
-        self._session = Session(self._store, found, self._clock, calls)
+        try:
+            self._session = Session(self._store, found, self._clock, calls)
+        except BaseException:
+            with suppress(Exception):
+                self._store.remove(info.node_id)  # else it is given a round, for which the others wait in vain
+            raise
         self._tell()
         self._session.start()
         threading.Thread(target=self._tick, args=(self._session,), name="elastic-tick", daemon=True).start()

@@ -110,7 +110,10 @@ class C10dBackend(RendezvousBackend):
     # The roster ------------------------------------------------------------------------------------------------------
 
     def enter(self, node_id: str, value: bytes) -> int:
-        """Add a row: its serial first, under the node's name, and then the row, which a repetition completes."""
+        """Add a row: its serial first, under the node's name, and then the row, which a repetition completes.
+
+        A node's row is entered over one connection at a time: who has claimed the serial writes the row unasked.
+        """
         name, record = self._keys.node(node_id), Row(node_id, 0, value).pack()
         claimed = UNWRITTEN
         while True:
@@ -120,7 +123,7 @@ class C10dBackend(RendezvousBackend):
                 if number(found) != serial:  # it was here before, or is entered over another connection
                     claimed = found
                     continue
-                self._client.put_all({self._keys.row(serial): record, self._keys.beat(serial): b"0"})  # ours alone
+                self._client.put_all({self._keys.row(serial): record, self._keys.beat(serial): b"0"})
                 found = record
             else:
                 serial = number(claimed)

@@ -162,16 +162,23 @@ class Client:
                 raise self._is_closed()
 
     def _ask(self, site: Site, ask: Callable[[Gateway, str | None, float], _T], timeout: float) -> _T:
+        """All that it takes, which is ``timeout`` seconds together."""
+        deadline = time.monotonic() + timeout
+
+        def left() -> float:
+            return max(deadline - time.monotonic(), PAUSE)
+
         gateway = self._at(site, timeout)
-        token = self.cluster.token(gateway, timeout)
+        token = self.cluster.token(gateway, left())
         try:
-            return ask(gateway, token, timeout)
+            return ask(gateway, token, left())
         except Refusal as refused:
             if refused.kind is not Kind.TOKEN or self.cluster.options.password is None:
                 raise
             self._drop()  # a stream that was refused has used it up
-            gateway = self._at(site, timeout)
-            return ask(gateway, self.cluster.another_token(gateway, timeout, token), timeout)
+            gateway = self._at(site, left())
+            token = self.cluster.another_token(gateway, left(), token)
+            return ask(gateway, token, left())
 
     def _at(self, site: Site, timeout: float) -> Gateway:
         gateway = self._gateway

@@ -24,9 +24,12 @@ from elastic_rdzv_etcd.refusals import Refusal, from_error, from_text, refusal
 MOST_BYTES = 512 * 1024 * 1024
 """No answer is read beyond this: a roster of a thousand rows of the greatest size, in base64."""
 
-_TCP = {socket.TCP_NODELAY: 1, socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_USER_TIMEOUT: 5000}
+_TCP = {socket.TCP_NODELAY: 1, socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_USER_TIMEOUT: 2000}
 """A watch is silent by nature, and so is a member that is busy; one whose host has vanished acknowledges nothing, which
-is noticed within 5 s of asking it something, and else within 10."""
+is noticed within 2 s of asking it something, and else within 10."""
+CONNECT = 2.0
+"""Most seconds for a connection to be taken, which the kernel does however busy a member is. Where no answer comes, it
+asks ever more seldom; so another connection is begun."""
 
 
 class Unreachable(Exception):
@@ -134,7 +137,7 @@ class Gateway:
             self._socket.settimeout(None)
         if _message(first).get("canceled"):
             raise from_text(str(_message(first).get("cancel_reason", "it was cancelled")))
-        return _messages(answer, timeout)
+        return _messages(answer)
 
     def _ask(self, path: str, body: bytes, token: str | None) -> http.client.HTTPResponse:
         # A member that has lost its cluster is to say so, rather than to keep a watch waiting in vain.
@@ -148,9 +151,9 @@ class Gateway:
         return answer
 
 
-def _messages(answer: http.client.HTTPResponse, timeout: float) -> Iterator[dict[str, Any]]:
+def _messages(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
     while True:
-        with _reported(timeout, ""):
+        with _reported(0.0, ""):
             line = answer.readline(MOST_BYTES)
             if not line:
                 raise Unreachable("it has ended the stream")
@@ -175,6 +178,8 @@ def _reported(timeout: float, doubt: str) -> Iterator[None]:
     except (Refusal, Unreachable):
         raise
     except TimeoutError as exc:
+        if exc.errno is not None:  # the kernel's: nothing that was sent is acknowledged
+            raise Unreachable("its host is gone, or the network in between") from exc
         raise Unreachable(f"it has not answered for {timeout:.2g} s") from exc
     except ssl.SSLError as exc:
         raise Unreachable(f"TLS broke: {exc.reason or exc}{doubt}") from exc
@@ -191,8 +196,9 @@ def _reported(timeout: float, doubt: str) -> Iterator[None]:
 def _dial(site: Site, context: ssl.SSLContext | None, timeout: float) -> socket.socket:
     plain = socket.socket(site.family, socket.SOCK_STREAM)
     try:
-        plain.settimeout(timeout)
+        plain.settimeout(min(timeout, CONNECT))
         plain.connect((site.address, site.endpoint.port))
+        plain.settimeout(timeout)
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, setting in _TCP.items():
             plain.setsockopt(socket.IPPROTO_TCP, option, setting)
@@ -213,8 +219,9 @@ def _dial(site: Site, context: ssl.SSLContext | None, timeout: float) -> socket.
             raise Unreachable("it does not speak TLS; write http:// before the host", final=True) from exc
         raise Unreachable(f"TLS is refused: {exc.reason or exc}; see --rdzv_conf cert and key", final=True) from exc
     except TimeoutError as exc:
+        waited = plain.gettimeout()
         plain.close()
-        raise Unreachable(f"no answer for {timeout:.2g} s") from exc
+        raise Unreachable(f"no answer for {waited:.2g} s") from exc
     except OSError as exc:
         plain.close()
         reset = site.endpoint.tls and isinstance(exc, ConnectionResetError)  # as it may look when it hangs up

@@ -27,7 +27,7 @@ from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, Link, Roste
 EXPIRY = 7 * 86400
 """Seconds after the last beat at which a job's keys are gone."""
 RENEW = 3600.0
-"""Seconds between two renewals of that by one connection."""
+"""Seconds between two renewals of that by one agent."""
 
 _NUMBER = re.compile(rb"[0-9]{1,19}")
 _HINT = "Something that is not part of this job has written to etcd; give the job a prefix (etcd_prefix) of its own."

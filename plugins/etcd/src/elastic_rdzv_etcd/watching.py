@@ -166,12 +166,18 @@ class Watcher:
     def look(self, first: bytes, end: bytes | None) -> View:
         """These keys as they are now: one round trip.
 
+        A look that finds less than a watch has told of before shows a store that has gone back. That watch would tell
+        of nothing until the store has come as far again, and what it has told is no longer so.
+
         Raises:
             RendezvousConnectionError: No member answered in time.
             RendezvousStateError: They refuse it.
         """
         asked = {"key": _text(first)} if end is None else {"key": _text(first), "range_end": _text(end)}
+        told = 0 if self._watch is None else self._watch.view.revision
         view = View.of(self._client.call(RANGE, asked))
+        if view.revision < told:
+            self._drop()
         self._seen = (first, end), view
         return view
 
