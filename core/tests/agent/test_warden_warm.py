@@ -500,6 +500,24 @@ os.fork = fail
 # The template's death ------------------------------------------------------------------------------------------------
 
 
+def test_a_worker_is_known_though_what_was_to_tell_of_it_is_killed_just_before(listener: Workers) -> None:
+    text = """
+import os, signal
+write = os.write
+def killed(fd, data):
+    if data.startswith(b"pid "):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write(fd, data)
+os.write = killed
+"""
+    module(listener, "deadly", text)
+    listener.template("deadly", program="import os; os._exit(7)")
+    tag = listener.spawn()
+    assert listener.end(tag).returncode == 7
+    spawned = listener.wait(Spawned)
+    assert (spawned.warm, spawned.pid) == (True, listener.end(tag).pid)
+
+
 def test_a_dead_template_is_made_again_and_its_workers_live_on(listener: Workers) -> None:
     first = listener.template(program=SLEEP)
     worker, _ = listener.running()

@@ -41,7 +41,7 @@ class Child:
         kind: What it is.
         request: What was asked for.
         descriptors: What it is to be given, for as long as it may be needed once more.
-        forked: Whether it is the template that forks it. It then says ``pid N``, and in the end ``ok`` or ``no`` and
+        forked: Whether it is the template that forks it. It then says ``pid N``, and in the end ``ok N`` or ``no`` and
             the reason. What we fork ourselves says an error's text, or nothing but the end: its program runs.
         pid: Its number, as soon as that is known.
         pipe: What it says, to be read; None before it was asked for, and after its end.
@@ -101,10 +101,12 @@ class Child:
             except BlockingIOError:
                 return False
             self._said += said
-            if self.forked and self.pid is None and self._said.startswith(b"pid ") and b"\n" in self._said:
+            ok = False
+            while self.forked and self._said.startswith((b"pid ", b"ok ")) and b"\n" in self._said:
                 line, self._said = self._said.split(b"\n", 1)
-                self.pid = int(line[4:])
-            ok = self.forked and self._said == b"ok"  # the template may hold the other end a little longer than it
+                word, number = line.split()
+                # Both say the same number: whoever is to say the first may be killed just before.
+                self.pid, ok = int(number), word == b"ok"  # the template may hold the other end a little longer than it
             if ok or not said:
                 os.close(self.pipe)
                 self.pipe = None

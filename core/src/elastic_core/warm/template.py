@@ -159,8 +159,7 @@ class _Template:
         if request["kind"] == "SERVICE":
             _serve(request, given)
         if request["kind"] == "TEMPLATE":
-            _answer(pipe, "ok")
-            os.close(pipe)
+            _well(pipe)
             self._succeed(request["modules"], given["control"])
             return
         for name, fd in given.items():
@@ -241,9 +240,13 @@ def _answer(pipe: int, word: str, text: str = "") -> None:
     os.write(pipe, f"{word} {text}".rstrip().encode(errors="replace"))
 
 
-def _go(pipe: int) -> None:
-    _answer(pipe, "ok")
+def _well(pipe: int) -> None:
+    os.write(pipe, b"ok %d\n" % os.getpid())
     os.close(pipe)
+
+
+def _go(pipe: int) -> None:
+    _well(pipe)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
