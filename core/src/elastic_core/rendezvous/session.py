@@ -32,7 +32,7 @@ from elastic_core.rendezvous.retry import Backoff
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
 from elastic_core.rendezvous.session_calls import SessionCalls
 from elastic_core.rendezvous.watch import Heard, Watch, interrupted
-from elastic_core.rendezvous.writer import Writer, WriterCalls
+from elastic_core.rendezvous.writer import Writer, WriterCalls, deferral
 
 __all__ = ["Session", "SessionCalls"]
 
@@ -85,7 +85,7 @@ class Session:
             is_owed=self._is_owed,
             reported=lambda: self._pulse.reported(),
         )
-        self._writer = Writer(joined.row, self._wake, self._stopping, writer_calls)
+        self._writer = Writer(joined.row, clock, self._wake, self._stopping, writer_calls)
         pulse_calls = PulseCalls(
             contact=self._contact,
             lost=self._pulse_lost,
@@ -111,8 +111,8 @@ class Session:
         self._pulse.tick()
 
     def publish_row(self, row: NodeRow) -> None:
-        """Make the roster say this; returns at once, and the newest row wins."""
-        self._writer.publish(row)
+        """Make the roster say this, at once or soon, as the news is; returns at once, and the newest row wins."""
+        self._writer.publish(row, deferral(row, self._ledger))
 
     def ask_finished(self, answer: Callable[[bool], None]) -> None:
         """Find out whether any other member of the round has finished; ``answer`` is called on the writer's thread."""

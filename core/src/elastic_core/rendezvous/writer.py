@@ -14,13 +14,19 @@ from elastic_core.errors import ElasticError, RendezvousConnectionError, Rendezv
 from elastic_core.incidents import Incident
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.codec import encode_row
-from elastic_core.rendezvous.ledger import HistoryChangedError
+from elastic_core.rendezvous.join import Clock
+from elastic_core.rendezvous.ledger import HistoryChangedError, Ledger
 from elastic_core.rendezvous.parting import let_go
 from elastic_core.rendezvous.retry import Backoff
-from elastic_core.rendezvous.rows import NodeRow
+from elastic_core.rendezvous.rows import NodeRow, Phase
 
 Job = Callable[[RendezvousBackend], None]
 """Something to do over the writer's connection, from the beginning again if that breaks meanwhile."""
+
+DEFERRED = 0.001
+"""Seconds, for each member of the round, that nodes wait with what nobody waits for."""
+DEFERRED_AT_MOST = 0.25
+"""Seconds that they wait at most: who has not shown within 1 s that it read the ROUND is suspected (rule L2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,32 +49,51 @@ class WriterCalls:
     """From now on it does."""
 
 
+def deferral(row: NodeRow, ledger: Ledger) -> float:
+    """Seconds for which a row need not be written: that a node runs, and goes on running, nobody waits for.
+
+    All members of a round have that to say when they have just read of it, and the first must not keep the store from
+    giving it to the last.
+    """
+    news = row.incident is not None or row.leaving or row.stepped_down
+    if row.phase is not Phase.RUNNING or news or ledger.round is None or not ledger.live or ledger.plan is not None:
+        return 0.0
+    return min(DEFERRED_AT_MOST, DEFERRED * len(ledger.round.members))
+
+
 class Writer:
     """What is to be written, and the thread that does it.
 
     Args:
         row: The one with which the node has entered, as revision 0.
+        clock: The session's.
         wake: Guards what is here, and whatever of the session's must not change while a report is sent.
         stopping: Set, and ``wake`` notified, when the thread is to end.
         calls: The session's.
     """
 
-    def __init__(self, row: NodeRow, wake: threading.Condition, stopping: threading.Event, calls: WriterCalls) -> None:
-        self._node_id, self._wake, self._stopping, self._calls = row.info.node_id, wake, stopping, calls
+    def __init__(
+        self, row: NodeRow, clock: Clock, wake: threading.Condition, stopping: threading.Event, calls: WriterCalls
+    ) -> None:
+        self._node_id, self._clock, self._wake, self._stopping = row.info.node_id, clock, wake, stopping
+        self._calls = calls
         self.connection: RendezvousBackend | None = None
         """What the thread writes over, while it has one."""
         self.done = threading.Event()
         """Nothing is left to tell the store: this node has left, or there is no store any more."""
         self._row = row
         self._revision = 0
+        self._due = 0.0  # when the newest revision is to be sent
         self._sent = 0  # the least that the store has; -1 once it is behind
         self._unlisted = False  # whether the store has lost our row, which has to be entered anew
         self._reported: Incident | None = None  # what the store was last told of
         self._jobs: list[Job] = []
 
-    def publish(self, row: NodeRow) -> None:
-        """Make the roster say this; returns at once, and the newest row wins."""
+    def publish(self, row: NodeRow, within: float = 0.0) -> None:
+        """Make the roster say this ``within`` seconds; returns at once, and the newest row wins."""
         with self._wake:
+            due = self._clock.now() + within
+            self._due = min(self._due, due) if self._sent < self._revision else due
             self._row, self._revision = row, self._revision + 1
             self._wake.notify()
 
@@ -83,7 +108,7 @@ class Writer:
         with self._wake:
             if self.done.is_set() or (revision is not None and revision >= self._sent):
                 return
-            self._unlisted, self._sent = revision is None, -1
+            self._unlisted, self._sent, self._due = revision is None, -1, 0.0
             self._wake.notify()
 
     def run(self) -> None:
@@ -91,8 +116,8 @@ class Writer:
         backoff = Backoff()
         while True:
             with self._wake:
-                while not (self._stopping.is_set() or self._jobs or self._sent < self._revision):
-                    self._wake.wait()
+                while not (self._stopping.is_set() or self._jobs) and (pause := self._pause()) != 0:
+                    self._wake.wait(pause)
                 if self._stopping.is_set():
                     break
                 row, revision = self._row, self._revision
@@ -121,6 +146,10 @@ class Writer:
                 self._calls.given_up(exc)
                 break
         self._hang_up()
+
+    def _pause(self) -> float | None:
+        """Seconds until the row is to be written; None where the store has the newest."""
+        return max(0.0, self._due - self._clock.now()) if self._sent < self._revision else None
 
     def _tell(self, store: RendezvousBackend, row: NodeRow, revision: int) -> None:
         """Bring our row up to date; the chair owes an answer from when it can have read what happened here."""

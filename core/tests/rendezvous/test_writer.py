@@ -1,0 +1,140 @@
+"""What a node says at once, and what it lets wait until others have read what they need."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from scenes import halted, incident, info, live, offer, start, then
+
+from elastic_core.rendezvous.codec import decode_row, encode_row
+from elastic_core.rendezvous.join import Clock
+from elastic_core.rendezvous.ledger import HaltReason, Ledger, Member, Plan, Round
+from elastic_core.rendezvous.local import LocalBackend, MemoryStore
+from elastic_core.rendezvous.rows import NodeRow, Phase
+from elastic_core.rendezvous.writer import DEFERRED, DEFERRED_AT_MOST, Writer, WriterCalls, deferral
+
+RUNS = NodeRow(info=info("b"), run="run1", phase=Phase.RUNNING, round=1, head=2)
+PLANNED = then(live("ab"), Plan(round=1, reason=HaltReason.RESIZE, why="c joins", deadline=300.0), at=11.0)
+PATIENCE = 30.0
+NEVER = 3600.0
+
+
+def of(size: int) -> Ledger:
+    """A running job of so many nodes."""
+    members = tuple(Member(f"n{at}", 8, "default") for at in range(size))
+    return then(start(), Round(number=1, offer=offer("a"), members=members), at=10.0)
+
+
+@pytest.mark.parametrize(
+    ("row", "ledger", "seconds"),
+    [
+        pytest.param(RUNS, live("ab"), 2 * DEFERRED, id="it runs"),
+        pytest.param(replace(RUNS, progressed=True, takes_notices=True), live("ab"), 2 * DEFERRED, id="it goes on"),
+        pytest.param(RUNS, of(100), 100 * DEFERRED, id="of a hundred"),
+        pytest.param(RUNS, of(5000), DEFERRED_AT_MOST, id="of thousands"),
+        pytest.param(replace(RUNS, incident=incident("b")), live("ab"), 0.0, id="a worker failed"),
+        pytest.param(replace(RUNS, leaving=True), live("ab"), 0.0, id="it leaves"),
+        pytest.param(replace(RUNS, stepped_down=True), live("ab"), 0.0, id="its workers have stopped as told"),
+        pytest.param(replace(RUNS, phase=Phase.STOPPED), live("ab"), 0.0, id="it has stopped"),
+        pytest.param(replace(RUNS, phase=Phase.FINISHED), live("ab"), 0.0, id="it has finished"),
+        pytest.param(replace(RUNS, phase=Phase.WAITING), live("a"), 0.0, id="it waits"),
+        pytest.param(replace(RUNS, phase=Phase.WAITING), start(), 0.0, id="there is no round"),
+        pytest.param(replace(RUNS, head=3), PLANNED, 0.0, id="it has seen the plan"),
+        pytest.param(replace(RUNS, head=3), halted("ab", HaltReason.FAILURE), 0.0, id="it has seen the halt"),
+    ],
+)
+def test_what_somebody_waits_for_is_said_at_once(row: NodeRow, ledger: Ledger, seconds: float) -> None:
+    assert deferral(row, ledger) == pytest.approx(seconds)
+
+
+class Listening(LocalBackend):
+    """A store that keeps what it was told."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.told: list[tuple[int, NodeRow]] = []
+        self.came = threading.Condition()
+
+    def amend(self, node_id: str, revision: int, value: bytes) -> None:
+        super().amend(node_id, revision, value)
+        with self.came:
+            self.told.append((revision, decode_row(value)))
+            self.came.notify_all()
+
+
+class Desk:
+    """A writer with its thread."""
+
+    def __init__(self) -> None:
+        self.store = Listening(MemoryStore())
+        row = NodeRow(info=info("b"))
+        self.store.enter("b", encode_row(row))
+        self.stopping, self.wake = threading.Event(), threading.Condition()
+        calls = WriterCalls(
+            connected=lambda: self.store,
+            contact=lambda: None,
+            failed=lambda exc: None,
+            doubtful=lambda: None,
+            given_up=lambda exc: None,
+            is_owed=lambda incident: False,
+            reported=lambda: None,
+        )
+        self.writer = Writer(row, Clock(), self.wake, self.stopping, calls)
+        self.thread = threading.Thread(target=self.writer.run)
+        self.thread.start()
+
+    def told(self, row: NodeRow) -> list[int]:
+        """The revisions that the store was told of, once it knows this row."""
+        with self.store.came:
+            assert self.store.came.wait_for(lambda: any(told == row for _, told in self.store.told), PATIENCE)
+            return [revision for revision, _ in self.store.told]
+
+    def close(self) -> None:
+        self.stopping.set()
+        with self.wake:
+            self.wake.notify()
+        self.thread.join(PATIENCE)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    made = Desk()
+    yield made
+    made.close()
+
+
+def test_what_can_wait_is_written_in_the_end(desk: Desk) -> None:
+    desk.writer.publish(RUNS, 0.01)
+    assert desk.told(RUNS) == [1]
+
+
+def test_what_cannot_wait_takes_along_what_could(desk: Desk) -> None:
+    failed = replace(RUNS, incident=incident("b"))
+    desk.writer.publish(RUNS, NEVER)
+    desk.writer.publish(failed)
+    assert desk.told(failed) == [2]
+
+
+def test_more_that_can_wait_does_not_put_off_what_has_waited(desk: Desk) -> None:
+    later = replace(RUNS, progressed=True)
+    desk.writer.publish(RUNS, 0.01)
+    desk.writer.publish(later, NEVER)
+    assert desk.told(later)[-1] == 2
+
+
+def test_after_a_job_nothing_is_left_to_write(desk: Desk) -> None:
+    desk.writer.publish(RUNS, NEVER)
+    desk.writer.later(lambda store: None)
+    assert desk.told(RUNS) == [1]
+
+
+def test_a_store_that_has_lost_the_row_is_told_at_once(desk: Desk) -> None:
+    desk.writer.publish(RUNS, NEVER)
+    desk.store.remove("b")
+    desk.writer.row_seen(None)
+    assert desk.told(RUNS) == [1]
+    assert [row.node_id for row in desk.store.roster()] == ["b"]
