@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -371,12 +372,59 @@ def test_rows_are_read_whoever_else_has_a_serial_and_no_row_yet(port: int, unwri
         assert [row.serial for row in reader.roster()] == [*written, 10]
 
 
-def test_a_new_connection_is_told_of_all_entries_at_once(port: int) -> None:
+LINKS = [ORIGIN, *(Link(index, f"entry {index}") for index in range(1, 6))]
+
+
+def test_who_has_just_come_is_given_the_newest_entry_in_one_answer(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(opened(port, "job")) as store, closing(opened(port, "job")) as other:
-        links = [ORIGIN, *(Link(index, f"entry {index}") for index in range(1, 6))]
-        assert all(store.append(prev, entry, b"data") for prev, entry in pairwise(links))
+        assert all(store.append(prev, entry, entry.id.encode()) for prev, entry in pairwise(LINKS))
+        asked = counted(monkeypatch, other, "swap_seen", "exist", "wait_and_get", "wait_for")
+        assert other.wait(Cursor(), roster=False, timeout=0).head == 5
+        assert other.read(5) == b"entry 5"
+        assert len(asked) == 1
+        assert other.wait(Cursor(), roster=False, timeout=60).head == 5
+
+
+def test_whose_writer_could_not_leave_the_newest_entry_has_a_head_all_the_same(port: int) -> None:
+    with closing(opened(port, "job")) as store, closing(opened(port, "job")) as other:
+        assert all(store.append(prev, entry, b"data") for prev, entry in pairwise(LINKS))
+        store._client.delete(Keys("job").newest)
         assert other.wait(Cursor(), roster=False, timeout=0).head == 5
         assert other.wait(Cursor(), roster=False, timeout=60).head == 5
+
+
+def test_a_newest_entry_that_is_behind_is_gone_on_from(port: int) -> None:
+    with closing(opened(port, "job")) as store, closing(opened(port, "job")) as other:
+        assert all(store.append(prev, entry, b"data") for prev, entry in pairwise(LINKS[:3]))
+        behind = store._client.peek(Keys("job").newest)
+        assert behind is not None
+        assert all(store.append(prev, entry, b"data") for prev, entry in pairwise(LINKS[2:]))
+        store._client.put(Keys("job").newest, behind)
+        came = other.wait(Cursor(), roster=False, timeout=0)
+        assert not other.append(LINKS[2], Link(3, "another"), b"data")
+        while came.head < 5:
+            came = other.wait(came, roster=False, timeout=60)
+        assert other.read(5) == b"data"
+
+
+def test_a_newest_entry_that_is_not_ours_is_not_believed(port: int) -> None:
+    with closing(opened(port, "job")) as store, closing(opened(port, "job")) as other:
+        store._client.put(Keys("job").newest, b"nonsense")
+        with pytest.raises(RendezvousStateError, match="nonsense"):
+            other.wait(Cursor(), roster=False, timeout=0)
+
+
+def test_of_many_rows_what_has_changed_is_read_anew(port: int) -> None:
+    with closing(opened(port, "job")) as store, closing(opened(port, "job")) as chair:
+        for number in range(20):
+            store.enter(f"node{number}", b"row")
+        before = chair.roster()
+        store.amend("node7", 1, b"amended")
+        store.beat("node3", 5)
+        store.remove("node5")
+        expected = [replace(row, beat=5) if row.node_id == "node3" else row for row in before if row.node_id != "node5"]
+        expected = [replace(row, revision=1, value=b"amended") if row.node_id == "node7" else row for row in expected]
+        assert chair.roster() == expected
 
 
 def test_of_a_few_rows_only_those_are_read(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

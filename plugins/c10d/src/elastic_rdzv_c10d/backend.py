@@ -1,8 +1,9 @@
 """Roster and ledger on a TCPStore. The keys are listed in ``records``.
 
 * **The ledger** is keys that are created once (compare-and-set on a missing key). There is no counter that could be
-  wrong after a crash: the head is where the ledger ends, found by doubling and halving at first, then by one question.
-  Who waits for an entry is given it.
+  wrong after a crash: the head is where the ledger ends, found by one question. Who has just come is given the newest
+  entry as its writer left it for that, and where there is none finds the head by doubling and halving. Who waits for
+  an entry is given it.
 * **A row** is changed by compare-and-set on the whole of it: an older revision never wins, a removed row stays removed.
 * **A change** is counted after it has been made, and its bell is rung last. A waiter reads the counter before it looks
   around, and then waits for the next bell. Everybody rings the bell before their own too, since its owner may have
@@ -15,8 +16,9 @@ An agent's connections tell each other where its own row is and what they wrote 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from elastic_core.rendezvous.backend import (
     ORIGIN,
@@ -37,7 +39,9 @@ from elastic_rdzv_c10d.records import (
     Keys,
     Row,
     number,
+    pack_newest,
     split_changes,
+    unpack_newest,
 )
 from elastic_rdzv_c10d.server import StoreServer
 
@@ -93,6 +97,8 @@ class C10dBackend(RendezvousBackend):
         self._given: tuple[int, bytes] | None = None
         """The entry that was last waited for, and its record."""
         self._gone: set[int] = set()
+        self._rows_seen: dict[int, tuple[bytes, Row]] = {}
+        """What the records of rows were when all were last read, and mean: of a thousand mostly one has changed."""
         self._listed = 0
         """Rows up to this serial are known to have their keys."""
 
@@ -175,17 +181,25 @@ class C10dBackend(RendezvousBackend):
         serials = [serial for serial in range(1, arrived + 1) if serial not in self._gone]
         self._make_readable([serial for serial in serials if serial > self._listed])
         self._listed = arrived
-        keys = [*map(self._keys.row, serials), *map(self._keys.beat, serials)]
-        values = self._client.fetch(keys)
+        values = self._client.fetch([*map(self._keys.row, serials), *map(self._keys.beat, serials)])
         found = []
         for serial, record, beat in zip(serials, values[: len(serials)], values[len(serials) :], strict=True):
-            if record == REMOVED:
-                self._gone.add(serial)
-            elif record != UNWRITTEN:
-                row = Row.unpack(record)
-                if ids is None or row.node_id in ids:
-                    found.append(RosterRow(row.node_id, serial, row.revision, row.value, number(beat or b"0")))
+            row = None if record == UNWRITTEN else self._row(serial, record)
+            if row is not None and (ids is None or row.node_id in ids):
+                found.append(RosterRow(row.node_id, serial, row.revision, row.value, number(beat or b"0")))
         return found
+
+    def _row(self, serial: int, record: bytes) -> Row | None:
+        """What a row's record means; None for one that is removed."""
+        if record == REMOVED:
+            self._gone.add(serial)
+            self._rows_seen.pop(serial, None)
+            return None
+        known, row = self._rows_seen.get(serial, (None, None))
+        if row is None or known != record:
+            row = Row.unpack(record)
+            self._rows_seen[serial] = record, row
+        return row
 
     def _rows(self, ids: Collection[str]) -> list[RosterRow]:
         """A few rows; two or three round trips for each, however large the job is."""
@@ -238,7 +252,7 @@ class C10dBackend(RendezvousBackend):
             return False
         self._last = entry
         self._has(entry.index)
-        self._changed(ENTRY_APPENDED)
+        self._changed(ENTRY_APPENDED, {self._keys.newest: pack_newest(entry.index, record)})
         return True
 
     def read(self, index: int) -> bytes | None:
@@ -272,7 +286,14 @@ class C10dBackend(RendezvousBackend):
         return True
 
     def _newest(self) -> int:
-        """The index of the newest entry, which is mostly the known one or the next."""
+        """The index of the newest entry, which is mostly the known one or the next.
+
+        Who knows none is told of one, and hears of what is newer when it waits for that.
+        """
+        if not self._known.head and (told := self._client.peek(self._keys.newest)):
+            self._given = unpack_newest(told)
+            self._has(self._given[0])
+            return self._given[0]
         head, step, longer = self._known.head, 1, 1
         while self._client.exist(self._keys.ledger(head + step)):
             head, step, longer = head + step, longer, 2 * longer
@@ -313,7 +334,7 @@ class C10dBackend(RendezvousBackend):
         self._has(index)
         return index
 
-    def _changed(self, what: int) -> None:
-        """Count a change that is made, and wake who waits for one."""
+    def _changed(self, what: int, also: Mapping[str, bytes] = MappingProxyType({})) -> None:
+        """Count a change that is made, and wake who waits for one; write ``also`` on that occasion."""
         changes, _ = split_changes(self._client.add(self._keys.changes, what))
-        self._client.put_all({self._keys.change(bell): b"1" for bell in (changes, changes - 1)})
+        self._client.put_all({**also, **{self._keys.change(bell): b"1" for bell in (changes, changes - 1)}})

@@ -3,6 +3,8 @@
 What one job keeps, below ``elastic/<job id>/``. Keys are never deleted, so that no reader ever has to wait for one::
 
     ledger/7        entry 7: its id, a line break, its data; written once
+    newest          the index of the newest entry, a line break, and what its own key holds; for who has just come, and
+                    behind at times: the next entry's key tells
     arrivals        how many serials have been handed out
     node/<id>       the serial of this node's newest row
     row/3           the row of serial 3: revision and node id, a line break, its value
@@ -33,49 +35,39 @@ _NUMBER = re.compile(rb"0|[1-9][0-9]{0,18}")
 _HINT = "Something that is not part of this job has written to the store. It has no password: keep its port private."
 
 
-@dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of one job."""
+    """The keys of one job. (The chair names all rows' at every look.)
 
-    run_id: str
+    Attributes:
+        prefix: What the names of all of them begin with.
+        newest: The newest entry once more.
+        arrivals: The counter of serials.
+        changes: The counter of changes.
+    """
 
-    @property
-    def prefix(self) -> str:
-        """What the names of all of them begin with."""
-        return self._key("")
+    def __init__(self, run_id: str) -> None:
+        self.prefix = prefix = f"elastic/{_quoted(run_id)}/"
+        self.newest, self.arrivals, self.changes = f"{prefix}newest", f"{prefix}arrivals", f"{prefix}changes"
 
     def ledger(self, index: int) -> str:
         """An entry."""
-        return self._key("ledger", index)
-
-    @property
-    def arrivals(self) -> str:
-        """The counter of serials."""
-        return self._key("arrivals")
+        return f"{self.prefix}ledger/{index}"
 
     def node(self, node_id: str) -> str:
         """The serial of a node's newest row."""
-        return self._key("node", _quoted(node_id))
+        return f"{self.prefix}node/{_quoted(node_id)}"
 
     def row(self, serial: int) -> str:
         """A row."""
-        return self._key("row", serial)
+        return f"{self.prefix}row/{serial}"
 
     def beat(self, serial: int) -> str:
         """A row's beat."""
-        return self._key("beat", serial)
-
-    @property
-    def changes(self) -> str:
-        """The counter of changes."""
-        return self._key("changes")
+        return f"{self.prefix}beat/{serial}"
 
     def change(self, number: int) -> str:
         """The bell of one change."""
-        return self._key("change", number)
-
-    def _key(self, *parts: object) -> str:
-        return "/".join(("elastic", _quoted(self.run_id), *map(str, parts)))
+        return f"{self.prefix}change/{number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +94,21 @@ class Entry:
         """
         header, data = _unpack(record)
         return cls(_unquoted(header), data)
+
+
+def pack_newest(index: int, record: bytes) -> bytes:
+    """What :func:`unpack_newest` makes an entry's index and its record from."""
+    return b"%d\n" % index + record
+
+
+def unpack_newest(found: bytes) -> tuple[int, bytes]:
+    """The index of the newest entry, and its record.
+
+    Raises:
+        RendezvousStateError: It is neither.
+    """
+    index, _, record = found.partition(b"\n")
+    return number(index), record
 
 
 @dataclass(frozen=True, slots=True)
