@@ -149,10 +149,13 @@ class TestLiveRound:
         ledger = with_counters(live("ab", at=NOW - 1), worst_seen=1.2)
         assert decide(scene(ledger, running("a"), seen("b", head=1))) == LookAgain(NOW - 1 + 3.6)
 
-    def test_the_worst_delay_is_remembered(self) -> None:
-        decision = decide(scene(live("ab"), running("a"), running("b", changed=0.0, seen_at=10.7)))
+    @pytest.mark.parametrize(("seen_at", "worst"), [(10.7, 0.698), (10.002, 0.0), (10.001, 0.0)])
+    def test_the_worst_delay_is_remembered_but_for_what_a_round_is_kept_to_oneself(
+        self, seen_at: float, worst: float
+    ) -> None:
+        decision = decide(scene(live("ab"), running("a"), running("b", changed=0.0, seen_at=seen_at)))
         assert isinstance(decision, Append)
-        assert decision.counters.worst_seen == 0.7
+        assert decision.counters.worst_seen == worst
 
 
 class TestNewcomers:
@@ -468,7 +471,7 @@ class TestWhatMayBeJudged:
         late = seen("c", head=2, arrived=90.0, seen_at=90.0)
         decision = decide(scene(ledger, running("a", seen_at=10.3), running("b", seen_at=10.1), late))
         assert isinstance(decision, Append)
-        assert decision.counters.worst_seen == 0.3
+        assert decision.counters.worst_seen == 0.298
         blocked = scene(ledger, running("a", seen_at=20.0), running("b", seen_at=10.1), late)
         decision = decide(replace(blocked, watch=replace(blocked.watch, gap_at=20.0)))
         assert isinstance(decision, Append)

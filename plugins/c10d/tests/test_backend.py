@@ -378,6 +378,7 @@ LINKS = [ORIGIN, *(Link(index, f"entry {index}") for index in range(1, 6))]
 def test_who_has_just_come_is_given_the_newest_entry_in_one_answer(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(opened(port, "job")) as store, closing(opened(port, "job")) as other:
         assert all(store.append(prev, entry, entry.id.encode()) for prev, entry in pairwise(LINKS))
+        assert store._client.peek(Keys("job").newest) is not None, "which comes after it, over the same connection"
         asked = counted(monkeypatch, other, "swap_seen", "exist", "wait_and_get", "wait_for")
         assert other.wait(Cursor(), roster=False, timeout=0).head == 5
         assert other.read(5) == b"entry 5"
@@ -400,7 +401,9 @@ def test_a_newest_entry_that_is_behind_is_gone_on_from(port: int) -> None:
         assert behind is not None
         assert all(store.append(prev, entry, b"data") for prev, entry in pairwise(LINKS[2:]))
         store._client.put(Keys("job").newest, behind)
+        assert store._client.peek(Keys("job").newest) == behind
         came = other.wait(Cursor(), roster=False, timeout=0)
+        assert came.head == 2
         assert not other.append(LINKS[2], Link(3, "another"), b"data")
         while came.head < 5:
             came = other.wait(came, roster=False, timeout=60)
@@ -410,6 +413,7 @@ def test_a_newest_entry_that_is_behind_is_gone_on_from(port: int) -> None:
 def test_a_newest_entry_that_is_not_ours_is_not_believed(port: int) -> None:
     with closing(opened(port, "job")) as store, closing(opened(port, "job")) as other:
         store._client.put(Keys("job").newest, b"nonsense")
+        assert store._client.peek(Keys("job").newest) == b"nonsense"
         with pytest.raises(RendezvousStateError, match="nonsense"):
             other.wait(Cursor(), roster=False, timeout=0)
 

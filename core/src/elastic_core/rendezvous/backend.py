@@ -171,5 +171,6 @@ class RendezvousBackend(ABC):
         Returns the cursor of now, at the latest after ``timeout`` seconds (unchanged then). The roster's version counts
         :meth:`enter`, :meth:`amend` and :meth:`remove`, not beats; only the chair waits for it. Woken by the store,
         not by polling. Spurious wake-ups are allowed, lost ones are not: what happened before the call and is not in
-        ``cursor`` returns at once. Without ``roster`` the returned ``roster`` may be stale.
+        ``cursor`` returns at once. Without ``roster`` the returned ``roster`` may be stale. Who passes a head of 0 may
+        be told of one a little behind: an append on it fails, and a wait from there goes on.
         """

@@ -18,6 +18,7 @@ from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
 from elastic_core.rendezvous.books import charged
 from elastic_core.rendezvous.complaints import accused, told, unprobed
 from elastic_core.rendezvous.decisions import Append, Ask, Decision, LookAgain
+from elastic_core.rendezvous.deferral import longest
 from elastic_core.rendezvous.ledger import Halt, HaltReason, Ledger, Round
 from elastic_core.rendezvous.planning import departs, drain, pursue, stepped_down, stop_gracefully
 from elastic_core.rendezvous.rows import Phase
@@ -68,7 +69,8 @@ def decide(scene: Scene) -> Decision:
 def _slowest(scene: Scene) -> float:
     """The longest that a member took to show that it saw the head, in seconds; never so long that beats judge sooner.
 
-    Who came later saw it later, and what the chair itself saw late says nothing of others.
+    Who came later saw it later, and what the chair itself saw late says nothing of others. For how long members keep a
+    ROUND to themselves is no slowness.
     """
     ledger, head, head_at = scene.ledger, scene.ledger.head, scene.ledger.head_at
     if ledger.round is None or not isinstance(head.body, Round | Halt) or scene.watch.gap_at >= head_at:
@@ -78,7 +80,8 @@ def _slowest(scene: Scene) -> float:
         for seen in scene.sightings(ledger.round)
         if seen.row.head == head.index and seen.arrived_at <= head_at
     ]
-    return round(min(max([0.0, *delays]), scene.timing.lost_after / SUSPICION_FACTOR), 3)
+    slowest = max([0.0, *delays]) - (longest(head.body) if isinstance(head.body, Round) else 0.0)
+    return round(min(max(0.0, slowest), scene.timing.lost_after / SUSPICION_FACTOR), 3)
 
 
 # Forming the first round ---------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from elastic_core.events import Event, Level
 from elastic_core.incidents import Incident
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
 from elastic_core.rendezvous.chair import ChairDriver
+from elastic_core.rendezvous.deferral import deferral
 from elastic_core.rendezvous.history import Memory, Rejoin
 from elastic_core.rendezvous.join import Clock, Joined
 from elastic_core.rendezvous.ledger import HistoryChangedError, Ledger, advance
@@ -32,7 +33,7 @@ from elastic_core.rendezvous.retry import Backoff
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
 from elastic_core.rendezvous.session_calls import SessionCalls
 from elastic_core.rendezvous.watch import Heard, Watch, interrupted
-from elastic_core.rendezvous.writer import Writer, WriterCalls, deferral
+from elastic_core.rendezvous.writer import Writer, WriterCalls
 
 __all__ = ["Session", "SessionCalls"]
 

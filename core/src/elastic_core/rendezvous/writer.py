@@ -15,18 +15,13 @@ from elastic_core.incidents import Incident
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.codec import encode_row
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import HistoryChangedError, Ledger
+from elastic_core.rendezvous.ledger import HistoryChangedError
 from elastic_core.rendezvous.parting import let_go
 from elastic_core.rendezvous.retry import Backoff
-from elastic_core.rendezvous.rows import NodeRow, Phase
+from elastic_core.rendezvous.rows import NodeRow
 
 Job = Callable[[RendezvousBackend], None]
 """Something to do over the writer's connection, from the beginning again if that breaks meanwhile."""
-
-DEFERRED = 0.001
-"""Seconds, for each member of the round, that nodes wait with what nobody waits for."""
-DEFERRED_AT_MOST = 0.25
-"""Seconds that they wait at most: who has not shown within 1 s that it read the ROUND is suspected (rule L2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +42,6 @@ class WriterCalls:
     """Whether the chair owes an entry for an incident; its answer may have come before the store had the row."""
     reported: Callable[[], None]
     """From now on it does."""
-
-
-def deferral(row: NodeRow, ledger: Ledger) -> float:
-    """Seconds for which a row need not be written: that a node runs, and goes on running, nobody waits for.
-
-    All members of a round have that to say when they have just read of it, and the first must not keep the store from
-    giving it to the last.
-    """
-    news = row.incident is not None or row.leaving or row.stepped_down
-    if row.phase is not Phase.RUNNING or news or ledger.round is None or not ledger.live or ledger.plan is not None:
-        return 0.0
-    return min(DEFERRED_AT_MOST, DEFERRED * len(ledger.round.members))
 
 
 class Writer:

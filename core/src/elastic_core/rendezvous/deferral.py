@@ -1,0 +1,32 @@
+"""What a node need not say at once: that it runs, which all members of a round have to say when they have read of it.
+
+The first to read would else keep the store from giving the round to the last.
+"""
+
+from __future__ import annotations
+
+from elastic_core.rendezvous.ledger import Ledger, Round
+from elastic_core.rendezvous.rows import NodeRow, Phase
+
+FOR_EACH = 0.001
+"""Seconds, for each member of the round."""
+AT_MOST = 0.25
+"""Seconds: who has not shown within 1 s that it read the ROUND is suspected (rule L2)."""
+
+
+def longest(current: Round) -> float:
+    """Seconds for which members of a round keep to themselves that they have read of it, and run."""
+    return min(AT_MOST, FOR_EACH * len(current.members))
+
+
+def deferral(row: NodeRow, ledger: Ledger) -> float:
+    """Seconds for which a row need not be written; 0 for one that somebody waits for.
+
+    Rank 0's row is one of those: it offers where the next round may meet, and a restart waits for that.
+    """
+    current = ledger.round
+    if current is None or not ledger.live or ledger.plan is not None or row.phase is not Phase.RUNNING:
+        return 0.0
+    if row.incident is not None or row.leaving or row.stepped_down:
+        return 0.0
+    return 0.0 if current.members[0].node_id == row.info.node_id else longest(current)
