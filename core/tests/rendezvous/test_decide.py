@@ -73,6 +73,7 @@ class TestForming:
             ("is leaving", seen("b", leaving=True)),
             ("is lost", seen("b", changed=NOW - 7)),
             ("has no offer yet", seen("b", offer=None)),
+            ("has taken its row out", replace(seen("b"), listed=False)),
         ],
     )
     def test_does_not_seat_a_node_that(self, why: str, stranger: Sighting) -> None:

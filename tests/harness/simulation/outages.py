@@ -103,7 +103,7 @@ def _come_back(world: World, fault: Fault, replica: Replica) -> bool:
     world.store.master.take_over(replica)
     world.forgot = True
     for one in world.hosts:
-        one.line.met_at = None
+        one.line.begin_anew()
     world.hub.at(world.hub.now + fault.span, store_up, world)
     return True
 
@@ -133,7 +133,8 @@ def _ask(world: World, host: Host, replica: Replica) -> None:
     """The host's clients find out that another server is the one to ask."""
     if host.line.replica is not replica:
         world.store.reset(lambda one: one.line is host.line)
-        host.line.replica, host.line.met_at = replica, None
+        host.line.replica = replica
+        host.line.begin_anew()
 
 
 KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {

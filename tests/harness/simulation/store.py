@@ -158,9 +158,15 @@ class Line:
     read_only: bool = False
     met_at: float | None = 0.0
     """When the host was first answered by this server, as it is now; None before."""
+    lives: int = 0
+    """How often that server has been replaced, or has forgotten."""
     second: int = 0
     calls: int = 0
     """In that second of the hub's."""
+
+    def begin_anew(self) -> None:
+        """The server is another one from now on, or has forgotten; what it said before, it has not said."""
+        self.met_at, self.lives = None, self.lives + 1
 
 
 class SimStore:
@@ -319,13 +325,13 @@ class Call:
             self.store.count("reply lost after the commit")
             hub.at(max(hub.now, self.deadline), self.fail, "no answer")
         else:
-            hub.at(arrival, self.done, value)
+            hub.at(arrival, self.done, value, line.lives)
 
-    def done(self, value: object) -> None:
-        """The answer has arrived."""
+    def done(self, value: object, life: int) -> None:
+        """The answer has arrived, which the server gave in this one of its lives."""
         if not self.over:
             self.over = True
-            if self.line.met_at is None:
+            if self.line.met_at is None and life == self.line.lives:
                 self.line.met_at = self.store.hub.now
             self.task.wake(self.ticket, value)
 

@@ -169,13 +169,17 @@ class Scene:
         return self.without_bad_hosts(self.waiting(), known, len(members) - len(known))
 
     def waiting(self) -> list[Sighting]:
-        """Living nodes that wait for a seat and have seen the newest OPEN or CHAIR (rule S7), in order of arrival."""
+        """Living nodes that wait for a seat and have seen the newest OPEN or CHAIR (rule S7), in order of arrival.
+
+        A row that is gone was taken out by its node, or lost with the store; in that case the node will enter it again.
+        """
         ledger = self.ledger
         members = ledger.round.group_ranks if ledger.round is not None else {}
         waiting = [
             seen
             for seen in self.watch.nodes.values()
             if seen.row.phase is Phase.WAITING
+            and seen.listed
             and seen.row.run == ledger.head.run
             and seen.row.head >= ledger.head.anchors.chair
             and seen.row.offer is not None
