@@ -5,6 +5,7 @@ What an agent tells is when it held a rank, in a world of how many. Workers are 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import uuid
@@ -64,11 +65,15 @@ class Agent(ABC):
     Args:
         number: Which one.
         held: Called whenever it holds a rank, on any thread.
+
+    Attributes:
+        came: When it began to take part (seconds, monotonic).
     """
 
     def __init__(self, number: int, held: Held) -> None:
         self.number, self._held = number, held
         self.tally = Tally()
+        self.came = math.inf
 
     @abstractmethod
     def arrive(self) -> None:
@@ -137,6 +142,7 @@ class ElasticAgent(Agent):
 
     def arrive(self) -> None:
         """Join, and follow the ledger from there."""
+        self.came = time.monotonic()
         joined = join(self._store, self._applicant, self._clock)
         assert not isinstance(joined, Closed)
         self._state = NodeState(info=self._info, ledger=joined.ledger, offer=self._applicant.offer)
@@ -271,6 +277,7 @@ class TorchAgent(Agent):
         raise NotImplementedError
 
     def _run(self) -> None:
+        self.came = time.monotonic()
         while True:
             info = self._handler.next_rendezvous()
             self._held(self.number, time.monotonic(), info.world_size)

@@ -133,6 +133,10 @@ class Crowd:
         gate.set()
         return begin
 
+    def came(self, numbers: Sequence[int]) -> float:
+        """When the last of these began to take part."""
+        return max(self._agents[number].came for number in numbers)
+
     def fail(self, numbers: Sequence[int]) -> float:
         """Workers of these have failed."""
         begin = time.monotonic()

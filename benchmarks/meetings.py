@@ -42,7 +42,8 @@ class Sample:
     """One event in one job.
 
     Attributes:
-        seconds: Until all hold their rank; None for never.
+        seconds: Until all hold their rank; None for never. Of arrivals, from that of the last.
+        ordered: The same from the order to arrive, fail or leave. Others arrive meanwhile, and take the machine's time.
         requests: Requests of a node to the store, the mean of all nodes but the chair; beats not counted.
         chair: The same of the chair; of torch's, which have none, NaN.
         size: Bytes of a node, both ways, the mean of all nodes; beats included.
@@ -50,6 +51,7 @@ class Sample:
     """
 
     seconds: float | None
+    ordered: float | None
     requests: float = 0.0
     chair: float = math.nan
     size: float = 0.0
@@ -196,13 +198,15 @@ def _event(
     before = job.asked()
     begin = min(job.ask_each(order, whom))
     ends = job.ask_each("held", who, begin, len(who), begin + patience)
+    last = max(job.ask_each("came", whom)) if order == "arrive" else begin
     time.sleep(SETTLE)  # what is written after it belongs to it, too
     after = job.asked()
     asked = {number: counts - before.by_agent[number] for number, counts in after.by_agent.items() if number in who}
     others = [counts for number, counts in asked.items() if number not in after.chairs]
     kinds = sum((Counter({name: n for (what, name), n in c.items() if what == OPERATIONS}) for c in others), Counter())
     return Sample(
-        seconds=None if None in ends else max(ends) - begin,
+        seconds=None if None in ends else max(ends) - last,
+        ordered=None if None in ends else max(ends) - begin,
         requests=sum(map(_requests, others)) / len(others),
         chair=sum(_requests(asked[number]) for number in after.chairs if number in asked) if after.chairs else math.nan,
         size=(after.size - before.size) / len(who),

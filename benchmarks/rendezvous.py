@@ -85,10 +85,10 @@ def hopeless(peer: str, size: int, book: Book) -> bool:
 def told(peer: str, size: int, event: str, sample: Sample) -> str:
     """One sample in one line."""
     kinds = ", ".join(f"{name} {count:.1f}" for name, count in sorted(sample.kinds.items()))
-    duration = seconds(math.inf if sample.seconds is None else sample.seconds)
+    lasted, ordered = (seconds(math.inf if it is None else it) for it in (sample.seconds, sample.ordered))
     return (
-        f"{NAMES[peer]}, {size} agents, {event}: {duration}; a node's requests: {sample.requests:.1f} ({kinds}), the "
-        f"chair's: {sample.chair:.0f}; {sample.size / 1000:.1f} kB a node"
+        f"{NAMES[peer]}, {size} agents, {event}: {lasted} ({ordered} from the order); a node's requests: "
+        f"{sample.requests:.1f} ({kinds}), the chair's: {sample.chair:.0f}; {sample.size / 1000:.1f} kB a node"
     )
 
 
@@ -112,12 +112,14 @@ def cost(samples: Collection[Sample]) -> str:
     return f"{middle(samples, lambda sample: sample.requests):.1f} requests{whose}, {size / 1000:.1f} kB"
 
 
-def rows(book: Book, peers: Sequence[str], show: Callable[[list[Sample]], str]) -> list[list[str]]:
-    """One for each event and size of which something was measured."""
+def rows(
+    book: Book, peers: Sequence[str], show: Callable[[list[Sample]], str], events: Sequence[str] = EVENTS
+) -> list[list[str]]:
+    """One for each of these events and each size, of which something was measured."""
     sizes = sorted({size for _, size, _ in book})
     return [
         [f"{event}, {size} agents", *(show(book.get((event, size, peer), [])) for peer in peers)]
-        for event in EVENTS
+        for event in events
         for size in sizes
         if any(book.get((event, size, peer)) for peer in peers)
     ]
@@ -160,6 +162,10 @@ def section(book: Book, peers: Sequence[str], runs: int, load: Sequence[float], 
         table(
             ["until all hold their rank", *names],
             rows(book, peers, lambda samples: cell([sample.seconds for sample in samples])),
+        ),
+        table(
+            ["the same, from the order to come", *names],
+            rows(book, peers, lambda samples: cell([sample.ordered for sample in samples]), [FORM]),
         ),
         table(["a node asks of its store", *names], rows(book, peers, cost)),
         table(["target", "measured", "at most", "met"], reached) if reached else [],
