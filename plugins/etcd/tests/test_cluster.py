@@ -283,6 +283,20 @@ def test_an_entry_that_is_not_ours_is_reported_and_not_believed(server: Etcd, pr
     backend.close()
 
 
+@pytest.mark.parametrize(
+    ("gone", "words"),
+    [("head", "nothing as the job's head, and entry 1"), ("newest", "entry 1 as the job's head, and nothing")],
+)
+def test_a_head_and_a_newest_entry_that_differ_are_reported(server: Etcd, prefix: str, gone: str, words: str) -> None:
+    keys, backend = Keys(prefix, "job"), opened(server.endpoint, prefix, "job")
+    assert backend.append(ORIGIN, FIRST, b"opened")
+    administer(server, "/v3/kv/deleterange", {"key": b64encode(getattr(keys, gone)).decode()})
+    seen = backend.wait(Cursor(), roster=False, timeout=0).head
+    with pytest.raises(RendezvousStateError, match=words):
+        backend.append(FIRST if seen else ORIGIN, Link(seen + 1, "next"), b"more")
+    backend.close()
+
+
 def test_a_store_that_may_forget_says_so_unless_it_is_told_otherwise(server: Etcd) -> None:
     connect = partial(plugin.elastic_make_rendezvous)
     for config, forgets in (({}, True), ({"durable": "true"}, False)):

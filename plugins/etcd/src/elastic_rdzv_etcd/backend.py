@@ -34,6 +34,7 @@ from elastic_rdzv_etcd.records import (
     Keys,
     Row,
     before,
+    check_newest,
     number,
     pack_entry,
     pack_link,
@@ -250,12 +251,14 @@ class EtcdBackend(RendezvousBackend):
             self._put(keys.head, pack_link(entry)),
             self._put(keys.newest, pack_newest(entry, data)),
         ]
-        done, answers = self._txn([free, built_on], written, [_get(keys.ledger(entry.index))])
+        looked = [_get(keys.ledger(entry.index)), _get(keys.head), _get(keys.newest)]
+        done, answers = self._txn([free, built_on], written, looked)
         if done:
             self._common.renew_at = 0.0
             return True
-        there = _values(answers[0])
-        return bool(there) and unpack_entry(there[0])[0] == entry.id
+        there, head, newest = (next(iter(_values(answer)), None) for answer in answers)
+        check_newest(head, newest)
+        return there is not None and unpack_entry(there)[0] == entry.id
 
     def read(self, index: int) -> bytes | None:
         """An entry's data; no round trip for the one that a wait has just brought."""

@@ -191,6 +191,21 @@ def unpack_newest(record: bytes) -> tuple[Link, bytes]:
     return unpack_link(header), data
 
 
+def check_newest(head: bytes | None, newest: bytes | None) -> None:
+    """Refuse a head beside another newest entry: they are written together, and who waits for the one would build on it
+    and be refused by the other for ever.
+
+    Raises:
+        RendezvousStateError: They are of different entries, or one is not there.
+    """
+    links = unpack_link(head), ORIGIN if newest is None else unpack_newest(newest)[0]
+    if links[0] != links[1]:
+        first, second = (f"entry {link.index}" if link.index else "nothing" for link in links)
+        raise RendezvousStateError(
+            f"etcd holds {first} as the job's head, and {second} as its newest entry.", hint=_HINT
+        )
+
+
 def number(record: bytes) -> int:
     """A count, as the store spells it.
 
