@@ -31,6 +31,10 @@ class Faults:
     """Connecting finds something that cannot be."""
     garbled: bool = False
     """Reading does."""
+    full: bool = False
+    """It can be read, and beats are refused."""
+    refused: int = 0
+    """How many have been."""
     appending: Callable[[], None] = field(default=lambda: None)
     """Called before every append."""
 
@@ -50,6 +54,9 @@ class FaultyBackend(LocalBackend):
 
     def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
         self._check()
+        if self.faults.full:
+            self.faults.refused += 1
+            raise RendezvousConnectionError("it is full")
         return super().beat(node_id, count, watch)
 
     def read(self, index: int) -> bytes | None:
@@ -117,6 +124,23 @@ def test_who_cannot_read_the_ledger_any_more_stops_beating_and_is_replaced(bench
     bench.nodes.append(c)
     c.until(lambda n: n.state.round > 1)
     assert b.session.contact_at == at, "the fence counts from when it could still be told to stop"
+
+
+def test_a_store_that_is_read_and_refuses_is_told_of_once_until_it_takes_all_again(bench: Bench) -> None:
+    def told(name: str) -> int:
+        return sum(event.name == name for event in b.said)
+
+    a, b = bench.pair()
+    bench.faults["b"].full = True
+    b.until(lambda n: bench.faults["b"].refused >= 2)
+    a.tell(WorkerFailed(incident("a")))
+    b.until(in_round(2, "ab"))  # it reads, and writes its row
+    refused = bench.faults["b"].refused
+    b.until(lambda n: bench.faults["b"].refused > refused)
+    assert (told("store_unreachable"), told("store_back")) == (1, 0)
+    bench.faults["b"].full = False
+    b.until(lambda n: told("store_back") == 1)
+    assert told("store_unreachable") == 1
 
 
 def test_a_store_that_comes_back_wiped_ends_a_waiting_node(bench: Bench) -> None:

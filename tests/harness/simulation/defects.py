@@ -279,8 +279,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "a failed call is contact with the store",
         "session",
-        "    def _store_failed(self, exc: RendezvousConnectionError) -> None:\n",
-        "    def _store_failed(self, exc: RendezvousConnectionError) -> None:\n"
+        "    def _store_failed(self, who: str, exc: RendezvousConnectionError) -> None:\n",
+        "    def _store_failed(self, who: str, exc: RendezvousConnectionError) -> None:\n"
         "        self.contact_at = self._clock.now()\n",
         "fenced",
         3000,

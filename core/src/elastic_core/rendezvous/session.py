@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError
 from elastic_core.events import Event, Level
@@ -75,12 +76,13 @@ class Session:
         self._reading: RendezvousBackend | None = None
         self.contact_at = clock.now()
         """When a store operation last succeeded, by the monotonic clock."""
-        self._unreachable = False
+        self._failing: set[str] = set()
+        """The threads whose last operation failed."""
         self._lost = False  # whether there will be no further entry for this node, for good
         writer_calls = WriterCalls(
-            connected=self._connected,
-            contact=self._contact,
-            failed=self._store_failed,
+            connected=partial(self._connected, "writer"),
+            contact=partial(self._contact, "writer"),
+            failed=partial(self._store_failed, "writer"),
             doubtful=self._compare,
             given_up=self._give_up,
             is_owed=self._is_owed,
@@ -88,7 +90,7 @@ class Session:
         )
         self._writer = Writer(joined.row, clock, self._wake, self._stopping, writer_calls)
         pulse_calls = PulseCalls(
-            contact=self._contact,
+            contact=partial(self._contact, "pulse"),
             lost=self._pulse_lost,
             row=self._writer.row_seen,
             behind=self._compare,
@@ -157,7 +159,7 @@ class Session:
     def _read(self) -> None:
         backoff = Backoff()
         while not self._stopping.is_set():
-            store = self._connected()
+            store = self._connected("reader")
             if store is None:
                 return
             with self._wake:
@@ -175,7 +177,7 @@ class Session:
                 self._stopping.wait(backoff.failed())
             except RendezvousConnectionError as exc:
                 if not self._doubt:
-                    self._store_failed(exc)
+                    self._store_failed("reader", exc)
                     self._stopping.wait(backoff.failed())
             except RendezvousStateError as exc:
                 self._give_up(exc)
@@ -200,7 +202,7 @@ class Session:
             self._memory = self._memory.and_then(entries)
             self._follow(ledger)
             self._calls.post(EntriesRead(entries, now))
-        self._contact()
+        self._contact("reader")
         if self._ledger.closed is not None:
             self._stopping.wait()
             return seen
@@ -296,7 +298,7 @@ class Session:
 
     # Connections -----------------------------------------------------------------------------------------------------
 
-    def _connected(self) -> RendezvousBackend | None:
+    def _connected(self, who: str) -> RendezvousBackend | None:
         """A new connection, however long it takes; None when there is none to be had any more."""
         backoff = Backoff()
         while not (self._stopping.is_set() or self._lost):
@@ -306,7 +308,7 @@ class Session:
                 if self._root.embedded:
                     self._give_up(exc)
                     return None
-                self._store_failed(exc)
+                self._store_failed(who, exc)
                 self._stopping.wait(backoff.failed())
             except RendezvousStateError as exc:
                 self._give_up(exc)
@@ -316,26 +318,31 @@ class Session:
         return None
 
     def _pulse_lost(self, exc: RendezvousConnectionError) -> None:
-        self._store_failed(exc)
+        self._store_failed("pulse", exc)
         threading.Thread(target=self._guard, args=(self._mend_pulse,), name="elastic-mend", daemon=True).start()
 
     def _mend_pulse(self) -> None:
-        if (store := self._connected()) is not None:
+        if (store := self._connected("pulse")) is not None:
             self._pulse.reconnected(store)
 
-    def _contact(self) -> None:
+    def _contact(self, who: str) -> None:
         if self._lost:
             return
         self.contact_at = self._clock.now()
-        if self._unreachable:
-            self._unreachable = False
-            self._calls.publish(Event("store_back", "the store answers again"))
+        if who in self._failing:
+            self._failing.remove(who)
+            if not self._failing:
+                self._calls.publish(Event("store_back", "the store answers again"))
 
-    def _store_failed(self, exc: RendezvousConnectionError) -> None:
-        if not (self._stopping.is_set() or self._unreachable or self._lost or self._root.embedded):
-            self._unreachable = True
-            message = f"the store does not answer; workers go on, and we keep trying: {exc.message}"
+    def _store_failed(self, who: str, exc: RendezvousConnectionError) -> None:
+        """Say so once, until all threads are served again: a store that is full answers those that only read."""
+        if self._stopping.is_set() or self._lost or self._root.embedded:
+            return
+        if not self._failing:
+            what = " ".join(filter(None, [exc.message, exc.hint]))
+            message = f"the store does not answer; workers go on, and we keep trying: {what}"
             self._calls.publish(Event("store_unreachable", message, Level.WARNING))
+        self._failing.add(who)
 
     def _give_up(self, exc: ElasticError) -> None:
         """There will be no further entry for this node: healthy workers may finish without one."""

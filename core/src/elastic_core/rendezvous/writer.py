@@ -118,6 +118,7 @@ class Writer:
                 self._calls.contact()
                 backoff.worked()
             except HistoryChangedError:
+                self._calls.contact()
                 self._calls.doubtful()
                 self._put_back(jobs[1:])
             except RendezvousConnectionError as exc:
