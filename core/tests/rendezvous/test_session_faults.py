@@ -130,7 +130,7 @@ def test_a_store_that_is_read_and_refuses_is_told_of_once_until_it_takes_all_aga
     def told(name: str) -> int:
         return sum(event.name == name for event in b.said)
 
-    a, b = bench.pair()
+    a, b = bench.pair(lost_after=PATIENCE)
     bench.faults["b"].full = True
     b.until(lambda n: bench.faults["b"].refused >= 2)
     a.tell(WorkerFailed(incident("a")))
