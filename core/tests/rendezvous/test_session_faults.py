@@ -32,9 +32,9 @@ class Faults:
     garbled: bool = False
     """Reading does."""
     full: bool = False
-    """It can be read, and beats are refused."""
-    refused: int = 0
-    """How many have been."""
+    """It can be read, and takes nothing."""
+    refused: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    """Released for whatever it has not taken."""
     appending: Callable[[], None] = field(default=lambda: None)
     """Called before every append."""
 
@@ -54,10 +54,12 @@ class FaultyBackend(LocalBackend):
 
     def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
         self._check()
-        if self.faults.full:
-            self.faults.refused += 1
-            raise RendezvousConnectionError("it is full")
+        self._take()
         return super().beat(node_id, count, watch)
+
+    def amend(self, node_id: str, revision: int, value: bytes) -> None:
+        self._take()
+        super().amend(node_id, revision, value)
 
     def read(self, index: int) -> bytes | None:
         self._check()
@@ -76,6 +78,11 @@ class FaultyBackend(LocalBackend):
     def _check(self) -> None:
         if self.faults.down:
             raise RendezvousConnectionError("the line is down")
+
+    def _take(self) -> None:
+        if self.faults.full:
+            self.faults.refused.release()
+            raise RendezvousConnectionError("it is full")
 
 
 @dataclass
@@ -130,16 +137,16 @@ def test_a_store_that_is_read_and_refuses_is_told_of_once_until_it_takes_all_aga
     def told(name: str) -> int:
         return sum(event.name == name for event in b.said)
 
-    a, b = bench.pair(lost_after=PATIENCE)
-    bench.faults["b"].full = True
-    b.until(lambda n: bench.faults["b"].refused >= 2)
+    a, b = bench.pair(lost_after=60.0)
+    line = bench.faults["b"]
+    line.full = True
+    assert line.refused.acquire(timeout=PATIENCE)
     a.tell(WorkerFailed(incident("a")))
-    b.until(in_round(2, "ab"))  # it reads, and writes its row
-    refused = bench.faults["b"].refused
-    b.until(lambda n: bench.faults["b"].refused > refused)
+    b.until(lambda n: n.state.ledger.halt is not None)  # it reads on
+    assert all(line.refused.acquire(timeout=PATIENCE) for _ in range(4))
     assert (told("store_unreachable"), told("store_back")) == (1, 0)
-    bench.faults["b"].full = False
-    b.until(lambda n: told("store_back") == 1)
+    line.full = False
+    b.until(in_round(2, "ab")).until(lambda n: told("store_back") == 1)
     assert told("store_unreachable") == 1
 
 
