@@ -60,10 +60,7 @@ class EtcdV2Backend(RendezvousBackend):
         self._renewed_at = -RENEW
         try:
             with contextlib.suppress(etcd.EtcdKeyNotFound):
-                self._client.call(
-                    lambda client: client.read(f"{self._root}/state", quorum=True),
-                    budget=members.options.connect_timeout,
-                )
+                self._client.call(lambda client: client.read(f"{self._root}/state", quorum=True), reaching=True)
         except (RendezvousConnectionError, RendezvousStateError):
             self._client.close()
             raise

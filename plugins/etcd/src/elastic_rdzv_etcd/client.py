@@ -29,6 +29,9 @@ LET_GO = 1.0
 """Seconds that a request gets to notice that its connection was closed."""
 PAUSE = 0.1
 """Seconds between two rounds through all members."""
+NOBODY = 1.0
+"""Seconds after which the first question is given up where no member has taken a connection or said anything on one: a
+member that restarts is there again by then, and one that is busy takes connections all the same."""
 
 _T = TypeVar("_T")
 
@@ -82,7 +85,7 @@ class Client:
         def ask(gateway: Gateway, token: str | None, timeout: float) -> dict[str, Any]:
             return gateway.post(path, body, token, timeout)
 
-        return self._using_it(ask, budget)
+        return self._using_it(ask, budget, reaching=reaching)
 
     def stream(self, path: str, request: Mapping[str, Any]) -> tuple[Gateway, Iterator[dict[str, Any]]]:
         """Ask over a connection of its own for a stream of messages; the caller closes the connection.
@@ -117,15 +120,17 @@ class Client:
         if site == sites[0]:
             self.cluster.answered(sites[1 % len(sites)])
 
-    def _using_it(self, ask: Callable[[Gateway, str | None, float], _T], budget: float) -> _T:
+    def _using_it(
+        self, ask: Callable[[Gateway, str | None, float], _T], budget: float, *, reaching: bool = False
+    ) -> _T:
         with self._using:
             try:
-                return self._somewhere(ask, budget)
+                return self._somewhere(ask, budget, reaching=reaching)
             finally:
                 if self.closed:
                     self._drop()
 
-    def _somewhere(self, ask: Callable[[Gateway, str | None, float], _T], budget: float) -> _T:
+    def _somewhere(self, ask: Callable[[Gateway, str | None, float], _T], budget: float, *, reaching: bool) -> _T:
         """The answer of the first member that gives one."""
         began = time.monotonic()
         deadline = began + budget
@@ -155,8 +160,10 @@ class Client:
                 else:
                     self.cluster.answered(site)
                     return answer
-            if time.monotonic() >= deadline or all(_is_final(failures.get(site)) for site in sites):
-                raise self._failed(failures, time.monotonic() - began)
+            spent = time.monotonic() - began
+            enough = reaching and spent >= NOBODY
+            if spent >= budget or all(_is_final(failures.get(site), enough=enough) for site in sites):
+                raise self._failed(failures, spent)
             limit *= 2
             if self._closed.wait(PAUSE):
                 raise self._is_closed()
@@ -214,5 +221,5 @@ class Client:
         )
 
 
-def _is_final(failure: Unreachable | Refusal | None) -> bool:
-    return isinstance(failure, Unreachable) and failure.final
+def _is_final(failure: Unreachable | Refusal | None, *, enough: bool) -> bool:
+    return isinstance(failure, Unreachable) and (failure.final or (enough and failure.mute))

@@ -21,7 +21,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
-from elastic_rdzv_etcd.client import ATTEMPT, LET_GO, PAUSE
+from elastic_rdzv_etcd.client import ATTEMPT, LET_GO, NOBODY, PAUSE
 from elastic_rdzv_etcd.endpoint import Endpoint, Site, look_up
 from elastic_rdzv_etcd.options import Options
 
@@ -139,13 +139,13 @@ class ClientV2:
             self._drop()
             self._using.release()
 
-    def call(self, ask: Callable[[Any], _T], *, budget: float | None = None, once: bool = False) -> _T:
+    def call(self, ask: Callable[[Any], _T], *, reaching: bool = False, once: bool = False) -> _T:
         """The answer of the first member that gives one.
 
         Args:
             ask: What to do with python-etcd's client. It may raise EtcdKeyNotFound, EtcdCompareFailed,
                 EtcdAlreadyExist, EtcdWatchTimedOut and EtcdEventIndexCleared, which are answers.
-            budget: Seconds that it may take; ``read_timeout`` when None.
+            reaching: Whether it is the first question, which has a time of its own.
             once: Whether not to try again, and no other member.
 
         Raises:
@@ -154,13 +154,14 @@ class ClientV2:
         """
         with self._using:
             try:
-                return self._somewhere(ask, self.members.options.read_timeout if budget is None else budget, once)
+                return self._somewhere(ask, reaching=reaching, once=once)
             finally:
                 if self._closed.is_set():
                     self._drop()
 
-    def _somewhere(self, ask: Callable[[Any], _T], budget: float, once: bool) -> _T:
+    def _somewhere(self, ask: Callable[[Any], _T], *, reaching: bool, once: bool) -> _T:
         began = time.monotonic()
+        budget = self.members.options.connect_timeout if reaching else self.members.options.read_timeout
         deadline = began + budget
         failures: dict[Site, _Failed] = {}
         while True:
@@ -181,8 +182,10 @@ class ClientV2:
                     failures[site] = failed
                     if once:
                         raise self._failed(failures, time.monotonic() - began) from failed
-            if time.monotonic() >= deadline or all(site in failures and failures[site].final for site in sites):
-                raise self._failed(failures, time.monotonic() - began)
+            spent = time.monotonic() - began
+            enough = reaching and spent >= NOBODY
+            if spent >= budget or all(site in failures and failures[site].is_final(enough=enough) for site in sites):
+                raise self._failed(failures, spent)
             if self._closed.wait(PAUSE):
                 raise self._is_closed()
 
@@ -226,14 +229,14 @@ class ClientV2:
         except (etcd.EtcdKeyError, etcd.EtcdCompareFailed, etcd.EtcdWatchTimedOut, etcd.EtcdEventIndexCleared):
             raise
         except etcd.EtcdInsufficientPermissions as exc:
-            who = "no user" if user is None else f"the user {user!r}"
+            who = "a client without a user" if user is None else f"the user {user!r}"
             raise RendezvousConnectionError(
                 f"etcd at {site} does not let {who} in, or not at the keys of the job: {_text(exc)}.",
                 hint="Check --rdzv_conf user=NAME,password_file=PATH, or ELASTIC_ETCD_USER and ELASTIC_ETCD_PASSWORD, "
                 "and the user's role in API v2, which has users of its own.",
             ) from exc
         except etcd.EtcdConnectionFailed as exc:
-            raise _Failed(_reason(exc.cause), final=_is_final(exc.cause)) from exc
+            raise _Failed(_reason(exc.cause), final=_is_final(exc.cause), mute=_is_mute(exc.cause)) from exc
         except etcd.EtcdException as exc:
             if NO_V2 in str(exc):
                 raise RendezvousConnectionError(
@@ -262,11 +265,16 @@ class _Failed(Exception):
     Args:
         reason: Why, in a few words.
         final: Whether trying again is of no use.
+        mute: Whether nobody took the connection, or whoever did hung up.
     """
 
-    def __init__(self, reason: str, *, final: bool = False) -> None:
+    def __init__(self, reason: str, *, final: bool = False, mute: bool = False) -> None:
         super().__init__(reason)
-        self.final = final
+        self.final, self.mute = final, mute
+
+    def is_final(self, *, enough: bool) -> bool:
+        """Whether to try no more, where the time for members that say nothing is up or not."""
+        return self.final or (enough and self.mute)
 
 
 def _text(exc: BaseException) -> str:
@@ -275,6 +283,15 @@ def _text(exc: BaseException) -> str:
 
 def _is_final(cause: BaseException | None) -> bool:
     return isinstance(cause, urllib3.exceptions.SSLError)
+
+
+def _is_mute(cause: BaseException | None) -> bool:
+    kinds = (
+        urllib3.exceptions.NewConnectionError,
+        urllib3.exceptions.ConnectTimeoutError,
+        urllib3.exceptions.ProtocolError,
+    )
+    return isinstance(cause, kinds)
 
 
 def _reason(cause: BaseException | None) -> str:

@@ -38,11 +38,12 @@ class Unreachable(Exception):
     Args:
         reason: Why, in a few words.
         final: Whether trying again is of no use: its certificate is not to be trusted, for instance.
+        mute: Whether nobody took the connection, or whoever did hung up before anything was said.
     """
 
-    def __init__(self, reason: str, *, final: bool = False) -> None:
+    def __init__(self, reason: str, *, final: bool = False, mute: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.final = reason, final
+        self.reason, self.final, self.mute = reason, final, mute
 
 
 class _AtOnce(http.client.HTTPConnection):
@@ -182,11 +183,11 @@ def _reported(timeout: float, doubt: str) -> Iterator[None]:
             raise Unreachable("its host is gone, or the network in between") from exc
         raise Unreachable(f"it has not answered for {timeout:.2g} s") from exc
     except ssl.SSLError as exc:
-        raise Unreachable(f"TLS broke: {exc.reason or exc}{doubt}") from exc
+        raise Unreachable(f"TLS broke: {exc.reason or exc}{doubt}", mute=bool(doubt)) from exc
     except http.client.RemoteDisconnected as exc:
-        raise Unreachable(f"it hung up without an answer{doubt}") from exc
+        raise Unreachable(f"it hung up without an answer{doubt}", mute=bool(doubt)) from exc
     except OSError as exc:
-        raise Unreachable(f"{exc.strerror or exc}{doubt}") from exc
+        raise Unreachable(f"{exc.strerror or exc}{doubt}", mute=bool(doubt)) from exc
     except http.client.HTTPException as exc:
         raise Unreachable(f"the connection broke: {type(exc).__name__}") from exc
     except (ValueError, AttributeError) as exc:  # no JSON; a socket or its file that another thread has closed
@@ -194,10 +195,11 @@ def _reported(timeout: float, doubt: str) -> Iterator[None]:
 
 
 def _dial(site: Site, context: ssl.SSLContext | None, timeout: float) -> socket.socket:
-    plain = socket.socket(site.family, socket.SOCK_STREAM)
+    plain, taken = socket.socket(site.family, socket.SOCK_STREAM), False
     try:
         plain.settimeout(min(timeout, CONNECT))
         plain.connect((site.address, site.endpoint.port))
+        taken = True
         plain.settimeout(timeout)
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, setting in _TCP.items():
@@ -212,7 +214,8 @@ def _dial(site: Site, context: ssl.SSLContext | None, timeout: float) -> socket.
         raise Unreachable(f"{reason}; see --rdzv_conf cacert=FILE", final=True) from exc
     except ssl.SSLEOFError as exc:
         plain.close()
-        raise Unreachable("it hung up when TLS was to begin; if it speaks none, write http:// before the host") from exc
+        doubt = "; if it speaks none, write http:// before the host"
+        raise Unreachable(f"it hung up when TLS was to begin{doubt}", mute=True) from exc
     except ssl.SSLError as exc:
         plain.close()
         if exc.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
@@ -221,9 +224,9 @@ def _dial(site: Site, context: ssl.SSLContext | None, timeout: float) -> socket.
     except TimeoutError as exc:
         waited = plain.gettimeout()
         plain.close()
-        raise Unreachable(f"no answer for {waited:.2g} s") from exc
+        raise Unreachable(f"no answer for {waited:.2g} s", mute=not taken) from exc
     except OSError as exc:
         plain.close()
         reset = site.endpoint.tls and isinstance(exc, ConnectionResetError)  # as it may look when it hangs up
         doubt = "; if it speaks no TLS, write http:// before the host" if reset else ""
-        raise Unreachable(f"{exc.strerror or exc}{doubt}") from exc
+        raise Unreachable(f"{exc.strerror or exc}{doubt}", mute=True) from exc

@@ -118,7 +118,7 @@ def from_text(text: str, code: object = None) -> Refusal:
 
 def in_words(refused: Refusal, where: object, user: str | None) -> RendezvousConnectionError | RendezvousStateError:
     """The error that people read."""
-    who = "no user" if user is None else f"the user {user!r}"
+    who = "a client without a user" if user is None else f"the user {user!r}"
     text = refused.text.removeprefix("etcdserver: ")
     match refused.kind:
         case Kind.DENIED | Kind.TOKEN if "permission" in text:
