@@ -6,7 +6,7 @@ import re
 import socket
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -35,9 +35,8 @@ def refused(endpoint: str, match: str, **config: str) -> ElasticError:
 
 
 def works(endpoint: str, **config: str) -> None:
-    backend = opened(endpoint, **config)
-    backend.enter("node", b"")
-    backend.close()
+    with closing(opened(endpoint, **config)) as backend:
+        backend.enter("node", b"")
 
 
 # Passwords and access lists ------------------------------------------------------------------------------------------
@@ -78,7 +77,7 @@ def test_a_password_may_come_from_every_place(
 def test_a_wrong_password_is_said_without_it(guarded: Daemon, user: str, match: str) -> None:
     error = refused(f"redis://{user}@{guarded.endpoint}", match)
     assert error.message.startswith(f"The Redis server at {guarded.endpoint} does not let us in: ")
-    assert error.hint == "Check the user's name and the password."
+    assert "Check the user's name and the password; see --rdzv_conf password_file," in str(error)
     assert "s3cret" not in "".join(traceback.format_exception(error))
 
 
@@ -125,12 +124,23 @@ class TestUnderTheAccessListOfTheReadme(BackendConformance):
             assert admin.acl_log() == [], "the server has refused nothing"
 
 
-def test_what_the_access_list_does_not_permit_is_said(walled: Daemon) -> None:
-    backend = opened(f"redis://elastic:s3cret@{walled.endpoint}", prefix="other")
-    with pytest.raises(RendezvousConnectionError, match=r"refuses.*[Nn]o permission") as refusal:
-        backend.enter("node", b"")
-    assert "README" in str(refusal.value)
-    backend.close()
+def test_what_the_access_list_does_not_permit_is_said_before_anything_is_written(walled: Daemon) -> None:
+    endpoint = f"redis://elastic:s3cret@{walled.endpoint}"
+    commands = re.findall(r"\+(\w+)", access_line())
+    assert {"xread", "hdel", "info", "evalsha"} <= set(commands)
+    with redis.Redis(port=walled.port, username="admin", password="admin") as admin:
+        admin.flushall()
+        assert "README" in str(refused(endpoint, r"refuses.*[Nn]o permission", prefix="other"))
+        for command in commands:
+            admin.execute_command("ACL", "SETUSER", "elastic", f"-{command}")
+            with pytest.raises(
+                RendezvousConnectionError, match=rf"(?i)refuses.*permission.* to run .*{command}\b"
+            ) as said:
+                works(endpoint)
+            assert "README" in str(said.value)
+            assert admin.keys() == []
+            admin.execute_command("ACL", "SETUSER", "elastic", f"+{command}")
+        works(endpoint)
 
 
 # TLS -----------------------------------------------------------------------------------------------------------------
@@ -141,7 +151,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``ca``, what it has signed for the server and a client, and ``other``, a stranger's authority."""
     folder = tmp_path_factory.mktemp("certificates")
     ca = authority(folder, "ca")
-    authority(folder, "other")
+    certificate(folder, "stranger", authority(folder, "other"))
     certificate(folder, "server", ca)
     certificate(folder, "named", ca, alternative="DNS:redis.example")
     certificate(folder, "client", ca, alternative="DNS:client")
@@ -191,7 +201,12 @@ def test_a_certificate_of_another_authority_is_not_trusted(encrypted: Daemon, ce
 
 
 def test_a_server_that_wants_a_certificate_and_gets_none_is_named(encrypted: Daemon, certificates: Path) -> None:
-    refused(f"rediss://{encrypted.endpoint}", encrypted.endpoint, cacert=str(certificates / "ca.crt"))
+    ca, stranger = (str(certificates / f"{name}.crt") for name in ("ca", "stranger"))
+    error = refused(f"rediss://{encrypted.endpoint}", encrypted.endpoint, cacert=ca)
+    assert "If it wants a client's certificate, see --rdzv_conf cert and key." in str(error)
+    key = str(certificates / "stranger.key")
+    error = refused(f"rediss://{encrypted.endpoint}", encrypted.endpoint, cacert=ca, cert=stranger, key=key)
+    assert f"It may not trust the client's certificate, --rdzv_conf cert={stranger}" in str(error)
 
 
 def test_a_certificate_for_another_name_needs_that_name(tmp_path: Path, certificates: Path) -> None:
@@ -204,7 +219,8 @@ def test_a_certificate_for_another_name_needs_that_name(tmp_path: Path, certific
 
 def test_tls_to_a_server_without_and_the_reverse_are_told(server: Daemon, encrypted: Daemon) -> None:
     assert "redis://" in str(refused(f"rediss://{server.endpoint}", "does not answer in TLS"))
-    refused(encrypted.endpoint, f"The Redis server at {encrypted.endpoint} is gone")
+    error = refused(encrypted.endpoint, f"The Redis server at {encrypted.endpoint} is gone")
+    assert "If it speaks TLS, write rediss:// before the host." in str(error)
 
 
 @pytest.mark.parametrize(("key", "said"), [("cacert", "holds no certificates"), ("cert", "are no certificate")])
@@ -396,6 +412,6 @@ def test_a_sentinel_that_wants_a_user_needs_no_more_than_the_readme_says(
     watch = f"sentinel monitor m 127.0.0.1 {server.port} 1"
     sentinel = Daemon(tmp_path / "sentinel", ["port {port}", watch, *users], sentinel=True)
     with running(sentinel):
-        assert "password" in str(refused(sentinel.endpoint, r"\(sentinel\) .*NOAUTH", sentinel="m"))
+        assert "sentinel_password_file" in str(refused(sentinel.endpoint, r"\(sentinel\) .*NOAUTH", sentinel="m"))
         who = {"sentinel_username": "elastic", "sentinel_password_file": password_file}
         works(sentinel.endpoint, sentinel="m", **who)

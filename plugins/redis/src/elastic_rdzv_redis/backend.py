@@ -97,6 +97,14 @@ class RedisBackend(RendezvousBackend):
         """Another connection to the same job, on whichever server is the master by now."""
         return RedisBackend(self._dialler, self._run_id)
 
+    def rehearse(self) -> None:
+        """Try all commands that the job will need, and change nothing; one round trip.
+
+        Raises:
+            RendezvousConnectionError: The server's access list refuses one.
+        """
+        self._client.ask("EVAL", scripts.REHEARSE.text, len(self._keys), *self._keys)  # all others begin with EVALSHA
+
     def close(self) -> None:
         """Close this connection; its wait ends."""
         self._client.close()

@@ -20,12 +20,11 @@ import redis
 from redis.connection import AbstractConnection
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
+from elastic_rdzv_redis.options import Credentials
 from elastic_rdzv_redis.scripts import Script
 
 _ACL = "The README of elastic-rdzv-redis has the line for the server's access list."
 _HINTS = {
-    "NOAUTH": "Give a password; see --rdzv_conf password_file, or the variable ELASTIC_REDIS_PASSWORD.",
-    "WRONGPASS": "Check the user's name and the password.",
     "NOPERM": _ACL,
     "OOM": "The server's memory is full: raise its maxmemory.",
     "MISCONF": "The server cannot write to its disk; see its log.",
@@ -76,8 +75,9 @@ class Client:
         sock: The way to the server; closed with this object, also when making it fails.
         where: The server, for messages.
         db: Which of its databases.
-        username, password: What to identify with; None for the server's default user, or no password.
+        credentials: Whom to identify as.
         patience: Seconds that each answer may take until :meth:`settle` says otherwise.
+        doubt: Why it may hang up before that, for messages.
 
     Raises:
         RendezvousConnectionError: It does not let us in.
@@ -89,11 +89,13 @@ class Client:
         where: str,
         *,
         db: int = 0,
-        username: str | None = None,
-        password: str | None = None,
+        credentials: Credentials,
         patience: float,
+        doubt: str | None = None,
     ) -> None:
+        username, password = credentials.now()
         self.where = where
+        self._credentials, self._doubt = credentials, doubt
         self._patience = patience
         self._closed = False
         self._busy = threading.Lock()
@@ -112,7 +114,7 @@ class Client:
 
     def settle(self, read_timeout: float) -> None:
         """The connection is made: from now on an answer may take so many seconds, and a silent peer is noticed."""
-        self._patience = read_timeout
+        self._patience, self._doubt = read_timeout, None
         self._socket.settimeout(read_timeout)
         if self._plug.family != socket.AF_UNIX:
             self._plug.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -188,8 +190,9 @@ class Client:
                 f"Whoever listens at {self.where} is no Redis server: {said}", hint="Check --rdzv_endpoint."
             )
         if isinstance(exc, redis.exceptions.AuthenticationError):
-            hint = _HINTS.get(code, _HINTS["WRONGPASS"])
-            return RendezvousConnectionError(f"{server} does not let us in: {said}", hint=hint)
+            todo = "Give a password" if "NOAUTH" in said else "Check the user's name and the password"
+            where = f"--rdzv_conf {self._credentials.option}, or the variable {self._credentials.variable}"
+            return RendezvousConnectionError(f"{server} does not let us in: {said}", hint=f"{todo}; see {where}.")
         if "WRONGTYPE" in said:
             return RendezvousStateError(
                 f"{server} holds something else where this job's keys are: {said}",
@@ -197,7 +200,8 @@ class Client:
             )
         if isinstance(exc, redis.exceptions.ResponseError):
             return RendezvousConnectionError(f"{server} refuses: {said}", hint=_HINTS.get(code))
-        return RendezvousConnectionError(f"{server} is gone, or the network in between: {said}", hint=_HINTS.get(code))
+        hint = _HINTS.get(code, self._doubt)
+        return RendezvousConnectionError(f"{server} is gone, or the network in between: {said}", hint=hint)
 
 
 def _said(exc: Exception) -> str:

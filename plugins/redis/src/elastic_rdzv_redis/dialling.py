@@ -93,18 +93,26 @@ class Dialler:
         self, host: Host | None, credentials: Credentials, deadline: float, *, whose: str = "", db: int = 0
     ) -> Client:
         """A connection to one server, or with no host to the endpoint's unix socket."""
-        username, password = credentials.now()
         where = f"{host or self.options.endpoint}{whose}"
         sock = self._unix(where) if host is None else self._tcp(host, where, deadline)
         try:
             if self._context is not None and host is not None:
                 sock = self._encrypted(self._context, sock, host, where)
             patience = max(0.1, deadline - time.monotonic())
-            return Client(sock, where, db=db, username=username, password=password, patience=patience)
+            doubt = None if host is None else self._doubt()
+            return Client(sock, where, db=db, credentials=credentials, patience=patience, doubt=doubt)
         except BaseException:
             sock.close()
             self._forget(host)
             raise
+
+    def _doubt(self) -> str:
+        """Why a server may hang up at once."""
+        if self.options.tls is None:
+            return "If it speaks TLS, write rediss:// before the host."
+        if self.options.tls.cert is None:
+            return "If it wants a client's certificate, see --rdzv_conf cert and key."
+        return f"It may not trust the client's certificate, --rdzv_conf cert={self.options.tls.cert}; see its log."
 
     def _forget(self, host: Host | None) -> None:
         """Let the next attempt look the name up anew."""

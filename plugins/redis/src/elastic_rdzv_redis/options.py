@@ -43,6 +43,10 @@ class Credentials:
     password: str | None = field(default=None, repr=False)
     file: Path | None = None
     """Where the password is, instead."""
+    option: str = "password_file"
+    """The key of ``--rdzv_conf`` that names such a file."""
+    variable: str = PASSWORD
+    """The environment's, from which the password may come as well."""
 
     def now(self) -> tuple[str | None, str | None]:
         """The user's name and the password; a file is read each time, since passwords change.
@@ -57,7 +61,7 @@ class Credentials:
         except (OSError, ValueError) as exc:
             why = exc.strerror if isinstance(exc, OSError) else "it is no text"
             raise RendezvousConnectionError(
-                f"The password file {str(self.file)!r} cannot be read: {why}.", hint="See --rdzv_conf password_file."
+                f"The password file {str(self.file)!r} cannot be read: {why}.", hint=f"See --rdzv_conf {self.option}."
             ) from exc
         if not password:
             raise RendezvousConnectionError(f"The password file {str(self.file)!r} is empty.")
@@ -138,10 +142,11 @@ def _sentinel_credentials(config: Mapping[str, str], environ: Mapping[str, str])
     for key in ("sentinel_username", "sentinel_password_file"):
         if key in config and "sentinel" not in config:
             raise UsageError(f"--rdzv_conf {key} has no effect without sentinel=NAME.")
+    option = "sentinel_password_file"
+    path = _file(option, config) if option in config else None
+    password = None if option in config else environ.get(SENTINEL_PASSWORD) or None
     username = config.get("sentinel_username")
-    if "sentinel_password_file" in config:
-        return Credentials(username=username, file=_file("sentinel_password_file", config))
-    return Credentials(username=username, password=environ.get(SENTINEL_PASSWORD) or None)
+    return Credentials(username=username, password=password, file=path, option=option, variable=SENTINEL_PASSWORD)
 
 
 def _tls(endpoint: Endpoint, config: Mapping[str, str]) -> Tls | None:

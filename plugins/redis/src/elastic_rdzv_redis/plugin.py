@@ -21,7 +21,7 @@ def elastic_rendezvous_options() -> RendezvousOptions:
 
 @hookimpl
 def elastic_make_rendezvous(params: RendezvousParameters) -> RedisBackend:
-    """Connect to the server.
+    """Connect to the server, and see whether it permits all that a job needs.
 
     Raises:
         UsageError: The endpoint or an option is wrong.
@@ -31,4 +31,10 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> RedisBackend:
     from elastic_rdzv_redis.backend import RedisBackend  # imports redis-py
     from elastic_rdzv_redis.dialling import Dialler
 
-    return RedisBackend(Dialler(options), params.run_id)
+    backend = RedisBackend(Dialler(options), params.run_id)
+    try:
+        backend.rehearse()
+    except BaseException:
+        backend.close()
+        raise
+    return backend

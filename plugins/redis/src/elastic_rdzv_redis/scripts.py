@@ -163,3 +163,23 @@ LOOK = Script("""
 return {number(ledger, 'head'), number(roster, 'version'), rung(ledger_bell), rung(roster_bell)}
 """)
 """The newest index, the roster's version, and the last strokes of both bells."""
+
+REHEARSE = Script("""
+local commands = {
+  {'HGET', ledger, 'head'}, {'HMGET', ledger, 'head'}, {'HSTRLEN', ledger, 'head'}, {'HGETALL', ledger_bell},
+  {'XREVRANGE', ledger_bell, '+', '-', 'COUNT', 1}, {'XREAD', 'COUNT', 1, 'STREAMS', ledger_bell, '$'},
+  {'HDEL', roster, ''}, {'HSET', roster, 'field', 'value', 'field'}, {'HINCRBY', roster, 'version', 'no number'},
+  {'XADD', ledger_bell, 'no id', 'now', ''}, {'EXPIRE', roster, 'no number'},
+}
+for _, command in ipairs(commands) do
+  local said = redis.pcall(unpack(command))
+  local why = type(said) == 'table' and said.err or ''
+  for _, refusal in ipairs({'NOPERM', "can't run this command", "can't access"}) do
+    if string.find(why, refusal, 1, true) then
+      return redis.error_reply('NOPERM no permission to run ' .. command[1] .. ' on ' .. ledger)
+    end
+  end
+end
+""")
+"""Every command of the others, so that none changes anything: those that write delete what is not there, or make no
+sense. What an access list refuses is so said before anything is written, and not when it is first needed."""
