@@ -33,8 +33,10 @@ class Faults:
     """Reading does."""
     full: bool = False
     """It can be read, and takes nothing."""
+    restless: bool = False
+    """It can be read and written, and lets nobody wait."""
     refused: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    """Released for whatever it has not taken."""
+    """Released for whatever it has refused."""
     appending: Callable[[], None] = field(default=lambda: None)
     """Called before every append."""
 
@@ -54,11 +56,11 @@ class FaultyBackend(LocalBackend):
 
     def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
         self._check()
-        self._take()
+        self._refuse(self.faults.full)
         return super().beat(node_id, count, watch)
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
-        self._take()
+        self._refuse(self.faults.full)
         super().amend(node_id, revision, value)
 
     def read(self, index: int) -> bytes | None:
@@ -69,6 +71,7 @@ class FaultyBackend(LocalBackend):
 
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
         self._check()
+        self._refuse(self.faults.restless)
         return super().wait(cursor, roster=roster, timeout=timeout)
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
@@ -79,10 +82,10 @@ class FaultyBackend(LocalBackend):
         if self.faults.down:
             raise RendezvousConnectionError("the line is down")
 
-    def _take(self) -> None:
-        if self.faults.full:
+    def _refuse(self, refused: bool) -> None:
+        if refused:
             self.faults.refused.release()
-            raise RendezvousConnectionError("it is full")
+            raise RendezvousConnectionError("it is not permitted")
 
 
 @dataclass
@@ -133,19 +136,20 @@ def test_who_cannot_read_the_ledger_any_more_stops_beating_and_is_replaced(bench
     assert b.session.contact_at == at, "the fence counts from when it could still be told to stop"
 
 
-def test_a_store_that_is_read_and_refuses_is_told_of_once_until_it_takes_all_again(bench: Bench) -> None:
+@pytest.mark.parametrize("what", ["full", "restless"])
+def test_a_store_that_refuses_some_things_is_told_of_once_until_it_does_all_again(bench: Bench, what: str) -> None:
     def told(name: str) -> int:
         return sum(event.name == name for event in b.said)
 
     a, b = bench.pair(lost_after=60.0)
     line = bench.faults["b"]
-    line.full = True
+    setattr(line, what, True)
+    a.tell(WorkerFailed(incident("a")))  # which ends b's wait
     assert line.refused.acquire(timeout=PATIENCE)
-    a.tell(WorkerFailed(incident("a")))
-    b.until(lambda n: n.state.ledger.halt is not None)  # it reads on
+    b.until(lambda n: n.state.ledger.halt is not None or n.state.round == 2)  # it reads on
     assert all(line.refused.acquire(timeout=PATIENCE) for _ in range(4))
     assert (told("store_unreachable"), told("store_back")) == (1, 0)
-    line.full = False
+    setattr(line, what, False)
     b.until(in_round(2, "ab")).until(lambda n: told("store_back") == 1)
     assert told("store_unreachable") == 1
 

@@ -40,6 +40,8 @@ __all__ = ["Session", "SessionCalls"]
 
 IDLE_WAIT = 60.0
 """Seconds that a follower waits for the ledger at a time; the store wakes it earlier."""
+PROOF = 1.0
+"""Seconds of the first wait after a failure: that it can read does not show that it can wait."""
 REST = 0.0001
 """Seconds that the chair lets things happen after a look, for each row that it looked at: when a thousand rows change
 one after another, looking at all of them for each change would keep their store from taking the changes."""
@@ -202,7 +204,7 @@ class Session:
             self._memory = self._memory.and_then(entries)
             self._follow(ledger)
             self._calls.post(EntriesRead(entries, now))
-        self._contact("reader")
+        self._contact()
         if self._ledger.closed is not None:
             self._stopping.wait()
             return seen
@@ -218,8 +220,11 @@ class Session:
             self._stopping.wait(min(REST * len(self._chair.watch.nodes), wait))
         elif self._chair.watch.nodes:
             self._chair.watch = Watch()  # deposed: what was seen then must not be judged by later
+        if "reader" in self._failing:
+            wait = min(wait, PROOF)
         cursor = Cursor(self._ledger.head.index, 0 if seen is None else seen.roster)
         seen = store.wait(cursor, roster=chairs, timeout=wait)
+        self._served("reader")
         if seen.head < cursor.head:
             self._restore(store)
             return None
@@ -325,17 +330,20 @@ class Session:
         if (store := self._connected("pulse")) is not None:
             self._pulse.reconnected(store)
 
-    def _contact(self, who: str) -> None:
-        if self._lost:
-            return
-        self.contact_at = self._clock.now()
+    def _contact(self, who: str | None = None) -> None:
+        """The store has answered, and serves this thread."""
+        if not self._lost:
+            self.contact_at = self._clock.now()
+            self._served(who)
+
+    def _served(self, who: str | None) -> None:
         if who in self._failing:
             self._failing.remove(who)
             if not self._failing:
                 self._calls.publish(Event("store_back", "the store answers again"))
 
     def _store_failed(self, who: str, exc: RendezvousConnectionError) -> None:
-        """Say so once, until all threads are served again: a store that is full answers those that only read."""
+        """Say so once, until all threads are served again: a store that is full serves those that only read."""
         if self._stopping.is_set() or self._lost or self._root.embedded:
             return
         if not self._failing:
