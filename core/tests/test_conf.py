@@ -39,15 +39,17 @@ def test_keys_go_to_core_or_to_the_backend(text: str, conf: RendezvousConf) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("foo=1", "--rdzv_conf 'foo=1': there is no key 'foo'."),
-        ("join_timout=1", "--rdzv_conf 'join_timout=1': there is no key 'join_timout'. Did you mean 'join_timeout'?"),
-        ("ishost=1", "--rdzv_conf 'ishost=1': there is no key 'ishost'. Did you mean 'is_host'?"),
-        ("is_host", "--rdzv_conf 'is_host' is not of the form KEY=VALUE."),
-        ("=1", "--rdzv_conf '=1' is not of the form KEY=VALUE."),
-        ("is_host=1,is_host=0", "--rdzv_conf 'is_host=1,is_host=0' gives 'is_host' twice."),
+        ("foo=1", "--rdzv_conf: there is no key 'foo'."),
+        ("join_timout=1", "--rdzv_conf: there is no key 'join_timout'. Did you mean 'join_timeout'?"),
+        ("ishost=1", "--rdzv_conf: there is no key 'ishost'. Did you mean 'is_host'?"),
+        ("is_host", "--rdzv_conf: 'is_host' is not of the form KEY=VALUE."),
+        ("=1", "--rdzv_conf: '=1' is not of the form KEY=VALUE."),
+        ("is_host=1,is_host=0", "--rdzv_conf gives 'is_host' twice."),
         ("join_timeout=soon", "--rdzv_conf 'join_timeout=soon': 'soon' is not a number of seconds."),
         ("join_timeout=inf", "--rdzv_conf 'join_timeout=inf': 'inf' is not a number of seconds."),
         ("join_timeout=-1", "--rdzv_conf join_timeout=-1 is not a positive number of seconds."),
+        ("pasword=hunter2", "--rdzv_conf: there is no key 'pasword'."),
+        ("run_uid=u,password=abc,hunter2", "--rdzv_conf: part 3 is not of the form KEY=VALUE."),
         ("run_uid=", "--rdzv_conf 'run_uid=': the run's uid is empty."),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
@@ -65,9 +66,8 @@ def parse(text: str, *, backend: str, options: RendezvousOptions) -> RendezvousC
     ignored = [key for key in pairs if key not in known and key in reasons]
     for key in pairs:
         if key not in known and key not in ignored:
-            pair = f"{key}={pairs[key]}"
-            raise UsageError(
-                f"--rdzv_conf {pair!r}: there is no key {key!r}.{did_you_mean(key, sorted(known))}",
+            raise UsageError(  # without the value: a misspelt key may be that of a password
+                f"--rdzv_conf: there is no key {key!r}.{did_you_mean(key, sorted(known))}",
                 hint=f"With the {backend} backend the keys are: {', '.join(sorted(known))}.",
             )
     run_uid = pairs.get(RUN_UID)
@@ -142,6 +142,8 @@ def boolean(key: str, text: str) -> bool:
     return value
 
 
+_SECRET = re.compile("pass|pwd|secret|token", re.IGNORECASE)
+"""In what may hold a password, of which a comma may have cut off a part."""
 _BOOLEANS = {
     **dict.fromkeys(("1", "true", "t", "yes", "y"), True),
     **dict.fromkeys(("0", "false", "f", "no", "n"), False),
@@ -150,12 +152,16 @@ _BOOLEANS = {
 
 def _pairs(text: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
-    for pair in filter(None, (part.strip() for part in text.split(","))):
+    for number, pair in enumerate(filter(None, (part.strip() for part in text.split(","))), 1):
         key, equals, value = (part.strip() for part in pair.partition("="))
         if not (key and equals):
-            raise UsageError(f"--rdzv_conf {pair!r} is not of the form KEY=VALUE.", hint="Separate pairs by commas.")
+            what = f"part {number}" if _SECRET.search(text) else repr(pair)
+            raise UsageError(
+                f"--rdzv_conf: {what} is not of the form KEY=VALUE.",
+                hint="Separate pairs by commas; a value cannot have one.",
+            )
         if key in pairs:
-            raise UsageError(f"--rdzv_conf {text!r} gives {key!r} twice.")
+            raise UsageError(f"--rdzv_conf gives {key!r} twice.")
         pairs[key] = value
     return pairs
 

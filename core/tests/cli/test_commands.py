@@ -79,7 +79,7 @@ def test_a_command_that_cannot_be_called_is_refused(
         ("--nproc_per_node 0", "--nproc_per_node '0' is less than 1. Did you mean '1'?"),
         ("--rdzv_backend redsi", "There is no rendezvous backend 'redsi'."),
         ("--rdzv_backend locla", "There is no rendezvous backend 'locla'. Did you mean 'local'?"),
-        ("--rdzv_conf foo=1", "--rdzv_conf 'foo=1': there is no key 'foo'."),
+        ("--rdzv_conf foo=1", "--rdzv_conf: there is no key 'foo'."),
         ("--nnodez 2", "There is no option '--nnodez'. Did you mean '--nnodes'?\n\nSee elastic run --help."),
         ("--max_restarts -1", "--max_restarts '-1' is less than 0. Did you mean '0'?"),
     ],

@@ -44,7 +44,8 @@ FLAGS: Sequence[Flag] = (
         "--standalone",
         section=RENDEZVOUS,
         is_flag=True,
-        help="One node that nobody joins; any other --rdzv_backend and --rdzv_endpoint are ignored.",
+        help="One node that nobody joins. --rdzv_endpoint is ignored, and so is a --rdzv_backend "
+        "that cannot start a store of its own.",
     ),
     Flag(
         "--rdzv_backend",

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, unquote
 from elastic_core.errors import UsageError
 
 PORT, SENTINEL_PORT = 6379, 26379
-FORM = "HOST[:PORT], redis[s]://[USER:PASSWORD@]HOST[:PORT][/DB], or unix:///PATH"
+FORM = "HOST[:PORT], redis://HOST[:PORT][/DB], rediss:// for TLS, or unix:///PATH"
 
 _URL = re.compile(r"(?P<scheme>[a-z]+)://(?:(?P<user>.*)@)?(?P<rest>[^@]*)", re.DOTALL)
 _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-fA-F:.%\w]+)\]|(?P<name>[^\s\[\]:/?#@,]+))(?::(?P<port>[0-9]+))?")
@@ -58,7 +58,7 @@ class Endpoint:
                 raise _refused(text, f"it is not of the form {FORM}")
             scheme, user, rest = found["scheme"], found["user"], found["rest"]
         elif "@" in text:
-            raise _refused(text, "a user and a password need a URL, redis://USER:PASSWORD@HOST")
+            raise _refused(text, "a user and a password need a URL, which begins with redis://")
         username, password = _credentials(user)
         if scheme == "unix":
             path, _, query = rest.partition("?")
@@ -91,7 +91,8 @@ def shown(text: str) -> str:
 def _refused(text: str, why: str) -> UsageError:
     return UsageError(
         f"--rdzv_endpoint {shown(text)!r}: {why}.",
-        hint=f"Write {FORM}, e.g. redis.example:{PORT}. In a URL, write a / or @ of a password as %2F and %40.",
+        hint=f"Write {FORM}, e.g. redis.example:{PORT}. "
+        "A URL may have USER:PASSWORD@ before the host, with %2F and %40 for a / and @ of the password.",
     )
 
 
