@@ -249,11 +249,14 @@ def test_of_several_members_one_that_is_not_to_be_trusted_is_passed_over(
 
 
 @pytest.mark.timeout(60)
-def test_a_missing_client_certificate_and_a_missing_scheme_are_named(secured: Etcd, files: dict[str, str]) -> None:
-    with pytest.raises(RendezvousConnectionError, match="if it wants a client's certificate"):
-        plugin.elastic_make_rendezvous(parameters(secured.endpoint, cacert=files["ca.pem"], connect_timeout="3600"))
+@pytest.mark.parametrize("hooks", [plugin, plugin_v2])
+def test_a_missing_client_certificate_and_a_missing_scheme_are_named(
+    hooks: ModuleType, secured: Etcd, files: dict[str, str]
+) -> None:
+    with pytest.raises(RendezvousConnectionError, match=r"--rdzv_conf .*cert and key"):
+        hooks.elastic_make_rendezvous(parameters(secured.endpoint, cacert=files["ca.pem"], connect_timeout="3600"))
     with pytest.raises(RendezvousConnectionError, match="if it speaks TLS, the endpoint must say https://"):
-        plugin.elastic_make_rendezvous(parameters(secured.endpoint, connect_timeout="3600"))
+        hooks.elastic_make_rendezvous(parameters(secured.endpoint, connect_timeout="3600"))
 
 
 def test_tls_where_there_is_none_is_named(server: Etcd, files: dict[str, str]) -> None:

@@ -23,6 +23,7 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_rdzv_etcd.client import ATTEMPT, LET_GO, NOBODY, PAUSE
 from elastic_rdzv_etcd.endpoint import Endpoint, Site, look_up
+from elastic_rdzv_etcd.gateway import hung_up
 from elastic_rdzv_etcd.options import Options
 
 NO_V2 = "404 page not found"
@@ -236,7 +237,7 @@ class ClientV2:
                 "and the user's role in API v2, which has users of its own.",
             ) from exc
         except etcd.EtcdConnectionFailed as exc:
-            raise _Failed(_reason(exc.cause), final=_is_final(exc.cause), mute=_is_mute(exc.cause)) from exc
+            raise _Failed(_reason(exc.cause, site), final=_is_final(exc.cause), mute=_is_mute(exc.cause)) from exc
         except etcd.EtcdException as exc:
             if NO_V2 in str(exc):
                 raise RendezvousConnectionError(
@@ -294,10 +295,12 @@ def _is_mute(cause: BaseException | None) -> bool:
     return isinstance(cause, kinds)
 
 
-def _reason(cause: BaseException | None) -> str:
+def _reason(cause: BaseException | None, site: Site) -> str:
     """What went wrong below python-etcd, without urllib3's own words for it."""
     if isinstance(cause, urllib3.exceptions.SSLError):
         return f"TLS is refused or not to be trusted: {_text(cause)}; see --rdzv_conf cacert, cert and key"
+    if isinstance(cause, urllib3.exceptions.ProtocolError):
+        return f"it hung up without an answer{hung_up(site)}"
     inner = cause.__cause__ if cause is not None else None
     if isinstance(inner, OSError) and inner.strerror:
         return inner.strerror

@@ -46,6 +46,13 @@ class Unreachable(Exception):
         self.reason, self.final, self.mute = reason, final, mute
 
 
+def hung_up(site: Site) -> str:
+    """Why a member may hang up before it has said anything, for the end of a message."""
+    if site.endpoint.tls:
+        return "; if it wants a client's certificate, see --rdzv_conf cert and key"
+    return "; if it speaks TLS, the endpoint must say https://"
+
+
 class _AtOnce(http.client.HTTPConnection):
     """Sends a request's head and body together: in one packet, mostly, where the standard library makes two."""
 
@@ -79,11 +86,7 @@ class Gateway:
         self._http = _AtOnce(site.endpoint.host, site.endpoint.port)
         self._http.sock = self._socket
         self._http.auto_open = 0  # a connection that broke stays broken
-        self._doubt = (
-            "; if it wants a client's certificate, see --rdzv_conf cert and key"
-            if site.endpoint.tls
-            else "; if it speaks TLS, the endpoint must say https://"
-        )
+        self._doubt = hung_up(site)
         """Why there may be no answer, as long as there was none."""
 
     def close(self) -> None:
