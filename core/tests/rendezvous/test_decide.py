@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -222,11 +223,12 @@ class TestWorkerFailure:
         nodes = [running("a", incident=incident("a")), seen("b", head=1)]
         assert body(decide(scene(ledger, *nodes, verdict=RESTART))).same_as == 1
 
-    def test_waits_for_rank_zeros_next_offer(self) -> None:
+    @pytest.mark.parametrize("gap_at", [-math.inf, NOW - 0.4])
+    def test_waits_for_rank_zeros_next_offer(self, gap_at: float) -> None:
         used = running("a", offer=offer("a", 1))
         broken = running("b", incident=incident("b"))
-        ledger = live("ab", at=NOW - 0.2)
-        found = decide(scene(ledger, used, broken, verdict=RESTART))
+        waits = scene(live("ab", at=NOW - 0.2), used, broken, verdict=RESTART)
+        found = decide(replace(waits, watch=replace(waits.watch, gap_at=gap_at)))
         assert found == LookAgain(NOW - 0.2 + 0.5), "whoever reported it gives the chair a second"
 
     @pytest.mark.parametrize(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from scenes import live, start, then, with_counters
 
+from elastic_core.rendezvous.history import resume
 from elastic_core.rendezvous.ledger import Chair
 from elastic_core.rendezvous.succession import ChairSigns, standing, takeover_at
 
@@ -38,3 +41,10 @@ def test_an_incident_does_not_depose_a_chair_that_took_office_after_it() -> None
 def test_a_chair_that_may_have_been_cut_off_has_a_full_period_to_answer(reported_at: float) -> None:
     signs = ChairSigns(beat_changed_at=55.0, reported_at=reported_at, gap_at=51.0)
     assert takeover_at(live("abc"), signs, 0) == 57.0
+
+
+@pytest.mark.parametrize(("reported_at", "due"), [(51.5, 57.0), (80.0, 81.0)])
+def test_a_chair_that_has_just_resumed_the_run_waits_for_who_learns_of_it(reported_at: float, due: float) -> None:
+    ledger = live("abc")
+    ledger = replace(ledger, head=replace(ledger.head, body=resume(ledger, "it was lost")), head_at=51.0)
+    assert takeover_at(ledger, ChairSigns(beat_changed_at=80.0, reported_at=reported_at), 0) == due

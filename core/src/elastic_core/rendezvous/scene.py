@@ -22,6 +22,16 @@ LAST_CHANCE = 0.1
 """Seconds that one whose silence has already had consequences has left to show that it is there."""
 
 
+def patience(ledger: Ledger) -> float:
+    """Seconds that whoever reports an incident gives the chair, as both know from the ledger (rule L2)."""
+    return max(SUSPICION, SUSPICION_FACTOR * ledger.counters.worst_seen)
+
+
+def head_patience(ledger: Ledger) -> float:
+    """Seconds from the newest entry on to show that it was seen: that the run was resumed, nodes learn by a beat."""
+    return ledger.settings.timing.lost_after if isinstance(ledger.head.body, Resume) else patience(ledger)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
     """What the failure policies said about the incident of one round; ``verdict`` is None while they think."""
@@ -51,21 +61,6 @@ class Scene:
     def timing(self) -> Timing:
         """The run's durations."""
         return self.ledger.settings.timing
-
-    @property
-    def suspicion(self) -> float:
-        """How long a member may take to show that it has seen an entry (rule L2), in seconds.
-
-        That the run was resumed, nodes learn by their next beat. Where the chair was cut off, others were, too, and
-        have a full period to be back.
-        """
-        return max(self._usual_suspicion, self.watch.gap_at + self.timing.lost_after - self.ledger.head_at)
-
-    @property
-    def _usual_suspicion(self) -> float:
-        if isinstance(self.ledger.head.body, Resume):
-            return self.timing.lost_after
-        return max(SUSPICION, SUSPICION_FACTOR * self.ledger.counters.worst_seen)
 
     def judged(self, number: int) -> bool:
         """Whether the policies were asked about round ``number``."""
@@ -123,8 +118,11 @@ class Scene:
 
     @property
     def suspected_at(self) -> float:
-        """When members that have not shown that they saw the newest ROUND or HALT are suspected (rule L2)."""
-        return max(self.answered_at + self._usual_suspicion, self.watch.gap_at + self.timing.lost_after)
+        """When members that have not shown that they saw the newest ROUND or HALT are suspected (rule L2).
+
+        Where the chair was cut off, others were, too, and have a full period to be back.
+        """
+        return max(self.answered_at + head_patience(self.ledger), self.watch.gap_at + self.timing.lost_after)
 
     @cached_property
     def answered_at(self) -> float:

@@ -7,7 +7,7 @@ from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.rendezvous.books import reformed, restarted
 from elastic_core.rendezvous.decisions import Append, Decision, LookAgain
 from elastic_core.rendezvous.ledger import Closed, Halt, HaltReason, Member, Round
-from elastic_core.rendezvous.scene import Scene, by_rank
+from elastic_core.rendezvous.scene import Scene, by_rank, head_patience
 from elastic_core.rendezvous.watch import Sighting
 
 MAX_BARREN_ROUNDS = 10
@@ -80,7 +80,8 @@ def seal_again(scene: Scene, current: Round, incident: Incident) -> Decision:
     host = scene.seen(current.members[0].node_id)
     offer = host.row.offer if host is not None else None
     if offer is None or offer == current.offer:
-        offered_by = scene.ledger.round_at + scene.suspicion / 2  # who reported it gives a chair twice that (rule L2)
+        # Who reported it gives the chair twice that, and does not know of the chair's gaps (rule L2).
+        offered_by = scene.ledger.round_at + head_patience(scene.ledger) / 2
         if scene.now < offered_by:
             return LookAgain(offered_by)
         return end_round_for(scene, current, HaltReason.FAILURE, incident)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elastic_core.rendezvous.ledger import Ledger
-from elastic_core.rendezvous.scene import SUSPICION, SUSPICION_FACTOR
+from elastic_core.rendezvous.scene import head_patience, patience
 
 SUCCESSOR_SPACING = 0.5
 """Seconds between one successor's turn and the next one's."""
@@ -47,7 +47,6 @@ def takeover_at(ledger: Ledger, signs: ChairSigns, place: float) -> float:
     """
     due = signs.beat_changed_at + ledger.settings.timing.lost_after
     if signs.reported_at is not None:
-        patience = max(SUSPICION, SUSPICION_FACTOR * ledger.counters.worst_seen)
         back = signs.gap_at + ledger.settings.timing.lost_after
-        due = min(due, max(signs.reported_at + patience, ledger.head_at + patience, back))
+        due = min(due, max(signs.reported_at + patience(ledger), ledger.head_at + head_patience(ledger), back))
     return due + SUCCESSOR_SPACING * place
