@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_core.rendezvous.ledger import Closed, Entry, Round
+from elastic_core.rendezvous.ledger import Closed, Entry, Halt, HaltReason, Member, Round
 from simulation.peers import reach
 
 if TYPE_CHECKING:
     from simulation.world import Host, World
 
 IN_VAIN = 2
-"""Rounds of the same members that may fail because one does not reach the others: the second has complaints."""
+"""Rounds of the same members in a row that may fail as one does not reach the others: the second has complaints."""
+FAILED = (HaltReason.FAILURE, HaltReason.GIVING_UP)
+"""Why a round is halted whose members probe. Of one that was halted for another reason nothing is found out."""
 QUIET = 20.0
 """Seconds without any other fault: somebody who is lost besides is another story."""
 
@@ -23,7 +25,7 @@ def check_seal(world: World, before: Entry | None, entry: Entry, body: Round, ea
         if host_id not in known:
             world.count("L5 a host is left out")
             _check_blame(world, host_id, earlier)
-    _check_patience(world, entry.run, body)
+    _check_patience(world, before, body)
 
 
 def check_closed(world: World, entry: Entry, body: Closed) -> None:
@@ -51,19 +53,32 @@ def _check_blame(world: World, host_id: str, earlier: Round | None) -> None:
             world.truth.violated("L5", f"{blamed[0].name} is left out, and {who} is in trouble")
 
 
-def _check_patience(world: World, run: str, body: Round) -> None:
+def _check_patience(world: World, before: Entry | None, body: Round) -> None:
     hosts = _hosts(world, body)
     if not _sundered_by_one(world, hosts) or not _quiet(world, hosts):
         return
-    since = _alone(hosts)[0].isolated_at
-    vain = [
-        training
-        for training in world.trainings()
-        if training.run == run and training.in_vain_at > since and training.round.members == body.members
-    ]
+    since, failed = _alone(hosts)[0].isolated_at, _failed_in_a_row(world, before, body.members)
+    vain = [t for t in world.trainings() if t.in_vain_at > since and t.round.offer.id in failed]
     if len(vain) >= IN_VAIN:
         why = f"{len(vain)} rounds of these members have failed because {_alone(hosts)[0].name} is not reached"
         world.truth.violated("L5", f"round {body.number} is sealed, and {why}")
+
+
+def _failed_in_a_row(world: World, at: Entry | None, members: tuple[Member, ...]) -> set[str]:
+    """The newest rounds up to this entry, by their offers, that were all of these members and all failed.
+
+    One that ended otherwise, or was of others, ends the row: what was found out before it is of no account any more.
+    """
+    histories, failed = world.truth.histories, set[str]()
+    while at is not None:
+        if isinstance(at.body, Halt) and at.body.reason not in FAILED:
+            break
+        if isinstance(at.body, Round):
+            if histories.rounds[at.body.offer.id].members != members:
+                break
+            failed.add(at.body.offer.id)
+        at = histories.written.get(at.prev)
+    return failed
 
 
 def _sundered_by_one(world: World, hosts: list[Host]) -> bool:
