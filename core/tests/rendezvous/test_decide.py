@@ -183,6 +183,18 @@ class TestNewcomers:
         nodes = [running(name, number=2, head=4, now=late, offer=offer(name, 3)) for name in "ab"]
         assert body(decide(scene(ledger, *nodes, seen("c", head=4, now=late), now=late))).reason is HaltReason.RESIZE
 
+    @pytest.mark.parametrize(("gap_at", "allowed_at"), [(NOW - 50, NOW + 170), (NOW - 20, NOW + 5)])
+    def test_what_a_resize_cost_while_the_chair_was_cut_off_says_nothing_of_the_next(
+        self, gap_at: float, allowed_at: float
+    ) -> None:
+        ledger = halted("a", HaltReason.RESIZE, at=NOW - 22.5)
+        ledger = then(ledger, Round(number=2, offer=offer("a", 2), members=members("ab")), at=NOW - 5)
+        nodes = [running(name, number=2, head=4, now=allowed_at, offer=offer(name, 3)) for name in "ab"]
+        known = scene(ledger, *nodes, seen("c", head=4, now=allowed_at))
+        known = replace(known, watch=replace(known.watch, gap_at=gap_at))
+        assert isinstance(decide(replace(known, now=allowed_at - 0.1)), LookAgain)
+        assert body(decide(replace(known, now=allowed_at))).reason is HaltReason.RESIZE
+
     def test_a_host_that_was_lost_three_times_is_left_out_while_others_suffice(self) -> None:
         ledger = with_counters(live("a"), losses={"id-host-b": 3})
         assert isinstance(decide(scene(ledger, running("a"), seen("b", head=2))), LookAgain)

@@ -69,6 +69,15 @@ def test_a_resize_on_which_a_member_was_lost_cost_what_the_loss_did() -> None:
     assert (ledger.resized_at, ledger.resize_cost) == (620.0, 0.0)
 
 
+def test_a_resize_on_which_the_chair_was_lost_cost_what_the_loss_did() -> None:
+    ledger = then(halted("ab", HaltReason.RESIZE, at=20.0), Chair(why="silent"), at=27.0, author="b")
+    ledger = then(ledger, Round(number=2, offer=offer("a", 2), members=members("abc")), at=45.0)
+    assert (ledger.resized_at, ledger.resize_cost) == (45.0, 0.0)
+    ledger = then(ledger, Halt(round=2, reason=HaltReason.RESIZE, why="d joins"), at=60.0)
+    ledger = then(ledger, Round(number=3, offer=offer("a", 3), members=members("abcd")), at=62.0)
+    assert (ledger.resized_at, ledger.resize_cost) == (62.0, 2.0), "there has been none on this one"
+
+
 def broken(ledger: Ledger, **change: object) -> Entry:
     return replace(entry(ledger, Chair(why="?"), at=20.0), **change)  # type: ignore[arg-type]  # deliberately wrong values too
 

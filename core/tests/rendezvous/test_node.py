@@ -362,6 +362,18 @@ def test_an_offer_that_a_round_of_the_new_history_has_taken_is_replaced() -> Non
     assert make == MakeOffer()
 
 
+def test_a_round_of_the_same_number_and_offer_but_with_other_members_is_another() -> None:
+    """Its chair had not read of the lost one."""
+    node = running()
+    before, current = node.state, node.state.ledger.round
+    assert current is not None
+    node.hears(HistoryReplaced(then(start(), replace(current, members=members("bc")), at=1.0)))
+    assert node.state.work is Work.STOPPING
+    assert failed_round(before, node.state) is None
+    node.hears(WorkersGone())
+    assert row_of(node.state).phase is Phase.WAITING
+
+
 def test_a_node_that_the_new_history_left_out_waits_as_a_newcomer() -> None:
     node = running()
     node.hears(HistoryReplaced(elsewhere("b")), WorkersGone())

@@ -86,7 +86,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "resizes are not batched",
         "decide",
-        "return ledger.resized_at + max(RESIZE_PAUSE, RESIZE_PAUSE_FACTOR * ledger.resize_cost)",
+        "return ledger.resized_at + max(RESIZE_PAUSE, RESIZE_PAUSE_FACTOR * cost)",
         "return ledger.resized_at",
         "agents",
         3000,

@@ -19,7 +19,7 @@ from elastic_core.rendezvous.books import charged
 from elastic_core.rendezvous.complaints import accused, told, unprobed
 from elastic_core.rendezvous.decisions import Append, Ask, Decision, LookAgain
 from elastic_core.rendezvous.deferral import longest
-from elastic_core.rendezvous.ledger import Halt, HaltReason, Ledger, Round
+from elastic_core.rendezvous.ledger import Halt, HaltReason, Round
 from elastic_core.rendezvous.planning import departs, drain, pursue, stepped_down, stop_gracefully
 from elastic_core.rendezvous.rows import Phase
 from elastic_core.rendezvous.scene import SUSPICION_FACTOR, Scene
@@ -124,7 +124,7 @@ def _supervise(scene: Scene, current: Round) -> Decision:
         return pursue(scene, current, ledger.plan, finished)
     looks = [suspect_at] if late else []
     if scene.room(current) and not finished:  # L7: after the first FINISHED nobody joins
-        resize_at = _resize_allowed_at(ledger)
+        resize_at = _resize_allowed_at(scene)
         if scene.now >= resize_at:
             who = scene.names(seen.node_id for seen in scene.newcomers())
             why = f"{who} joins the {len(ids)} node(s) of the round"
@@ -203,10 +203,17 @@ def _how_lost(scene: Scene, seen: Sighting | None) -> str:
     return f"no beat for {scene.now - seen.changed_at:.1f} s"
 
 
-def _resize_allowed_at(ledger: Ledger) -> float:
+def _resize_allowed_at(scene: Scene) -> float:
+    """When the next planned resize may begin (rule L4).
+
+    A chair that was cut off since the last one began does not know what that cost: it may have been the time without
+    the store.
+    """
+    ledger = scene.ledger
     if ledger.resized_at is None:
         return ledger.round_at
-    return ledger.resized_at + max(RESIZE_PAUSE, RESIZE_PAUSE_FACTOR * ledger.resize_cost)
+    cost = ledger.resize_cost if scene.watch.gap_at < ledger.resized_at - ledger.resize_cost else 0.0
+    return ledger.resized_at + max(RESIZE_PAUSE, RESIZE_PAUSE_FACTOR * cost)
 
 
 # After a HALT --------------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ class Ledger:
     resized_at: float | None = None
     """When the last planned resize was over; None before the first."""
     resize_cost: float = 0.0
-    """Seconds from that resize's HALT to its ROUND; 0 if a member was lost on the way."""
+    """Seconds from that resize's HALT to its ROUND; 0 if a member or the chair was lost on the way."""
     resumed_from: tuple[int, int] = (0, 0)
     """The :attr:`position` of what the newest RESUME put back."""
 
@@ -240,12 +240,13 @@ def _restored_plan(ledger: Ledger, bodies: Mapping[int, Body], now: float) -> Le
 def _resize(ledger: Ledger, sealed: Round, now: float) -> tuple[float | None, float]:
     """When the last planned resize was over, and what it cost, now that ``sealed`` follows.
 
-    One on which a member was lost cost what the loss did: the wait for a fence or a replacement says nothing of the
-    next resize.
+    One on which a member or the chair was lost cost what the loss did: the wait for a fence, a replacement or a
+    successor says nothing of the next resize.
     """
     if ledger.halt is None or ledger.halt.reason is not HaltReason.RESIZE or ledger.round is None:
         return ledger.resized_at, ledger.resize_cost
-    kept = ledger.round.group_ranks.keys() <= sealed.group_ranks.keys()
+    at = ledger.head.anchors
+    kept = ledger.round.group_ranks.keys() <= sealed.group_ranks.keys() and at.chair < at.halt
     return now, now - ledger.halt_at if kept else 0.0
 
 

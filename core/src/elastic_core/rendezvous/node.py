@@ -216,18 +216,22 @@ def _nobody_asks(state: NodeState, found: Probed) -> bool:
 def _replaced(state: NodeState, ledger: Ledger) -> NodeState:
     """The state on another history: what a round of the old one that is not in the new led to is forgotten.
 
-    A round of the new one may have been given the offer, so there is another.
+    A round of the new one may have been given the offer, so there is another. Each of two histories may have given one
+    offer to a round of its own, with other members.
     """
     before, after = state.ledger.round, ledger.round
-    same = before is not None and after is not None and (before.number, before.offer) == (after.number, after.offer)
     state = replace(state, ledger=ledger)
-    if same:
+    if before is not None and after is not None and _same_round(before, after):
         return state
     state = replace(state, offer=None, spent=True)
     if not state.round:
         return state
     phase = Phase.RUNNING if state.work in (Work.RUNNING, Work.STOPPING) else Phase.WAITING
     return replace(_untold(state), round=0, phase=phase)
+
+
+def _same_round(one: Round, other: Round) -> bool:
+    return (one.number, one.offer, one.members) == (other.number, other.offer, other.members)
 
 
 def _untold(state: NodeState) -> NodeState:
