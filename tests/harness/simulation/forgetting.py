@@ -102,12 +102,17 @@ def check_outrun(world: World, agent: SimAgent) -> None:
         world.truth.violated("S3", f"{agent.node_id} gives its run up for {newest.run}, which has had no round")
 
 
-def check_first(world: World, entry: Entry) -> None:
-    """S3: a newcomer does not bury a run that others are in, who have met this store before."""
-    for agent in world.living() if world.forgot else ():
+def check_first(world: World, replica: Replica, entry: Entry) -> None:
+    """S3: a newcomer does not bury a run that others are in, who have met this store before.
+
+    What a master takes that another has replaced buries nobody: it will be lost, and its author gives way.
+    """
+    if not world.forgot or replica is not world.store.master:
+        return
+    for agent in world.living():
         if agent.run in ("", entry.run) or agent.state is None or agent.leaving or agent.process.frozen:
             continue
         ledger = agent.state.ledger
         mine = ledger.round is not None and ledger.closed is None and not agent.state.outrun
-        if mine and agent.host.line.replica is world.store.master and aware(world, agent.host):
+        if mine and agent.host.line.replica is replica and aware(world, agent.host):
             world.truth.violated("S3", f"{entry.author} buries the run that {agent.node_id} is in")

@@ -184,7 +184,7 @@ class Truth:
                 if not forgetting.unaware(self.world, training):
                     self.violated("S4", f"round {body.number} is sealed while round {training.round.number} trains")
         else:
-            forgetting.check_first(self.world, entry)
+            forgetting.check_first(self.world, replica, entry)
         if before is not None and isinstance(before.body, Halt) and before.body.reason is HaltReason.RESIZE:
             self.resized_at[entry.run] = self.world.hub.now
         self.rounds.append(entry)
