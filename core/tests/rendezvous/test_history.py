@@ -114,6 +114,9 @@ def test_a_run_that_is_over_is_let_go() -> None:
 FRESH = of_run(start(), "fresh")
 FOREIGN = of_run(live("cd"), "foreign")
 ONCE = resumed(MINE)
+CHAIRED = then(MINE, Chair(why="x"), at=7.0, author="b")
+OUSTED = then(RUN[1], Chair(why="x"), at=2.0, author="d")
+OUSTED = then(OUSTED, Halt(round=1, reason=HaltReason.NODE_LOST, why="a is lost"), at=3.0)
 DECIDED = then(ONCE, Halt(round=5, reason=HaltReason.FAILURE, why="a failed"), at=60.0)
 
 
@@ -163,6 +166,21 @@ DECIDED = then(ONCE, Halt(round=5, reason=HaltReason.FAILURE, why="a failed"), a
             WriteResume(),
             id="a copy from before this node came, which cannot put back the exact entries",
         ),
+        pytest.param(
+            MINE,
+            told(*RUN[4:]),
+            OUSTED,
+            Adopt(),
+            id="unless a chair has decided there that this node never heard of",
+        ),
+        pytest.param(
+            CHAIRED,
+            told(CHAIRED),
+            OUSTED,
+            Adopt(),
+            id="be it at the same time as another that it has heard of",
+        ),
+        pytest.param(CHAIRED, told(CHAIRED), RUN[2], WriteResume(), id="that there was an older chair shows nothing"),
         pytest.param(
             MINE,
             MEMORY,

@@ -39,6 +39,8 @@ class Faults:
     """Released for whatever it has refused."""
     appending: Callable[[], None] = field(default=lambda: None)
     """Called before every append."""
+    answered: Callable[[], None] = field(default=lambda: None)
+    """Called when the store has answered a beat, an amendment or a wait, and before anybody reads the answer."""
 
 
 class FaultyBackend(LocalBackend):
@@ -57,11 +59,14 @@ class FaultyBackend(LocalBackend):
     def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
         self._check()
         self._refuse(self.faults.full)
-        return super().beat(node_id, count, watch)
+        reply = super().beat(node_id, count, watch)
+        self.faults.answered()
+        return reply
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
         self._refuse(self.faults.full)
         super().amend(node_id, revision, value)
+        self.faults.answered()
 
     def read(self, index: int) -> bytes | None:
         self._check()
@@ -72,7 +77,9 @@ class FaultyBackend(LocalBackend):
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
         self._check()
         self._refuse(self.faults.restless)
-        return super().wait(cursor, roster=roster, timeout=timeout)
+        news = super().wait(cursor, roster=roster, timeout=timeout)
+        self.faults.answered()
+        return news
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
         self.faults.appending()
@@ -134,6 +141,32 @@ def test_who_cannot_read_the_ledger_any_more_stops_beating_and_is_replaced(bench
     bench.nodes.append(c)
     c.until(lambda n: n.state.round > 1)
     assert b.session.contact_at == at, "the fence counts from when it could still be told to stop"
+
+
+def test_what_a_frozen_node_reads_late_is_no_contact_from_when_it_reads_it(bench: Bench) -> None:
+    """The fence (rule S4) counts from when the store was asked: others may have given this node up since."""
+    a, _ = bench.pair(lost_after=PATIENCE)
+    thawed, frozen, changed = threading.Event(), set[str](), threading.Condition()
+
+    def freeze() -> None:
+        with changed:
+            frozen.add(threading.current_thread().name)
+            changed.notify()
+        thawed.wait(PATIENCE)
+
+    bench.faults["a"].answered = freeze
+    a.session.publish_row(a.row)
+    with changed:
+        assert changed.wait_for(lambda: len(frozen) == 3, PATIENCE), frozen
+    bench.faults["a"].down = bench.faults["a"].full = True
+    a.session.publish_row(a.row)  # which is refused, and shows that the thread has come so far
+    frozen_at = CLOCK.now()
+    thawed.set()
+    given_up_at = frozen_at + PATIENCE
+    while a.session._failing != {"reader", "writer", "pulse"} and CLOCK.now() < given_up_at:
+        time.sleep(0.01)
+    assert a.session._failing == {"reader", "writer", "pulse"}
+    assert a.session.contact_at <= frozen_at
 
 
 @pytest.mark.parametrize("what", ["full", "restless"])
@@ -211,7 +244,7 @@ def test_a_pulse_that_cannot_beat_waits_instead_of_spinning(trouble: str) -> Non
     store.enter("b", b"x")
     lost = threading.Event()
     calls = PulseCalls(
-        contact=lambda: None,
+        contact=lambda began: None,
         lost=lambda exc: lost.set(),
         row=lambda revision: None,
         behind=lambda: None,

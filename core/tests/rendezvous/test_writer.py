@@ -77,7 +77,7 @@ class Desk:
         self.stopping, self.wake = threading.Event(), threading.Condition()
         calls = WriterCalls(
             connected=lambda: self.store,
-            contact=lambda: None,
+            contact=lambda began: None,
             failed=lambda exc: None,
             doubtful=lambda: None,
             given_up=lambda exc: None,

@@ -123,7 +123,14 @@ def _settle_own(mine: Ledger, memory: Memory, theirs: Ledger) -> Settlement:
     if _knowledge(theirs) >= _knowledge(mine):
         return Adopt()
     older = theirs.head.epoch < mine.head.epoch or theirs.head.index < memory.entries[0].index
-    return WriteResume() if _undecided(theirs) or older else Adopt()
+    return WriteResume() if _undecided(theirs) or (older and not _ruled_since(mine, theirs)) else Adopt()
+
+
+def _ruled_since(mine: Ledger, theirs: Ledger) -> bool:
+    """Whether a chair that ``mine`` has not heard of has decided there, which is no copy of its past then."""
+    if theirs.head.term == mine.head.term:
+        return theirs.chair != mine.chair
+    return theirs.head.term > mine.head.term
 
 
 def _knowledge(ledger: Ledger) -> tuple[int, int]:

@@ -31,8 +31,8 @@ RETRY = 0.1
 class PulseCalls:
     """What the pulse tells its session; each call must return at once."""
 
-    contact: Callable[[], None]
-    """A store operation succeeded."""
+    contact: Callable[[float], None]
+    """A store operation succeeded that was begun then."""
     lost: Callable[[RendezvousConnectionError], None]
     """The connection broke; give the pulse a new one by :meth:`Pulse.reconnected`."""
     row: Callable[[int | None], None]
@@ -205,7 +205,7 @@ class Pulse:
         if gap or self._watched != ledger.chair or reply.watched != self._chair_beat:
             self._watched, self._chair_beat, self._chair_changed_at = ledger.chair, reply.watched, now
         self._contact_at = now
-        self._calls.contact()
+        self._calls.contact(self._tried_at)
         self._calls.row(reply.revision)
 
     def _heir(self, ledger: Ledger) -> bool:

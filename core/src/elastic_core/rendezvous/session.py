@@ -77,7 +77,7 @@ class Session:
         self._stopping = threading.Event()
         self._reading: RendezvousBackend | None = None
         self.contact_at = clock.now()
-        """When a store operation last succeeded, by the monotonic clock."""
+        """When the newest of the store operations that succeeded was begun, by the monotonic clock (rule S4)."""
         self._failing: set[str] = set()
         """The threads whose last operation failed."""
         self._lost = False  # whether there will be no further entry for this node, for good
@@ -204,7 +204,6 @@ class Session:
             self._memory = self._memory.and_then(entries)
             self._follow(ledger)
             self._calls.post(EntriesRead(entries, now))
-        self._contact()
         if self._ledger.closed is not None:
             self._stopping.wait()
             return seen
@@ -223,8 +222,9 @@ class Session:
         if "reader" in self._failing:
             wait = min(wait, PROOF)
         cursor = Cursor(self._ledger.head.index, 0 if seen is None else seen.roster)
+        waits_at = self._clock.now()
         seen = store.wait(cursor, roster=chairs, timeout=wait)
-        self._served("reader")
+        self._contact("reader", waits_at)
         if seen.head < cursor.head:
             self._restore(store)
             return None
@@ -239,10 +239,12 @@ class Session:
         """Compare the store's history with ours, and make them one (rule S3)."""
         unread, self._unread = self._unread, None
         self._doubt = True  # and whoever has doubts meanwhile must let this comparison come to its end
+        began = self._clock.now()
         try:
             found = restore(store, self._ledger, self._memory, self._node_id, self._clock, unread=unread)
         finally:
             self._doubt = False
+        self._contact(None, began)
         if isinstance(found, Rejoin):
             self._end_for(Outrun(found.why), Event("outrun", f"{found.why}: joining anew", Level.WARNING))
         elif found is not None:
@@ -330,10 +332,13 @@ class Session:
         if (store := self._connected("pulse")) is not None:
             self._pulse.reconnected(store)
 
-    def _contact(self, who: str | None = None) -> None:
-        """The store has answered, and serves this thread."""
+    def _contact(self, who: str | None, began: float) -> None:
+        """The store has answered what was asked at ``began``, and serves this thread.
+
+        When the answer is read says nothing: this node may have been frozen since it came.
+        """
         if not self._lost:
-            self.contact_at = self._clock.now()
+            self.contact_at = max(self.contact_at, began)
             self._served(who)
 
     def _served(self, who: str | None) -> None:

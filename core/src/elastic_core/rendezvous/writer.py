@@ -30,8 +30,8 @@ class WriterCalls:
 
     connected: Callable[[], RendezvousBackend | None]
     """A new connection, however long that takes; None when there is none to be had any more."""
-    contact: Callable[[], None]
-    """A store operation succeeded."""
+    contact: Callable[[float], None]
+    """Store operations succeeded that were begun then."""
     failed: Callable[[RendezvousConnectionError], None]
     """A connection broke; there will be another."""
     doubtful: Callable[[], None]
@@ -105,9 +105,10 @@ class Writer:
                     break
                 row, revision = self._row, self._revision
                 jobs, self._jobs = self._jobs, []
+            if (store := self.connection or self._calls.connected()) is None:
+                break
+            began = self._clock.now()
             try:
-                if (store := self.connection or self._calls.connected()) is None:
-                    break
                 with self._wake:
                     self.connection = store
                 if self._sent < revision:
@@ -115,10 +116,10 @@ class Writer:
                 while jobs:
                     jobs[0](store)
                     jobs.pop(0)
-                self._calls.contact()
+                self._calls.contact(began)
                 backoff.worked()
             except HistoryChangedError:
-                self._calls.contact()
+                self._calls.contact(began)
                 self._calls.doubtful()
                 self._put_back(jobs[1:])
             except RendezvousConnectionError as exc:
