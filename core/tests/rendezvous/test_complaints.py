@@ -94,6 +94,24 @@ def test_what_was_found_before_a_round_that_did_not_fail_does_not_count() -> Non
         assert accused(scene(ledger, *nodes), replace(ledger.round, number=2)) == expected
 
 
+@pytest.mark.parametrize(
+    ("a", "expected"),
+    [
+        pytest.param(node("a", "c", probed=2, number=2), "c", id="it has probed anew"),
+        pytest.param(node("a", probed=2, number=2), None, id="it has probed anew, and reached all"),
+        pytest.param(node("a", "c", probed=1, number=1), "c", id="it was too late to start any workers"),
+        pytest.param(node("a", "c", probed=1, number=2), None, id="it took part, and has not answered"),
+        pytest.param(node("a", "c", probed=1, number=2, phase=Phase.FINISHED), None, id="it has finished"),
+    ],
+)
+def test_who_took_part_once_more_is_believed_only_for_what_it_found_then(a: Sighting, expected: str | None) -> None:
+    """The round that has failed now may have trained for hours, and who found something before may be what it lost."""
+    ledger = failed("abc")
+    assert ledger.round is not None
+    others = [node("b", probed=2, number=2), node("c", probed=2, number=2)]
+    assert accused(scene(ledger, a, *others), replace(ledger.round, number=2)) == expected
+
+
 def test_it_is_left_out_and_spends_no_restart_and_its_host_stays_out() -> None:
     decision = decide(scene(failed("abc", min_nodes=2), node("a", "c"), node("b", "c"), node("c")))
     assert isinstance(decision, Append)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from elastic_core.rendezvous.ledger import Entry, Member, Resume, Round
+from elastic_core.rendezvous.ledger import Entry, Halt, Member, Open, Resume, Round
 
 if TYPE_CHECKING:
     from simulation.store import Replica
@@ -68,6 +68,18 @@ class Histories:
                 return self.rounds[entry.body.offer.id]
             if isinstance(entry.body, Resume):
                 return self.rounds.get(entry.body.round.offer.id)
+        return None
+
+    def halt_before(self, entry: Entry) -> Halt | None:
+        """The HALT that stood when an entry was written, whoever has become chair since; None without one."""
+        while (before := self.written.get(entry.prev)) is not None:
+            if isinstance(before.body, Halt):
+                return before.body
+            if isinstance(before.body, Resume):
+                return before.body.halt
+            if isinstance(before.body, Open | Round):
+                return None
+            entry = before
         return None
 
     def came_after(self, later: Round, round: Round) -> bool:

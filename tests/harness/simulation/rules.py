@@ -102,7 +102,8 @@ def check_seats(world: World, before: Entry | None, entry: Entry, body: Round, e
     losses = before.counters.losses if before is not None else {}  # those that this round counts come with it
     if entry.counters.barren >= BARREN:
         world.truth.violated("L4", f"a round follows {entry.counters.barren} that got nowhere")
-    resized = before is not None and isinstance(before.body, Halt) and before.body.reason is HaltReason.RESIZE
+    halt = world.truth.histories.halt_before(entry)
+    resized = halt is not None and halt.reason is HaltReason.RESIZE
     stays = {member.node_id for member in earlier.members} if resized and earlier is not None else set()
     good = {agent.boot_id for agent in agents if agent.node_id in stays}
     bad = [agent for agent in agents if losses.get(agent.boot_id, 0) >= LOSSES and agent.boot_id not in good]

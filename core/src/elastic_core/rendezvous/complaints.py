@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from elastic_core.rendezvous.ledger import Halt, HaltReason, Round
-from elastic_core.rendezvous.rows import Phase
+from elastic_core.rendezvous.rows import NodeRow, Phase
 from elastic_core.rendezvous.scene import Scene
 
 PROBING = 3.0
@@ -16,20 +16,29 @@ FAILURES = (HaltReason.FAILURE, HaltReason.GIVING_UP)
 
 
 def complaints(scene: Scene, old: Round) -> list[tuple[str, str]]:
-    """Who could not reach whom, among the members of a round, after it or the one before had failed.
-
-    What was found out after the one before is of no account when this one ended for another reason than a failure.
-    """
+    """Who could not reach whom, among the members of a round, after it or the one before had failed."""
     ids = old.group_ranks
-    halt = scene.ledger.halt
-    first = old.number - (halt is None or halt.reason in FAILURES)
     return [
         (seen.node_id, other)
         for seen in scene.sightings(old)
-        if first <= seen.row.probed <= old.number
+        if _counts(scene, old, seen.row)
         for other in seen.row.unreachable
         if other in ids and other != seen.node_id
     ]
+
+
+def _counts(scene: Scene, old: Round, row: NodeRow) -> bool:
+    """Whether what a node has found out says something of this round.
+
+    Until there is a HALT, what it found after the one before does. At one for a failure all who took part probe anew:
+    then only who has started no workers since is believed for what it found before. The round may have trained for
+    hours, and who gives no new answer may be the one whose loss has ended it.
+    """
+    if row.probed == old.number:
+        return True
+    halt = scene.ledger.halt
+    stale = halt is not None and (halt.reason not in FAILURES or row.round >= old.number)
+    return row.probed == old.number - 1 and not stale
 
 
 def accused(scene: Scene, old: Round) -> str | None:
