@@ -1,7 +1,8 @@
 """Who goes, and who stays: what has finished has finished (rule L7), nobody joins at the end, who is asked to go goes.
 
 What a chair may decide hangs on what it has read: the store keeps, for every entry, the roster that its author had
-seen last when it sent it.
+seen last when it sent it, without the rows that it had removed since: those count for nothing, even if their nodes
+are back by then.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ class SimStore:
         self.embedded = self.may_forget = False
         self.connections: dict[Connection, None] = {}
         self.looks: dict[str, list[RosterRow]] = {}
-        """The whole roster, as each agent has read it last."""
+        """The whole roster, as each agent has read it last, but for the rows that it has removed since."""
         self.based_on: dict[str, list[RosterRow]] = {}
         """The same, as the author of each entry had when it first sent that."""
         self.hammered: Callable[[str], None] = lambda what: None
@@ -381,6 +381,8 @@ class Connection(RendezvousBackend):
 
     def remove(self, node_id: str) -> None:
         self._do("remove", node_id)
+        look = self.store.looks.get(self.process.name, [])
+        self.store.looks[self.process.name] = [row for row in look if row.node_id != node_id]
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
         rows: list[RosterRow] = self._do("roster", ids)
