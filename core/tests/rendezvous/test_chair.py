@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 
 import pytest
-from scenes import live, seen, settings, start
+from scenes import halted, live, seen, settings, start, watch
 
 from elastic_core.incidents import Action, Verdict
 from elastic_core.rendezvous.backend import ORIGIN
 from elastic_core.rendezvous.chair import PATIENCE, ChairDriver
 from elastic_core.rendezvous.codec import encode_entry, encode_row
+from elastic_core.rendezvous.history import resume
 from elastic_core.rendezvous.join import Clock
+from elastic_core.rendezvous.ledger import HaltReason, compose, opened
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.rows import Phase
 from elastic_core.rendezvous.watch import interrupted
@@ -60,3 +62,19 @@ def test_a_lone_chair_looks_again_to_say_whom_it_waits_for() -> None:
     now = 20.0 + PATIENCE
     chair.turn(store, ledger)
     assert said == ["waiting"]
+
+
+def test_what_a_lost_row_said_is_no_answer_to_a_run_that_was_resumed() -> None:
+    """Its index is of the history that is lost (rule S3); whether the node is still there, it has yet to say."""
+    store, ledger = LocalBackend(MemoryStore()), halted("ab", HaltReason.NODE_LEFT)
+    chair = ChairDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: 24.0), lambda event: None)
+    chair.watch = watch(*(seen(name, Phase.STOPPED, head=3, now=22.0) for name in "ab"), now=22.0)
+    body = resume(ledger, "the store came back empty")
+    ledger = opened(compose(ledger, body, entry_id="r1", author="a", now=24.0, store=ORIGIN), 24.0)
+    store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
+    chair.turn(store, ledger)
+    assert store.read(2) is None
+    for name in "ab":
+        store.enter(name, encode_row(seen(name, Phase.STOPPED, head=1, epoch=1).row))
+    chair.turn(store, ledger)
+    assert store.read(2) is not None

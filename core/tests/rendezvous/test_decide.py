@@ -365,6 +365,12 @@ class TestReforming:
         assert isinstance(waiting, LookAgain)
         assert waiting.at == pytest.approx(NOW + after)
 
+    def test_who_does_not_know_yet_that_the_run_was_resumed_has_not_been_silent_about_its_round(self) -> None:
+        ledger = halted("ab", HaltReason.UNSEEN, at=NOW)
+        ledger = replace(ledger, head=replace(ledger.head, epoch=1))
+        nodes = [stopped("a", epoch=1), stopped("b", head=0)]
+        assert decide(scene(ledger, *nodes)) == LookAgain(NOW + 1.0)
+
     def test_suspicion_never_takes_a_job_below_the_minimum_but_the_beat_limit_does(self) -> None:
         ledger = halted("ab", HaltReason.UNSEEN, settings(min_nodes=2), at=NOW - 5)
         assert isinstance(decide(scene(ledger, stopped("a"), running("b", head=2))), LookAgain)
@@ -430,16 +436,24 @@ class TestFence:
 
 
 class TestBooks:
-    def test_a_restart_that_a_dropped_member_never_saw_is_given_back(self) -> None:
+    @pytest.mark.parametrize(
+        ("b", "restarts"),
+        [
+            pytest.param(running("b", head=2, changed=0.0), 0, id="not seen"),
+            pytest.param(running("b", number=2, head=3, changed=0.0), 1, id="seen"),
+            pytest.param(running("b", number=2, head=0, changed=0.0), 1, id="seen before the run was resumed"),
+        ],
+    )
+    def test_a_restart_that_a_dropped_member_never_saw_is_given_back(self, b: Sighting, restarts: int) -> None:
         """A fails because B is gone: a restart is spent on ROUND(same as 1), which B never sees; then B is dropped."""
         same = Round(number=2, offer=offer("a", 2), same_as=1, charged=True)
         ledger = then(with_counters(live("ab"), restarts=0), same, at=20.0)
         ledger = with_counters(ledger, restarts=1)
         ledger = then(ledger, Halt(round=2, reason=HaltReason.UNSEEN, why="b"), at=21.0)
-        nodes = [stopped("a", number=2, head=4, offer=offer("a", 3)), running("b", head=2, changed=0.0)]
+        nodes = [stopped("a", number=2, head=4, offer=offer("a", 3)), b]
         decision = decide(scene(ledger, *nodes))
         assert isinstance(decision, Append)
-        assert (ids(body(decision)), decision.counters.restarts) == ("a", 0)
+        assert (ids(body(decision)), decision.counters.restarts) == ("a", restarts)
 
     def test_a_lost_node_spends_no_restart_and_counts_against_its_host(self) -> None:
         ledger = halted("ab", HaltReason.NODE_LOST)

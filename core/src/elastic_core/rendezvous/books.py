@@ -38,7 +38,9 @@ def reformed(
     lost = [node_id for node_id in dropped if node_id not in left and (node_id in unseen or scene.dead(node_id))]
     sightings = [seen for node_id in lost if (seen := scene.seen(node_id)) is not None]
     spends = charged(halt.incident) and not lost and not left and unreachable is None
-    given_back = old.charged and any(seen.row.head < anchors.latest for seen in sightings)
+    # Of a ROUND from before the run was resumed, only its number tells who saw it.
+    never_saw = [seen for seen in sightings if seen.row.head < anchors.latest and seen.row.round < old.number]
+    given_back = old.charged and bool(never_saw)
     losses = dict(counters.losses)
     for seen in sightings:
         losses[seen.row.info.host_id] = losses.get(seen.row.info.host_id, 0) + 1

@@ -22,7 +22,7 @@ from elastic_core.rendezvous.reading import check_head
 from elastic_core.rendezvous.rows import NodeRow
 from elastic_core.rendezvous.scene import Judgement, Scene
 from elastic_core.rendezvous.tombstones import due
-from elastic_core.rendezvous.watch import Observation, Watch, contact_gap, dead, forget, observe
+from elastic_core.rendezvous.watch import Observation, Watch, contact_gap, dead, forget, observe, resumed
 
 Judge = Callable[[Incident, History], Verdict]
 """Asks the failure policies; returns within its own time limit."""
@@ -67,7 +67,8 @@ class ChairDriver:
         self._looked_at = self.clock.now()  # before the look: a pause after it must not count as anybody's silence
         alone, gap_at = self.alone(ledger), self.watch.gap_at
         gap = contact_gap(ledger.settings.timing)
-        self.watch = observe(self.watch, self._rows(store, ledger), self._looked_at, gap=gap)
+        watch = resumed(self.watch, ledger.head.epoch)
+        self.watch = observe(watch, self._rows(store, ledger), self._looked_at, gap=gap)
         if alone:  # it may have slept, and has missed nobody; its own row is judged anew after a gap all the same
             self.watch = replace(self.watch, gap_at=gap_at)
         self._prune(store, ledger)
@@ -132,10 +133,7 @@ class ChairDriver:
         )
 
     def _rows(self, store: RendezvousBackend, ledger: Ledger) -> list[Observation]:
-        """The roster, decoded; of a thousand rows mostly one has changed since the last look.
-
-        Who stands in an older epoch has seen nothing of this one.
-        """
+        """The roster, decoded; of a thousand rows mostly one has changed since the last look."""
         found, decoded = [], {}
         for seen in store.roster():
             value, row = self._decoded.get(seen.node_id, (None, None))
@@ -147,7 +145,7 @@ class ChairDriver:
                     continue
             if row.info.node_id == seen.node_id:
                 decoded[seen.node_id] = (seen.value, row)
-                current = row if row.epoch == ledger.head.epoch else replace(row, head=0, answered=0)
+                current = row.within(ledger.head.epoch)
                 found.append(Observation(current, seen.serial, seen.beat, seen.revision))
         self._decoded = decoded
         return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from elastic_core.incidents import Incident
@@ -86,3 +86,7 @@ class NodeRow:
     """Those that it did not reach then, by node id."""
     drain: str = ""
     """The host whose agents somebody wants to leave; such a row is a request, and no node's (``elastic drain``)."""
+
+    def within(self, epoch: int) -> NodeRow:
+        """What it says of this epoch: who stands in another one has seen nothing of it."""
+        return self if self.epoch == epoch else replace(self, head=0, answered=0)

@@ -106,13 +106,15 @@ class Scene:
         """When a member that has not shown that it saw the HALT is suspected (rule L2), for what follows that HALT.
 
         Who has had its second already has a last chance, which a living agent takes in milliseconds: the old chair
-        that was deposed for its silence, and whoever was silent about the ROUND that was halted for it.
+        that was deposed for its silence, and whoever was silent about the ROUND that was halted for it. That is not
+        known of who has yet to learn that the run was resumed.
         """
         ledger, at = self.ledger, self.ledger.head.anchors
         seen = self.seen(node_id)
         deposed = at.halt == at.chair + 1 and self.owed_answer(node_id)
         unseen = ledger.halt is not None and ledger.halt.reason is HaltReason.UNSEEN
-        if deposed or (unseen and seen is not None and seen.row.head < at.latest):
+        silent = seen is not None and seen.row.epoch == ledger.head.epoch and seen.row.head < at.latest
+        if deposed or (unseen and silent):
             return ledger.halt_at + max(LAST_CHANCE, SUSPICION_FACTOR * ledger.counters.worst_seen)
         return self.suspected_at
 

@@ -114,6 +114,17 @@ def interrupted(watch: Watch) -> Watch:
     return watch if watch.read_at is None else replace(watch, read_at=-math.inf)
 
 
+def resumed(watch: Watch, epoch: int) -> Watch:
+    """The watch of a chair that decides in this epoch: what rows said of an older one says nothing of it.
+
+    That goes for those above all that the store has lost, and that nobody may ever enter again.
+    """
+    if all(seen.row.epoch == epoch for seen in watch.nodes.values()):
+        return watch
+    nodes = {node_id: replace(seen, row=seen.row.within(epoch)) for node_id, seen in watch.nodes.items()}
+    return replace(watch, nodes=nodes)
+
+
 def observe(watch: Watch, rows: Iterable[Observation], now: float, *, gap: float = CONTACT_GAP) -> Watch:
     """The watch after one successful read of the whole roster at ``now``; ``gap`` is as :func:`contact_gap` says."""
     cut_off = watch.read_at is not None and now - watch.read_at > gap
