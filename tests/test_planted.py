@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import redis
 from backends import opened as opened_etcd
-from etcd_servers import running
+from etcd_servers import Etcd, administer, running
 from redis_servers import opened as opened_redis, redis_server
 from stage import WORKERS, Stage
 
@@ -21,10 +22,13 @@ from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, Cursor, Lin
 from elastic_core.rendezvous.codec import decode_entry
 from elastic_core.rendezvous.settings import PROTOCOL
 from elastic_rdzv_etcd.options import DEFAULT_PREFIX
+from elastic_rdzv_etcd.records import Keys as EtcdKeys
 from elastic_rdzv_redis.backend import Keys
 
 Connect = Callable[[str], RendezvousBackend]
 """A connection to the store, for a job id."""
+Scribble = Callable[[str], None]
+"""Writes what is none over a row and, where the store has bells, on them, for a job id."""
 
 
 class Trap:
@@ -38,15 +42,28 @@ class Trap:
 
 
 @contextmanager
-def server(backend: str, folder: Path) -> Iterator[tuple[list[str], Connect]]:
-    """A server; the flags with which nodes meet there, and how to write there past them."""
+def server(backend: str, folder: Path) -> Iterator[tuple[list[str], Connect, Scribble]]:
+    """A server; the flags with which nodes meet there, and two ways to write there past them."""
     if backend == "redis":
-        with redis_server(folder) as found:
-            yield ["--rdzv_backend=redis", f"--rdzv_endpoint={found.endpoint}"], partial(opened_redis, found.endpoint)
+        with redis_server(folder) as found, redis.Redis(port=found.port) as admin:
+            flags = ["--rdzv_backend=redis", f"--rdzv_endpoint={found.endpoint}"]
+            yield flags, partial(opened_redis, found.endpoint), partial(scribble_in_redis, admin)
     else:
         with running(folder) as etcd:
             flags = ["--rdzv_backend=etcd", f"--rdzv_endpoint={etcd.endpoint}"]
-            yield flags, partial(opened_etcd, etcd.endpoint, DEFAULT_PREFIX)
+            yield flags, partial(opened_etcd, etcd.endpoint, DEFAULT_PREFIX), partial(scribble_in_etcd, etcd)
+
+
+def scribble_in_redis(admin: redis.Redis, run_id: str) -> None:
+    _, roster, *bells = Keys("elastic", run_id).all
+    admin.hset(roster, "n:worse", "garbage")
+    for bell in bells:
+        admin.xadd(bell, {"now": "garbage", "what": "z"})
+
+
+def scribble_in_etcd(etcd: Etcd, run_id: str) -> None:
+    row = EtcdKeys(DEFAULT_PREFIX, run_id).row("worse")
+    administer(etcd, "/v3/kv/put", {"key": b64encode(row).decode(), "value": b64encode(b"garbage").decode()})
 
 
 @pytest.fixture
@@ -66,7 +83,7 @@ def test_a_node_that_comes_to_what_cannot_be_says_so_and_starts_nothing(
         "is not JSON": bytes(range(256)) * 16,
         "protocol version": json.dumps({"v": PROTOCOL + 1}).encode(),
     }
-    with server(backend, tmp_path / "server") as (flags, connect):
+    with server(backend, tmp_path / "server") as (flags, connect, _):
         agents = []
         for number, data in enumerate(planted.values()):
             with closing(connect(f"job-{number}")) as store:
@@ -80,18 +97,27 @@ def test_a_node_that_comes_to_what_cannot_be_says_so_and_starts_nothing(
 
 
 @pytest.mark.parametrize("backend", ["redis", "etcd"])
-def test_workers_train_on_and_finish_whatever_is_planted(
+def test_workers_train_on_recover_and_finish_whatever_is_planted(
     stage: Stage, tmp_path: Path, trap: Path, backend: str
 ) -> None:
-    with server(backend, tmp_path / "server") as (flags, connect):
+    def told() -> int:
+        return sum(agent.output.count("roster row is ignored") for agent in agents)
+
+    with server(backend, tmp_path / "server") as (flags, connect, scribble):
         job = [WORKERS / "barrier.py", "--tell=0.2", f"--until={tmp_path / 'done'}"]
-        agents = [stage.run(*flags, "--rdzv_id=job", "--nnodes=2", *job) for _ in range(2)]
+        agents = [stage.run(*flags, "--rdzv_id=job", "--nnodes=2", "--max_restarts=1", *job) for _ in range(2)]
         for agent in agents:
             agent.wait_for_report("step", world_size=2)
         workers = [agent.workers() for agent in agents]
         with closing(connect("job")) as store:
+            scribble("job")
             store.enter("evil", pickle.dumps(Trap(trap)))
-            assert stage.wait_until(lambda: any("roster row is ignored" in agent.output for agent in agents))
+            assert stage.wait_until(lambda: told() == 2)
+            assert [agent.workers() for agent in agents] == workers
+            agents[1].kill_worker(*workers[1])
+            for agent in agents:
+                agent.wait_for_report("training", world_size=2, restart_count=1)
+            workers = [agent.workers() for agent in agents]
             newest = decode_entry(store.read(store.wait(Cursor(), roster=False, timeout=0).head) or b"")
             assert store.append(newest.link, Link(newest.index + 1, "planted"), pickle.dumps(Trap(trap)))
         for agent in agents:

@@ -26,7 +26,7 @@ from elastic_core.testing.backend_conformance import (
 from elastic_core.testing.connections import MakeBackend, long_wait
 from elastic_core.testing.faults import Data, Keeper, LossyCalls
 from elastic_core.testing.racing import PATIENCE
-from elastic_core.testing.run_suite import Plant
+from elastic_core.testing.run_suite import Plant, PlantRow
 
 FIRST = Link(1, "first")
 
@@ -67,6 +67,15 @@ class TestFileBackend(BackendConformance, ProcessConformance, RestartConformance
     def plant(self, parent: Path) -> Plant:
         def planted(run_id: str, index: int, record: bytes) -> bool:
             (parent / run_id / f"ledger/{index:08d}").write_bytes(record)
+            return True
+
+        return planted
+
+    @pytest.fixture
+    def plant_row(self, parent: Path) -> PlantRow:
+        def planted(run_id: str, node_id: str, record: bytes) -> bool:
+            [value] = (parent / run_id / "values").glob(f"*-{node_id}.0")
+            value.write_bytes(record)
             return True
 
         return planted
@@ -217,22 +226,32 @@ def test_what_was_planted_is_refused(
     store: FileBackend, job: Path, what: str, plant: Callable[[Path], None], words: list[str]
 ) -> None:
     plant(job / what)
-    with pytest.raises(RendezvousStateError) as caught:
-        store.read(1) if what.startswith("ledger") else store.roster()
-    assert all(word in caught.value.message for word in (*words, str(job / what)))
+    if what.startswith("ledger"):
+        with pytest.raises(RendezvousStateError) as caught:
+            store.read(1)
+        said = str(caught.value)
+    else:
+        [row] = store.roster()
+        assert row.node_id == "node"
+        said = row.broken
+    assert all(word in said for word in (*words, str(job / what)))
 
 
 @pytest.mark.parametrize("content", [b"", b"short", bytes(16), b"x" * 16])
-def test_a_beat_that_stays_torn_is_refused(store: FileBackend, job: Path, content: bytes) -> None:
+def test_a_beat_that_stays_torn_is_none(store: FileBackend, job: Path, content: bytes) -> None:
     (job / "beats/00000001-node").write_bytes(content)
-    with pytest.raises(RendezvousStateError, match="00000001-node' is no beat"):
-        store.roster()
+    [row] = store.roster()
+    assert "00000001-node' is no beat" in row.broken
+    assert store.beat("other", 1, "node").watched is None
 
 
-def test_a_row_whose_file_was_deleted_is_named(store: FileBackend, job: Path) -> None:
+def test_a_row_whose_file_was_deleted_or_never_there_is_named(store: FileBackend, job: Path) -> None:
     (job / "values/00000001-node.0").unlink()
-    with pytest.raises(RendezvousConnectionError, match=r"values/00000001-node.0' is gone"):
-        store.roster()
+    (job / "roster/00000002-evil%2F.0").touch()
+    assert {row.node_id: row.broken.partition(". ")[0] for row in store.roster()} == {
+        "node": f"{str(job / 'values/00000001-node.0')!r} is gone",
+        "evil/": f"{str(job / 'values/00000002-evil%2F.0')!r} is gone",
+    }
 
 
 def test_entries_deleted_under_a_running_job_are_missed(store: FileBackend, job: Path) -> None:

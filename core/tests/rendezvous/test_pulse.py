@@ -36,7 +36,7 @@ def test_those_who_came_later_read_the_roster_later() -> None:
             taken.append(name)
 
         nothing = lambda *_: None  # noqa: E731  (one of many)
-        return PulseCalls(nothing, nothing, nothing, nothing, take, nothing)
+        return PulseCalls(nothing, nothing, nothing, nothing, take, nothing, nothing)
 
     ledger = start()  # a is the chair, and never beats
     memory.entries.append((ledger.head.id, b""))

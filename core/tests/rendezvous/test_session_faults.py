@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -12,7 +12,7 @@ from scenes import incident, info, live
 from test_session import CLOCK, PATIENCE, Node, in_round, quick
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError, RendezvousStateError
-from elastic_core.rendezvous.backend import BeatReply, Cursor, Link
+from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RosterRow
 from elastic_core.rendezvous.codec import decode_entry, encode_row
 from elastic_core.rendezvous.join import Applicant, Joined, join
 from elastic_core.rendezvous.ledger import Chair
@@ -31,6 +31,8 @@ class Faults:
     """Connecting finds something that cannot be."""
     garbled: bool = False
     """Reading does."""
+    unlisted: bool = False
+    """So does listing the rows."""
     full: bool = False
     """It can be read, and takes nothing."""
     restless: bool = False
@@ -67,6 +69,11 @@ class FaultyBackend(LocalBackend):
         self._refuse(self.faults.full)
         super().amend(node_id, revision, value)
         self.faults.answered()
+
+    def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
+        if self.faults.unlisted:
+            raise RendezvousStateError("the roster cannot be read")
+        return super().roster(ids)
 
     def read(self, index: int) -> bytes | None:
         self._check()
@@ -197,6 +204,34 @@ def test_a_store_that_comes_back_wiped_ends_a_waiting_node(bench: Bench) -> None
     assert node.until(lambda n: n.exit is not None).exit.code == 74  # type: ignore[union-attr]
 
 
+def test_a_newcomer_that_cannot_read_the_roster_to_take_the_chair_ends_and_says_why(bench: Bench) -> None:
+    """Its reader, which is not the chair's, never reads it."""
+    bench.pair(min_nodes=1, lost_after=0.3)
+    c = bench.add("c", lost_after=0.3)
+    c.until(lambda n: n.state.ledger.round is not None)
+    bench.faults["c"].unlisted = True
+    for node in bench.nodes[:2]:
+        node.kill()
+    assert c.until(lambda n: n.exit is not None).exit.code == 74  # type: ignore[union-attr]
+    assert [e.message for e in c.said if e.name == "store_lost"] == ["the store is lost: the roster cannot be read"]
+
+
+def test_rows_that_are_none_are_told_of_once_each_and_nodes_go_on(bench: Bench) -> None:
+    a, b = bench.pair()
+    with bench.store.changed:
+        for name in ("evil", "worse"):
+            bench.store.put(RosterRow.unreadable(name, f"the row of {name} is none"))
+
+    def told(n: Node) -> list[str]:
+        return [event.message for event in n.said if event.name == "row_ignored"]
+
+    a.until(lambda n: len(told(n)) == 2)
+    b.tell(WorkerFailed(incident("b")))
+    for node in (a, b):
+        node.until(in_round(2, "ab"))
+    assert told(a) == [f"A roster row is ignored: the row of {name} is none" for name in ("evil", "worse")]
+
+
 def test_an_entry_that_the_store_loses_is_put_back_and_a_failure_right_after_it_recovers(bench: Bench) -> None:
     a, b = bench.pair()
     with bench.store.changed:
@@ -249,6 +284,7 @@ def test_a_pulse_that_cannot_beat_waits_instead_of_spinning(trouble: str) -> Non
         row=lambda revision: None,
         behind=lambda: None,
         take_chair=lambda ledger, heard, why: None,
+        given_up=lambda exc: None,
         crashed=lambda exc: None,
     )
     clock = Fast(ticked=trouble == "no connection")

@@ -29,7 +29,7 @@ from elastic_core.testing.backend_conformance import (
 from elastic_core.testing.connections import MakeBackend, long_wait, woken
 from elastic_core.testing.faults import LossyProxy
 from elastic_core.testing.racing import PATIENCE, background
-from elastic_core.testing.run_suite import Plant
+from elastic_core.testing.run_suite import Plant, PlantRow
 from elastic_rdzv_c10d.backend import C10dBackend
 from elastic_rdzv_c10d.client import StoreClient
 from elastic_rdzv_c10d.endpoint import Address
@@ -53,6 +53,16 @@ def opened(port: int, run_id: str) -> C10dBackend:
     return elastic_make_rendezvous(parameters(port, run_id))
 
 
+def put(port: int, key: str, record: bytes) -> bool:
+    """Write past the backend; whether the store took it."""
+    with closing(StoreClient(Address(socket.AF_INET, "127.0.0.1", port), READ_TIMEOUT)) as client:
+        try:
+            client.put(key, record)
+            return client.exist(key)
+        except RendezvousConnectionError:  # TCPStore hangs up on who sends so much
+            return False
+
+
 class TestC10dBackend(BackendConformance, ProcessConformance, PlantConformance):
     @pytest.fixture
     def make_backend(self, port: int) -> MakeBackend:
@@ -64,15 +74,14 @@ class TestC10dBackend(BackendConformance, ProcessConformance, PlantConformance):
 
     @pytest.fixture
     def plant(self, port: int) -> Plant:
-        def planted(run_id: str, index: int, record: bytes) -> bool:
-            client = StoreClient(Address(socket.AF_INET, "127.0.0.1", port), READ_TIMEOUT)
-            try:
-                client.put(Keys(run_id).ledger(index), record)
-                return client.exist(Keys(run_id).ledger(index))
-            except RendezvousConnectionError:  # TCPStore hangs up on who sends so much
-                return False
-            finally:
-                client.close()
+        return lambda run_id, index, record: put(port, Keys(run_id).ledger(index), record)
+
+    @pytest.fixture
+    def plant_row(self, port: int) -> PlantRow:
+        def planted(run_id: str, node_id: str, record: bytes) -> bool:
+            with closing(StoreClient(Address(socket.AF_INET, "127.0.0.1", port), READ_TIMEOUT)) as client:
+                serial = client.count(Keys(run_id).node(node_id))
+            return put(port, Keys(run_id).row(serial), record)
 
         return planted
 
@@ -416,6 +425,20 @@ def test_a_newest_entry_that_is_not_ours_is_not_believed(port: int) -> None:
         assert store._client.peek(Keys("job").newest) == b"nonsense"
         with pytest.raises(RendezvousStateError, match="nonsense"):
             other.wait(Cursor(), roster=False, timeout=0)
+
+
+def test_a_beat_or_a_serial_that_is_none_hides_nobody(port: int) -> None:
+    with closing(opened(port, "job")) as store, closing(opened(port, "job")) as other:
+        for node_id in ("node", "other"):
+            store.enter(node_id, b"row")
+        for key in (Keys("job").beat(1), Keys("job").node("node")):
+            store._client.put(key, b"nonsense")
+            store.beat("other", 1)  # which is answered after it
+            rows = other.roster(["node", "other"])
+            assert [row.node_id for row in rows if not row.broken] == ["other"]
+            assert ["nonsense" in row.broken for row in rows if row.broken] == [True]
+            assert other.beat("other", 1, "node").watched is None
+        assert [row.node_id for row in other.roster() if not row.broken] == ["other"]
 
 
 def test_of_many_rows_what_has_changed_is_read_anew(port: int) -> None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import shutil
 from base64 import b64encode
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from urllib.error import URLError
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
 
 import pytest
 from backends import opened, opened_v2
-from etcd_servers import Etcd, administer
+from etcd_servers import PATIENCE, Etcd, administer
 
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.testing.backend_conformance import LineConformance, PlantConformance, RestartConformance
 from elastic_core.testing.connections import MakeBackend
 from elastic_core.testing.faults import Data, Keeper, LossyProxy
-from elastic_core.testing.run_suite import Plant
+from elastic_core.testing.run_suite import Plant, PlantRow
 from elastic_rdzv_etcd.records import Keys
 
 Open = Callable[..., RendezvousBackend]
@@ -69,6 +72,15 @@ class TestEtcdOverABadLine(LineConformance):
         return partial(opener_of, f"127.0.0.1:{line.port}", prefix, read_timeout="2")
 
 
+def put(server: Etcd, key: bytes, record: bytes) -> bool:
+    """Write past every backend; whether etcd took it, which takes no request of more than 1.5 MB."""
+    try:
+        administer(server, "/v3/kv/put", {"key": b64encode(key).decode(), "value": b64encode(record).decode()})
+    except URLError:
+        return False
+    return True
+
+
 class TestEtcdWithAForeignWriter(PlantConformance):
     @pytest.fixture
     def make_backend(self, server: Etcd, prefix: str) -> MakeBackend:
@@ -77,11 +89,48 @@ class TestEtcdWithAForeignWriter(PlantConformance):
     @pytest.fixture
     def plant(self, server: Etcd, prefix: str) -> Plant:
         def planted(run_id: str, index: int, record: bytes) -> bool:
-            key, value = (b64encode(part).decode() for part in (Keys(prefix, run_id).ledger(index), record))
-            try:
-                administer(server, "/v3/kv/put", {"key": key, "value": value})
-            except URLError:  # etcd takes no request of more than 1.5 MB
-                return False
-            return True
+            return put(server, Keys(prefix, run_id).ledger(index), record)
 
         return planted
+
+    @pytest.fixture
+    def plant_row(self, server: Etcd, prefix: str) -> PlantRow:
+        def planted(run_id: str, node_id: str, record: bytes) -> bool:
+            return put(server, Keys(prefix, run_id).row(node_id), record)
+
+        return planted
+
+
+@OPENERS
+@pytest.mark.parametrize("garbage", ["garbage", "-1"])
+def test_a_beat_that_is_none_hides_nobody(server: Etcd, prefix: str, opener_of: Open, garbage: str) -> None:
+    with closing(opener_of(server.endpoint, prefix, "job")) as store:
+        for node_id in ("node", "other"):
+            store.enter(node_id, b"row")
+        if opener_of is opened:
+            put(server, Keys(prefix, "job").beat("node"), garbage.encode())
+        else:
+            plant_v2(server, f"{prefix}/-job/beat/-node", garbage)
+        for rows in (store.roster(), store.roster(["node", "other"])):
+            assert [row.node_id for row in rows if not row.broken] == ["other"]
+            assert ["etcd holds" in row.broken for row in rows if row.broken] == [True]
+        assert store.beat("other", 1, "node").watched is None
+        store.beat("node", 7)
+        assert [(row.node_id, row.beat) for row in store.roster()] == [("node", 7), ("other", 1)]
+
+
+@pytest.mark.parametrize("garbage", ["garbage", "Z2FyYmFnZQ==", "", "\xff"], ids=["text", "base64", "nothing", "latin"])
+def test_a_row_that_is_none_hides_nobody_in_api_v2(server: Etcd, prefix: str, garbage: str) -> None:
+    with closing(opened_v2(server.endpoint, prefix, "job")) as store:
+        for node_id in ("node", "other"):
+            store.enter(node_id, b"row")
+        plant_v2(server, f"{prefix}/-job/row/-node", garbage)
+        for rows in (store.roster(), store.roster(["node", "other"])):
+            assert [(row.node_id, "etcd holds" in row.broken) for row in rows] == [("node", True), ("other", False)]
+
+
+def plant_v2(server: Etcd, key: str, value: str) -> None:
+    """Write past the backend over API v2."""
+    body = urlencode({"value": value}).encode()
+    request = Request(f"http://{server.endpoint}/v2/keys{key}", body, method="PUT")
+    urlopen(request, timeout=PATIENCE).close()

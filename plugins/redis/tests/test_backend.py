@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -284,8 +285,53 @@ def test_a_row_that_is_not_ours_is_not_believed(
 ) -> None:
     store.enter("node", b"")
     admin.hset(ROSTER, field, planted)
-    with pytest.raises(RendezvousStateError, match="is not ours: the row of 'node'"):
-        store.roster()
+    store.enter("other", b"good")
+    for rows in (store.roster(), store.roster(["node", "other"])):
+        assert [(row.node_id, row.value, "is not ours: the row of 'node'" in row.broken) for row in rows] == [
+            ("node", b"", True),
+            ("other", b"good", False),
+        ]
+
+
+def looks(admin: redis.Redis) -> int:
+    """How often bells were looked at."""
+    calls: int = admin.info("commandstats")["cmdstat_xrevrange"]["calls"]
+    return calls
+
+
+@pytest.mark.parametrize("bell", [2, 3], ids=["the ledger's", "the roster's"])
+@pytest.mark.parametrize("stroke", [{"now": "garbage", "what": "z"}, {"now": "7"}, {"now": "9" * 5000, "what": "id\n"}])
+def test_a_stroke_that_is_not_ours_wakes_for_a_look_and_no_more(
+    store: RedisBackend, admin: redis.Redis, bell: int, stroke: dict[str, str]
+) -> None:
+    assert store.append(ORIGIN, FIRST, b"first")
+    waiter = store.connect()
+    now = waiter.wait(Cursor(), roster=True, timeout=0)
+    waiting = long_wait(waiter, now, roster=True)
+    before = looks(admin)
+    admin.xadd(Keys("elastic", "job").all[bell], stroke)  # type: ignore[arg-type]  # which takes more than strings
+    deadline = time.monotonic() + PATIENCE
+    while looks(admin) == before:
+        assert time.monotonic() < deadline, "nobody looked"
+    time.sleep(0.1)
+    assert looks(admin) == before + 2, "both bells are looked at, and slept on after that stroke"
+    assert not waiting.done()
+    assert store.append(FIRST, SECOND, b"second")
+    assert woken(waiting, "an append").head == 2
+    assert waiter.read(2) == b"second"
+    waiter.close()
+
+
+@pytest.mark.parametrize("what", ["z", "planted\n" + "z" * (MAX_VALUE_BYTES + 1)], ids=["no entry", "too large"])
+def test_an_entry_that_a_bell_tells_wrong_is_read(store: RedisBackend, admin: redis.Redis, what: str) -> None:
+    assert store.append(ORIGIN, FIRST, b"first")
+    waiter = store.connect()
+    waiting = long_wait(waiter, Cursor(1), roster=False)
+    admin.hset(LEDGER, mapping={"2": "second\nentry", "head": 2})
+    admin.xadd(Keys("elastic", "job").all[2], {"now": "2", "what": what})
+    assert woken(waiting, "a stroke").head == 2
+    assert waiter.read(2) == b"entry"
+    waiter.close()
 
 
 def test_a_key_of_another_kind_is_reported(store: RedisBackend, admin: redis.Redis) -> None:

@@ -19,7 +19,7 @@ from elastic_core.testing.backend_conformance import (
 )
 from elastic_core.testing.connections import MakeBackend
 from elastic_core.testing.faults import Data, Keeper, LossyProxy
-from elastic_core.testing.run_suite import Plant
+from elastic_core.testing.run_suite import Plant, PlantRow
 from elastic_rdzv_redis.backend import Keys
 
 
@@ -58,6 +58,14 @@ class TestRedisBackend(BackendConformance, PlantConformance):
     def plant(self, admin: redis.Redis) -> Plant:
         def planted(run_id: str, index: int, record: bytes) -> bool:
             admin.hset(Keys("elastic", run_id).all[0], str(index), record)
+            return True
+
+        return planted
+
+    @pytest.fixture
+    def plant_row(self, admin: redis.Redis) -> PlantRow:
+        def planted(run_id: str, node_id: str, record: bytes) -> bool:
+            admin.hset(Keys("elastic", run_id).all[1], f"n:{node_id}", record)
             return True
 
         return planted

@@ -35,6 +35,13 @@ class RosterRow:
     revision: int
     value: bytes
     beat: int
+    broken: str = ""
+    """Why what the store has in this row's place is no row; '' for a row. Of a broken one only the node id counts."""
+
+    @classmethod
+    def unreadable(cls, node_id: str, why: str) -> RosterRow:
+        """What :meth:`RendezvousBackend.roster` lists in the place of a row that somebody else has written over."""
+        return cls(node_id=node_id, serial=0, revision=0, value=b"", beat=0, broken=why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,7 @@ class BeatReply:
     revision: int | None
     """The revision of the caller's own row; None when the store has no such row."""
     watched: int | None
-    """The beat of the watched node; None when it has no row (or nobody is watched)."""
+    """The beat of the watched node; None when it has no row, or none that can be read (or nobody is watched)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +134,11 @@ class RendezvousBackend(ABC):
 
     @abstractmethod
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
-        """The rows, all or those of ``ids``, in order of serial; in a constant number of round trips if possible."""
+        """The rows, all or those of ``ids``, in order of serial; in a constant number of round trips if possible.
+
+        What stands in a row's place and is none hides no other: it is listed as :meth:`RosterRow.unreadable`, and told
+        of above. It is no reason for a RendezvousStateError.
+        """
 
     # The ledger ------------------------------------------------------------------------------------------------------
 

@@ -14,11 +14,11 @@ from elastic_core.errors import RendezvousStateError
 from elastic_core.events import Event, Level
 from elastic_core.incidents import History, Incident, Verdict
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.codec import decode_row, encode_entry
+from elastic_core.rendezvous.codec import encode_entry
 from elastic_core.rendezvous.decide import Append, Ask, LookAgain, decide
 from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.ledger import Ledger, compose
-from elastic_core.rendezvous.reading import check_head
+from elastic_core.rendezvous.reading import check_head, said_by
 from elastic_core.rendezvous.rows import NodeRow
 from elastic_core.rendezvous.scene import Judgement, Scene
 from elastic_core.rendezvous.tombstones import due
@@ -139,7 +139,7 @@ class ChairDriver:
             value, row = self._decoded.get(seen.node_id, (None, None))
             if row is None or value != seen.value:
                 try:
-                    row = decode_row(seen.value)
+                    row = said_by(seen)
                 except RendezvousStateError as exc:
                     self._report_malformed(seen.node_id, exc)
                     continue

@@ -20,7 +20,7 @@ import math
 import os
 import time
 from collections.abc import Collection
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -275,20 +275,25 @@ class FileBackend(RendezvousBackend):
         at: Mark | None = mark
         while at is not None:
             path = f"{self._store.values}/{at}"
-            content = fetch(path, RECORD_LIMIT)
-            if content is not None:
-                node_id, value = unpack_record(content, path)
-                beat = self._beat_of(at)
-                return None if beat is None else RosterRow(node_id, at.serial, at.revision, value, beat)
+            try:
+                with store_errors(self._store.directory):
+                    if (content := fetch(path, RECORD_LIMIT)) is not None:
+                        node_id, value = unpack_record(content, path)
+                        beat = self._beat_of(at)
+                        return None if beat is None else RosterRow(node_id, at.serial, at.revision, value, beat)
+            except RendezvousStateError as exc:
+                return RosterRow.unreadable(unquote(at.name), str(exc))
             found = self._find(mark.name)
             if found == at:
-                raise RendezvousConnectionError(f"{path!r} is gone.", hint=DELETED)
+                return RosterRow.unreadable(unquote(at.name), f"{path!r} is gone. {DELETED}")
             at = found
         return None
 
     def _watched(self, node_id: str | None) -> int | None:
         mark = None if node_id is None else self._find(safe_name(node_id))
-        return None if mark is None else self._beat_of(mark)
+        with suppress(RendezvousStateError), store_errors(self._store.directory):
+            return None if mark is None else self._beat_of(mark)
+        return None
 
     def _beat_of(self, mark: Mark) -> int | None:
         path = f"{self._store.beats}/{mark.key}"

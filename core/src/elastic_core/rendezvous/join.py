@@ -18,9 +18,9 @@ from elastic_core.errors import RendezvousRefusedError, RendezvousStateError, Re
 from elastic_core.exit_codes import ExitCode
 from elastic_core.rendezvous.admission import Join, OpenNext, Report, admit, check_settings, needs_liveness
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, RendezvousBackend
-from elastic_core.rendezvous.codec import decode_row, encode_entry, encode_row
+from elastic_core.rendezvous.codec import encode_entry, encode_row
 from elastic_core.rendezvous.ledger import Body, Chair, Closed, Ledger, Offer, Open, advance, compose, opened
-from elastic_core.rendezvous.reading import load
+from elastic_core.rendezvous.reading import load, said_by
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow, Phase
 from elastic_core.rendezvous.settings import Settings
 
@@ -203,7 +203,7 @@ def _alive(
         here = set()
         for seen in store.roster():
             try:
-                row = decode_row(seen.value)
+                row = said_by(seen)
             except RendezvousStateError:
                 continue
             own_seat = (row.info.host_id, row.info.seat) == (me.host_id, me.seat)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 
 from elastic_core.errors import ElasticError, RendezvousStateError
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend, RosterRow
-from elastic_core.rendezvous.codec import decode_row, encode_entry
+from elastic_core.rendezvous.codec import encode_entry
 from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.ledger import Chair, Ledger, advance, compose
-from elastic_core.rendezvous.reading import check_head, news
+from elastic_core.rendezvous.reading import check_head, news, said_by
 from elastic_core.rendezvous.rows import Phase
 from elastic_core.rendezvous.watch import Observation, Watch, dead, observe
 
@@ -139,5 +139,5 @@ def readable(found: Iterable[RosterRow]) -> list[Observation]:
     rows = []
     for seen in found:
         with contextlib.suppress(RendezvousStateError):
-            rows.append(Observation(decode_row(seen.value), seen.serial, seen.beat, seen.revision))
+            rows.append(Observation(said_by(seen), seen.serial, seen.beat, seen.revision))
     return rows

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
+from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError
 from elastic_core.rendezvous.backend import BeatReply, RendezvousBackend
 from elastic_core.rendezvous.ledger import Ledger
 from elastic_core.rendezvous.succession import ChairSigns, standing, takeover_at
@@ -41,6 +41,8 @@ class PulseCalls:
     """The store has fewer entries than this node has read (rule S3)."""
     take_chair: Callable[[Ledger, Heard, str], None]
     """The chair is gone, and it is our turn: the ledger that this was judged by, what was last heard, and why."""
+    given_up: Callable[[ElasticError], None]
+    """The store holds what cannot be; the session stops the pulse."""
     crashed: Callable[[BaseException], None]
     """The thread met a defect."""
 
@@ -181,8 +183,8 @@ class Pulse:
                 self._store = None
             store.close()
             self._calls.lost(exc)
-        except RendezvousStateError:
-            return  # the reader meets it too, and reports it
+        except RendezvousStateError as exc:
+            self._calls.given_up(exc)  # a follower's reader does not read the roster, and may never meet it
 
     def _find_place(self, store: RendezvousBackend, ledger: Ledger) -> float:
         """The place of a node without a rank, in order of arrival.
@@ -191,7 +193,7 @@ class Pulse:
         before it) look a little later, by when mostly somebody has taken its place.
         """
         if self._guessed:
-            return standing(ledger, [row.node_id for row in store.roster()], self._node_id)
+            return standing(ledger, [row.node_id for row in store.roster() if not row.broken], self._node_id)
         self._guessed = True
         serials = {row.node_id: row.serial for row in store.roster((self._node_id, ledger.chair))}
         return LOOKS_APART * max(1, abs(serials.get(self._node_id, 0) - serials.get(ledger.chair, 0)))

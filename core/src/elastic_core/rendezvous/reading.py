@@ -1,10 +1,15 @@
-"""Reading the ledger from a store: all of it at first (a newcomer needs five entries at most), then what is new."""
+"""Reading the ledger from a store: all of it at first (a newcomer needs five entries at most), then what is new.
+
+And what a roster row says.
+"""
 
 from __future__ import annotations
 
-from elastic_core.rendezvous.backend import TOMBSTONE, Cursor, RendezvousBackend
-from elastic_core.rendezvous.codec import decode_entry
+from elastic_core.errors import RendezvousStateError
+from elastic_core.rendezvous.backend import TOMBSTONE, Cursor, RendezvousBackend, RosterRow
+from elastic_core.rendezvous.codec import decode_entry, decode_row
 from elastic_core.rendezvous.ledger import Entry, HistoryChangedError, Ledger, restored
+from elastic_core.rendezvous.rows import NodeRow
 
 
 def load(store: RendezvousBackend, now: float) -> Ledger | None:
@@ -69,7 +74,12 @@ def news(store: RendezvousBackend, ledger: Ledger, head: int | None = None) -> t
     while (head is None or index <= head) and (data := store.read(index)) is not None:
         if data == TOMBSTONE:
             raise HistoryChangedError(f"Ledger entry {index} was shrunk before it was read.")
-        found.append(decode_entry(data))
+        try:
+            found.append(decode_entry(data))
+        except RendezvousStateError:
+            if store.read(index) == data:
+                raise
+            continue  # what woke us had brought something else along, which was only a hint
         index += 1
     return tuple(found)
 
@@ -85,6 +95,17 @@ def check_head(store: RendezvousBackend, ledger: Ledger) -> None:
     found = peek(store, ledger.head.index)
     if found is None or found.link != ledger.head.link:
         raise HistoryChangedError(f"Ledger entry {ledger.head.index} is not the one that was read before.")
+
+
+def said_by(found: RosterRow) -> NodeRow:
+    """What a row says.
+
+    Raises:
+        RendezvousStateError: It cannot be, or what the store has in its place is no row.
+    """
+    if found.broken:
+        raise RendezvousStateError(found.broken)
+    return decode_row(found.value)
 
 
 def _entry(store: RendezvousBackend, index: int) -> Entry:

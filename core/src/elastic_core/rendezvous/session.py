@@ -97,6 +97,7 @@ class Session:
             row=self._writer.row_seen,
             behind=self._compare,
             take_chair=self._take_chair,
+            given_up=self._give_up,
             crashed=calls.crashed,
         )
         self._pulse = Pulse(node_id, store.connect(), ledger, clock.now, pulse_calls)

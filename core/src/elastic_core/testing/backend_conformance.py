@@ -7,14 +7,14 @@ A backend's author subclasses :class:`BackendConformance` and says how a connect
         def make_backend(self, my_server):
             return lambda run_id: MyBackend(my_server.address, run_id)
 
-The other suites ask for one fixture more each, for what they do to the store:
+The other suites ask for one fixture more each, or two, for what they do to the store:
 
 * :class:`ProcessConformance` races processes, for a store that several can reach: ``opener``.
 * :class:`LineConformance` loses requests and replies, at every step: ``line``, made of a
   :class:`~elastic_core.testing.faults.LossyProxy` or :class:`~elastic_core.testing.faults.LossyCalls`.
 * :class:`RestartConformance` restarts a store that lives on its own (not an embedded one), with its data, an older copy
   of it, and nothing: ``keeper``.
-* :class:`PlantConformance` writes past the backend: ``plant``.
+* :class:`PlantConformance` writes past the backend: ``plant`` and ``plant_row``.
 """
 
 from __future__ import annotations

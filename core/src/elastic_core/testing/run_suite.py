@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from itertools import count
 from typing import TypeAlias
@@ -15,10 +15,11 @@ import pytest
 
 from elastic_core.config import Timing
 from elastic_core.errors import RendezvousRefusedError, RendezvousStateError
-from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, Link, RendezvousBackend
+from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, Cursor, Link, RendezvousBackend
 from elastic_core.rendezvous.codec import decode_row, encode_entry, encode_row
 from elastic_core.rendezvous.join import Applicant, Clock, Joined, join
 from elastic_core.rendezvous.ledger import Body, Closed, Ledger, Member, Offer, Round, advance, compose
+from elastic_core.rendezvous.parting import readable
 from elastic_core.rendezvous.reading import load, news
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
 from elastic_core.rendezvous.settings import PROTOCOL, Agreement, Settings, Versions
@@ -28,6 +29,11 @@ Plant: TypeAlias = Callable[[str, int, bytes], bool]
 """Puts bytes where the record of a job's ledger entry is: the job's id, the entry's index, all that is stored there.
 
 It says whether the store took them: some take no value of 100 MiB from anybody.
+"""
+
+PlantRow: TypeAlias = Callable[[str, str, bytes], bool]
+"""Puts bytes where the record of a job's roster row is: the job's id, that of a node which has entered, all that is
+stored there (but for the beat, where that is kept elsewhere). It says whether the store took them.
 """
 
 _ids = count(1)
@@ -148,12 +154,17 @@ class RunConformance(Connections):
 
 
 class PlantConformance(Connections):
-    """What somebody writes past the backend. Override ``make_backend``, and ``plant`` for the same store."""
+    """What somebody writes past the backend. Override ``make_backend``, and for the same store the other two."""
 
     @pytest.fixture
     def plant(self) -> Plant:
         """To be overridden: see :data:`Plant`."""
         raise NotImplementedError(f"{type(self).__name__} must override the fixture plant")
+
+    @pytest.fixture
+    def plant_row(self) -> PlantRow:
+        """To be overridden: see :data:`PlantRow`."""
+        raise NotImplementedError(f"{type(self).__name__} must override the fixture plant_row")
 
     @pytest.mark.parametrize(
         "record",
@@ -175,6 +186,39 @@ class PlantConformance(Connections):
             return
         with pytest.raises(RendezvousStateError):
             news(connect(), ledger)
+
+    @pytest.mark.parametrize(
+        "record",
+        [
+            pytest.param(b"x" * (MAX_VALUE_BYTES + 5000), id="too many bytes"),
+            pytest.param(b"garbage", id="a word"),
+            pytest.param(bytes(range(256)) * 16, id="random bytes"),
+            pytest.param(pickle.dumps(print), id="a pickle"),
+        ],
+    )
+    def test_a_planted_row_is_listed_as_none_and_hides_no_other(
+        self, store: RendezvousBackend, connect: Connect, plant_row: PlantRow, record: bytes
+    ) -> None:
+        def look(ids: Collection[str] | None = None) -> None:
+            rows = reader.roster(ids)
+            assert [seen.row.info.node_id for seen in readable(rows)] == ["a", "c"]
+            assert len(rows) == 3, "what cannot be read is told of"
+
+        joined(store, "a")
+        store.enter("evil", b"{}")
+        connect().enter("c", encode_row(NodeRow(info=applicant("c").info)))
+        if not plant_row("job", "evil", record):
+            assert [row.value for row in connect().roster(["evil"])] == [b"{}"]
+            return
+        reader = connect()
+        look()
+        look(["a", "evil", "c"])
+        assert connect().beat("a", 1, "evil").revision == 0, "who watches it beats on"
+        before = reader.wait(Cursor(), roster=True, timeout=0)
+        connect().amend("a", 1, encode_row(NodeRow(info=applicant("a").info)))
+        assert reader.wait(before, roster=True, timeout=0).roster != before.roster
+        look()
+        joined(connect(), "d")
 
 
 def applicant(name: str, *, max_nodes: int = 2, uid: str | None = None) -> Applicant:

@@ -15,11 +15,13 @@ An agent's connections tell each other where its own row is and what they wrote 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous.backend import (
     ORIGIN,
     TOMBSTONE,
@@ -158,12 +160,18 @@ class C10dBackend(RendezvousBackend):
         mine = self._find(node_id)
         if mine is not None:
             self._client.put(self._keys.beat(mine[0]), b"%d" % count)
-        watched = None if watch is None else self._find(watch)
         return BeatReply(
             revision=None if mine is None else Row.unpack(mine[1]).revision,
-            watched=None if watched is None else self._client.count(self._keys.beat(watched[0])),
+            watched=None if watch is None else self._beat_of(watch),
             head=self._newest(),
         )
+
+    def _beat_of(self, node_id: str) -> int | None:
+        """A node's beat; None where it has no row, or no beat that can be read."""
+        with contextlib.suppress(RendezvousStateError):
+            if (found := self._find(node_id)) is not None:
+                return self._client.count(self._keys.beat(found[0]))
+        return None
 
     def remove(self, node_id: str) -> None:
         """Delete a row: a mark takes its place, which nothing replaces."""
@@ -182,12 +190,15 @@ class C10dBackend(RendezvousBackend):
         self._make_readable([serial for serial in serials if serial > self._listed])
         self._listed = arrived
         values = self._client.fetch([*map(self._keys.row, serials), *map(self._keys.beat, serials)])
-        found = []
+        found, broken = [], []
         for serial, record, beat in zip(serials, values[: len(serials)], values[len(serials) :], strict=True):
-            row = None if record == UNWRITTEN else self._row(serial, record)
-            if row is not None and (ids is None or row.node_id in ids):
-                found.append(RosterRow(row.node_id, serial, row.revision, row.value, number(beat or b"0")))
-        return found
+            try:
+                row = None if record == UNWRITTEN else self._row(serial, record)
+                if row is not None and (ids is None or row.node_id in ids):
+                    found.append(RosterRow(row.node_id, serial, row.revision, row.value, number(beat or b"0")))
+            except RendezvousStateError as exc:
+                broken.append(RosterRow.unreadable(f"row/{serial}", str(exc)))
+        return [*broken, *found]
 
     def _row(self, serial: int, record: bytes) -> Row | None:
         """What a row's record means; None for one that is removed."""
@@ -205,9 +216,12 @@ class C10dBackend(RendezvousBackend):
         """A few rows; two or three round trips for each, however large the job is."""
         found = []
         for node_id in ids:
-            if (place := self._find(node_id)) is not None:
-                row, beat = Row.unpack(place[1]), self._client.count(self._keys.beat(place[0]))
-                found.append(RosterRow(node_id, place[0], row.revision, row.value, beat))
+            try:
+                if (place := self._find(node_id)) is not None:
+                    row, beat = Row.unpack(place[1]), self._client.count(self._keys.beat(place[0]))
+                    found.append(RosterRow(node_id, place[0], row.revision, row.value, beat))
+            except RendezvousStateError as exc:
+                found.append(RosterRow.unreadable(node_id, str(exc)))
         return sorted(found, key=lambda row: row.serial)
 
     def _find(self, node_id: str) -> tuple[int, bytes] | None:

@@ -22,6 +22,7 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
@@ -35,7 +36,8 @@ from elastic_rdzv_etcd.records import (
     Row,
     before,
     check_newest,
-    number,
+    if_number,
+    listed,
     pack_entry,
     pack_link,
     pack_newest,
@@ -208,7 +210,7 @@ class EtcdBackend(RendezvousBackend):
         return BeatReply(
             head=unpack_link(head[0] if head else None).index,
             revision=Row.unpack(others[-1][0]).revision if done else None,
-            watched=number(others[0][0]) if watch is not None and others[0] else None,
+            watched=if_number(others[0][0]) if watch is not None and others[0] else None,
         )
 
     def remove(self, node_id: str) -> None:
@@ -232,7 +234,8 @@ class EtcdBackend(RendezvousBackend):
         if ids is not None:
             names &= {quoted(node_id).encode() for node_id in ids}
         found = [
-            Row.unpack(values[keys.rows + name]).seen(unquoted(name), values.get(keys.beats + name)) for name in names
+            listed(unquoted(name), partial(Row.unpack, values[keys.rows + name]), values.get(keys.beats + name))
+            for name in names
         ]
         return sorted(found, key=lambda row: row.serial)
 

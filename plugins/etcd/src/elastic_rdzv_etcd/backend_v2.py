@@ -25,6 +25,7 @@ import contextlib
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 import etcd
@@ -33,7 +34,18 @@ from elastic_core.errors import RendezvousConnectionError, RendezvousError, Rend
 from elastic_core.rendezvous.backend import ORIGIN, BeatReply, Cursor, Link, RendezvousBackend, RosterRow
 from elastic_rdzv_etcd.backend import LOOK_AGAIN
 from elastic_rdzv_etcd.client_v2 import ClientV2, Members
-from elastic_rdzv_etcd.records import EXPIRY, RENEW, Row, number, pack_entry, pack_link, quoted, unpack_link, unquoted
+from elastic_rdzv_etcd.records import (
+    EXPIRY,
+    RENEW,
+    Row,
+    if_number,
+    listed,
+    pack_entry,
+    pack_link,
+    quoted,
+    unpack_link,
+    unquoted,
+)
 
 Found = tuple[str, int]
 """A key's value, and the revision at which it was written."""
@@ -118,7 +130,7 @@ class EtcdV2Backend(RendezvousBackend):
         return BeatReply(
             head=head.index,
             revision=None if mine is None else _row(mine).revision,
-            watched=None if watched is None else number(watched[0].encode()),
+            watched=None if watched is None else if_number(watched[0].encode()),
         )
 
     def remove(self, node_id: str) -> None:
@@ -132,7 +144,7 @@ class EtcdV2Backend(RendezvousBackend):
         rows, beats = self._list("row"), dict(self._list("beat"))
         wanted = None if ids is None else {_name(node_id) for node_id in ids}
         found = [
-            _row(row).seen(_id(name), beats[name][0].encode() if name in beats else None)
+            listed(_id(name), partial(_row, row), beats[name][0].encode() if name in beats else None)
             for name, row in rows
             if wanted is None or name in wanted
         ]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import quote, unquote
@@ -131,6 +132,14 @@ class Row:
         return RosterRow(node_id, self.serial, self.revision, self.value, number(beat or b"0"))
 
 
+def listed(node_id: str, read: Callable[[], Row], beat: bytes | None) -> RosterRow:
+    """What the roster has of a node whose row is read so, and has this beat."""
+    try:
+        return read().seen(node_id, beat)
+    except RendezvousStateError as exc:
+        return RosterRow.unreadable(node_id, str(exc))
+
+
 def before(revision: int) -> bytes:
     """What the bytes of every row with an older revision sort before."""
     return b"%019d" % revision
@@ -215,6 +224,11 @@ def number(record: bytes) -> int:
     if _NUMBER.fullmatch(record) is None:
         raise RendezvousStateError(f"etcd holds {record[:80]!r} for a number.", hint=_HINT)
     return int(record)
+
+
+def if_number(record: bytes) -> int | None:
+    """The same; None where it is none."""
+    return int(record) if _NUMBER.fullmatch(record) else None
 
 
 @lru_cache(4096)

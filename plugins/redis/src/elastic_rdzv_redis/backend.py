@@ -146,8 +146,8 @@ class RedisBackend(RendezvousBackend):
             serial, revision = map(int, fields[b"n:" + name].split(b" "))
             value, beat = fields[b"v:" + name], int(fields[b"b:" + name])
             return RosterRow(_text(name), serial, revision, value, beat)
-        except (KeyError, ValueError) as exc:
-            raise self._planted(f"the row of {_text(name)!r}") from exc
+        except (KeyError, ValueError):
+            return RosterRow.unreadable(_text(name), str(self._planted(f"the row of {_text(name)!r}")))
 
     # The ledger ------------------------------------------------------------------------------------------------------
 
@@ -159,7 +159,9 @@ class RedisBackend(RendezvousBackend):
     def read(self, index: int) -> bytes | None:
         """An entry's data."""
         told, self._told = self._told, None
-        reply: Any = told[1] if told is not None and told[0] == index else self._run(scripts.READ, index)
+        if told is not None and told[0] == index:
+            return told[1]
+        reply: Any = self._run(scripts.READ, index)
         if reply is None:
             return None
         size, data = reply, b""
@@ -205,7 +207,7 @@ class RedisBackend(RendezvousBackend):
         return _Look(Cursor(self._known(int, head), self._known(int, version)), (strokes[0], strokes[1]))
 
     def _sleep(self, look: _Look, roster: bool, timeout: float) -> _Look | None:
-        """What has become of what was seen, as the bells tell; None when none of them has rung."""
+        """What has become of what was seen, as the bells tell; None when none of them has rung, or not by us."""
         bells = self._keys[2:] if roster else self._keys[2:3]
         rung = self._client.sleep_until_rung(bells, look.strokes[: len(bells)], timeout)
         try:
@@ -213,10 +215,11 @@ class RedisBackend(RendezvousBackend):
                 stroke, (_, now, _, what) = strokes[-1]
                 bell = self._keys.index(name.decode()) - 2
                 look = look.after(bell, stroke, int(now))
-                if bell == 0:
-                    self._told = int(now), what
-        except (ValueError, TypeError) as exc:
-            raise self._planted("a bell") from exc
+                _, end, data = what.partition(b"\n")
+                if bell == 0 and end and len(data) <= MAX_VALUE_BYTES:
+                    self._told = int(now), data
+        except (ValueError, TypeError):
+            return None  # a bell is only a hint: whoever is woken by what cannot be looks, and sleeps on after that
         return look if rung else None
 
     def _run(self, script: scripts.Script, *arguments: str | bytes | int) -> Any:

@@ -1,0 +1,41 @@
+"""What is read of a ledger, where waking up has brought something along."""
+
+from __future__ import annotations
+
+import pytest
+from scenes import live, start
+
+from elastic_core.errors import RendezvousStateError
+from elastic_core.rendezvous.backend import ORIGIN
+from elastic_core.rendezvous.codec import encode_entry
+from elastic_core.rendezvous.local import LocalBackend, MemoryStore
+from elastic_core.rendezvous.reading import news
+
+
+class Told(LocalBackend):
+    """A connection whose bell told of an entry: what is read first, once."""
+
+    told: dict[int, bytes]
+
+    def read(self, index: int) -> bytes | None:
+        return self.told.pop(index, None) or super().read(index)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_a_bell_told_wrong_is_read_in_the_store(there: bool) -> None:
+    first, second = start(), live("ab")
+    store = Told(MemoryStore())
+    assert store.append(ORIGIN, first.head.link, encode_entry(first.head))
+    assert not there or store.append(first.head.link, second.head.link, encode_entry(second.head))
+    store.told = {2: b"garbage"}
+    assert news(store, first, head=2) == ((second.head,) if there else ())
+
+
+def test_what_the_store_has_wrong_is_refused() -> None:
+    first, second = start(), live("ab")
+    store = Told(MemoryStore())
+    store.told = {}
+    assert store.append(ORIGIN, first.head.link, encode_entry(first.head))
+    assert store.append(first.head.link, second.head.link, b"garbage")
+    with pytest.raises(RendezvousStateError, match="is not JSON"):
+        news(store, first, head=2)
