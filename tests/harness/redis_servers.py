@@ -134,6 +134,7 @@ class Daemon:
         """Let it answer nobody, with its connections open."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)  # until then some of its threads may go on
 
     def _end(self, signum: int) -> None:
         if self.process is not None:

@@ -59,12 +59,18 @@ def test_a_killed_leader_costs_its_clients_nothing_but_time(three: Three, opener
     waiter.close()
 
 
+def freeze(pid: int) -> None:
+    """Stop a child, all of whose threads stand still afterwards."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED)
+
+
 def test_a_frozen_member_is_left(three: Three, opener: Open) -> None:
     backends = [opener(member.endpoint + "," + three.endpoint, "/elastic", "job") for member in three.members]
     assert backends[0].append(ORIGIN, FIRST, b"data")
     leader = three.leader()
     frozen = next(member for member in three.members if member is not leader)
-    os.kill(frozen.pid, signal.SIGSTOP)
+    freeze(frozen.pid)
     for backend in backends:
         assert backend.read(1) == b"data"
         backend.close()
@@ -247,7 +253,7 @@ def test_the_only_member_is_asked_once_however_long_it_takes(own_server: Etcd, m
     """A thousand nodes that ask a busy one twice keep it from ever answering."""
     backend = opened(own_server.endpoint, "/elastic", "job", read_timeout=f"{1.2 * ATTEMPT:g}")
     monkeypatch.setattr(client, "Gateway", None)  # no other connection is made
-    os.kill(own_server.pid, signal.SIGSTOP)
+    freeze(own_server.pid)
     with pytest.raises(RendezvousConnectionError, match=r"it has not answered for 2\.4 s"):
         backend.read(1)
     backend.close()
