@@ -10,10 +10,10 @@ from scenes import halted, live, seen, settings, start, watch
 from elastic_core.incidents import Action, Verdict
 from elastic_core.rendezvous.backend import ORIGIN
 from elastic_core.rendezvous.chair import PATIENCE, ChairDriver
-from elastic_core.rendezvous.codec import encode_entry, encode_row
+from elastic_core.rendezvous.codec import decode_entry, encode_entry, encode_row
 from elastic_core.rendezvous.history import resume
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import HaltReason, compose, opened
+from elastic_core.rendezvous.ledger import HaltReason, advance, compose, opened
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.rows import Phase
 from elastic_core.rendezvous.watch import interrupted
@@ -78,3 +78,27 @@ def test_what_a_lost_row_said_is_no_answer_to_a_run_that_was_resumed() -> None:
         store.enter(name, encode_row(seen(name, Phase.STOPPED, head=1, epoch=1).row))
     chair.turn(store, ledger)
     assert store.read(2) is not None
+
+
+def test_what_the_store_has_taken_and_lost_is_put_back_and_not_decided_anew() -> None:
+    """Another node may have read it, and have started its workers, before the store lost it."""
+    memory, ledger, now = MemoryStore(), start(settings(1, 3)), 20.0
+    store = LocalBackend(memory)
+    store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
+    for name in "ab":
+        store.enter(name, encode_row(seen(name, head=1).row))
+    ids = iter("xy")
+    clock = Clock(now=lambda: now, new_id=lambda: next(ids))
+    chair = ChairDriver("a", lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: None)
+    chair.turn(store, ledger)
+    now = 30.0
+    chair.turn(store, ledger)
+    (taken,) = memory.entries[1:]
+    memory.entries.remove(taken)
+    store.remove("b")
+    store.enter("c", encode_row(seen("c", head=1).row))
+    assert chair.turn(store, ledger) == now
+    assert memory.entries[1:] == [taken]
+    after = advance(ledger, decode_entry(taken[1]), now)
+    assert after.round is not None
+    assert list(after.round.group_ranks) == ["a", "b"]

@@ -17,7 +17,7 @@ from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.codec import encode_entry
 from elastic_core.rendezvous.decide import Append, Ask, LookAgain, decide
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import Ledger, compose
+from elastic_core.rendezvous.ledger import Entry, Ledger, compose
 from elastic_core.rendezvous.reading import check_head, said_by
 from elastic_core.rendezvous.rows import NodeRow
 from elastic_core.rendezvous.scene import Judgement, Scene
@@ -55,6 +55,9 @@ class ChairDriver:
     """All entries of :attr:`_history` before this one are tombstones, but for those that others stand on."""
     _history: tuple[str, int] = ("", 0)
     """The run, and its epoch, whose entries that counts."""
+    _taken: Entry | None = None
+    """The newest entry that the store took. If it lost that before it was read here, others may have read it, so it is
+    put back as it was, and nothing is decided anew (rule S3)."""
 
     def turn(self, store: RendezvousBackend, ledger: Ledger) -> float | None:
         """Look once, and act. Returns the instant to look again at; None to wait for a change.
@@ -73,6 +76,8 @@ class ChairDriver:
             self.watch = replace(self.watch, gap_at=gap_at)
         self._prune(store, ledger)
         self._shrink(store, ledger)
+        if (lost := self._taken) is not None and lost.prev == ledger.head.id:
+            return self._append(store, ledger, lost)
         decision = decide(self._scene(store, ledger))
         if isinstance(decision, Ask):
             self._ask(decision.incident, ledger)
@@ -89,9 +94,7 @@ class ChairDriver:
                     counters=counters,
                     kept=self._kept,
                 )
-                if not store.append(ledger.head.link, entry.link, encode_entry(entry)):
-                    check_head(store, ledger)  # somebody else was faster, and the reader finds the entry
-                return now
+                return self._append(store, ledger, entry)
             case LookAgain(at, waiting):
                 self._tell(waiting)
                 if self._thinking is not None:  # nothing else can be decided before the verdict, which has a time limit
@@ -102,6 +105,14 @@ class ChairDriver:
                     return self._tell_at if at is None else min(at, self._tell_at)
                 return at
         raise AssertionError(f"decide() asks again about what was just judged: {decision}")
+
+    def _append(self, store: RendezvousBackend, ledger: Ledger, entry: Entry) -> float:
+        """Append it, and look again at once."""
+        if store.append(ledger.head.link, entry.link, encode_entry(entry)):
+            self._taken = entry
+        else:
+            check_head(store, ledger)  # somebody else was faster, and the reader finds the entry
+        return self.clock.now()
 
     def alone(self, ledger: Ledger) -> bool:
         """Whether there is nobody else to look for: the store wakes a chair when somebody comes."""
