@@ -210,6 +210,15 @@ def test_a_finished_node_that_is_dropped_waits_for_another_round() -> None:
     assert row_of(node.state).phase is Phase.WAITING
 
 
+def test_a_finished_node_that_was_dropped_from_a_round_that_is_halted_waits_for_another_round() -> None:
+    """It was cut off through all of that, and reads it at once."""
+    node = running("b")
+    node.hears(WorkersDone())
+    assert node.reads(halt(), sealed(2, names="ac"), halt(2)) == (Stop(Grace.BROKEN, "what they left behind"),)
+    node.hears(WorkersGone())
+    assert row_of(node.state).phase is Phase.WAITING
+
+
 def test_a_dropped_node_that_lives_waits_for_another_round() -> None:
     node = running("b")
     node.reads(halt(), sealed(2, names="a"))

@@ -256,7 +256,7 @@ def _reconcile(state: NodeState) -> tuple[NodeState, tuple[Effect, ...]]:
     if state.work in (Work.NONE, Work.DONE) and (end := _end(state)) is not None:
         return state, (end,)
     wanted, dropped = _wanted(state), not state.ledger.is_member(state.info.node_id)
-    if state.work is Work.DONE and (wanted is not None or (dropped and state.ledger.live)):
+    if state.work is Work.DONE and (wanted is not None or dropped):
         return replace(state, work=Work.STOPPING), (Stop(Grace.BROKEN, "what they left behind"),)
     if state.work is Work.NONE:
         if wanted is not None:
