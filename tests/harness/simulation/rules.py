@@ -89,7 +89,7 @@ def check_closed(world: World, replica: Replica, entry: Entry, body: Closed) -> 
 
 
 def check_seats(world: World, before: Entry | None, entry: Entry, body: Round, earlier: Round | None) -> None:
-    """S7: who is seated has joined this run. L4: hosts that were lost too often are left out while others suffice.
+    """S7: who is seated has joined this run, and as it was resumed. L4: bad hosts are left out while others suffice.
 
     Who has stopped for newcomers, of the round ``earlier``, stays; and where they are, others may be.
     """
@@ -99,6 +99,8 @@ def check_seats(world: World, before: Entry | None, entry: Entry, body: Round, e
     for agent in agents:
         if agent.run != entry.run and (agent.run or agent.node_id not in said):  # else its row was faster than itself
             world.truth.violated("S7", f"{agent.node_id} is seated and has not joined run {entry.run}")
+        if agent.state is not None and agent.state.ledger.head.epoch < entry.epoch:
+            world.truth.violated("S7", f"{agent.node_id} is seated and has not read that the run was resumed")
     losses = before.counters.losses if before is not None else {}  # those that this round counts come with it
     if entry.counters.barren >= BARREN:
         world.truth.violated("L4", f"a round follows {entry.counters.barren} that got nowhere")
