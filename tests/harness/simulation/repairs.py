@@ -91,11 +91,11 @@ REPAIRS: tuple[Mutant, ...] = (
     _m(
         "complaints are never forgotten",
         "complaints",
-        "first = old.number - (halt is None or halt.reason in FAILURES)",
-        "first = old.number - 1",
+        "return row.probed == old.number - 1 and not stale",
+        "return row.probed == old.number - 1",
         "lonely",
         3000,
-        first=1700,
+        first=900,
     ),
     _m(
         "a report counts before the store has it",
