@@ -9,7 +9,7 @@ from elastic_core.hookspecs import RendezvousOptions
 
 OPTIONS = RendezvousOptions(
     endpoint="HOST",
-    conf={"is_host": "whether the store lives here", "read_timeout": "seconds"},
+    conf={"is_host": "whether the store lives here", "read_timeout": "seconds", "password": "a secret"},
     ignored={"rank": "the nodes count themselves"},
 )
 
@@ -48,8 +48,10 @@ def test_keys_go_to_core_or_to_the_backend(text: str, conf: RendezvousConf) -> N
         ("join_timeout=soon", "--rdzv_conf 'join_timeout=soon': 'soon' is not a number of seconds."),
         ("join_timeout=inf", "--rdzv_conf 'join_timeout=inf': 'inf' is not a number of seconds."),
         ("join_timeout=-1", "--rdzv_conf join_timeout=-1 is not a positive number of seconds."),
-        ("pasword=hunter2", "--rdzv_conf: there is no key 'pasword'."),
+        ("pasword=hunter2", "--rdzv_conf: there is no key 'pasword'. Did you mean 'password'?"),
         ("run_uid=u,password=abc,hunter2", "--rdzv_conf: part 3 is not of the form KEY=VALUE."),
+        ("password=hunt,er2=x", "--rdzv_conf: part 2 has no key that is known."),
+        ("password=hunt,is_host=x,is_host=y", "--rdzv_conf: part 3 has a key that was given before."),
         ("run_uid=", "--rdzv_conf 'run_uid=': the run's uid is empty."),
     ],
 )
@@ -64,7 +66,7 @@ def test_an_unknown_key_is_answered_with_all_that_there_are() -> None:
         read("foo=1")
     assert refused.value.hint == (
         "With the c10d backend the keys are: beat_interval, fence_after, is_host, join_timeout, last_call_timeout, "
-        "lost_after, plan_timeout, read_timeout, run_uid."
+        "lost_after, password, plan_timeout, read_timeout, run_uid."
     )
 
 

@@ -64,10 +64,12 @@ def parse(text: str, *, backend: str, options: RendezvousOptions) -> RendezvousC
     known = {*TIMING_KEYS, RUN_UID, *options.conf}
     reasons = {**TORCH_KEYS, **options.ignored}
     ignored = [key for key in pairs if key not in known and key in reasons]
-    for key in pairs:
-        if key not in known and key not in ignored:
-            raise UsageError(  # without the value: a misspelt key may be that of a password
-                f"--rdzv_conf: there is no key {key!r}.{did_you_mean(key, sorted(known))}",
+    for number, key in enumerate(pairs, 1):
+        if key not in known and key not in ignored:  # without the value: a misspelt key may be that of a password
+            after = any(_SECRET.search(earlier) for earlier in list(pairs)[: number - 1])
+            what = f"there is no key {key!r}.{did_you_mean(key, sorted(known))}"
+            raise UsageError(
+                f"--rdzv_conf: part {number} has no key that is known." if after else f"--rdzv_conf: {what}",
                 hint=f"With the {backend} backend the keys are: {', '.join(sorted(known))}.",
             )
     run_uid = pairs.get(RUN_UID)
@@ -161,6 +163,8 @@ def _pairs(text: str) -> dict[str, str]:
                 hint="Separate pairs by commas; a value cannot have one.",
             )
         if key in pairs:
+            if _SECRET.search(text):
+                raise UsageError(f"--rdzv_conf: part {number} has a key that was given before.")
             raise UsageError(f"--rdzv_conf gives {key!r} twice.")
         pairs[key] = value
     return pairs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import traceback
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -21,9 +23,9 @@ from elastic_core.errors import RendezvousConnectionError, UsageError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
 from elastic_core.testing.connections import long_wait, woken
 from elastic_core.testing.racing import PATIENCE, background
-from elastic_rdzv_etcd import plugin, plugin_v2
+from elastic_rdzv_etcd import options, plugin, plugin_v2
 from elastic_rdzv_etcd.backend import EtcdBackend
-from elastic_rdzv_etcd.options import Options
+from elastic_rdzv_etcd.options import DEFAULTS, Options
 from elastic_rdzv_etcd.records import Keys
 from elastic_rdzv_etcd.watching import View, Watch
 
@@ -248,15 +250,14 @@ def test_of_several_members_one_that_is_not_to_be_trusted_is_passed_over(
                 backend.close()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("hooks", [plugin, plugin_v2])
 def test_a_missing_client_certificate_and_a_missing_scheme_are_named(
     hooks: ModuleType, secured: Etcd, files: dict[str, str]
 ) -> None:
     with pytest.raises(RendezvousConnectionError, match=r"--rdzv_conf .*cert and key"):
-        hooks.elastic_make_rendezvous(parameters(secured.endpoint, cacert=files["ca.pem"], connect_timeout="3600"))
+        hooks.elastic_make_rendezvous(parameters(secured.endpoint, cacert=files["ca.pem"], **IN_TIME))
     with pytest.raises(RendezvousConnectionError, match="if it speaks TLS, the endpoint must say https://"):
-        hooks.elastic_make_rendezvous(parameters(secured.endpoint, connect_timeout="3600"))
+        hooks.elastic_make_rendezvous(parameters(secured.endpoint, **IN_TIME))
 
 
 def test_tls_where_there_is_none_is_named(server: Etcd, files: dict[str, str]) -> None:
@@ -297,10 +298,16 @@ def test_nobody_listening_is_said_with_every_endpoint(server: Etcd) -> None:
 
 
 @pytest.mark.parametrize("hooks", [plugin, plugin_v2])
-@pytest.mark.timeout(60)
-def test_who_does_not_listen_is_not_tried_for_as_long_as_who_is_busy(hooks: ModuleType) -> None:
-    with pytest.raises(RendezvousConnectionError, match="Connection refused"):
-        hooks.elastic_make_rendezvous(parameters(f"127.0.0.1:{free_port()}", connect_timeout="3600"))
+def test_who_does_not_listen_is_not_tried_for_as_long_as_who_is_busy_unless_that_is_asked_for(
+    hooks: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient = replace(DEFAULTS, connect_timeout=3600.0, listen_timeout=0.2)
+    monkeypatch.setattr(options, "DEFAULTS", patient)
+    for config, least in (({}, 0.2), ({"connect_timeout": "0.6"}, 0.6)):
+        with pytest.raises(RendezvousConnectionError, match="Connection refused") as refusal:
+            hooks.elastic_make_rendezvous(parameters(f"127.0.0.1:{free_port()}", **config))
+        [tried] = re.findall(r"after ([0-9.]+) s", refusal.value.message)
+        assert float(tried) >= least
 
 
 def test_of_several_endpoints_one_that_serves_is_found(server: Etcd, prefix: str) -> None:

@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -21,7 +21,8 @@ from elastic_core.rendezvous import tombstones
 from simulation import engine, peers
 from simulation.store import Wire
 
-THREADS = SimpleNamespace(Condition=engine.Condition, Event=engine.Event, Thread=engine.Thread)
+# A lock that nobody blocks under is always free here: what is simulated takes turns only where it blocks.
+THREADS = SimpleNamespace(Condition=engine.Condition, Event=engine.Event, Lock=nullcontext, Thread=engine.Thread)
 
 
 class Pool:

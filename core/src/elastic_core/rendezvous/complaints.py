@@ -16,7 +16,7 @@ FAILURES = (HaltReason.FAILURE, HaltReason.GIVING_UP)
 
 
 def complaints(scene: Scene, old: Round) -> list[tuple[str, str]]:
-    """Who could not reach whom, among the members of a round, after it or the one before had failed."""
+    """Who could not reach whom, among the members of a round that has failed, by what counts of what they found."""
     ids = old.group_ranks
     return [
         (seen.node_id, other)

@@ -89,4 +89,6 @@ class NodeRow:
 
     def within(self, epoch: int) -> NodeRow:
         """What it says of this epoch: who stands in another one has seen nothing of it."""
-        return self if self.epoch == epoch else replace(self, head=0, answered=0)
+        if self.epoch == epoch or not (self.head or self.answered):
+            return self
+        return replace(self, head=0, answered=0)

@@ -96,11 +96,14 @@ class Scene:
         return seen is not None and seen.row.phase is Phase.FINISHED and seen.row.round == current.number
 
     def owed_answer(self, node_id: str) -> bool:
-        """Whether a node is the old chair, deposed for its silence about an incident, and still silent."""
+        """Whether a node is the old chair, deposed for its silence about an incident, and still silent.
+
+        What it says of an older epoch shows neither.
+        """
         heard, seen, chair = self.watch.heard, self.seen(node_id), self.ledger.head.anchors.chair
         if heard is None or not heard.unanswered or heard.node_id != node_id:
             return False
-        return seen is None or seen.row.head < chair
+        return seen is None or (seen.row.epoch == self.ledger.head.epoch and seen.row.head < chair)
 
     def suspect_at(self, node_id: str) -> float:
         """When a member that has not shown that it saw the HALT is suspected (rule L2), for what follows that HALT.

@@ -80,6 +80,8 @@ class Session:
         """When the newest of the store operations that succeeded was begun, by the monotonic clock (rule S4)."""
         self._failing: set[str] = set()
         """The threads whose last operation failed."""
+        self._telling = threading.Lock()
+        """Held to change that, or ``contact_at``."""
         self._lost = False  # whether there will be no further entry for this node, for good
         writer_calls = WriterCalls(
             connected=partial(self._connected, "writer"),
@@ -245,7 +247,7 @@ class Session:
             found = restore(store, self._ledger, self._memory, self._node_id, self._clock, unread=unread)
         finally:
             self._doubt = False
-        self._contact(None, began)
+        self._contact("", began)
         if isinstance(found, Rejoin):
             self._end_for(Outrun(found.why), Event("outrun", f"{found.why}: joining anew", Level.WARNING))
         elif found is not None:
@@ -333,30 +335,31 @@ class Session:
         if (store := self._connected("pulse")) is not None:
             self._pulse.reconnected(store)
 
-    def _contact(self, who: str | None, began: float) -> None:
-        """The store has answered what was asked at ``began``, and serves this thread.
+    def _contact(self, who: str, began: float) -> None:
+        """The store has answered what was asked at ``began``, and serves this thread ('' where that is to be seen yet).
 
         When the answer is read says nothing: this node may have been frozen since it came.
         """
-        if not self._lost:
+        with self._telling:
+            if self._lost:
+                return
             self.contact_at = max(self.contact_at, began)
-            self._served(who)
-
-    def _served(self, who: str | None) -> None:
-        if who in self._failing:
-            self._failing.remove(who)
-            if not self._failing:
-                self._calls.publish(Event("store_back", "the store answers again"))
+            back = self._failing == {who}
+            self._failing.discard(who)
+        if back:
+            self._calls.publish(Event("store_back", "the store answers again"))
 
     def _store_failed(self, who: str, exc: RendezvousConnectionError) -> None:
         """Say so once, until all threads are served again: a store that is full serves those that only read."""
         if self._stopping.is_set() or self._lost or self._root.embedded:
             return
-        if not self._failing:
+        with self._telling:
+            first = not self._failing
+            self._failing.add(who)
+        if first:
             what = " ".join(filter(None, [exc.message, exc.hint]))
             message = f"the store does not answer; workers go on, and we keep trying: {what}"
             self._calls.publish(Event("store_unreachable", message, Level.WARNING))
-        self._failing.add(who)
 
     def _give_up(self, exc: ElasticError) -> None:
         """There will be no further entry for this node: healthy workers may finish without one."""

@@ -119,10 +119,12 @@ def resumed(watch: Watch, epoch: int) -> Watch:
 
     That goes for those above all that the store has lost, and that nobody may ever enter again.
     """
-    if all(seen.row.epoch == epoch for seen in watch.nodes.values()):
-        return watch
-    nodes = {node_id: replace(seen, row=seen.row.within(epoch)) for node_id, seen in watch.nodes.items()}
-    return replace(watch, nodes=nodes)
+    stale = {
+        node_id: replace(seen, row=row)
+        for node_id, seen in watch.nodes.items()
+        if (row := seen.row.within(epoch)) is not seen.row
+    }
+    return replace(watch, nodes={**watch.nodes, **stale}) if stale else watch
 
 
 def observe(watch: Watch, rows: Iterable[Observation], now: float, *, gap: float = CONTACT_GAP) -> Watch:

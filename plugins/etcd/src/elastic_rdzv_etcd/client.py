@@ -29,9 +29,6 @@ LET_GO = 1.0
 """Seconds that a request gets to notice that its connection was closed."""
 PAUSE = 0.1
 """Seconds between two rounds through all members."""
-NOBODY = 1.0
-"""Seconds after which the first question is given up where no member has taken a connection or said anything on one: a
-member that restarts is there again by then, and one that is busy takes connections all the same."""
 
 _T = TypeVar("_T")
 
@@ -161,7 +158,7 @@ class Client:
                     self.cluster.answered(site)
                     return answer
             spent = time.monotonic() - began
-            enough = reaching and spent >= NOBODY
+            enough = reaching and spent >= self.cluster.options.listen_timeout
             if spent >= budget or all(_is_final(failures.get(site), enough=enough) for site in sites):
                 raise self._failed(failures, spent)
             limit *= 2

@@ -21,7 +21,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
-from elastic_rdzv_etcd.client import ATTEMPT, LET_GO, NOBODY, PAUSE
+from elastic_rdzv_etcd.client import ATTEMPT, LET_GO, PAUSE
 from elastic_rdzv_etcd.endpoint import Endpoint, Site, look_up
 from elastic_rdzv_etcd.gateway import hung_up
 from elastic_rdzv_etcd.options import Options
@@ -127,6 +127,8 @@ class ClientV2:
         self.members = members
         self._client: _Client | None = None
         self._site: Site | None = None
+        self._served = False
+        """Whether anything has ever been answered here."""
         self._sockets: list[socket.socket] = []
         self._lock = threading.Lock()
         self._using = threading.Lock()
@@ -174,7 +176,7 @@ class ClientV2:
                 try:
                     with self._reported(site):
                         answer = ask(self._at(site, min(ATTEMPT, max(share, PAUSE))))
-                    self.members.favourite = site
+                    self.members.favourite, self._served = site, True
                     return answer
                 except _Failed as failed:
                     self._drop()
@@ -184,7 +186,7 @@ class ClientV2:
                     if once:
                         raise self._failed(failures, time.monotonic() - began) from failed
             spent = time.monotonic() - began
-            enough = reaching and spent >= NOBODY
+            enough = reaching and spent >= self.members.options.listen_timeout
             if spent >= budget or all(site in failures and failures[site].is_final(enough=enough) for site in sites):
                 raise self._failed(failures, spent)
             if self._closed.wait(PAUSE):
@@ -237,7 +239,9 @@ class ClientV2:
                 "and the user's role in API v2, which has users of its own.",
             ) from exc
         except etcd.EtcdConnectionFailed as exc:
-            raise _Failed(_reason(exc.cause, site), final=_is_final(exc.cause), mute=_is_mute(exc.cause)) from exc
+            raise _Failed(
+                _reason(exc.cause, site, served=self._served), final=_untrusted(exc.cause), mute=_is_mute(exc.cause)
+            ) from exc
         except etcd.EtcdException as exc:
             if NO_V2 in str(exc):
                 raise RendezvousConnectionError(
@@ -282,7 +286,7 @@ def _text(exc: BaseException) -> str:
     return str(exc)[:300].strip().replace("\n", " ")
 
 
-def _is_final(cause: BaseException | None) -> bool:
+def _untrusted(cause: BaseException | None) -> bool:
     return isinstance(cause, urllib3.exceptions.SSLError)
 
 
@@ -295,12 +299,12 @@ def _is_mute(cause: BaseException | None) -> bool:
     return isinstance(cause, kinds)
 
 
-def _reason(cause: BaseException | None, site: Site) -> str:
+def _reason(cause: BaseException | None, site: Site, *, served: bool) -> str:
     """What went wrong below python-etcd, without urllib3's own words for it."""
     if isinstance(cause, urllib3.exceptions.SSLError):
         return f"TLS is refused or not to be trusted: {_text(cause)}; see --rdzv_conf cacert, cert and key"
     if isinstance(cause, urllib3.exceptions.ProtocolError):
-        return f"it hung up without an answer{hung_up(site)}"
+        return f"it hung up without an answer{'' if served else hung_up(site)}"
     inner = cause.__cause__ if cause is not None else None
     if isinstance(inner, OSError) and inner.strerror:
         return inner.strerror

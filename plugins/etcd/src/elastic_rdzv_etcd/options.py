@@ -52,6 +52,10 @@ class Options:
     user: str | None = None
     password: Secret | None = None
     connect_timeout: float = 2.5
+    """Until a member answers, at first."""
+    listen_timeout: float = 1.0
+    """Until one of them takes a connection and says anything, at first: one that restarts does by then, and so does one
+    that is busy. Who gives ``connect_timeout`` means both."""
     read_timeout: float = 20.0
     durable: bool = False
 
@@ -70,6 +74,7 @@ class Options:
             user=user,
             password=password,
             connect_timeout=_seconds(config, "connect_timeout", DEFAULTS.connect_timeout),
+            listen_timeout=_seconds(config, "connect_timeout", DEFAULTS.listen_timeout),
             read_timeout=_seconds(config, "read_timeout", DEFAULTS.read_timeout),
             durable=boolean("durable", config.get("durable", "false")),
             **files,
@@ -113,7 +118,8 @@ CONF: Mapping[str, str] = {
     "user": f"user of etcd [{USER_VARIABLE}]; the password comes from password_file or {PASSWORD_VARIABLE}",
     "password_file": "file whose first line is the password",
     "etcd_prefix": f"what the names of all keys begin with [{DEFAULT_PREFIX}]",
-    "connect_timeout": f"seconds to look for a member that answers, at first [{DEFAULTS.connect_timeout:g}]",
+    "connect_timeout": "seconds to look for a member that answers, at first "
+    f"[{DEFAULTS.connect_timeout:g}; {DEFAULTS.listen_timeout:g} where nobody listens]",
     "read_timeout": f"seconds that one operation may take, on whichever member [{DEFAULTS.read_timeout:g}]",
     "durable": "true: this etcd never comes back without what it was told, so a job's first round need not wait "
     "4 s for one that was running",

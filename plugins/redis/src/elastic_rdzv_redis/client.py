@@ -75,7 +75,8 @@ class Client:
         sock: The way to the server; closed with this object, also when making it fails.
         where: The server, for messages.
         db: Which of its databases.
-        credentials: Whom to identify as.
+        credentials: Where it was said whom to identify as, for messages.
+        identity: The user's name and the password; None for the server's default user, or no password.
         patience: Seconds that each answer may take until :meth:`settle` says otherwise.
         doubt: Why it may hang up before that, for messages.
 
@@ -90,10 +91,10 @@ class Client:
         *,
         db: int = 0,
         credentials: Credentials,
+        identity: tuple[str | None, str | None],
         patience: float,
         doubt: str | None = None,
     ) -> None:
-        username, password = credentials.now()
         self.where = where
         self._credentials, self._doubt = credentials, doubt
         self._patience = patience
@@ -103,6 +104,7 @@ class Client:
         self._socket = sock
         self._plug = socket.socket(fileno=socket.dup(sock.fileno()))
         """The same, for other threads: a TLS socket is not theirs to touch."""
+        username, password = identity
         self._line: AbstractConnection = _Line(sock, where, db=db, username=username, password=password, protocol=2)
         try:
             sock.settimeout(patience)

@@ -93,6 +93,7 @@ class Dialler:
         self, host: Host | None, credentials: Credentials, deadline: float, *, whose: str = "", db: int = 0
     ) -> Client:
         """A connection to one server, or with no host to the endpoint's unix socket."""
+        identity = credentials.now()
         where = f"{host or self.options.endpoint}{whose}"
         sock = self._unix(where) if host is None else self._tcp(host, where, deadline)
         try:
@@ -100,7 +101,9 @@ class Dialler:
                 sock = self._encrypted(self._context, sock, host, where)
             patience = max(0.1, deadline - time.monotonic())
             doubt = None if host is None else self._doubt()
-            return Client(sock, where, db=db, credentials=credentials, patience=patience, doubt=doubt)
+            return Client(
+                sock, where, db=db, credentials=credentials, identity=identity, patience=patience, doubt=doubt
+            )
         except BaseException:
             sock.close()
             self._forget(host)
