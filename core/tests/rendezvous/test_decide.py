@@ -545,12 +545,21 @@ class TestADeposedChair:
         assert isinstance(body(decide(self.deposed(head=3))), Round), "it has answered"
         assert isinstance(body(decide(self.deposed(unanswered=False))), Round)
 
-    @pytest.mark.parametrize(("unanswered", "suspected_at"), [(True, 100.1), (False, 101.0)])
-    def test_is_suspected_sooner_than_others(self, unanswered: bool, suspected_at: float) -> None:
+    @pytest.mark.parametrize(
+        ("unanswered", "epoch", "suspected_at"),
+        [
+            pytest.param(True, 0, 100.1, id="it was silent about an incident"),
+            pytest.param(False, 0, 101.0, id="nobody had asked it"),
+            pytest.param(True, 1, 101.0, id="it has yet to learn that the run was resumed"),
+        ],
+    )
+    def test_is_suspected_sooner_than_others(self, unanswered: bool, epoch: int, suspected_at: float) -> None:
         before = self.deposed(unanswered=unanswered)
         halt = Halt(round=1, reason=HaltReason.FAILURE, why="it was", incident=incident("b"))
         ledger = then(before.ledger, halt, at=100.0)
-        nodes = [running("a", head=2), seen("b", Phase.STOPPED, head=4, incident=incident("b"))]
+        ledger = replace(ledger, head=replace(ledger.head, epoch=epoch))
+        old_chair = running("a", head=0 if epoch else 2)
+        nodes = [old_chair, seen("b", Phase.STOPPED, head=4, epoch=epoch, incident=incident("b"))]
         after = replace(before, ledger=ledger, watch=replace(watch(*nodes), heard=before.watch.heard))
         waiting = decide(replace(after, now=100.05))
         assert isinstance(waiting, LookAgain)
