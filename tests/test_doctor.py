@@ -100,8 +100,8 @@ def test_a_running_job_does_not_notice(server: Daemon, stage: Stage, tmp_path: P
         (
             "-@all +@read +@connection +info +eval +evalsha",
             "s3cret",
-            "roster",
-            "enter: The Redis server",
+            "connect",
+            "no permission to run HDEL",
             "access list",
         ),
     ],
