@@ -259,7 +259,7 @@ class SimStore:
     def execute(self, call: Call) -> None:
         """The call has arrived."""
         hub, line = self.hub, call.line
-        if self.down:
+        if self.down or call.life != line.lives:  # it was on its way to the server that was, and to no other
             call.fail("the connection was reset")
         elif hub.now < line.to_cut:  # the line was cut while it was under way
             again = line.to_cut + self.way(line)
@@ -299,6 +299,7 @@ class Call:
         "connection",
         "cursor",
         "deadline",
+        "life",
         "line",
         "muted",
         "name",
@@ -313,6 +314,7 @@ class Call:
         self.connection, self.task, self.ticket, self.name, self.args = connection, task, task.ticket, name, args
         self.store, self.line = connection.store, connection.line
         self.deadline = self.store.hub.now + self.store.timeout
+        self.life = self.line.lives
         self.over = self.muted = False
         self.cursor: Cursor = args[0] if name == "wait" else NOWHERE
         self.watches_roster: bool = name == "wait" and args[1]
