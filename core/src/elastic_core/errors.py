@@ -92,8 +92,8 @@ class RendezvousRefusedError(RendezvousError):
     exit_code = ExitCode.REFUSED
 
 
-class StoreLostError(RendezvousError):
-    """An embedded store is gone for good. (A :class:`RendezvousConnectionError` may pass; this does not.)"""
+class StoreLostError(RendezvousConnectionError):
+    """An embedded store is gone for good: nobody listens there any more. (No answer may come from the network, too.)"""
 
     exit_code = ExitCode.STORE_LOST
 

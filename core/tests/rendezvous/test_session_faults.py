@@ -11,7 +11,7 @@ import pytest
 from scenes import incident, info, live
 from test_session import CLOCK, PATIENCE, Node, in_round, quick
 
-from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError, RendezvousStateError
+from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError, RendezvousStateError, StoreLostError
 from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RosterRow
 from elastic_core.rendezvous.codec import decode_entry, encode_row
 from elastic_core.rendezvous.join import Applicant, Joined, join
@@ -27,6 +27,8 @@ class Faults:
     """What is wrong with one node's store; all of the node's connections look here."""
 
     down: bool = False
+    gone: bool = False
+    """Nobody listens where the store was."""
     wiped: bool = False
     """Connecting finds something that cannot be."""
     garbled: bool = False
@@ -93,6 +95,8 @@ class FaultyBackend(LocalBackend):
         return super().append(prev, entry, data)
 
     def _check(self) -> None:
+        if self.faults.gone:
+            raise StoreLostError("connection refused")
         if self.faults.down:
             raise RendezvousConnectionError("the line is down")
 
@@ -135,6 +139,18 @@ def bench() -> Iterator[Bench]:
     yield found
     for node in found.nodes:
         node.kill()
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_an_embedded_store_that_only_does_not_answer_is_lost_and_may_still_serve_others(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    monkeypatch.setattr(FaultyBackend, "embedded", True)
+    monkeypatch.setattr(FaultyBackend, "hosting", True)
+    a = bench.add("a", last_call_timeout=0.0).until(in_round(1, "a"))
+    bench.faults["a"].gone, bench.faults["a"].down = gone, True
+    a.until(lambda n: n.state.store_lost)
+    assert a.session.store_gone is gone
 
 
 def test_who_cannot_read_the_ledger_any_more_stops_beating_and_is_replaced(bench: Bench) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, UsageError
+from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, StoreLostError, UsageError
 from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
 from elastic_core.testing.backend_conformance import (
@@ -218,7 +218,7 @@ def test_the_store_dies_with_an_agent_that_is_killed(port: int) -> None:
             waiting.result(PATIENCE)
         with pytest.raises(RendezvousConnectionError, match=f"127.0.0.1:{port} is "):
             guest.read(1)
-        with pytest.raises(RendezvousConnectionError, match=f"127.0.0.1:{port} is gone"):
+        with pytest.raises(StoreLostError, match=f"127.0.0.1:{port} is gone"):
             guest.connect()
         guest.close()
         poller = select.poll()

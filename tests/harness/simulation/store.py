@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from elastic_core.errors import ElasticError, RendezvousConnectionError
+from elastic_core.errors import ElasticError, RendezvousConnectionError, StoreLostError
 from elastic_core.rendezvous.backend import TOMBSTONE, BeatReply, Cursor, Link, RendezvousBackend, RosterRow
 from simulation.engine import Hub, Process, Task
 
@@ -19,6 +19,8 @@ MOST_CALLS = 400
 WRITES = frozenset({"enter", "amend", "beat", "remove", "append", "shrink"})
 NOWHERE = Cursor()
 """Where a call is that waits for nothing."""
+REFUSED = "connection refused"
+"""Why a call fails where nobody listens: an embedded store is gone then."""
 GHOST_LATEST = 8.0
 """Seconds after which what a caller has given up is carried out at the latest."""
 
@@ -213,7 +215,7 @@ class SimStore:
         hub, line, way = self.hub, call.line, self.way(call.line)
         self._meter(line)
         if self.down:
-            hub.at(hub.now + way, call.fail, "connection refused")
+            hub.at(hub.now + way, call.fail, REFUSED)
             return
         if line.read_only and call.name in WRITES:
             self.count("store full or read-only")
@@ -341,7 +343,9 @@ class Call:
         """The caller gives up, or is told that there is no connection any more."""
         if not self.over:
             self.over = True
-            self.task.wake(self.ticket, RendezvousConnectionError(f"The store: {why}."))
+            lost = self.store.embedded and why == REFUSED
+            error = StoreLostError if lost else RendezvousConnectionError
+            self.task.wake(self.ticket, error(f"The store: {why}."))
 
 
 class Connection(RendezvousBackend):

@@ -153,7 +153,6 @@ class Supervisor:
     ) -> None:
         self._config, self._plugins, self._publish, self._clock = config, plugins, publish, clock
         self._inbox, self._warden, self._group = hands.inbox, hands.warden, hands.group
-        self._embedded = store.embedded
         self._state = NodeState(info=applicant.info, ledger=joined.ledger, offer=applicant.offer)
         self._stores = stores
         self._exit: Exit | None = None
@@ -280,9 +279,9 @@ class Supervisor:
     def _arm_fence(self) -> None:
         """Let the warden stop the workers, if nothing is heard of this agent or the store for too long (rule S4).
 
-        Once an embedded store is gone nobody can go on without them, and they may finish.
+        Once an embedded store is known to be gone nobody can go on without them, and they may finish.
         """
-        if self._state.work is not Work.RUNNING or (self._embedded and self._state.store_lost):
+        if self._state.work is not Work.RUNNING or self._session.store_gone:
             self._warden.fence(None)
             return
         silence = self._clock.now() - self._session.contact_at

@@ -100,7 +100,11 @@ class RendezvousBackend(ABC):
 
     @abstractmethod
     def connect(self) -> RendezvousBackend:
-        """Another, independent connection to the same job's store, for another thread. The caller closes it."""
+        """Another, independent connection to the same job's store, for another thread. The caller closes it.
+
+        Where an embedded store is known to be gone, since nobody listens there any more, this raises
+        :class:`~elastic_core.errors.StoreLostError`: nobody can go on elsewhere then, and the workers may finish.
+        """
 
     @abstractmethod
     def close(self) -> None:

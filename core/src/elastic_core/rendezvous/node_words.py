@@ -132,7 +132,7 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class StoreLost:
-    """An embedded store is gone for good."""
+    """An embedded store is lost, or what a store holds cannot be read: this node hears no more."""
 
 
 @dataclass(frozen=True, slots=True)

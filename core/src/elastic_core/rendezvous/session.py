@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError
+from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError, StoreLostError
 from elastic_core.events import Event, Level
 from elastic_core.incidents import Incident
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
@@ -78,6 +78,8 @@ class Session:
         self._reading: RendezvousBackend | None = None
         self.contact_at = clock.now()
         """When the newest of the store operations that succeeded was begun, by the monotonic clock (rule S4)."""
+        self.store_gone = False
+        """Whether an embedded store is known to be gone, so that nobody can go on elsewhere (rule S4)."""
         self._failing: set[str] = set()
         """The threads whose last operation failed."""
         self._telling = threading.Lock()
@@ -316,6 +318,7 @@ class Session:
                 store = self._root.connect()
             except RendezvousConnectionError as exc:
                 if self._root.embedded:
+                    self.store_gone = self.store_gone or isinstance(exc, StoreLostError)
                     self._give_up(exc)
                     return None
                 self._store_failed(who, exc)

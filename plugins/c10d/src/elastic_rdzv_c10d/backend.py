@@ -21,7 +21,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from elastic_core.errors import RendezvousStateError
+from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, StoreLostError
 from elastic_core.rendezvous.backend import (
     ORIGIN,
     TOMBSTONE,
@@ -106,7 +106,12 @@ class C10dBackend(RendezvousBackend):
 
     def connect(self) -> C10dBackend:
         """Another connection to the same job; an error at once where nobody listens any more."""
-        client = StoreClient(self._client.address, self._client.read_timeout)
+        try:
+            client = StoreClient(self._client.address, self._client.read_timeout)
+        except RendezvousConnectionError as exc:
+            if isinstance(exc.__cause__, ConnectionRefusedError):  # no answer may be the network's fault
+                raise StoreLostError(exc.message, hint=exc.hint) from exc
+            raise
         return C10dBackend(client, self._run_id, hosting=self.hosting, known=self._known)
 
     def close(self) -> None:

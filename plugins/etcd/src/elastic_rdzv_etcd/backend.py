@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
+from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, StoreLostError
 from elastic_core.rendezvous.backend import ORIGIN, BeatReply, Cursor, Link, RendezvousBackend, RosterRow
 from elastic_rdzv_etcd.client import Client, Lost
 from elastic_rdzv_etcd.cluster import Cluster
@@ -127,7 +127,9 @@ class EtcdBackend(RendezvousBackend):
         """Another connection to the same job."""
         try:
             return EtcdBackend(self._cluster, self._run_id, embedded=self.embedded, common=self._common)
-        except RendezvousConnectionError:
+        except RendezvousConnectionError as exc:
+            if self.embedded:  # it serves this agent only
+                raise StoreLostError(exc.message, hint=exc.hint) from exc
             self._cluster.look_up_again()
             raise
 
