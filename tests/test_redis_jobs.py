@@ -65,7 +65,7 @@ def test_a_new_master_takes_over_unnoticed_by_workers_and_a_crash_right_after_re
         for agent in agents:
             agent.wait_for("the store answers again")
             agent.wait_for_report("step", count=len(agent.reports("step")) + 1)
-        assert pids(agents) == before, "nobody was stopped"
+        assert pids(agents) == before, "somebody was stopped:\n" + "\n".join(agent.output for agent in agents)
         agents[1].kill_worker(max(agents[1].workers()))
         train_again(agents)
         all_finish(done, agents)

@@ -18,10 +18,12 @@ class Backoff:
 
     pause: float = RETRY_FIRST
     """Seconds to wait after the next failure."""
+    most: float = RETRY_MOST
+    """Seconds to wait at most."""
 
     def failed(self) -> float:
         """Seconds to wait now; twice as long after each further failure."""
-        pause, self.pause = self.pause, min(2 * self.pause, RETRY_MOST)
+        pause, self.pause = self.pause, min(2 * self.pause, self.most)
         return pause
 
     def worked(self) -> None:

@@ -30,7 +30,7 @@ from elastic_core.rendezvous.parting import append_chair, others_finished, part,
 from elastic_core.rendezvous.pulse import Pulse, PulseCalls
 from elastic_core.rendezvous.reading import news
 from elastic_core.rendezvous.restoring import restore
-from elastic_core.rendezvous.retry import Backoff
+from elastic_core.rendezvous.retry import RETRY_MOST, Backoff
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
 from elastic_core.rendezvous.session_calls import SessionCalls
 from elastic_core.rendezvous.watch import Heard, Watch, interrupted
@@ -311,8 +311,11 @@ class Session:
     # Connections -----------------------------------------------------------------------------------------------------
 
     def _connected(self, who: str) -> RendezvousBackend | None:
-        """A new connection, however long it takes; None when there is none to be had any more."""
-        backoff = Backoff()
+        """A new connection, however long it takes; None when there is none to be had any more.
+
+        A chair that finds the store back first gives others ``lost_after`` to be back (rule L1): they try more often.
+        """
+        backoff = Backoff(most=min(RETRY_MOST, self._ledger.settings.timing.lost_after / 3))
         while not (self._stopping.is_set() or self._lost):
             try:
                 store = self._root.connect()
