@@ -15,3 +15,8 @@ def test_after_a_success_the_next_failure_is_a_first_one() -> None:
     backoff.failed()
     backoff.worked()
     assert backoff.failed() == RETRY_FIRST
+
+
+def test_it_never_waits_longer_than_it_is_given() -> None:
+    backoff = Backoff(most=0.5)
+    assert [backoff.failed() for _ in range(5)] == [0.1, 0.2, 0.4, 0.5, 0.5]
