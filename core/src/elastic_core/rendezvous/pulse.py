@@ -42,7 +42,7 @@ class PulseCalls:
     take_chair: Callable[[Ledger, Heard, str], None]
     """The chair is gone, and it is our turn: the ledger that this was judged by, what was last heard, and why."""
     given_up: Callable[[ElasticError], None]
-    """The store holds what cannot be; the session stops the pulse."""
+    """The store holds what cannot be; whoever hears of it ends the pulse."""
     crashed: Callable[[BaseException], None]
     """The thread met a defect."""
 
