@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -75,6 +76,16 @@ def test_what_hangs_is_told_with_what_it_was_at(subject: Subject) -> None:
 
 def test_who_is_busy_does_not_hang(subject: Subject) -> None:
     assert list(examined(subject, works_hard)) == [ok("first", "done")]
+
+
+def test_a_late_look_is_no_long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever did not get to look for a minute does not know that the other was idle through it."""
+    monkeypatch.setattr(runner._Waited, "_work", lambda _: ("7", "1"))
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    waited = runner._Waited(os.getpid())
+    now += 60.0
+    assert 0.0 < waited.seconds() < 1.0
 
 
 def test_a_process_that_dies_is_told(subject: Subject) -> None:

@@ -178,7 +178,11 @@ class _Watched:
 
 
 class _Waited:
-    """For how long a process has only waited. One that works, or would if the machine let it, does not hang."""
+    """For how long a process has only waited. One that works, or would if the machine let it, does not hang.
+
+    A look that comes late counts as if it had come in time: what kept this process from looking has most likely kept
+    the other from answering.
+    """
 
     def __init__(self, pid: int) -> None:
         self._stat = Path(f"/proc/{pid}/stat")
@@ -188,7 +192,7 @@ class _Waited:
         """So long by now; asked once in a while."""
         now, worked = time.monotonic(), self._work()
         if worked is not None and worked == self._worked:
-            self._seconds += now - self._looked_at
+            self._seconds += min(now - self._looked_at, 2 * TICK)
         self._looked_at, self._worked = now, worked
         return self._seconds
 

@@ -20,8 +20,9 @@ At: TypeAlias = Callable[[str], None]
 """Told what is tried next, which from then on has its own time to answer."""
 
 NODE, OTHER = "doctor-1", "doctor-2"
-PATIENCE = 2.5
-"""Seconds that a wake-up may take, and an answer of a backend that can be told so."""
+PATIENCE = 2.0
+"""Seconds that a wake-up may take, and an answer of a backend that can be told so: by then it has its own words, before
+it is taken for one that hangs."""
 
 FALLS_ASLEEP = 0.01
 """Seconds for a waiter to fall asleep, so that it has to be woken."""
