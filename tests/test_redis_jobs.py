@@ -73,11 +73,17 @@ def test_a_new_master_takes_over_unnoticed_by_workers_and_a_crash_right_after_re
             assert admin.info("replication")["role"] == "master"
 
 
+@pytest.mark.parametrize("given", ["in the environment", "in the endpoint", "in --rdzv_conf"])
 def test_no_process_of_a_job_but_its_agents_knows_the_password(
-    stage: Stage, pair: Callable[..., list[Agent]], done: Path, tmp_path: Path
+    stage: Stage, pair: Callable[..., list[Agent]], done: Path, tmp_path: Path, given: str
 ) -> None:
     with redis_server(tmp_path / "redis", "requirepass s3cret") as server:
-        agents = pair(server.endpoint, SOON, ELASTIC_REDIS_PASSWORD="s3cret")
+        if given == "in the endpoint":
+            agents = pair(f"redis://:s3cret@{server.endpoint}", SOON)
+        elif given == "in --rdzv_conf":
+            agents = pair(server.endpoint, f"{SOON},password=s3cret")
+        else:
+            agents = pair(server.endpoint, SOON, ELASTIC_REDIS_PASSWORD="s3cret")
         others = set(stage.processes()) - {agent.pid for agent in agents}
         assert set(pids(agents)) < others, "workers and wardens"
         for pid in others:

@@ -26,7 +26,7 @@ from elastic_core.agent.spawning import STANDARD_STREAMS, Child, Kind, start
 STAGE = "ELASTIC_TEMPLATE"
 """Tells our ``sitecustomize`` what it is there for."""
 ROOM = "ELASTIC_TEMPLATE_ROOM"
-"""Holds the place where a worker shows the variables that it has and the template has not (``warm/title.py``)."""
+"""Holds the place where a worker shows the variables that it has and the template has not (``title.py``)."""
 ROOM_SIZE = 4096
 """Bytes; those variables have about a thousand."""
 STARTUP = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "warm", "startup")

@@ -10,7 +10,9 @@ def main() -> int:
 
         from elastic_core.cli.commands import Elastic
         from elastic_core.cli.render import run
+        from elastic_core.title import hide_passwords
 
+        hide_passwords(sys.argv[1:])
         return run(Elastic(), sys.argv[1:])
     except KeyboardInterrupt:  # before there was anybody to handle it
         return 130

@@ -12,7 +12,6 @@ General layout:
 * ``child``: what a fork must change about itself to be the worker that was asked for.
 * ``libraries``: what torch, numpy and others hold that a fork must not share: random states, threads, keys.
 * ``initialization``: how a script that knows nothing of it tells its agent that the process group is there.
-* ``title``: what ``ps`` shows.
 
 None of this is imported by the agent; the warden's side of it is ``elastic_core.agent.nursery``.
 """

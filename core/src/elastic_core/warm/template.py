@@ -25,12 +25,12 @@ from typing import Any, NoReturn
 from elastic_core.agent.channel import Channel, Message, close_all
 from elastic_core.agent.processes import die_once_adopted
 from elastic_core.reporting import FAILED, INITIALIZED, OVER, report
+from elastic_core.title import Title
 from elastic_core.warm import child, initialization, libraries, pages
 from elastic_core.warm.checks import Wanted, objection, threaded, unfit
 from elastic_core.warm.facts import Observer
 from elastic_core.warm.failing import Farewell
 from elastic_core.warm.libraries import Libraries
-from elastic_core.warm.title import Title
 
 _NOT_THEIRS = (__file__, importlib.__file__, "<frozen importlib")
 """Files whose frames come before those of a module that is being imported."""

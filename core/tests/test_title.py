@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import sys
-from elastic_core.warm.title import Title
+from elastic_core.title import Title
 def shown():
     return [open(f"/proc/self/{name}").read() for name in ("comm", "cmdline")]
 before = shown()
@@ -32,7 +34,7 @@ def test_a_template_is_no_worker_to_who_looks_and_a_fork_of_it_is() -> None:
 
 ENVIRONMENT = """
 import os
-from elastic_core.warm.title import Title
+from elastic_core.title import Title
 def shown():
     return open("/proc/self/environ", "rb").read().rstrip(b"\\0").split(b"\\0")
 given = dict(os.environ)
@@ -52,3 +54,29 @@ def test_a_fork_shows_the_variables_that_it_has_as_far_as_there_is_room() -> Non
     env = {**os.environ, "ROOM": " " * 100}
     done = subprocess.run([sys.executable, "-c", ENVIRONMENT], env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+HIDING = """
+import sys
+from elastic_core.title import hide_passwords
+hide_passwords(sys.argv[1:])
+print(open("/proc/self/cmdline").read().rstrip("\\0").split("\\0")[3:], sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (["--rdzv_endpoint=redis://u:s3 cr@t@host:1", "train.py"], ["--rdzv_endpoint=redis://***@host:1", "train.py"]),
+        (["--rdzv_conf", "a=1,password=s3c,r3t", "train.py"], ["--rdzv_conf", "a=1,password=***", "train.py"]),
+        (["--rdzv_conf=sentinel_password=s3cr3t"], ["--rdzv_conf=sentinel_password=***"]),
+        (["--rdzv_conf=passwrd=s3cr3t"], ["--rdzv_conf=passwrd=***"]),
+        (["password=x", "train.py", "1"], ["password=***", "train.py"]),
+        (["--rdzv_conf=password_file=/a/b,c=d", "http://a:1"], ["--rdzv_conf=password_file=/a/b,c=d", "http://a:1"]),
+        ([], []),
+    ],
+    ids=["URL", "conf", "longer name", "misspelt", "no room for all", "none", "no arguments"],
+)
+def test_a_command_line_shows_no_password_and_the_program_has_it(given: list[str], shown: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", HIDING, *given], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{shown} {given}\n", "")

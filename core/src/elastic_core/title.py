@@ -1,12 +1,19 @@
-"""What ``ps`` and ``/proc`` show of a process: the template must not look like the workers that it forks."""
+"""What ``ps`` and ``/proc`` show: no passwords, and a template that does not look like the workers that it forks.
+
+Every user of a host may read the command lines of all its processes.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 
 NAME, SERVICE = "elastic-warm", "elastic-service"
+
+_PASSWORD = re.compile(r"(?is)((?<=://).*@)|(\b\w*(?:passw|pwd|secret)(?:(?!_file)\w)*=).+")
 
 
 class Title:
@@ -26,6 +33,12 @@ class Title:
         self._at, end, self._environ_at, environ_end = map(int, fields[45:49])
         self._room = end - self._at if end - self._at == len(self._line) else 0
         self._environ_room = max(0, environ_end - self._environ_at)
+
+    def hide_passwords(self) -> None:
+        """Be the same command with ``***`` for its passwords, to whoever looks from now on."""
+        shown = b"\0".join(os.fsencode(_hidden(os.fsdecode(argument))) for argument in self._line.split(b"\0"))
+        if shown != self._line:
+            self._write(self._name, shown)
 
     def show_template(self) -> None:
         """Be a template, to whoever looks."""
@@ -56,3 +69,15 @@ class Title:
         if self._room:
             # The last byte stays 0: otherwise the kernel takes the line to go on where the environment begins.
             ctypes.memmove(self._at, line[: self._room - 1].ljust(self._room, b"\0"), self._room)
+
+
+def hide_passwords(arguments: Sequence[str]) -> None:
+    """Take the passwords among this process' arguments off what others are shown of it, where there is ``/proc``."""
+    if [_hidden(argument) for argument in arguments] != list(arguments):
+        with contextlib.suppress(OSError):
+            Title().hide_passwords()
+
+
+def _hidden(argument: str) -> str:
+    """One without what a URL has before its last ``@``, or what follows ``password=`` and the like, be it too much."""
+    return _PASSWORD.sub(lambda found: "***@" if found[1] else f"{found[2]}***", argument)
