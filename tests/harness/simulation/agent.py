@@ -88,7 +88,7 @@ class Hands:
         self.offer = ""
         """That of the newest round whose workers were started."""
         self.left_stuck = False
-        """Whether the agent has ended and left a process that could not be killed then."""
+        """Whether the agent ends because of a process that could not be killed, or ended beside one."""
         self._over = False
         self._fences = 0
         self._fenced_at = 0.0
@@ -178,7 +178,7 @@ class Hands:
     def close(self, timeout: float) -> None:
         """Kill everything, and wait for the last process."""
         if self.gang is not None:
-            self.left_stuck = self.gang.stuck
+            self.left_stuck = self.left_stuck or self.gang.stuck
             self.gang.kill()
             if not self.gang.alive:
                 self.gang = None
@@ -218,6 +218,7 @@ class Hands:
     def _still_there(self, number: int, answer: object) -> None:
         if self.gang is not None and self.gang.stuck:
             self.host.world.count("L3 a worker in D state")
+            self.left_stuck = True  # also where the agent hears it late, and it is free by then
             self.agent.inbox.post(Stuck(7, "train", "nfs_wait"))
         else:
             self._stopped(number, answer)
