@@ -66,6 +66,17 @@ def test_a_store_is_kept_until_the_second_offer_after_its_own(stores: Stores, te
     assert len({first.id, second.id, third.id}) == 3
 
 
+def test_an_offer_that_is_renewed_unused_does_not_put_the_one_in_use_in_its_place(
+    stores: Stores, template: Template
+) -> None:
+    used, unused = stores.offer(), stores.offer()
+    first, second = stores.offer(used), stores.offer(used)
+    assert [*template.serving] == [1, 4]
+    assert [accepts(offer.port) for offer in (used, unused, first, second)] == [True, False, False, True]
+    stores.offer(second)
+    assert [*template.serving] == [4, 5], "the next round has begun there"
+
+
 @pytest.mark.parametrize("end", [ServiceEnded(1, -9), ServiceFailed(1, "no descriptors are left")])
 def test_the_end_of_a_store_names_its_offer(stores: Stores, end: ServiceEnded | ServiceFailed) -> None:
     first, second = stores.offer(), stores.offer()

@@ -315,7 +315,7 @@ def test_a_resumed_run_leaves_the_workers_of_its_round_alone() -> None:
         node = running()
         after = resumed(node.ledger, on=node.ledger.head.link)
         event: NodeEvent = EntriesRead((after.head,), 2.0) if by_reading else HistoryReplaced(after)
-        assert node.hears(event) == ()
+        assert node.hears(event) == (MakeOffer(),), "what the store lost may have used the last one"
         assert (node.state.work, node.state.round, node.state.phase) == (Work.RUNNING, 1, Phase.RUNNING)
         row = row_of(node.state)
         assert (row.head, row.epoch) == (after.head.index, 1)
@@ -356,6 +356,16 @@ def test_an_offer_that_the_new_history_may_have_used_is_renewed() -> None:
     used = then(start(), Round(number=1, offer=mine, members=members("ab")), at=1.0)
     assert node.hears(HistoryReplaced(then(used, halt(), at=2.0))) == (MakeOffer(),)
     assert row_of(node.state).offer is None
+
+
+def test_an_offer_that_a_lost_round_may_have_used_which_this_node_never_read_of_is_renewed() -> None:
+    node = running()
+    before = node.ledger
+    node.reads(halt())
+    node.hears(WorkersGone())
+    assert node.hears(HistoryReplaced(then(before, halt(reason=HaltReason.FAILURE), at=2.0))) == (MakeOffer(),)
+    assert row_of(node.state).offer is None
+    assert (node.state.phase, node.state.round) == (Phase.STOPPED, 1)
 
 
 def test_an_offer_that_a_round_of_the_new_history_has_taken_is_replaced() -> None:

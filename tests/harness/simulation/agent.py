@@ -234,7 +234,7 @@ class Stores:
     def __init__(self, address: str, new_id: Callable[[], str]) -> None:
         self._address, self._new_id, self._port = address, new_id, 29500
 
-    def offer(self) -> Offer:
+    def offer(self, _in_use: Offer | None = None) -> Offer:
         """A new place."""
         self._port += 1
         return Offer(self._address, self._port, self._new_id())

@@ -33,8 +33,8 @@ REPAIRS: tuple[Mutant, ...] = (
     _m(
         "an offer that a lost history has used is kept",
         "node",
-        "    state = replace(state, offer=None, spent=True)\n    if not",
-        "    if not",
+        "replace(state, ledger=ledger, offer=None, spent=True)",
+        "replace(state, ledger=ledger)",
         "forgetful",
         3000,
         first=2180,

@@ -5,7 +5,7 @@ With a template that has imported torch, the store is a process of its own, fork
 is only held, and rank 0's worker opens the store there.
 
 An offer serves one round. Its store is kept until the round after the next is offered, since a round's workers use it
-to their end.
+to their end; and for longer while that is the newest round, since an offer may be renewed before it is used.
 """
 
 from __future__ import annotations
@@ -48,8 +48,12 @@ class Stores:
         self._dead: set[str] = set()
         self._failures = 0
 
-    def offer(self) -> Offer:
-        """A new place. The one before is taken to be in use from now on, and the one before that is given up.
+    def offer(self, in_use: Offer | None = None) -> Offer:
+        """A new place; of those before one is kept.
+
+        Args:
+            in_use: Where the workers of the newest round meet. If that is none of these places, the one before this
+                is taken to be in use from now on.
 
         Raises:
             ElasticError: No port is free.
@@ -65,7 +69,7 @@ class Stores:
             arguments = {"host": port.reached_at, "port": port.port}
             self._warden.serve(place.tag, ENTRY, arguments, descriptors={"socket": port.fileno()})
         while len(self._places) > 2:
-            self._give_up(self._places.pop(0))
+            self._give_up(self._places.pop(1 if self._places[0].offer == in_use else 0))
         return offer
 
     def handle(self, event: ServiceFailed | ServiceEnded) -> Offer | None:

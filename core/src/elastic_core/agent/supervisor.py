@@ -318,7 +318,8 @@ class Supervisor:
             case Notify(notice):
                 self._notify(notice)
             case MakeOffer():
-                self._step(Offered(self._stores.offer()))
+                newest = self._state.ledger.round
+                self._step(Offered(self._stores.offer(None if newest is None else newest.offer)))
             case Exit():
                 self._exit = effect
 

@@ -216,15 +216,13 @@ def _nobody_asks(state: NodeState, found: Probed) -> bool:
 def _replaced(state: NodeState, ledger: Ledger) -> NodeState:
     """The state on another history: what a round of the old one that is not in the new led to is forgotten.
 
-    A round of the new one may have been given the offer, so there is another. Each of two histories may have given one
-    offer to a round of its own, with other members.
+    A round of either may have been given the offer, and this node need not have read of it; so there is another. Each
+    of two histories may have given one offer to a round of its own, with other members.
     """
     before, after = state.ledger.round, ledger.round
-    state = replace(state, ledger=ledger)
-    if before is not None and after is not None and _same_round(before, after):
-        return state
-    state = replace(state, offer=None, spent=True)
-    if not state.round:
+    state = replace(state, ledger=ledger, offer=None, spent=True)
+    same = before is not None and after is not None and _same_round(before, after)
+    if same or not state.round:
         return state
     phase = Phase.RUNNING if state.work in (Work.RUNNING, Work.STOPPING) else Phase.WAITING
     return replace(_untold(state), round=0, phase=phase)

@@ -319,8 +319,9 @@ class TorchrunHandler(RendezvousHandler):
         port.listen()  # the others may be faster than this node's agent
         offer = Offer(self._address, port.port, self._clock.new_id(), hosted=True)
         self._ports[offer.id] = port
+        begun = "" if self._begun is None else self._begun[0].offer.id
         while len(self._ports) > 2:  # offers that went into rounds which never began here
-            self._ports.pop(next(iter(self._ports))).close()
+            self._ports.pop(next(offer_id for offer_id in self._ports if offer_id != begun)).close()
         return offer
 
     def _is_next(self, current: Round) -> bool:
