@@ -74,8 +74,7 @@ def check_resume(world: World, replica: Replica, before: Entry | None, entry: En
     truth = world.truth
     if not world.forgot:
         truth.violated("S3", f"{entry.author} resumes a run, and the store has lost nothing")
-    sealed = truth.histories.rounds.get(body.round.offer.id)
-    if sealed is None or (sealed.number, sealed.members) != (body.round.number, body.round.members):
+    if not truth.histories.has_sealed(body.round):
         truth.violated("S3", f"{entry.author} resumes round {body.round.number}, which nobody ever wrote")
     if entry.epoch != body.epoch + 1:
         truth.violated("S3", f"epoch {entry.epoch} follows epoch {body.epoch}")

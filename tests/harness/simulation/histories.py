@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Histories:
-    """The entries by their ids, and the rounds by the ids of their offers, which serve one round each."""
+    """The entries by their ids, and the rounds by the ids of their offers, which serve one round each on one server."""
 
     written: dict[str, Entry] = field(default_factory=dict)
     rounds: dict[str, Round] = field(default_factory=dict)
-    """With their members spelled out."""
+    """With their members spelled out; where two masters each gave one place to a round of theirs, the later one."""
+    spelled: dict[str, Round] = field(default_factory=dict)
+    """The same by the ids of the entries, each of which has one round."""
     followed: dict[str, str] = field(default_factory=dict)
     """The round before each one, in its own history."""
     forked: set[str] = field(default_factory=set)
@@ -40,12 +42,13 @@ class Histories:
         self._newest[entry.run] = max(newest, (entry.epoch, entry.index))
         return self.written[entry.prev] if entry.prev else None
 
-    def seal(self, run: str, body: Round, earlier: Round | None) -> Round:
+    def seal(self, entry: Entry, body: Round, earlier: Round | None) -> Round:
         """Take note of a round; what it is, spelled out."""
         members = body.members or (earlier.members if earlier is not None else ())
-        self.rounds[body.offer.id] = spelled = Round(number=body.number, offer=body.offer, members=members)
+        spelled = Round(number=body.number, offer=body.offer, members=members)
+        self.rounds[body.offer.id] = self.spelled[entry.id] = spelled
         self._sealed.add((body.offer.id, body.number, members))
-        self._begun.add(run)
+        self._begun.add(entry.run)
         if earlier is not None:
             self.followed[body.offer.id] = earlier.offer.id
         return spelled
@@ -65,9 +68,9 @@ class Histories:
             if entry.run != run:
                 return None
             if isinstance(entry.body, Round):
-                return self.rounds[entry.body.offer.id]
+                return self.spelled[entry.id]
             if isinstance(entry.body, Resume):
-                return self.rounds.get(entry.body.round.offer.id)
+                return entry.body.round
         return None
 
     def halt_before(self, entry: Entry) -> Halt | None:

@@ -165,7 +165,7 @@ class Truth:
     def _check_round(self, replica: Replica, entry: Entry, body: Round, before: Entry | None) -> None:
         plan, earlier = self.world.plan, self.histories.newest_round(replica, entry.run, but=1)
         served = self.histories.rounds.get(body.offer.id)
-        members = self.histories.seal(entry.run, body, earlier).members
+        members = self.histories.seal(entry, body, earlier).members
         if served not in (None, self.histories.rounds[body.offer.id]) and forgetting.served(
             self.world, replica, body.offer.id
         ):
@@ -224,7 +224,7 @@ class Truth:
         node = self._node(agent)
         for entry in entries:
             if node.closed is None and isinstance(entry.body, Round):
-                node.newest = self.histories.rounds[entry.body.offer.id]
+                node.newest = self.histories.spelled[entry.id]
             elif node.closed is None and isinstance(entry.body, Closed):
                 node.closed = entry.body
         rules.check_obedience(self.world, agent)

@@ -74,7 +74,7 @@ def _failed_in_a_row(world: World, at: Entry | None, members: tuple[Member, ...]
         if isinstance(at.body, Halt) and at.body.reason not in FAILED:
             break
         if isinstance(at.body, Round):
-            if histories.rounds[at.body.offer.id].members != members:
+            if histories.spelled[at.id].members != members:
                 break
             failed.add(at.body.offer.id)
         at = histories.written.get(at.prev)
