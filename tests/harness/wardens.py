@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from elastic_core.agent.warden import Warden
-from elastic_core.agent.warden_events import Exited, SpawnFailed, WardenEvent
+from elastic_core.agent.warden_events import Exited, Fenced, SpawnFailed, WardenEvent
 
 PATIENCE = 60.0
 """Seconds after which what a test waits for will not come any more."""
@@ -42,7 +42,9 @@ class Listener:
                     return event
             ready, _, _ = select.select([self.warden], [], [], max(0.0, end - time.monotonic()))
             assert ready, f"no {kind.__name__} came; these did: {self.heard}"
-            self.heard += self.warden.receive()
+            self.heard += (news := self.warden.receive())
+            for _ in [event for event in news if isinstance(event, Fenced)]:
+                self.warden.fence_heard()
 
     def failure(self, tag: int) -> SpawnFailed:
         """Why the program ``tag`` was not started."""

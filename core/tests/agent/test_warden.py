@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -464,6 +465,20 @@ def test_a_worker_asked_for_before_a_fence_was_heard_of_is_not_started(listener:
     tag = listener.spawn("true")
     assert listener.failure(tag) == SpawnFailed(tag, "the workers of this node are being stopped")
     assert listener.all_of(Fenced) == [Fenced()]
+
+
+def test_a_worker_asked_for_between_hearing_that_all_are_gone_and_of_a_fence_is_not_started(
+    listener: Programs,
+) -> None:
+    """FAULTS 16: both answers wait for an agent that was frozen, and what it does at the first crosses the second."""
+    listener.warden.stop(grace=0)
+    listener.warden.fence(0.2)
+    time.sleep(1.0)
+    assert listener.warden.receive() == [Gone(), Fenced()]
+    tag = listener.spawn("true")
+    listener.warden.fence_heard()
+    assert listener.failure(tag) == SpawnFailed(tag, "the workers of this node are being stopped")
+    assert listener.end(listener.spawn("true")).returncode == 0
 
 
 def test_the_fence_holds_while_the_agent_is_frozen(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -626,6 +627,18 @@ def test_a_fence_kills_warm_workers_and_spares_the_template(listener: Workers) -
     gone(worker.pid)
     assert listener.all_of(Exited) == []
     assert alive(template.pid)
+
+
+def test_a_fence_that_goes_off_while_another_still_kills_is_the_same(listener: Workers) -> None:
+    template = listener.template()
+    os.kill(template.pid, signal.SIGSTOP)  # so that the first one takes a while
+    listener.spawn()
+    listener.warden.fence(0)
+    time.sleep(0.3)
+    listener.warden.fence(0)
+    listener.wait(Fenced)
+    listener.wait(TemplateReady, lambda event: event.pid != template.pid)
+    assert listener.end(listener.spawn()).returncode == 0
 
 
 def test_nothing_of_a_template_outlives_the_warden(listener: Workers) -> None:

@@ -92,6 +92,10 @@ class Hands:
         self._over = False
         self._fences = 0
         self._fenced_at = 0.0
+        self._unheard = 0
+        """Fences that went off, and that the agent has not heard of."""
+        self._fencing = False
+        """Whether the stop under way is a fence's, which is what is answered then, whoever asks for another stop."""
         self._stops = 0
 
     # The worker group, as the supervisor uses it
@@ -100,7 +104,8 @@ class Hands:
         world = self.host.world
         world.truth.started(self.agent, current, restart_count)
         self._over, self.offer, self.step = False, current.offer.id, None
-        self.gang = Gang(self.host, self.agent.node_id, world.training(self.agent.run, current), self._report)
+        if not self._unheard:  # else whatever the agent asks for belongs to a round that is over
+            self.gang = Gang(self.host, self.agent.node_id, world.training(self.agent.run, current), self._report)
 
     def alive(self) -> bool:
         return self.gang is not None and self.gang.state in (State.STARTING, State.RUNNING)
@@ -157,7 +162,7 @@ class Hands:
             self.host.world.hub.at(self.host.world.hub.now + seconds / clock.rate, self._fence_due, self._fences)
 
     def _fence_due(self, number: int) -> None:
-        if number != self._fences or self.gang is None:
+        if number != self._fences:
             return
         if self.host.suspended:
             self.host.held.append(lambda: self._fence_due(number))
@@ -166,7 +171,12 @@ class Hands:
         else:
             self.host.world.count("S4 a node without contact is fenced")
             self._over = True
+            if not self._fencing:
+                self._fencing, self._unheard = True, self._unheard + 1
             self._stop(0.2, Fenced())
+
+    def fence_heard(self) -> None:
+        self._unheard -= 1
 
     def wake(self) -> None:
         """It never sleeps here."""
@@ -213,7 +223,8 @@ class Hands:
         else:
             if gang is not None:
                 gang.kill()
-            self.agent.inbox.post(answer)
+            self.agent.inbox.post(Fenced() if self._fencing else answer)
+            self._fencing = False
 
     def _still_there(self, number: int, answer: object) -> None:
         if self.gang is not None and self.gang.stuck:

@@ -219,7 +219,9 @@ class Supervisor:
                 self._group.gone()
                 self._step(WorkersGone())
             case Fenced():
-                self._say("fenced", "no contact with the store for too long: the workers are stopped", Level.ERROR)
+                self._warden.fence_heard()
+                if self._state.work in (Work.RUNNING, Work.STOPPING):
+                    self._say("fenced", "no contact with the store for too long: the workers are stopped", Level.ERROR)
                 self._group.gone()
                 self._step(WorkersGone())
             case Died(reason):

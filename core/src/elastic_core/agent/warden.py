@@ -137,7 +137,7 @@ class Warden:
         given = {name: fd for name, fd in streams.items() if fd is not None}
         request: Message = {"do": "spawn", "tag": tag, "argv": list(argv), "env": dict(env), "cwd": cwd, "warm": warm}
         request["cpus"] = None if cpus is None else sorted(cpus)
-        # How many fences the caller knows of: a request that crosses a Fenced belongs to a round that is over.
+        # How many fences the caller has dealt with: a request that crosses a Fenced belongs to a round that is over.
         self._send({**request, "fences": self._fences, "descriptors": list(given)}, list(given.values()))
 
     def preload(
@@ -208,6 +208,13 @@ class Warden:
         """Kill everything ``seconds`` from now, unless this is called again before; Fenced will come. None: never."""
         self._send({"do": "fence", "seconds": seconds})
 
+    def fence_heard(self) -> None:
+        """The caller deals with one Fenced. No worker that it asked for before is started after the switch went off.
+
+        Events come by the batch, so one that was received may still be unheard.
+        """
+        self._fences += 1
+
     def sweep(self, path: str) -> None:
         """Remove this directory after the last process, should the agent not live to do it."""
         self._send({"do": "sweep", "path": path})
@@ -265,7 +272,6 @@ class Warden:
 
         match message:
             case {"event": "fenced"}:
-                self._fences += 1
                 self._unanswered = None
                 return events.Fenced()
             case {"event": "gone", "serial": serial}:

@@ -249,8 +249,9 @@ class Warden:
         now = time.monotonic()
         if now >= self._fence_at:
             self._fence_at = math.inf
-            self._fences += 1
-            self._stop(signal.SIGKILL, grace=0.0).fenced = True
+            fence = self._stop(signal.SIGKILL, grace=0.0)
+            self._fences += not fence.fenced  # one Fenced answers all that go off before everything is gone
+            fence.fenced = True
         for child in [child for child in self._unborn() if now >= self._patience(child)]:
             self._nursery.kill(child.asked)
             self._hear(child)
