@@ -70,12 +70,14 @@ print(open("/proc/self/cmdline").read().rstrip("\\0").split("\\0")[3:], sys.argv
         (["--rdzv_endpoint=redis://u:s3 cr@t@host:1", "train.py"], ["--rdzv_endpoint=redis://***@host:1", "train.py"]),
         (["--rdzv_conf", "a=1,password=s3c,r3t", "train.py"], ["--rdzv_conf", "a=1,password=***", "train.py"]),
         (["--rdzv_conf=sentinel_password=s3cr3t"], ["--rdzv_conf=sentinel_password=***"]),
+        (["--rdzv_conf=a=http://h,password=s@3c"], ["--rdzv_conf=a=http://h,password=***"]),
+        (["--rdzv_endpoint=u:s3cr@t@host:1"], ["--rdzv_endpoint=u:***@host:1"]),
         (["--rdzv_conf=passwrd=s3cr3t"], ["--rdzv_conf=passwrd=***"]),
         (["password=x", "train.py", "1"], ["password=***", "train.py"]),
         (["--rdzv_conf=password_file=/a/b,c=d", "http://a:1"], ["--rdzv_conf=password_file=/a/b,c=d", "http://a:1"]),
         ([], []),
     ],
-    ids=["URL", "conf", "longer name", "misspelt", "no room for all", "none", "no arguments"],
+    ids=["URL", "conf", "longer name", "beside a URL", "no URL", "misspelt", "no room for all", "none", "no arguments"],
 )
 def test_a_command_line_shows_no_password_and_the_program_has_it(given: list[str], shown: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", HIDING, *given], capture_output=True, text=True)

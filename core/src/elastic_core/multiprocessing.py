@@ -312,7 +312,7 @@ class PContext:
                 case Exited(tag, pid, code):
                     self._pids[tag], self._codes[tag] = pid, code
                 case Gone():
-                    self._gone = True
+                    self._gone = self._warden.is_over(event)
                 case Died(reason):
                     self._died = reason
 

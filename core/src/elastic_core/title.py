@@ -6,14 +6,14 @@ Every user of a host may read the command lines of all its processes.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 from collections.abc import Mapping, Sequence
 
 NAME, SERVICE = "elastic-warm", "elastic-service"
 
-_PASSWORD = re.compile(r"(?is)((?<=://).*@)|(\b\w*(?:passw|pwd|secret)(?:(?!_file)\w)*=).+")
+_IN_PAIR = re.compile(r"(?is)(\b\w*(?:passw|pwd|secret)(?:(?!_file)\w)*=).+")
+_IN_URL = re.compile(r"(?s)(?:(?<=://)|(?<=:)(?!//)).*@")
 
 
 class Title:
@@ -37,21 +37,23 @@ class Title:
     def hide_passwords(self) -> None:
         """Be the same command with ``***`` for its passwords, to whoever looks from now on."""
         shown = b"\0".join(os.fsencode(_hidden(os.fsdecode(argument))) for argument in self._line.split(b"\0"))
-        if shown != self._line:
-            self._write(self._name, shown)
+        self._show(shown)
 
     def show_template(self) -> None:
         """Be a template, to whoever looks."""
-        self._write(NAME.encode(), b"elastic: template of " + self._line.replace(b"\0", b" ").rstrip(b" "))
+        _rename(NAME.encode())
+        self._show(b"elastic: template of " + self._line.replace(b"\0", b" ").rstrip(b" "))
 
     def show_service(self, entry: str) -> None:
         """Be a service, which calls a function; as much of that as there is room for."""
-        self._write(SERVICE.encode(), f"elastic: service {entry}".encode())
+        _rename(SERVICE.encode())
+        self._show(f"elastic: service {entry}".encode())
 
     def show(self, argv: list[str]) -> None:
         """Be the process that this command starts, as far as its arguments have room where the template's were."""
         line = b"".join(os.fsencode(argument) + b"\0" for argument in argv)
-        self._write(self._name, line if len(line) <= self._room else self._line)
+        _rename(self._name)
+        self._show(line if len(line) <= self._room else self._line)
 
     def show_environment(self, environment: Mapping[str, str]) -> None:
         """Have been started with these variables, or with the first of them, as many as there is room for."""
@@ -61,23 +63,32 @@ class Title:
             if len(shown) + len(variable) > self._environ_room:
                 break
             shown += variable
-        ctypes.memmove(self._environ_at, shown.ljust(self._environ_room, b"\0"), self._environ_room)
+        _write(self._environ_at, shown, self._environ_room)
 
-    def _write(self, name: bytes, line: bytes) -> None:
-        with open("/proc/self/comm", "wb") as file:
-            file.write(name)
+    def _show(self, line: bytes) -> None:
         if self._room:
             # The last byte stays 0: otherwise the kernel takes the line to go on where the environment begins.
-            ctypes.memmove(self._at, line[: self._room - 1].ljust(self._room, b"\0"), self._room)
+            _write(self._at, line[: self._room - 1], self._room)
+
+
+def _rename(name: bytes) -> None:
+    with open("/proc/self/comm", "wb") as file:
+        file.write(name)
+
+
+def _write(at: int, shown: bytes, room: int) -> None:
+    import ctypes  # a command that shows what it was given does without
+
+    ctypes.memmove(at, shown.ljust(room, b"\0"), room)
 
 
 def hide_passwords(arguments: Sequence[str]) -> None:
     """Take the passwords among this process' arguments off what others are shown of it, where there is ``/proc``."""
     if [_hidden(argument) for argument in arguments] != list(arguments):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ImportError):
             Title().hide_passwords()
 
 
 def _hidden(argument: str) -> str:
-    """One without what a URL has before its last ``@``, or what follows ``password=`` and the like, be it too much."""
-    return _PASSWORD.sub(lambda found: "***@" if found[1] else f"{found[2]}***", argument)
+    """One without what follows ``password=`` and the like, or ``://`` or ``user:`` and goes on to the last ``@``."""
+    return _IN_URL.sub("***@", _IN_PAIR.sub(r"\1***", argument))

@@ -289,16 +289,16 @@ def test_a_second_stop_brings_the_deadline_nearer_and_both_have_one_answer(liste
     listener.warden.stop(grace=0)
     listener.wait(Gone)
     listener.end(listener.spawn("true"))
-    assert listener.all_of(Gone) == [Gone()]
+    assert listener.all_of(Gone) == [Gone(2)]
 
 
 def test_an_answer_that_a_second_stop_overtook_is_not_mistaken_for_its_own(listener: Programs) -> None:
     listener.warden.stop(grace=0)
     select.select([listener.warden], [], [])  # the answer is there, but the agent asks again before it looks
     listener.warden.stop(grace=0)
-    listener.wait(Gone)
+    listener.wait(Gone, lambda event: event.serial == 2)
     listener.end(listener.spawn("true"))
-    assert listener.all_of(Gone) == [Gone()]
+    assert (listener.all_of(Gone), listener.over) == ([Gone(1), Gone(2)], [Gone(2)])
 
 
 def test_a_later_stop_does_not_put_the_deadline_off(listener: Programs) -> None:
@@ -404,7 +404,7 @@ signal.pause()
 def test_a_stop_with_nothing_to_stop_is_answered(listener: Programs) -> None:
     listener.warden.stop(grace=HUNDRED_YEARS)
     listener.wait(Gone)
-    assert listener.heard == [Gone()]
+    assert listener.heard == listener.over == [Gone(1)]
 
 
 def test_nothing_is_started_while_a_stop_is_under_way(listener: Programs) -> None:
@@ -449,13 +449,14 @@ def test_a_fence_that_is_renewed_or_disarmed_in_time_stops_nobody(listener: Prog
     assert listener.all_of(Fenced) == []
 
 
-def test_a_fence_ends_the_grace_of_a_stop_and_answers_it(listener: Programs) -> None:
+def test_a_fence_ends_the_grace_of_a_stop_which_has_its_answer_too(listener: Programs) -> None:
     listener.started(*STUBBORN)
     listener.warden.stop(grace=HUNDRED_YEARS)
     listener.warden.fence(0)
-    listener.wait(Fenced)
+    listener.wait(Gone)
     listener.end(listener.spawn("true"))
-    assert listener.all_of(Gone) == []
+    assert [event for event in listener.heard if isinstance(event, Gone | Fenced)] == [Fenced(), Gone(1)]
+    assert listener.over == [Gone(1)]
 
 
 def test_a_worker_asked_for_before_a_fence_was_heard_of_is_not_started(listener: Programs) -> None:
@@ -471,13 +472,30 @@ def test_a_worker_asked_for_between_hearing_that_all_are_gone_and_of_a_fence_is_
     listener: Programs,
 ) -> None:
     """FAULTS 16: both answers wait for an agent that was frozen, and what it does at the first crosses the second."""
-    listener.warden.stop(grace=0)
-    listener.warden.fence(0.2)
+    assert listener.end(listener.spawn("true")).returncode == 0
+    warden = listener.warden
+    warden.stop(grace=0)
+    warden.fence(0.2)
     time.sleep(1.0)
-    assert listener.warden.receive() == [Gone(), Fenced()]
+    assert warden.receive() == [Gone(1), Fenced()]
+    assert warden.is_over(Gone(1))
     tag = listener.spawn("true")
-    listener.warden.fence_heard()
+    assert warden.is_over(Fenced())
     assert listener.failure(tag) == SpawnFailed(tag, "the workers of this node are being stopped")
+    assert listener.end(listener.spawn("true")).returncode == 0
+
+
+def test_a_stop_that_crosses_the_end_of_all_is_over_with_its_own_answer(listener: Programs) -> None:
+    """FAULTS 16: the order to stop waits for an agent that was frozen, and before the news that it was fenced off."""
+    warden = listener.warden
+    warden.fence(0)
+    select.select([warden], [], [])
+    assert warden.receive() == [Fenced()]
+    warden.stop(grace=0)
+    assert not warden.is_over(Fenced())
+    select.select([warden], [], [])
+    assert warden.receive() == [Gone(1)]
+    assert warden.is_over(Gone(1))
     assert listener.end(listener.spawn("true")).returncode == 0
 
 

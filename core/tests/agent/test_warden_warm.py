@@ -639,6 +639,7 @@ def test_a_fence_that_goes_off_while_another_still_kills_is_the_same(listener: W
     listener.wait(Fenced)
     listener.wait(TemplateReady, lambda event: event.pid != template.pid)
     assert listener.end(listener.spawn()).returncode == 0
+    assert (listener.all_of(Fenced), listener.all_of(SpawnFailed)) == ([Fenced()], [])
 
 
 def test_nothing_of_a_template_outlives_the_warden(listener: Workers) -> None:

@@ -104,7 +104,7 @@ class Node:
             events = [*(self.warden.receive() if self.warden in ready else ()), *self.reports.receive()]
             self.heard += events
             news = [found for event in events if (found := self.group.handle(event)) is not None]
-            if news or Gone() in events:
+            if news or any(isinstance(event, Gone) for event in events):
                 assert len(news) <= 1
                 return news[0] if news else None
 

@@ -95,7 +95,9 @@ class Hands:
         self._unheard = 0
         """Fences that went off, and that the agent has not heard of."""
         self._fencing = False
-        """Whether the stop under way is a fence's, which is what is answered then, whoever asks for another stop."""
+        """Whether one kills, and has no answer yet."""
+        self._asked = self._answered = self._heard = 0
+        """Which stop the agent asked for last, which the warden answered last, and which answer the agent has heard."""
         self._stops = 0
 
     # The worker group, as the supervisor uses it
@@ -104,6 +106,8 @@ class Hands:
         world = self.host.world
         world.truth.started(self.agent, current, restart_count)
         self._over, self.offer, self.step = False, current.offer.id, None
+        if self._answered != self._asked:
+            world.truth.violated("I9", f"{self.agent.node_id} starts workers before those that it stops are gone")
         if not self._unheard:  # else whatever the agent asks for belongs to a round that is over
             self.gang = Gang(self.host, self.agent.node_id, world.training(self.agent.run, current), self._report)
 
@@ -141,7 +145,8 @@ class Hands:
 
     def stop(self, grace: float) -> None:
         self._over = True
-        self._stop(grace, Gone())
+        self._asked += 1
+        self._stop(grace)
 
     def gone(self) -> None:
         if self.gang is not None and self.gang.stuck:
@@ -162,7 +167,7 @@ class Hands:
             self.host.world.hub.at(self.host.world.hub.now + seconds / clock.rate, self._fence_due, self._fences)
 
     def _fence_due(self, number: int) -> None:
-        if number != self._fences:
+        if number != self._fences or self.agent.process.dead:
             return
         if self.host.suspended:
             self.host.held.append(lambda: self._fence_due(number))
@@ -173,17 +178,21 @@ class Hands:
             self._over = True
             if not self._fencing:
                 self._fencing, self._unheard = True, self._unheard + 1
-            self._stop(0.2, Fenced())
+            self._stop(0.2)
 
-    def fence_heard(self) -> None:
-        self._unheard -= 1
+    def is_over(self, event: Gone | Fenced) -> bool:
+        if isinstance(event, Fenced):
+            self._unheard -= 1
+        elif event.serial == self._asked:
+            self._heard = self._asked
+        return self._heard == self._asked
 
     def wake(self) -> None:
         """It never sleeps here."""
 
     def kill(self) -> None:
         """Everything, now."""
-        self._stop(0.0, Gone())
+        self._stop(0.0)
 
     def close(self, timeout: float) -> None:
         """Kill everything, and wait for the last process."""
@@ -206,33 +215,37 @@ class Hands:
             self.gang = None
             self.host.left(self.agent)
 
-    def _stop(self, grace: float, answer: object) -> None:
+    def _stop(self, grace: float) -> None:
         world = self.host.world
         self._stops += 1
         took = min(grace, world.plan.latency + 2.0 * world.hub.random.random() ** 3)
-        world.hub.at(world.hub.now + took, self._stopped, self._stops, answer)
+        world.hub.at(world.hub.now + took, self._stopped, self._stops)
 
-    def _stopped(self, number: int, answer: object) -> None:
+    def _stopped(self, number: int) -> None:
         gang = self.gang
         if number != self._stops or self.agent.process.dead:
             return
         if self.host.suspended:
-            self.host.held.append(lambda: self._stopped(number, answer))
+            self.host.held.append(lambda: self._stopped(number))
         elif gang is not None and gang.stuck:
-            self.host.world.hub.at(self.host.world.hub.now + STUCK_AFTER, self._still_there, number, answer)
+            self.host.world.hub.at(self.host.world.hub.now + STUCK_AFTER, self._still_there, number)
         else:
             if gang is not None:
                 gang.kill()
-            self.agent.inbox.post(Fenced() if self._fencing else answer)
-            self._fencing = False
+            if self._fencing:
+                self._fencing = False
+                self.agent.inbox.post(Fenced())
+            if self._answered != self._asked:
+                self._answered = self._asked
+                self.agent.inbox.post(Gone(self._asked))
 
-    def _still_there(self, number: int, answer: object) -> None:
+    def _still_there(self, number: int) -> None:
         if self.gang is not None and self.gang.stuck:
             self.host.world.count("L3 a worker in D state")
             self.left_stuck = True  # also where the agent hears it late, and it is free by then
             self.agent.inbox.post(Stuck(7, "train", "nfs_wait"))
         else:
-            self._stopped(number, answer)
+            self._stopped(number)
 
     def _report(self, gang: Gang, event: object) -> None:
         if not self.agent.process.dead:

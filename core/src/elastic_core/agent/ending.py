@@ -27,11 +27,11 @@ class Ending:
 
     __slots__ = ("deadline", "fenced", "killed", "reported", "serial", "signum")
 
-    def __init__(self, signum: int, deadline: float) -> None:
+    def __init__(self, signum: int, deadline: float, fenced: bool = False) -> None:
         self.signum = signum
         self.deadline = deadline
         self.serial: int | None = None
-        self.fenced = False
+        self.fenced = fenced
         self.killed: dict[Process, float] | None = None
         self.reported: set[Process] = set()
 

@@ -186,8 +186,9 @@ class PollingAgent:
             case SignalReceived(signum):
                 self._on_signal(signum)
             case Gone():
-                self._group.gone()
-                self._step(WorkersGone())
+                if self._warden.is_over(event):
+                    self._group.gone()
+                    self._step(WorkersGone())
             case Overdue() if self._state.work is Work.STOPPING:
                 self._warden.kill()
             case Overdue():

@@ -5,7 +5,8 @@ With a template that has imported torch, the store is a process of its own, fork
 is only held, and rank 0's worker opens the store there.
 
 An offer serves one round. Its store is kept until the round after the next is offered, since a round's workers use it
-to their end; and for longer while that is the newest round, since an offer may be renewed before it is used.
+to their end. An offer may be renewed before it is used: while the newest round's workers use a store it is kept however
+many follow, and so is the offer before the last, which a decision under way may still have taken.
 """
 
 from __future__ import annotations
@@ -49,11 +50,10 @@ class Stores:
         self._failures = 0
 
     def offer(self, in_use: Offer | None = None) -> Offer:
-        """A new place; of those before one is kept.
+        """A new place; of those before the last one is kept, and the one in use.
 
         Args:
-            in_use: Where the workers of the newest round meet. If that is none of these places, the one before this
-                is taken to be in use from now on.
+            in_use: Where the workers of the newest round meet.
 
         Raises:
             ElasticError: No port is free.
@@ -68,8 +68,9 @@ class Stores:
             port.listen()
             arguments = {"host": port.reached_at, "port": port.port}
             self._warden.serve(place.tag, ENTRY, arguments, descriptors={"socket": port.fileno()})
-        while len(self._places) > 2:
-            self._give_up(self._places.pop(1 if self._places[0].offer == in_use else 0))
+        for old in [old for old in self._places[:-2] if old.offer != in_use]:
+            self._places.remove(old)
+            self._give_up(old)
         return offer
 
     def handle(self, event: ServiceFailed | ServiceEnded) -> Offer | None:

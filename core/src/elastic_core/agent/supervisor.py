@@ -215,15 +215,8 @@ class Supervisor:
                 self._departing.on_signal(signum)
             case Depart():
                 self._departing.depart(event)
-            case Gone():
-                self._group.gone()
-                self._step(WorkersGone())
-            case Fenced():
-                self._warden.fence_heard()
-                if self._state.work in (Work.RUNNING, Work.STOPPING):
-                    self._say("fenced", "no contact with the store for too long: the workers are stopped", Level.ERROR)
-                self._group.gone()
-                self._step(WorkersGone())
+            case Gone() | Fenced():
+                self._on_gone(event)
             case Died(reason):
                 self._on_warden_death(reason)
             case EntriesRead() | HistoryReplaced() | Probed() | StoreLost() | Outrun():
@@ -262,6 +255,13 @@ class Supervisor:
     def _lose_store(self, current: Round, event: ServiceFailed | ServiceEnded | None = None) -> None:
         if (news := self._group.lost_store(current, event)) is not None:
             self._step(news)
+
+    def _on_gone(self, event: Gone | Fenced) -> None:
+        if isinstance(event, Fenced) and self._state.work in (Work.RUNNING, Work.STOPPING):
+            self._say("fenced", "no contact with the store for too long: the workers are stopped", Level.ERROR)
+        if self._warden.is_over(event):
+            self._group.gone()
+            self._step(WorkersGone())
 
     def _on_warden_death(self, reason: str) -> None:
         """Without its warden a node cannot promise that nothing is left behind: it withdraws."""

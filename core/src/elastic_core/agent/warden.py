@@ -23,7 +23,7 @@ from elastic_core.environment import inheritable
 from elastic_core.errors import ResourceError
 
 if TYPE_CHECKING:
-    from elastic_core.agent.warden_events import WardenEvent
+    from elastic_core.agent.warden_events import Fenced, Gone, WardenEvent
 
 CLOSING = 2.0
 """Seconds that a warden gets at the end; after that it goes on by itself."""
@@ -208,12 +208,20 @@ class Warden:
         """Kill everything ``seconds`` from now, unless this is called again before; Fenced will come. None: never."""
         self._send({"do": "fence", "seconds": seconds})
 
-    def fence_heard(self) -> None:
-        """The caller deals with one Fenced. No worker that it asked for before is started after the switch went off.
+    def is_over(self, event: Gone | Fenced) -> bool:
+        """Whether all workers that were asked for are gone, as an event says; to be asked once, by who deals with it.
 
-        Events come by the batch, so one that was received may still be unheard.
+        Events come by the batch, and something else may have been asked for since. A start that crosses a Fenced is
+        refused. A stop that crosses one is answered by itself, so nothing is over before that; nor is it by the answer
+        to an earlier stop.
         """
-        self._fences += 1
+        from elastic_core.agent.warden_events import Gone  # see the top
+
+        if not isinstance(event, Gone):
+            self._fences += 1
+        elif event.serial == self._unanswered:
+            self._unanswered = None
+        return self._unanswered is None
 
     def sweep(self, path: str) -> None:
         """Remove this directory after the last process, should the agent not live to do it."""
@@ -231,8 +239,7 @@ class Warden:
     def receive(self) -> list[WardenEvent]:
         """What has happened since the last call; [] when nothing has."""
         self._channel.flush()
-        heard = [self._event(message) for message, _ in self._channel.receive()]
-        events = [known for known in heard if known is not None]
+        events = [self._event(message) for message, _ in self._channel.receive()]
         if self._channel.closed and not self._died:
             self._died = True
             self._ready.unregister(self._channel)
@@ -266,21 +273,11 @@ class Warden:
         if not self._died:
             self._ready.modify(self._channel, select.EPOLLIN | (select.EPOLLOUT if self._channel.pending else 0))
 
-    def _event(self, message: Message) -> WardenEvent | None:
-        """What a message means to the caller; None for an answer to a stop that a later one, or a fence, overtook."""
-        from elastic_core.agent import warden_events as events  # see the top
+    def _event(self, message: Message) -> WardenEvent:
+        from elastic_core.agent.warden_events import Spawned, event  # see the top
 
-        match message:
-            case {"event": "fenced"}:
-                self._unanswered = None
-                return events.Fenced()
-            case {"event": "gone", "serial": serial}:
-                if serial != self._unanswered:
-                    return None
-                self._unanswered = None
-                return events.Gone()
-        told = events.event(message)
-        if isinstance(told, events.Spawned):
+        told = event(message)
+        if isinstance(told, Spawned):
             self._workers.add(told.pid)
         return told
 

@@ -81,7 +81,13 @@ class Signalled:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The answer to the last ``Warden.stop``: no descendant of the warden is left but its services."""
+    """The answer to a ``Warden.stop``, and to those before it: no descendant of the warden is left but its services.
+
+    Attributes:
+        serial: Which stop it was, counted from 1.
+    """
+
+    serial: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +102,9 @@ class Stuck:
 @dataclass(frozen=True, slots=True)
 class Fenced:
     """The dead-man's switch went off, and no descendant is left but services. The workers that it killed are not
-    reported as exited.
+    reported as exited, nor those that were still to be started as failed.
 
-    It also answers a stop that was asked for meanwhile.
+    A stop that was asked for meanwhile has its own answer after this one.
     """
 
 
@@ -184,8 +190,8 @@ WardenEvent: TypeAlias = (
 )
 
 
-def event(message: Message) -> WardenEvent | None:
-    """What a message of the warden means; None for ``gone`` and ``fenced``, whose meaning hangs on what was asked."""
+def event(message: Message) -> WardenEvent:
+    """What a message of the warden means. (What ``Gone`` and ``Fenced`` mean for a round, ``Warden.is_over`` knows.)"""
     match message:
         case {"event": "spawned", "tag": tag, "pid": pid, "warm": warm}:
             return Spawned(tag, pid, warm)
@@ -215,8 +221,10 @@ def event(message: Message) -> WardenEvent | None:
             return ServiceFailed(tag, error)
         case {"event": "service_ended", "tag": tag, "returncode": returncode}:
             return ServiceEnded(tag, returncode)
-        case {"event": "gone" | "fenced"}:
-            return None
+        case {"event": "gone", "serial": serial}:
+            return Gone(serial)
+        case {"event": "fenced"}:
+            return Fenced()
     raise AssertionError(f"the warden sent {message!r}")
 
 

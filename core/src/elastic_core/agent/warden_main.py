@@ -192,6 +192,8 @@ class Warden:
 
     def _fail(self, child: Child, error: str) -> None:
         close_all(child.descriptors)
+        if child.kind is Kind.WORKER and self._ending is not None and self._ending.fenced:
+            return  # as in _bury
         self._tell("service_failed" if child.kind is Kind.SERVICE else "spawn_failed", tag=child.tag, error=error)
 
     def _hear(self, child: Child) -> None:
@@ -249,9 +251,9 @@ class Warden:
         now = time.monotonic()
         if now >= self._fence_at:
             self._fence_at = math.inf
-            fence = self._stop(signal.SIGKILL, grace=0.0)
-            self._fences += not fence.fenced  # one Fenced answers all that go off before everything is gone
-            fence.fenced = True
+            # One Fenced answers all that go off before everything is gone.
+            self._fences += self._ending is None or not self._ending.fenced
+            self._stop(signal.SIGKILL, grace=0.0, fenced=True)
         for child in [child for child in self._unborn() if now >= self._patience(child)]:
             self._nursery.kill(child.asked)
             self._hear(child)
@@ -314,19 +316,19 @@ class Warden:
             return True
         return not self._childless and not self._services().issuperset(children())
 
-    def _stop(self, signum: int, grace: float) -> Ending:
+    def _stop(self, signum: int, grace: float, *, fenced: bool = False) -> Ending:
         """The one escalation: ask every worker's group; at the deadline, or once no worker is left, kill whatever is.
 
         A stop that is under way goes on, with the nearer of the two deadlines.
         """
         deadline = time.monotonic() + grace
         if self._ending is None:
-            self._ending = Ending(signum, deadline)
+            self._ending = Ending(signum, deadline, fenced)
             for child in self._nursery.dismiss():
                 self._fail(child, BEING_STOPPED)
             if grace > 0 and (workers := self._workers()):
                 self._ask_to_end(workers, signum)
-        self._ending.deadline = min(self._ending.deadline, deadline)
+        self._ending.deadline, self._ending.fenced = min(self._ending.deadline, deadline), self._ending.fenced or fenced
         return self._ending
 
     def _ask_to_end(self, workers: Iterable[int], signum: int) -> None:

@@ -8,11 +8,13 @@ def main() -> int:
     try:
         import sys
 
-        from elastic_core.cli.commands import Elastic
-        from elastic_core.cli.render import run
         from elastic_core.title import hide_passwords
 
         hide_passwords(sys.argv[1:])
+
+        from elastic_core.cli.commands import Elastic
+        from elastic_core.cli.render import run
+
         return run(Elastic(), sys.argv[1:])
     except KeyboardInterrupt:  # before there was anybody to handle it
         return 130

@@ -320,8 +320,10 @@ class TorchrunHandler(RendezvousHandler):
         offer = Offer(self._address, port.port, self._clock.new_id(), hosted=True)
         self._ports[offer.id] = port
         begun = "" if self._begun is None else self._begun[0].offer.id
-        while len(self._ports) > 2:  # offers that went into rounds which never began here
-            self._ports.pop(next(offer_id for offer_id in self._ports if offer_id != begun)).close()
+        for old in [
+            old for old in list(self._ports)[:-2] if old != begun
+        ]:  # they went into rounds that never began here
+            self._ports.pop(old).close()
         return offer
 
     def _is_next(self, current: Round) -> bool:
