@@ -286,6 +286,15 @@ MUTANTS: tuple[Mutant, ...] = (
         3000,
         first=200,
     ),
+    _m(
+        "news of another end is taken for this one's",
+        "elastic_core.agent.supervisor",
+        "if self._warden.is_over(event):",
+        "if self._warden.is_over(event) or True:",
+        "agents",
+        400,
+        first=800,
+    ),
     # Stopping together
     _m("the step of a plan is one too low", "planning", "step=max(steps) + 1", "step=max(steps)", "graceful"),
     _m(
