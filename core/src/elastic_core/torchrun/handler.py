@@ -319,11 +319,9 @@ class TorchrunHandler(RendezvousHandler):
         port.listen()  # the others may be faster than this node's agent
         offer = Offer(self._address, port.port, self._clock.new_id(), hosted=True)
         self._ports[offer.id] = port
-        begun = "" if self._begun is None else self._begun[0].offer.id
-        for old in [
-            old for old in list(self._ports)[:-2] if old != begun
-        ]:  # they went into rounds that never began here
-            self._ports.pop(old).close()
+        kept = {*list(self._ports)[-2:], None if self._begun is None else self._begun[0].offer.id}
+        for old in [old for old in self._ports if old not in kept]:
+            self._ports.pop(old).close()  # it went into a round which never began here, or was renewed
         return offer
 
     def _is_next(self, current: Round) -> bool:
