@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -475,9 +474,13 @@ def test_a_worker_asked_for_between_hearing_that_all_are_gone_and_of_a_fence_is_
     assert listener.end(listener.spawn("true")).returncode == 0
     warden = listener.warden
     warden.stop(grace=0)
-    warden.fence(0.2)
-    time.sleep(1.0)
-    assert warden.receive() == [Gone(1), Fenced()]
+    select.select([warden], [], [])
+    warden.fence(0)
+    news: list[WardenEvent] = []
+    while Fenced() not in news:
+        select.select([warden], [], [])
+        news += warden.receive()
+    assert news == [Gone(1), Fenced()]
     assert warden.is_over(Gone(1))
     tag = listener.spawn("true")
     assert warden.is_over(Fenced())

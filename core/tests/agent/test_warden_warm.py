@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -630,15 +629,16 @@ def test_a_fence_kills_warm_workers_and_spares_the_template(listener: Workers) -
 
 
 def test_a_fence_that_goes_off_while_another_still_kills_is_the_same(listener: Workers) -> None:
-    template = listener.template()
+    template = listener.template(program=SLEEP)
+    worker, _ = listener.running()
     os.kill(template.pid, signal.SIGSTOP)  # so that the first one takes a while
     listener.spawn()
     listener.warden.fence(0)
-    time.sleep(0.3)
+    gone(worker.pid)
     listener.warden.fence(0)
     listener.wait(Fenced)
     listener.wait(TemplateReady, lambda event: event.pid != template.pid)
-    assert listener.end(listener.spawn()).returncode == 0
+    listener.running()
     assert (listener.all_of(Fenced), listener.all_of(SpawnFailed)) == ([Fenced()], [])
 
 
