@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from scenes import halted, live, seen, settings, start, watch
+from scenes import halted, incident, live, offer, seen, settings, start, watch
 
 from elastic_core.incidents import Action, Verdict
 from elastic_core.rendezvous.backend import ORIGIN
@@ -13,7 +13,7 @@ from elastic_core.rendezvous.chair import PATIENCE, ChairDriver
 from elastic_core.rendezvous.codec import decode_entry, encode_entry, encode_row
 from elastic_core.rendezvous.history import resume
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import HaltReason, advance, compose, opened
+from elastic_core.rendezvous.ledger import HaltReason, Round, advance, compose, opened
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.rows import Phase
 from elastic_core.rendezvous.watch import interrupted
@@ -78,6 +78,26 @@ def test_what_a_lost_row_said_is_no_answer_to_a_run_that_was_resumed() -> None:
         store.enter(name, encode_row(seen(name, Phase.STOPPED, head=1, epoch=1).row))
     chair.turn(store, ledger)
     assert store.read(2) is not None
+
+
+def test_what_was_offered_before_a_run_was_resumed_is_given_to_no_round() -> None:
+    """A round that is lost with the older epoch may have been given it: two rounds would meet at one place (I2)."""
+    store, ledger = LocalBackend(MemoryStore()), live("ab")
+    body = resume(ledger, "the store came back empty")
+    ledger = opened(compose(ledger, body, entry_id="r1", author="a", now=24.0, store=ORIGIN), 24.0)
+    store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
+    chair = ChairDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: 24.0), lambda event: None)
+    store.enter("a", encode_row(seen("a", Phase.RUNNING, head=3).row))
+    store.enter("b", encode_row(seen("b", Phase.RUNNING, head=1, epoch=1, incident=incident("b")).row))
+    chair.turn(store, ledger)
+    assert store.read(2) is None
+    store.amend("a", 1, encode_row(seen("a", Phase.RUNNING, head=1, epoch=1, offer=offer("a", 3)).row))
+    chair.turn(store, ledger)
+    data = store.read(2)
+    assert data is not None
+    following = decode_entry(data).body
+    assert isinstance(following, Round)
+    assert following.offer == offer("a", 3)
 
 
 def test_what_the_store_has_taken_and_lost_is_put_back_and_not_decided_anew() -> None:

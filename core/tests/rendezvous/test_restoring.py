@@ -132,6 +132,20 @@ def test_who_was_away_for_long_leaps_over_tombstones() -> None:
     assert (found[1].head, found[1].round) == (MINE.head, MINE.round)
 
 
+def test_tombstones_are_leapt_over_from_entries_that_are_whole() -> None:
+    """The store lost the last entries that were shrunk, and the chair went on with those after them."""
+    store = holding(*RUN)
+    for index in (4, 5):
+        store.shrink(index)
+    mine = RUN[1]
+    with pytest.raises(HistoryChangedError, match="entry 4 was shrunk before it was read") as caught:
+        news(store, mine)
+    found = restore(store, mine, told(mine), "b", CLOCK, unread=caught.value)
+    assert isinstance(found, tuple)
+    assert found[1] is not None
+    assert found[1].head == MINE.head
+
+
 def test_what_others_have_put_back_meanwhile_is_read_on() -> None:
     """An entry could not be written, since the one before was gone; when this node looks, all is there again."""
     unread = HistoryChangedError("Ledger entry 3 is not the one that was read before.")
@@ -145,6 +159,8 @@ def test_a_chain_that_was_broken_by_hand_is_refused() -> None:
         then_reads(MINE, store)
     with pytest.raises(RendezvousStateError, match="Ledger entry 7 follows"):
         restore(store, MINE, MEMORY, "b", CLOCK, unread=caught.value)
+    with pytest.raises(RendezvousStateError, match="Ledger entry 7 follows"):  # also by who has yet to read up to there
+        restore(store, RUN[2], told(RUN[2]), "b", CLOCK, unread=caught.value)
 
 
 def test_entries_that_go_one_by_one_are_looked_at_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TypeAlias
 
 from elastic_core.errors import RendezvousStateError
@@ -21,7 +22,7 @@ from elastic_core.rendezvous.history import (
 )
 from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.ledger import Entry, HistoryChangedError, Ledger, compose, opened
-from elastic_core.rendezvous.reading import load, peek
+from elastic_core.rendezvous.reading import load, news, peek
 
 ATTEMPTS = 8
 """Times to look again after others have written meanwhile; then the next beat tries again."""
@@ -98,10 +99,13 @@ def _leap(store: RendezvousBackend, mine: Ledger, unread: HistoryChangedError, c
         RendezvousStateError: The chain is broken, which no store that lost entries has brought about.
     """
     found = _newest(store, mine, clock, unread.message)
-    following = None if isinstance(found, Rejoin) else peek(store, mine.head.index + 1)
-    if following is None:
+    if isinstance(found, Rejoin):
         return found
-    if following.prev == mine.head.id:
+    try:
+        between = news(store, mine, found[1].head.index)
+    except HistoryChangedError:
+        return found  # over the tombstones; before them whole entries may be left, as a store that lost shrinks has them
+    if all(entry.prev == before.id for before, entry in pairwise((mine.head, *between))):
         return None  # others have put back meanwhile what could not be read
     raise RendezvousStateError(unread.message, hint="Something else writes to the store; use another --rdzv_id.")
 

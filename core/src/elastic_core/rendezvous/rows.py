@@ -88,7 +88,10 @@ class NodeRow:
     """The host whose agents somebody wants to leave; such a row is a request, and no node's (``elastic drain``)."""
 
     def within(self, epoch: int) -> NodeRow:
-        """What it says of this epoch: who stands in another one has seen nothing of it."""
-        if self.epoch == epoch or not (self.head or self.answered):
+        """What it says of this epoch: who stands in another one has seen nothing of it, and offers nothing for it.
+
+        A round that is lost with the older epoch may have been given the offer.
+        """
+        if self.epoch == epoch or not (self.head or self.answered or self.offer):
             return self
-        return replace(self, head=0, answered=0)
+        return replace(self, head=0, answered=0, offer=None)
