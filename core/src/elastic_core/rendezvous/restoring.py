@@ -104,7 +104,7 @@ def _leap(store: RendezvousBackend, mine: Ledger, unread: HistoryChangedError, c
     try:
         between = news(store, mine, found[1].head.index)
     except HistoryChangedError:
-        return found  # over the tombstones; before them whole entries may be left, as a store that lost shrinks has them
+        return found  # over tombstones; entries before them may be whole, in a store that has lost shrinks
     if all(entry.prev == before.id for before, entry in pairwise((mine.head, *between))):
         return None  # others have put back meanwhile what could not be read
     raise RendezvousStateError(unread.message, hint="Something else writes to the store; use another --rdzv_id.")
