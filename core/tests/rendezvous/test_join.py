@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scenes import info
+from scenes import entry, info
 from test_session import CLOCK, PATIENCE, quick, restart
 
 from elastic_core.rendezvous.backend import Cursor, RosterRow
-from elastic_core.rendezvous.codec import decode_row
-from elastic_core.rendezvous.join import Applicant, Joined, join
-from elastic_core.rendezvous.ledger import Offer
+from elastic_core.rendezvous.codec import decode_row, encode_entry
+from elastic_core.rendezvous.join import Applicant, Clock, Joined, join
+from elastic_core.rendezvous.ledger import Chair, HistoryChangedError, Offer
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
+from elastic_core.rendezvous.reading import has_round
 from elastic_core.rendezvous.session import Session, SessionCalls
 
 PLACE = Offer("10.0.0.2", 29500, "the first")
@@ -48,6 +49,43 @@ def test_who_has_to_look_around_first_offers_nothing_until_it_has(name: str, nod
     found = joined(store, name, node_rank=node_rank)
     assert found.row.offer is None
     assert decode_row(row_in(store, name).value) == found.row
+
+
+class Losing(LocalBackend):
+    """A store that lacks its first entry for some reads, though it has newer ones."""
+
+    missing = 0
+
+    def read(self, index: int) -> bytes | None:
+        if index == 1 and self.missing:
+            self.missing -= 1
+            return None
+        return super().read(index)
+
+
+@pytest.mark.parametrize("missing", [2, 1000])
+def test_a_newcomer_waits_until_lost_entries_are_put_back_but_not_for_ever(missing: int) -> None:
+    memory, now = MemoryStore(), 0.0
+    ledger = joined(LocalBackend(memory), "a").ledger
+    chair = entry(ledger, Chair(why="?"), at=5.0)
+    assert LocalBackend(memory).append(ledger.head.link, chair.link, encode_entry(chair))
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    store, clock = Losing(memory), Clock(now=lambda: now, sleep=sleep)
+    store.missing = missing
+    assert not has_round(store, now)
+    applicant = Applicant(info=info("b"), settings=quick(), offer=PLACE)
+    if missing == 2:
+        found = join(store, applicant, clock)
+        assert isinstance(found, Joined)
+        assert found.ledger.head == chair
+        return
+    with pytest.raises(HistoryChangedError, match="Ledger entry 1 is missing from the store"):
+        join(store, applicant, clock)
+    assert now == pytest.approx(0.6, abs=0.11)
 
 
 def test_a_node_that_waits_has_written_one_row_and_enters_it_anew_when_it_is_lost() -> None:

@@ -13,6 +13,7 @@ from elastic_core.rendezvous.ledger import (
     Chair,
     Closed,
     Counters,
+    Drain,
     Entry,
     Halt,
     HaltReason,
@@ -61,6 +62,15 @@ def test_the_cost_of_a_resize_is_remembered() -> None:
         halted("a", HaltReason.NODE_LOST, at=20.0), Round(number=2, offer=offer("a"), members=members("a")), at=21
     )
     assert other.resized_at is None
+
+
+def test_what_a_resize_cost_does_not_depend_on_when_it_is_read() -> None:
+    """A node that was cut off, and becomes chair later, would keep newcomers out for ten times that long."""
+    before = halted("a", HaltReason.RESIZE, at=20.0)
+    drain = entry(before, Drain(nodes=("b",), why="asked"), at=20.3)
+    sealed = entry(advance(before, drain, 20.3), Round(number=2, offer=offer("a"), members=members("ab")), at=20.4)
+    late = advance(advance(before, drain, 35.0), sealed, 35.0)
+    assert (late.resized_at, round(late.resize_cost, 3)) == (35.0, 0.4)
 
 
 def test_a_resize_on_which_a_member_was_lost_cost_what_the_loss_did() -> None:

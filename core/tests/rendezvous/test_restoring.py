@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from scenes import live, start, then
+from scenes import live, offer, start, then
 from test_history import MEMORY, MINE, RUN, SUCCESS, of_run, resumed, told
 
 from elastic_core.errors import RendezvousStateError
@@ -14,9 +14,9 @@ from elastic_core.rendezvous.backend import ORIGIN, Link
 from elastic_core.rendezvous.codec import decode_entry, encode_entry
 from elastic_core.rendezvous.history import Memory, Rejoin
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import Entry, HistoryChangedError, Ledger, Resume, advance
+from elastic_core.rendezvous.ledger import Entry, Halt, HaltReason, HistoryChangedError, Ledger, Resume, Round, advance
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
-from elastic_core.rendezvous.reading import news
+from elastic_core.rendezvous.reading import missing_entry, news
 from elastic_core.rendezvous.restoring import ATTEMPTS, Restored, restore
 
 _ids = count(1)
@@ -146,6 +146,47 @@ def test_tombstones_are_leapt_over_from_entries_that_are_whole() -> None:
     assert found[1].head == MINE.head
 
 
+def test_an_entry_that_was_deleted_by_hand_is_leapt_over() -> None:
+    class Holed(LocalBackend):
+        def read(self, index: int) -> bytes | None:
+            return None if index == 4 else super().read(index)
+
+    mine = RUN[1]
+    unread = missing_entry(4)
+    found = restore(Holed(holding(*RUN)._store), mine, told(mine), "b", CLOCK, unread=unread)
+    assert isinstance(found, tuple)
+    assert found[1] is not None
+    assert found[1].head == MINE.head
+
+
+def test_a_run_that_others_have_resumed_over_another_is_leapt_to() -> None:
+    """The next entry is the other run's, which this node can never read; what follows it is its own again."""
+    ours, theirs = RUN[1], of_run(RUN[1], "theirs")
+    between = resumed(theirs, on=ours.head.link, entry_id="r3")
+    after = resumed(ours, on=between.head.link, entry_id="r4")
+    store = holding(RUN[0], ours, between, after)
+    with pytest.raises(HistoryChangedError, match="goes on here; this node is in run") as caught:
+        then_reads(ours, store)
+    found = restore(store, ours, told(ours), "b", CLOCK, unread=caught.value)
+    assert isinstance(found, tuple)
+    assert found[1] is not None
+    assert found[1].head == after.head
+
+
+def test_a_tombstone_of_an_older_history_does_not_pass_for_news() -> None:
+    """The store forgot all, the run was resumed there, and then the store has the older and longer history again."""
+    store = holding(*RUN)
+    for index in (3, 4, 5):
+        store.shrink(index)
+    mine = then(resumed(MINE), Halt(round=5, reason=HaltReason.FAILURE, why="a failed"), at=60.0)
+    mine = then(mine, Round(number=6, offer=offer("a", 9), same_as=5), at=61.0)
+    found = look(store, mine, told(mine))
+    assert isinstance(found, tuple)
+    assert found[1] is not None
+    assert isinstance(found[1].head.body, Resume)
+    assert (found[1].head.body.round.number, found[1].head.index, found[1].head.epoch) == (6, 7, 2)
+
+
 def test_what_others_have_put_back_meanwhile_is_read_on() -> None:
     """An entry could not be written, since the one before was gone; when this node looks, all is there again."""
     unread = HistoryChangedError("Ledger entry 3 is not the one that was read before.")
@@ -177,7 +218,8 @@ def test_entries_that_go_one_by_one_are_looked_at_again() -> None:
             return super().read(index)
 
     other = replace(MINE, head=replace(MINE.head, id="mine"))
-    assert restore(Counted(store._store), other, Memory((other.head,)), "b", CLOCK) is None
+    with pytest.raises(HistoryChangedError, match="Ledger entry 1 is missing from the store"):
+        restore(Counted(store._store), other, Memory((other.head,)), "b", CLOCK)
     assert looks == 2 * ATTEMPTS
 
 

@@ -33,6 +33,8 @@ class Faults:
     """Connecting finds something that cannot be."""
     garbled: bool = False
     """Reading does."""
+    missing: int = 0
+    """It does not find this entry."""
     unlisted: bool = False
     """So does listing the rows."""
     full: bool = False
@@ -79,6 +81,8 @@ class FaultyBackend(LocalBackend):
 
     def read(self, index: int) -> bytes | None:
         self._check()
+        if index == self.faults.missing:
+            return None
         if self.faults.garbled:
             raise RendezvousStateError("entry 3 cannot be read")
         return super().read(index)
@@ -159,11 +163,11 @@ def test_who_cannot_read_the_ledger_any_more_stops_beating_and_is_replaced(bench
     a.tell(WorkerFailed(incident("a")))
     b.until(lambda n: n.state.store_lost)
     a.until(lambda n: any(event.name == "waiting" and "host-b" in event.message for event in n.said))
-    at = b.session.contact_at
+    at = b.session.contact.at
     c = Node("c", FaultyBackend(bench.store, Faults()), quick(2, 2))
     bench.nodes.append(c)
     c.until(lambda n: n.state.round > 1)
-    assert b.session.contact_at == at, "the fence counts from when it could still be told to stop"
+    assert b.session.contact.at == at, "the fence counts from when it could still be told to stop"
 
 
 def test_what_a_frozen_node_reads_late_is_no_contact_from_when_it_reads_it(bench: Bench) -> None:
@@ -186,10 +190,10 @@ def test_what_a_frozen_node_reads_late_is_no_contact_from_when_it_reads_it(bench
     frozen_at = CLOCK.now()
     thawed.set()
     given_up_at = frozen_at + PATIENCE
-    while a.session._failing != {"reader", "writer", "pulse"} and CLOCK.now() < given_up_at:
+    while a.session.contact.failing != {"reader", "writer", "pulse"} and CLOCK.now() < given_up_at:
         time.sleep(0.01)
-    assert a.session._failing == {"reader", "writer", "pulse"}
-    assert a.session.contact_at <= frozen_at
+    assert a.session.contact.failing == {"reader", "writer", "pulse"}
+    assert a.session.contact.at <= frozen_at
 
 
 @pytest.mark.parametrize("what", ["full", "restless"])
@@ -208,6 +212,21 @@ def test_a_store_that_refuses_some_things_is_told_of_once_until_it_does_all_agai
     setattr(line, what, False)
     b.until(in_round(2, "ab")).until(lambda n: told("store_back") == 1)
     assert told("store_unreachable") == 1
+
+
+def test_a_store_that_cannot_be_read_on_is_told_of_once_until_it_can(bench: Bench) -> None:
+    def told(name: str) -> list[str]:
+        return [event.message for event in b.said if event.name == name]
+
+    a, b = bench.pair(lost_after=60.0)
+    bench.faults["b"].missing = 3
+    a.tell(WorkerFailed(incident("a")))
+    b.until(lambda n: bool(told("store_unreachable")))
+    assert b.state.round == 1, "its workers are left alone"
+    bench.faults["b"].missing = 0
+    b.until(lambda n: n.state.ledger.head.index >= 3).until(lambda n: bool(told("store_back")))
+    said = "the store cannot be read on; workers go on, and we keep trying: Ledger entry 3 is missing from the store. "
+    assert told("store_unreachable") == [said + "The store lost data; use another --rdzv_id."]
 
 
 def test_a_store_that_comes_back_wiped_ends_a_waiting_node(bench: Bench) -> None:

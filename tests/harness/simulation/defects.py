@@ -279,9 +279,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "a failed call is contact with the store",
         "session",
-        "    def _store_failed(self, who: str, exc: RendezvousConnectionError) -> None:\n",
-        "    def _store_failed(self, who: str, exc: RendezvousConnectionError) -> None:\n"
-        "        self.contact_at = self._clock.now()\n",
+        "            self.contact.failed(who, exc)\n",
+        "            self.contact.failed(who, exc)\n            self.contact.at = self._clock.now()\n",
         "fenced",
         3000,
         first=200,
@@ -357,8 +356,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "a plan outlives its HALT",
         "ledger",
-        "return after(halt=body, halt_at=now, plan=None, stop_at=None)",
-        "return after(halt=body, halt_at=now)",
+        "return after(halt=body, halt_at=now, since_halt=0.0, plan=None, stop_at=None)",
+        "return after(halt=body, halt_at=now, since_halt=0.0)",
         "graceful",
         1000,
     ),

@@ -286,7 +286,7 @@ class Supervisor:
         if self._state.work is not Work.RUNNING or self._session.store_gone:
             self._warden.fence(None)
             return
-        silence = self._clock.now() - self._session.contact_at
+        silence = self._clock.now() - self._session.contact.at
         self._warden.fence(max(0.0, FENCE_SHARE * self._state.ledger.settings.timing.fence_after - silence))
 
     # What follows ----------------------------------------------------------------------------------------------------

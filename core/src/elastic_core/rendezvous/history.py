@@ -45,7 +45,8 @@ class Intact:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """The others have long passed what this node has read, so the store has not lost it: what it says now is right."""
+    """The others have long passed what this node has read, so the store has not lost it, if what it says now
+    :func:`follows`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,16 @@ def overlap(mine: Ledger, memory: Memory, head: int, at: Entry | None, *, shrunk
     if at is None or known is None or known.link != at.link:
         return Diverged()
     return PutBack(memory.entries[head + 1 - memory.entries[0].index :])
+
+
+def follows(mine: Ledger, theirs: Ledger) -> bool:
+    """Whether what the store says now can have come after all that this node has read.
+
+    A store that forgot the newer of two histories, and has the older again, may have a tombstone in the newest's place.
+    """
+    if theirs.head.run == mine.head.run:
+        return theirs.position >= mine.position
+    return theirs.head.anchors.open > mine.head.index
 
 
 def settle(mine: Ledger, memory: Memory, theirs: Ledger | None) -> Settlement:

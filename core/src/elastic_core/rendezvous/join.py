@@ -19,8 +19,20 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.rendezvous.admission import Join, OpenNext, Report, admit, check_settings, needs_liveness
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, RendezvousBackend
 from elastic_core.rendezvous.codec import encode_entry, encode_row
-from elastic_core.rendezvous.ledger import Body, Chair, Closed, Ledger, Offer, Open, advance, compose, opened
+from elastic_core.rendezvous.ledger import (
+    Body,
+    Chair,
+    Closed,
+    HistoryChangedError,
+    Ledger,
+    Offer,
+    Open,
+    advance,
+    compose,
+    opened,
+)
 from elastic_core.rendezvous.reading import load, said_by
+from elastic_core.rendezvous.retry import RETRY_FIRST
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow, Phase
 from elastic_core.rendezvous.settings import Settings
 
@@ -83,6 +95,22 @@ def join(store: RendezvousBackend, applicant: Applicant, clock: Clock) -> Joined
     return Joined(found, row)
 
 
+def _read(store: RendezvousBackend, applicant: Applicant, clock: Clock) -> Ledger | None:
+    """The ledger as it stands; None for an empty store. Members of a running job may be putting back what it has lost.
+
+    Raises:
+        HistoryChangedError: They have not, for as long as losing a node takes.
+    """
+    deadline = clock.now() + applicant.settings.timing.lost_after
+    while True:
+        try:
+            return load(store, clock.now())
+        except HistoryChangedError:
+            if clock.now() >= deadline:
+                raise
+            clock.sleep(RETRY_FIRST)
+
+
 def _enter(store: RendezvousBackend, row: NodeRow) -> NodeRow:
     """Enter the roster with this row."""
     store.enter(row.info.node_id, encode_row(row))
@@ -95,7 +123,7 @@ def _welcome(store: RendezvousBackend, applicant: Applicant, clock: Clock) -> Jo
     Who offers something may be given a round at once; one whose rank may be another's must not be, and offers nothing
     yet.
     """
-    ledger, uid = load(store, clock.now()), applicant.scheduler_uid
+    ledger, uid = _read(store, applicant, clock), applicant.scheduler_uid
     if ledger is None or needs_liveness(ledger, uid) or not isinstance(admit(ledger, uid, ()), Join):
         return None
     try:
@@ -117,7 +145,7 @@ def _check_settings(ledger: Ledger, applicant: Applicant) -> None:
 def _find_run(store: RendezvousBackend, applicant: Applicant, clock: Clock) -> Ledger | Closed:
     uid = applicant.scheduler_uid
     while True:
-        ledger = load(store, clock.now())
+        ledger = _read(store, applicant, clock)
         if ledger is None:
             if store.embedded and not store.hosting:
                 _await_host(store, applicant)

@@ -84,6 +84,8 @@ class Ledger:
     halt: Halt | None = None
     """The HALT that ended :attr:`round`; None while it is live."""
     halt_at: float = 0.0
+    since_halt: float = 0.0
+    """Seconds from that HALT to the newest entry, as the authors of those after it have counted them."""
     plan: Plan | None = None
     """The PLAN for :attr:`round`, while that is live."""
     plan_at: float = 0.0
@@ -95,7 +97,8 @@ class Ledger:
     resized_at: float | None = None
     """When the last planned resize was over; None before the first."""
     resize_cost: float = 0.0
-    """Seconds from that resize's HALT to its ROUND; 0 if a member or the chair was lost on the way."""
+    """Seconds from that resize's HALT to its ROUND by the chair's clock, since others may have read them late; 0 if a
+    member or the chair was lost on the way."""
     resumed_from: tuple[int, int] = (0, 0)
     """The :attr:`position` of what the newest RESUME put back."""
 
@@ -147,15 +150,16 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
             f"Ledger entry {entry.index} (run {entry.run}, term {entry.term}) cannot follow run {head.run}, "
             f"term {head.term}" + (", which is closed." if ledger.closed else ".")
         )
-    after = partial(replace, ledger, head=entry, head_at=now)
+    since_halt = ledger.since_halt + entry.elapsed
+    after = partial(replace, ledger, head=entry, head_at=now, since_halt=since_halt)
     match entry.body:
         case Round() as body:
             sealed = _spelled_out(body, ledger.round)
-            at, cost = _resize(ledger, sealed, now)
+            at, cost = _resize(ledger, sealed, now, since_halt)
             after = partial(after, round=sealed, round_at=now, resized_at=at, resize_cost=cost)
             return after(halt=None, plan=None, stop_at=None)
         case Halt() as body:
-            return after(halt=body, halt_at=now, plan=None, stop_at=None)
+            return after(halt=body, halt_at=now, since_halt=0.0, plan=None, stop_at=None)
         case Plan() as body if ledger.live:
             return after(plan=body, plan_at=now, stop_at=None)
         case StopAt() as body if ledger.plan is not None:
@@ -237,7 +241,7 @@ def _restored_plan(ledger: Ledger, bodies: Mapping[int, Body], now: float) -> Le
     return replace(ledger, plan=plan, plan_at=now, stop_at=stop_at if isinstance(stop_at, StopAt) else None)
 
 
-def _resize(ledger: Ledger, sealed: Round, now: float) -> tuple[float | None, float]:
+def _resize(ledger: Ledger, sealed: Round, now: float, since_halt: float) -> tuple[float | None, float]:
     """When the last planned resize was over, and what it cost, now that ``sealed`` follows.
 
     One on which a member or the chair was lost cost what the loss did: the wait for a fence, a replacement or a
@@ -247,7 +251,7 @@ def _resize(ledger: Ledger, sealed: Round, now: float) -> tuple[float | None, fl
         return ledger.resized_at, ledger.resize_cost
     at = ledger.head.anchors
     kept = ledger.round.group_ranks.keys() <= sealed.group_ranks.keys() and at.chair < at.halt
-    return now, now - ledger.halt_at if kept else 0.0
+    return now, since_halt if kept else 0.0
 
 
 def _spelled_out(body: Round, previous: Round | None) -> Round:

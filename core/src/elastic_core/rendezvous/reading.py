@@ -34,7 +34,7 @@ def load(store: RendezvousBackend, now: float) -> Ledger | None:
             return restored(head, anchors, now)
         newest = store.wait(Cursor(index), roster=False, timeout=0).head
         if newest == index:
-            raise _missing(min(gone))
+            raise missing_entry(min(gone))
         index = newest  # what the head stood on was shrunk while we read
     return None
 
@@ -51,13 +51,16 @@ def peek(store: RendezvousBackend, index: int) -> Entry | None:
 
 
 def has_round(store: RendezvousBackend, now: float) -> bool:
-    """Whether a job is running, so that a newcomer would interrupt it.
+    """Whether a job is running, so that a newcomer would interrupt it; False where that cannot be told just now.
 
     Raises:
         RendezvousStateError: The store holds something that cannot be.
         RendezvousConnectionError: The store cannot be reached.
     """
-    ledger = load(store, now)
+    try:
+        ledger = load(store, now)
+    except HistoryChangedError:
+        return False
     return ledger is not None and ledger.live and ledger.round is not None
 
 
@@ -97,6 +100,13 @@ def check_head(store: RendezvousBackend, ledger: Ledger) -> None:
         raise HistoryChangedError(f"Ledger entry {ledger.head.index} is not the one that was read before.")
 
 
+def missing_entry(index: int) -> HistoryChangedError:
+    """The store lacks an entry that it must have, and has newer ones."""
+    return HistoryChangedError(
+        f"Ledger entry {index} is missing from the store.", hint="The store lost data; use another --rdzv_id."
+    )
+
+
 def said_by(found: RosterRow) -> NodeRow:
     """What a row says.
 
@@ -111,11 +121,5 @@ def said_by(found: RosterRow) -> NodeRow:
 def _entry(store: RendezvousBackend, index: int) -> Entry:
     entry = peek(store, index)
     if entry is None:
-        raise _missing(index)
+        raise missing_entry(index)
     return entry
-
-
-def _missing(index: int) -> HistoryChangedError:
-    return HistoryChangedError(
-        f"Ledger entry {index} is missing from the store.", hint="The store lost data; use another --rdzv_id."
-    )

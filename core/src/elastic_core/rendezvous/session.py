@@ -21,6 +21,7 @@ from elastic_core.events import Event, Level
 from elastic_core.incidents import Incident
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
 from elastic_core.rendezvous.chair import ChairDriver
+from elastic_core.rendezvous.contact import Contact
 from elastic_core.rendezvous.deferral import deferral
 from elastic_core.rendezvous.history import Memory, Rejoin
 from elastic_core.rendezvous.join import Clock, Joined
@@ -28,9 +29,9 @@ from elastic_core.rendezvous.ledger import HistoryChangedError, Ledger, advance
 from elastic_core.rendezvous.node import EntriesRead, HistoryReplaced, NodeEvent, Outrun, StoreLost
 from elastic_core.rendezvous.parting import append_chair, others_finished, part, readable
 from elastic_core.rendezvous.pulse import Pulse, PulseCalls
-from elastic_core.rendezvous.reading import news
+from elastic_core.rendezvous.reading import missing_entry, news
 from elastic_core.rendezvous.restoring import restore
-from elastic_core.rendezvous.retry import RETRY_MOST, Backoff
+from elastic_core.rendezvous.retry import RETRY_FIRST, RETRY_MOST, Backoff
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
 from elastic_core.rendezvous.session_calls import SessionCalls
 from elastic_core.rendezvous.watch import Heard, Watch, interrupted
@@ -40,6 +41,8 @@ __all__ = ["Session", "SessionCalls"]
 
 IDLE_WAIT = 60.0
 """Seconds that a follower waits for the ledger at a time; the store wakes it earlier."""
+UNTOLD = 0.2
+"""Seconds between two attempts to read on, up to which nothing is said: others may be mending the store just then."""
 PROOF = 1.0
 """Seconds of the first wait after a failure: that it can read does not show that it can wait."""
 REST = 0.0001
@@ -76,18 +79,16 @@ class Session:
         self._wake = threading.Condition()
         self._stopping = threading.Event()
         self._reading: RendezvousBackend | None = None
-        self.contact_at = clock.now()
-        """When the newest of the store operations that succeeded was begun, by the monotonic clock (rule S4)."""
+        self.contact = Contact(clock.now(), calls.publish)
+        """What the operations of the three came to."""
         self.store_gone = False
         """Whether an embedded store is known to be gone, so that nobody can go on elsewhere (rule S4)."""
-        self._failing: set[str] = set()
-        """The threads whose last operation failed."""
-        self._telling = threading.Lock()
-        """Held to change that, or ``contact_at``."""
+        self._gap = 0
+        """The index of an entry that the store said is there, and that was not."""
         self._lost = False  # whether there will be no further entry for this node, for good
         writer_calls = WriterCalls(
             connected=partial(self._connected, "writer"),
-            contact=partial(self._contact, "writer"),
+            contact=partial(self.contact.worked, "writer"),
             failed=partial(self._store_failed, "writer"),
             doubtful=self._compare,
             given_up=self._give_up,
@@ -96,7 +97,7 @@ class Session:
         )
         self._writer = Writer(joined.row, clock, self._wake, self._stopping, writer_calls)
         pulse_calls = PulseCalls(
-            contact=partial(self._contact, "pulse"),
+            contact=partial(self.contact.worked, "pulse"),
             lost=self._pulse_lost,
             row=self._writer.row_seen,
             behind=self._compare,
@@ -178,10 +179,13 @@ class Session:
                 seen: Cursor | None = Cursor(self._ledger.head.index)
                 while not self._stopping.is_set() and not self._lost:
                     seen = self._look(store, seen)
-                    backoff.worked()
+                    if seen is not None and seen.head == self._ledger.head.index:
+                        backoff.worked()
             except HistoryChangedError as exc:
                 self._unread = exc  # a new connection begins with a comparison
-                self._stopping.wait(backoff.failed())
+                if (pause := backoff.failed()) > UNTOLD:
+                    self._store_failed("reader", exc)
+                self._stopping.wait(pause)
             except RendezvousConnectionError as exc:
                 if not self._doubt:
                     self._store_failed("reader", exc)
@@ -209,6 +213,8 @@ class Session:
             self._memory = self._memory.and_then(entries)
             self._follow(ledger)
             self._calls.post(EntriesRead(entries, now))
+        elif seen is not None and seen.head > self._ledger.head.index:
+            self._note_gap(self._ledger.head.index + 1)
         if self._ledger.closed is not None:
             self._stopping.wait()
             return seen
@@ -224,16 +230,27 @@ class Session:
             self._stopping.wait(min(REST * len(self._chair.watch.nodes), wait))
         elif self._chair.watch.nodes:
             self._chair.watch = Watch()  # deposed: what was seen then must not be judged by later
-        if "reader" in self._failing:
+        if "reader" in self.contact.failing:
             wait = min(wait, PROOF)
         cursor = Cursor(self._ledger.head.index, 0 if seen is None else seen.roster)
         waits_at = self._clock.now()
         seen = store.wait(cursor, roster=chairs, timeout=wait)
-        self._contact("reader", waits_at)
+        self.contact.worked("reader", waits_at)
         if seen.head < cursor.head:
             self._restore(store)
             return None
         return seen
+
+    def _note_gap(self, index: int) -> None:
+        """An entry is not there, though a newer one is said to be; once, that may have been a bell's word alone.
+
+        Raises:
+            HistoryChangedError: It was said before.
+        """
+        if self._gap == index:
+            self._gap = 0
+            raise missing_entry(index)
+        self._gap = index
 
     def _follow(self, ledger: Ledger) -> None:
         with self._wake:  # together, for who reports meanwhile
@@ -249,7 +266,7 @@ class Session:
             found = restore(store, self._ledger, self._memory, self._node_id, self._clock, unread=unread)
         finally:
             self._doubt = False
-        self._contact("", began)
+        self.contact.worked("", began)
         if isinstance(found, Rejoin):
             self._end_for(Outrun(found.why), Event("outrun", f"{found.why}: joining anew", Level.WARNING))
         elif found is not None:
@@ -286,10 +303,17 @@ class Session:
             )
         except RendezvousConnectionError:
             raise  # and tried again
+        except HistoryChangedError:
+            self._writer.later(partial(self._farewell_again, timeout=timeout))
+            raise  # which has the reader compare
         except RendezvousStateError:
             self._writer.done.set()  # there is nobody to say goodbye to
             raise
         self._writer.done.set()
+
+    def _farewell_again(self, store: RendezvousBackend, timeout: float) -> None:
+        self._stopping.wait(RETRY_FIRST)
+        self._farewell(store, timeout)
 
     def _take_chair(self, ledger: Ledger, heard: Heard, why: str) -> None:
         def take(store: RendezvousBackend) -> None:
@@ -341,31 +365,9 @@ class Session:
         if (store := self._connected("pulse")) is not None:
             self._pulse.reconnected(store)
 
-    def _contact(self, who: str, began: float) -> None:
-        """The store has answered what was asked at ``began``, and serves this thread ('' where that is to be seen yet).
-
-        When the answer is read says nothing: this node may have been frozen since it came.
-        """
-        with self._telling:
-            if self._lost:
-                return
-            self.contact_at = max(self.contact_at, began)
-            back = self._failing == {who}
-            self._failing.discard(who)
-        if back:
-            self._calls.publish(Event("store_back", "the store answers again"))
-
-    def _store_failed(self, who: str, exc: RendezvousConnectionError) -> None:
-        """Say so once, until all threads are served again: a store that is full serves those that only read."""
-        if self._stopping.is_set() or self._lost or self._root.embedded:
-            return
-        with self._telling:
-            first = not self._failing
-            self._failing.add(who)
-        if first:
-            what = " ".join(filter(None, [exc.message, exc.hint]))
-            message = f"the store does not answer; workers go on, and we keep trying: {what}"
-            self._calls.publish(Event("store_unreachable", message, Level.WARNING))
+    def _store_failed(self, who: str, exc: ElasticError) -> None:
+        if not (self._stopping.is_set() or self._root.embedded):
+            self.contact.failed(who, exc)
 
     def _give_up(self, exc: ElasticError) -> None:
         """There will be no further entry for this node: healthy workers may finish without one."""
@@ -381,6 +383,7 @@ class Session:
         with self._wake:
             first, self._lost = not (self._lost or self._stopping.is_set()), True
             self._wake.notify()
+        self.contact.end()
         self._pulse.stop()
         self._writer.done.set()
         if first and self._ledger.closed is None:

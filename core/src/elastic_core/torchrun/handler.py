@@ -154,7 +154,7 @@ class TorchrunHandler(RendezvousHandler):
             if now - since >= SILENT_PROGRESS and not self._state.progressed:
                 self._step(Progressed(current.number))
             fence = FENCE_SHARE * self._state.ledger.settings.timing.fence_after
-            return int(self._state.work is Work.STOPPING or now - self._session.contact_at >= fence)
+            return int(self._state.work is Work.STOPPING or now - self._session.contact.at >= fence)
 
     def is_closed(self) -> bool:
         """Whether the job is closed."""
