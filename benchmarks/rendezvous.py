@@ -155,8 +155,8 @@ def section(book: Book, peers: Sequence[str], runs: int, load: Sequence[float], 
                for target in targets(book)]  # fmt: skip
     return paragraphs(
         [
-            f"Medians of {runs} runs, with the least and the greatest; *never* is not within {patience:.0f} s; "
-            "- was not measured.",
+            f"Medians of {runs} runs, or of those that there was time for (of two the greater), with the least and the "
+            f"greatest; *never* is not within {patience:.0f} s; - was not measured.",
             f"{machine}; load (all processes of the machine, these among them) {min(load):.1f} to {max(load):.1f}.",
         ],
         table(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from scenes import live, offer, start, then
+from scenes import live, members, offer, start, then
 from test_history import MEMORY, MINE, RUN, SUCCESS, of_run, resumed, told
 
 from elastic_core.errors import RendezvousStateError
@@ -14,7 +14,17 @@ from elastic_core.rendezvous.backend import ORIGIN, Link
 from elastic_core.rendezvous.codec import decode_entry, encode_entry
 from elastic_core.rendezvous.history import Memory, Rejoin
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import Entry, Halt, HaltReason, HistoryChangedError, Ledger, Resume, Round, advance
+from elastic_core.rendezvous.ledger import (
+    Chair,
+    Entry,
+    Halt,
+    HaltReason,
+    HistoryChangedError,
+    Ledger,
+    Resume,
+    Round,
+    advance,
+)
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.reading import missing_entry, news
 from elastic_core.rendezvous.restoring import ATTEMPTS, Restored, restore
@@ -143,7 +153,7 @@ def test_tombstones_are_leapt_over_from_entries_that_are_whole() -> None:
     found = restore(store, mine, told(mine), "b", CLOCK, unread=caught.value)
     assert isinstance(found, tuple)
     assert found[1] is not None
-    assert found[1].head == MINE.head
+    assert (found[0], found[1].head) == ("this node was away for long", MINE.head)
 
 
 def test_an_entry_that_was_deleted_by_hand_is_leapt_over() -> None:
@@ -156,7 +166,7 @@ def test_an_entry_that_was_deleted_by_hand_is_leapt_over() -> None:
     found = restore(Holed(holding(*RUN)._store), mine, told(mine), "b", CLOCK, unread=unread)
     assert isinstance(found, tuple)
     assert found[1] is not None
-    assert found[1].head == MINE.head
+    assert (found[0], found[1].head) == ("the store has lost entries that this node has not read", MINE.head)
 
 
 def test_a_run_that_others_have_resumed_over_another_is_leapt_to() -> None:
@@ -170,7 +180,7 @@ def test_a_run_that_others_have_resumed_over_another_is_leapt_to() -> None:
     found = restore(store, ours, told(ours), "b", CLOCK, unread=caught.value)
     assert isinstance(found, tuple)
     assert found[1] is not None
-    assert found[1].head == after.head
+    assert (found[0], found[1].head) == ("another run has been there meanwhile", after.head)
 
 
 def test_a_tombstone_of_an_older_history_does_not_pass_for_news() -> None:
@@ -185,6 +195,24 @@ def test_a_tombstone_of_an_older_history_does_not_pass_for_news() -> None:
     assert found[1] is not None
     assert isinstance(found[1].head.body, Resume)
     assert (found[1].head.body.round.number, found[1].head.index, found[1].head.epoch) == (6, 7, 2)
+
+
+def test_an_older_history_behind_what_was_read_is_resumed_over() -> None:
+    """A copy of the store's files came back beside those that it had got since."""
+    chaired = then(start(), Chair(why="x"), at=2.0)
+    old = then(chaired, Round(number=1, offer=offer("a"), members=members("ab")), at=3.0)
+    older = then(old, Halt(round=1, reason=HaltReason.FAILURE, why="a failed"), at=4.0)
+    again = resumed(old)
+    mine = then(again, Halt(round=1, reason=HaltReason.FAILURE, why="b failed"), at=60.0)
+    mine = replace(mine, head=replace(mine.head, id="h2"))
+    store = holding(again, mine)
+    store._store.entries.extend((one.head.id, encode_entry(one.head)) for one in (old, older))
+    with pytest.raises(HistoryChangedError, match="Ledger entry 3 follows") as caught:
+        then_reads(mine, store)
+    found = restore(store, mine, told(mine), "b", CLOCK, unread=caught.value)
+    assert isinstance(found, tuple)
+    assert found[1] is not None
+    assert (found[1].halt, found[1].head.index, found[1].head.epoch) == (mine.halt, 5, 2)
 
 
 def test_what_others_have_put_back_meanwhile_is_read_on() -> None:

@@ -14,8 +14,9 @@ from test_session import CLOCK, PATIENCE, Node, in_round, quick
 from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError, RendezvousStateError, StoreLostError
 from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RosterRow
 from elastic_core.rendezvous.codec import decode_entry, encode_row
+from elastic_core.rendezvous.contact import Contact
 from elastic_core.rendezvous.join import Applicant, Joined, join
-from elastic_core.rendezvous.ledger import Chair
+from elastic_core.rendezvous.ledger import Chair, HistoryChangedError
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.node import Leaving, WorkerFailed
 from elastic_core.rendezvous.pulse import Pulse, PulseCalls
@@ -227,6 +228,29 @@ def test_a_store_that_cannot_be_read_on_is_told_of_once_until_it_can(bench: Benc
     b.until(lambda n: n.state.ledger.head.index >= 3).until(lambda n: bool(told("store_back")))
     said = "the store cannot be read on; workers go on, and we keep trying: Ledger entry 3 is missing from the store. "
     assert told("store_unreachable") == [said + "The store lost data; use another --rdzv_id."]
+    assert told("store_back") == ["the store can be read again"]
+
+
+def test_contact_tells_of_each_kind_of_failure_once_until_all_are_over() -> None:
+    said: list[str] = []
+    contact = Contact(5.0, lambda event: said.append(f"{event.name}: {event.message}"))
+    silent, unread = RendezvousConnectionError("the line is down"), HistoryChangedError("Entry 3 is missing.")
+    for _ in range(3):
+        contact.failed("writer", silent)
+        contact.failed("reader", unread)
+    contact.worked("writer", 9.0)
+    contact.worked("", 11.0)
+    assert said == [
+        "store_unreachable: the store does not answer; workers go on, and we keep trying: the line is down",
+        "store_unreachable: the store cannot be read on; workers go on, and we keep trying: Entry 3 is missing.",
+    ]
+    contact.worked("reader", 10.0)
+    assert (contact.at, said[2:]) == (11.0, ["store_back: the store answers again"])
+    contact.failed("reader", unread)
+    assert len(said) == 4, "it is told of again"
+    contact.end()
+    contact.worked("reader", 20.0)
+    assert (contact.at, len(said)) == (11.0, 4)
 
 
 def test_a_store_that_comes_back_wiped_ends_a_waiting_node(bench: Bench) -> None:

@@ -14,6 +14,9 @@ from elastic_core.rendezvous.ledger import HistoryChangedError
 
 __all__ = ["Contact"]
 
+SILENT, UNREADABLE = "does not answer", "cannot be read on"
+"""How a store fails."""
+
 
 class Contact:
     """What the threads' operations came to.
@@ -28,6 +31,8 @@ class Contact:
         """When the newest of the store operations that succeeded was begun, by the monotonic clock (rule S4)."""
         self.failing: set[str] = set()
         """The threads whose last operation failed."""
+        self._told: set[str] = set()
+        """What people have been told, until the store serves again."""
         self._publish = publish
         self._lock = threading.Lock()
         self._over = False
@@ -43,18 +48,22 @@ class Contact:
             self.at = max(self.at, began)
             back = self.failing == {who}
             self.failing.discard(who)
+            silent = SILENT in self._told
+            if back:
+                self._told = set()
         if back:
-            self._publish(Event("store_back", "the store answers again"))
+            self._publish(Event("store_back", f"the store {'answers' if silent else 'can be read'} again"))
 
     def failed(self, who: str, exc: ElasticError) -> None:
-        """Say so once, until all threads are served again: a store that is full serves those that only read."""
+        """Say so once of each kind, until all threads are served again: a store that is full serves who only reads."""
         with self._lock:
             if self._over:
                 return
-            first = not self.failing
+            how = UNREADABLE if isinstance(exc, HistoryChangedError) else SILENT
+            news = how not in self._told
+            self._told.add(how)
             self.failing.add(who)
-        if first:
-            how = "cannot be read on" if isinstance(exc, HistoryChangedError) else "does not answer"
+        if news:
             what = " ".join(filter(None, [exc.message, exc.hint]))
             message = f"the store {how}; workers go on, and we keep trying: {what}"
             self._publish(Event("store_unreachable", message, Level.WARNING))

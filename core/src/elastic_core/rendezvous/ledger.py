@@ -85,7 +85,7 @@ class Ledger:
     """The HALT that ended :attr:`round`; None while it is live."""
     halt_at: float = 0.0
     since_halt: float = 0.0
-    """Seconds from that HALT to the newest entry, as the authors of those after it have counted them."""
+    """While there is one: seconds from it to the newest entry, as the authors of what was read after it count them."""
     plan: Plan | None = None
     """The PLAN for :attr:`round`, while that is live."""
     plan_at: float = 0.0
@@ -251,7 +251,7 @@ def _resize(ledger: Ledger, sealed: Round, now: float, since_halt: float) -> tup
         return ledger.resized_at, ledger.resize_cost
     at = ledger.head.anchors
     kept = ledger.round.group_ranks.keys() <= sealed.group_ranks.keys() and at.chair < at.halt
-    return now, since_halt if kept else 0.0
+    return now, min(since_halt, now - ledger.opened_at) if kept else 0.0
 
 
 def _spelled_out(body: Round, previous: Round | None) -> Round:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TypeAlias
 
 from elastic_core.errors import RendezvousStateError
@@ -27,8 +26,8 @@ from elastic_core.rendezvous.reading import check_head, load, news, peek
 
 ATTEMPTS = 8
 """Times to look again after others have written meanwhile; then the next beat tries again."""
-AFTER_US = "another run has begun since this node was here"
-"""Why a node that was away joins anew."""
+AWAY = "this node was away for long"
+"""Why a node goes on from another entry than the next."""
 
 
 Restored: TypeAlias = "tuple[str, Ledger | None] | Rejoin | None"
@@ -67,12 +66,9 @@ def restore(
         head = store.wait(Cursor(), roster=False, timeout=0).head
         at = peek(store, index := min(head, mine.head.index))
         shrunk = at is None and index > 0 and store.read(index) == TOMBSTONE
-        match overlap(mine, memory, head, at, shrunk=shrunk):
-            case Passed() if (found := _newest(store, mine, clock, AFTER_US)) is not None:
-                return found
-            case Intact():
-                leap = None if unread is None else _leap(store, mine, unread, clock)
-                return (lost, None) if leap is None and lost is not None else leap
+        match what := overlap(mine, memory, head, at, shrunk=shrunk):
+            case Intact() if unread is None or mine.closed is not None:
+                return None if lost is None else (lost, None)
             case PutBack(entries) if at is not None:
                 lost = lost or missing(head, mine)
                 _put_back(store, at.link, entries)
@@ -82,6 +78,9 @@ def restore(
         except HistoryChangedError as exc:
             gone = exc
             continue  # somebody deletes or restores entries at this very moment
+        if isinstance(what, (Intact, Passed)) and theirs is not None and follows(mine, theirs):
+            found = _onward(store, mine, theirs, None if isinstance(what, Passed) else unread)
+            return (lost, None) if found is None and lost is not None else found
         match settle(mine, memory, theirs):
             case Rejoin() as rejoin:
                 return rejoin
@@ -98,51 +97,36 @@ def restore(
     return None
 
 
-def _leap(store: RendezvousBackend, mine: Ledger, unread: HistoryChangedError, clock: Clock) -> Restored:
-    """From what this node has read to the newest, over entries that are no more, or to another run that goes on here.
+def _onward(store: RendezvousBackend, mine: Ledger, theirs: Ledger, unread: HistoryChangedError | None) -> Restored:
+    """From what this node has read to what the store has come to, ``theirs``; ``unread`` is why it cannot just read on.
 
     Raises:
         HistoryChangedError: The store has lost entries at this very moment.
         RendezvousStateError: The chain is broken, which no store that lost entries has brought about.
     """
-    found = _newest(store, mine, clock, unread.message)
-    if found is None or isinstance(found, Rejoin):
-        return found
-    newest = found[1].head.index
+    if theirs.head.run != mine.head.run:
+        return Rejoin("another run has begun since this node was here" if unread is None else unread.message)
+    if unread is None:
+        return AWAY, theirs
     try:
-        between = news(store, mine, newest)
+        between = news(store, mine, theirs.head.index)
     except HistoryChangedError:
-        return found  # over tombstones; entries before them may be whole, in a store that has lost shrinks
-    if len(between) < newest - mine.head.index:
-        return found  # over entries that were deleted by hand
-    if any(
-        (entry.prev, entry.index) != (before.id, before.index + 1) for before, entry in pairwise((mine.head, *between))
-    ):
-        check_head(store, mine)
-        raise RendezvousStateError(unread.message, hint="Something else writes to the store; use another --rdzv_id.")
+        return AWAY, theirs  # over tombstones; entries before them may be whole, in a store that has lost shrinks
+    if len(between) < theirs.head.index - mine.head.index:
+        return "the store has lost entries that this node has not read", theirs
     ledger = mine
     for entry in between:
+        if (entry.prev, entry.index) != (ledger.head.id, ledger.head.index + 1):
+            check_head(store, mine)
+            hint = "Something else writes to the store; use another --rdzv_id."
+            raise RendezvousStateError(unread.message, hint=hint)
         try:
-            ledger = advance(ledger, entry, clock.now())
+            ledger = advance(ledger, entry, theirs.head_at)
         except HistoryChangedError:
-            return found  # over another run, which was outranked
+            return "another run has been there meanwhile", theirs
         if ledger.closed is not None:
             break
     return None  # others have put back meanwhile what could not be read
-
-
-def _newest(store: RendezvousBackend, mine: Ledger, clock: Clock, why: str) -> tuple[str, Ledger] | Rejoin | None:
-    """What the store says now, or that another run goes on there; None if that is older than what this node has read.
-
-    Raises:
-        HistoryChangedError: The store has lost entries at this very moment.
-    """
-    theirs = load(store, clock.now())
-    if theirs is None:
-        raise HistoryChangedError("The store was emptied while it was read.")
-    if not follows(mine, theirs):
-        return None
-    return Rejoin(why) if theirs.head.run != mine.head.run else ("this node was away for long", theirs)
 
 
 def _put_back(store: RendezvousBackend, prev: Link, entries: tuple[Entry, ...]) -> None:

@@ -83,8 +83,6 @@ class Session:
         """What the operations of the three came to."""
         self.store_gone = False
         """Whether an embedded store is known to be gone, so that nobody can go on elsewhere (rule S4)."""
-        self._gap = 0
-        """The index of an entry that the store said is there, and that was not."""
         self._lost = False  # whether there will be no further entry for this node, for good
         writer_calls = WriterCalls(
             connected=partial(self._connected, "writer"),
@@ -178,8 +176,9 @@ class Session:
                     self._restore(store)
                 seen: Cursor | None = Cursor(self._ledger.head.index)
                 while not self._stopping.is_set() and not self._lost:
+                    before = self._ledger.position
                     seen = self._look(store, seen)
-                    if seen is not None and seen.head == self._ledger.head.index:
+                    if self._ledger.position != before or (seen is not None and seen.head == self._ledger.head.index):
                         backoff.worked()
             except HistoryChangedError as exc:
                 self._unread = exc  # a new connection begins with a comparison
@@ -214,7 +213,7 @@ class Session:
             self._follow(ledger)
             self._calls.post(EntriesRead(entries, now))
         elif seen is not None and seen.head > self._ledger.head.index:
-            self._note_gap(self._ledger.head.index + 1)
+            self._check_gap(store)
         if self._ledger.closed is not None:
             self._stopping.wait()
             return seen
@@ -235,22 +234,21 @@ class Session:
         cursor = Cursor(self._ledger.head.index, 0 if seen is None else seen.roster)
         waits_at = self._clock.now()
         seen = store.wait(cursor, roster=chairs, timeout=wait)
-        self.contact.worked("reader", waits_at)
+        self.contact.worked("reader" if seen.head <= cursor.head else "", waits_at)  # else there is more to be read
         if seen.head < cursor.head:
             self._restore(store)
             return None
         return seen
 
-    def _note_gap(self, index: int) -> None:
-        """An entry is not there, though a newer one is said to be; once, that may have been a bell's word alone.
+    def _check_gap(self, store: RendezvousBackend) -> None:
+        """The next entry is not there, though a newer one is said to be: that may have been a bell's word alone.
 
         Raises:
-            HistoryChangedError: It was said before.
+            HistoryChangedError: It was not.
         """
-        if self._gap == index:
-            self._gap = 0
+        index = self._ledger.head.index + 1
+        if store.wait(Cursor(), roster=False, timeout=0).head >= index and store.read(index) is None:
             raise missing_entry(index)
-        self._gap = index
 
     def _follow(self, ledger: Ledger) -> None:
         with self._wake:  # together, for who reports meanwhile
@@ -264,6 +262,9 @@ class Session:
         began = self._clock.now()
         try:
             found = restore(store, self._ledger, self._memory, self._node_id, self._clock, unread=unread)
+        except RendezvousConnectionError:
+            self._unread = unread
+            raise
         finally:
             self._doubt = False
         self.contact.worked("", began)
@@ -312,8 +313,8 @@ class Session:
         self._writer.done.set()
 
     def _farewell_again(self, store: RendezvousBackend, timeout: float) -> None:
-        self._stopping.wait(RETRY_FIRST)
-        self._farewell(store, timeout)
+        if not self._stopping.wait(RETRY_FIRST):
+            self._farewell(store, timeout)
 
     def _take_chair(self, ledger: Ledger, heard: Heard, why: str) -> None:
         def take(store: RendezvousBackend) -> None:
