@@ -11,7 +11,7 @@ from stage import WARM, Stage
 GUIDE = (Path(__file__).parents[1] / "docs" / "guide.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_who_follows_the_guide_sees_what_it_shows(stage: Stage, tmp_path: Path) -> None:
     preload = {"PET_PRELOAD": "torch._dynamo"}  # which saves each worker the time to import it
     reader = Reader(stage, tmp_path, {**WARM, **preload, "CUDA_VISIBLE_DEVICES": ""})

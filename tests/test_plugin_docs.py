@@ -28,6 +28,7 @@ def reader(stage: Stage, tmp_path: Path) -> Reader:
     return Reader(stage, tmp_path)
 
 
+@pytest.mark.timeout(600)
 def test_who_follows_the_tutorial_sees_what_it_shows_and_has_all_three_plugins(reader: Reader) -> None:
     reader.follow(TUTORIAL.read_text(encoding="utf-8"))
     listed = [

@@ -19,6 +19,8 @@ from stage import Stage
 
 BLOCK = re.compile(r"(?:^`(?P<path>[\w./-]+)`\n\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\$ (?P<command>(?:.*\\\n)*.*)\n(?P<output>(?:(?!\$ ).*\n)*)", re.MULTILINE)
+PATIENCE = 300.0
+"""Seconds that a reader waits for a command: one runs a hundred tests, which write to disk thousands of times."""
 LENIENT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -88,7 +90,7 @@ class Reader:
     def type(self, command: str) -> str:
         """What the command prints; it must succeed."""
         shell = self._stage.start(["bash", "-c", f"cd {self.folder}\n{command}"], env=self._env)
-        assert shell.exit_code() == 0, f"$ {command}\n{shell.output}"
+        assert shell.exit_code(PATIENCE) == 0, f"$ {command}\n{shell.output}"
         return f"{shell.output}\n" if shell.lines else ""
 
 

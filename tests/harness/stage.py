@@ -107,12 +107,12 @@ class Agent:
             self.changed.wait_for(lambda: happened() or self.ended, PATIENCE)
             assert happened(), f"{'no' if self.ended else f'not within {PATIENCE:.0f} s:'} {what} in:\n{self.output}"
 
-    def exit_code(self) -> int:
-        """Wait for the end, and for the end of the output."""
+    def exit_code(self, patience: float = PATIENCE) -> int:
+        """Wait for the end, and for the end of the output: ``patience`` s at most."""
         try:
-            code = self.process.wait(PATIENCE)
+            code = self.process.wait(patience)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {PATIENCE:.0f} s:\n{self.output}") from None
+            raise AssertionError(f"still running after {patience:.0f} s:\n{self.output}") from None
         self.listen_to_the_end()
         return code
 
