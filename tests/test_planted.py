@@ -138,3 +138,32 @@ def test_100_mb_in_redis_are_refused_unread(stage: Stage, tmp_path: Path) -> Non
         assert agent.exit_code() == ExitCode.REFUSED, agent.output
         assert f"has {len(record)} bytes; at most {MAX_VALUE_BYTES} are allowed" in agent.output
         assert "another --rdzv_id" in agent.output
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (b"planted\n" + b"[" * (400 * MAX_VALUE_BYTES), r"Entry \d+ .* bytes; at most \d+ are allowed"),
+        (b"planted\n" + json.dumps({"v": PROTOCOL + 1}).encode(), "protocol version"),
+    ],
+    ids=["100 MB", "another version"],
+)
+def test_workers_train_on_and_finish_whatever_comes_next_in_the_ledger(
+    stage: Stage, tmp_path: Path, record: bytes, words: str
+) -> None:
+    with redis_server(tmp_path / "redis") as found:
+        flags = ["--rdzv_backend=redis", f"--rdzv_endpoint={found.endpoint}", "--rdzv_id=job", "--nnodes=2"]
+        job = [WORKERS / "barrier.py", "--tell=0.2", f"--until={tmp_path / 'done'}"]
+        agents = [stage.run(*flags, *job) for _ in range(2)]
+        for agent in agents:
+            agent.wait_for_report("step", world_size=2)
+        workers = [agent.workers() for agent in agents]
+        with closing(opened_redis(found.endpoint)) as store, redis.Redis(port=found.port) as admin:
+            newest = store.wait(Cursor(), roster=False, timeout=0).head
+            admin.hset(Keys("elastic", "job").all[0], mapping={str(newest + 1): record, "head": newest + 1})
+        for agent in agents:
+            agent.wait_for(f"the store is lost: .*{words}.* another --rdzv_id")
+            agent.wait_for_report("step", count=len(agent.reports("step")) + 1)
+        assert [agent.workers() for agent in agents] == workers
+        (tmp_path / "done").touch()
+        assert [agent.exit_code() for agent in agents] == [0, 0]

@@ -55,6 +55,13 @@ def test_a_waiter_in_another_process_that_is_not_woken_is_noticed(deaf: MakeBack
         test(ProcessConformance(), deaf("job"), lambda: deaf("job"), deaf)
 
 
+def test_a_waiter_that_looks_again_and_again_is_noticed(tmp_path: Path) -> None:
+    line = LossyCalls()
+    polling = line.through(partial(FileBackend.open, tmp_path, poll_interval=0.3))
+    with pytest.raises(AssertionError, match="a waiter's thread ran"):
+        LineConformance().test_a_waiter_asks_for_nothing_while_nothing_happens(lambda: polling("job"), line)
+
+
 def test_a_line_that_the_connections_do_not_go_over_is_noticed() -> None:
     test = LineConformance.test_a_removal_of_unknown_outcome_is_repeated_without_harm
     stores: dict[str, MemoryStore] = {}

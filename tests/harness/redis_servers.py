@@ -21,11 +21,13 @@ from pathlib import Path
 import redis
 
 from elastic_core.rendezvous.api import RendezvousParameters
+from elastic_rdzv_redis import backend
 from elastic_rdzv_redis.backend import RedisBackend
 from elastic_rdzv_redis.plugin import elastic_make_rendezvous
 
 PATIENCE = 30.0
 """Seconds after which a server counts as not doing what it must."""
+HOUR = 3600.0
 SERVER = os.environ.get("REDIS_SERVER", "redis-server")
 """The program; another version's, or Valkey's, by the variable of that name."""
 PORTS = range(10000, 20000)
@@ -150,6 +152,12 @@ def opened(endpoint: str, run_id: str = "job", **config: str) -> RedisBackend:
         backend="redis", endpoint=endpoint, run_id=run_id, min_nodes=1, max_nodes=2, config=config
     )
     return elastic_make_rendezvous(parameters)
+
+
+def opened_in_silence(endpoint: str, run_id: str = "job") -> RedisBackend:
+    """The same in a fresh process, whose waiters look again only when a bell rings: one that is not heard is missed."""
+    backend.LONGEST_SLEEP = HOUR
+    return opened(endpoint, run_id)
 
 
 @contextmanager

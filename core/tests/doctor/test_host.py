@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import resource
 import socket
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -143,16 +142,6 @@ def test_every_host_of_the_endpoint_is_looked_up(endpoint: str, state: State, wo
     finding = host.check_endpoint(endpoint)
     assert finding.state is state
     assert words in finding.seen
-
-
-def test_a_question_that_nobody_answers_ends() -> None:
-    never = threading.Event()
-    with pytest.raises(TimeoutError, match="no answer within"):
-        host.bounded(never.wait, 0.01)
-    never.set()
-    with pytest.raises(KeyError):
-        host.bounded({}.popitem)
-    assert host.bounded(lambda: 7) == 7
 
 
 def test_the_interface_of_an_address_is_found() -> None:

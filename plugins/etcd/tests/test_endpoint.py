@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_core.errors import RendezvousConnectionError, UsageError
-from elastic_rdzv_etcd.endpoint import DEFAULT_PORT, Endpoint, look_up, parse
+from elastic_core.errors import UsageError
+from elastic_rdzv_etcd.endpoint import Endpoint, parse
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,3 @@ def test_tls_that_is_asked_for_is_meant_for_all_that_do_not_say() -> None:
 @pytest.mark.parametrize("endpoint", [Endpoint("10.0.0.1", 5), Endpoint("fd00::1", 5, tls=True), Endpoint("etcd0")])
 def test_an_endpoint_that_is_printed_can_be_read_again(endpoint: Endpoint) -> None:
     assert parse(str(endpoint)) == [endpoint]
-
-
-def test_a_name_that_nobody_knows_is_left_out_while_another_is_known() -> None:
-    known, unknown = Endpoint("127.0.0.1"), Endpoint("no.such.host.invalid")
-    assert {site.endpoint for site in look_up([unknown, known])} == {known}
-    with pytest.raises(RendezvousConnectionError, match=r"'no\.such\.host\.invalid'"):
-        look_up([unknown])
-    [site] = look_up([known])
-    assert str(site) == f"http://127.0.0.1:{DEFAULT_PORT}"

@@ -6,13 +6,21 @@ from collections.abc import Iterator
 
 import pytest
 import redis
-from redis_servers import Daemon, redis_server
+from redis_servers import HOUR, Daemon, redis_server
+
+from elastic_rdzv_redis import backend
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     with redis_server(tmp_path_factory.mktemp("redis") / "server") as server:
         yield server
+
+
+@pytest.fixture
+def silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiters look again only when a bell rings, so that one which is not heard is missed."""
+    monkeypatch.setattr(backend, "LONGEST_SLEEP", HOUR)
 
 
 @pytest.fixture

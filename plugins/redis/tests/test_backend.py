@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from redis_servers import Daemon, opened, redis_server
+from redis_servers import Daemon, opened, opened_in_silence, redis_server
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, BeatReply, Cursor, Link
@@ -25,14 +25,15 @@ FIRST, SECOND = Link(1, "first"), Link(2, "second")
 LEDGER, ROSTER, *_ = Keys("elastic", "job").all
 
 
+@pytest.mark.usefixtures("silence")
 class TestRedisBackend(BackendConformance, ProcessConformance):
     @pytest.fixture
     def make_backend(self, server: Daemon) -> MakeBackend:
         return partial(opened, server.endpoint)
 
     @pytest.fixture
-    def opener(self, make_backend: MakeBackend) -> MakeBackend:
-        return make_backend
+    def opener(self, server: Daemon) -> MakeBackend:
+        return partial(opened_in_silence, server.endpoint)
 
 
 @pytest.fixture

@@ -404,6 +404,19 @@ def test_a_sentinel_that_names_a_master_which_is_gone_is_not_the_last_to_be_aske
         assert str(gone) in error.message
 
 
+def test_a_sentinel_that_names_a_master_which_says_nothing_leaves_time_for_the_others(
+    server: Daemon, tmp_path: Path
+) -> None:
+    """As a master's host does that is off: nobody refuses, and nobody answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        stale, other = (
+            Daemon(tmp_path / str(port), ["port {port}", f"sentinel monitor m 127.0.0.1 {port} 1"], sentinel=True)
+            for port in (silent.getsockname()[1], server.port)
+        )
+        with running(stale, other):
+            works(f"{stale.endpoint},{other.endpoint}", sentinel="m")
+
+
 def test_a_sentinel_that_wants_a_user_needs_no_more_than_the_readme_says(
     server: Daemon, tmp_path: Path, password_file: str
 ) -> None:

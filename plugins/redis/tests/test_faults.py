@@ -12,7 +12,6 @@ import redis
 from redis_servers import Daemon, opened, redis_server
 
 from elastic_core.testing.backend_conformance import (
-    BackendConformance,
     LineConformance,
     PlantConformance,
     RestartConformance,
@@ -49,7 +48,7 @@ class RedisKeeper(Keeper):
         self._server.start()
 
 
-class TestRedisBackend(BackendConformance, PlantConformance):
+class TestRedisBackendWithAForeignWriter(PlantConformance):
     @pytest.fixture
     def make_backend(self, server: Daemon) -> MakeBackend:
         return partial(opened, server.endpoint)
@@ -71,6 +70,7 @@ class TestRedisBackend(BackendConformance, PlantConformance):
         return planted
 
 
+@pytest.mark.usefixtures("silence")
 class TestRedisBackendOverABadLine(LineConformance):
     @pytest.fixture
     def line(self, server: Daemon) -> Iterator[LossyProxy]:

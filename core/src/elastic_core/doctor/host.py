@@ -11,11 +11,9 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, TimeoutError as Late
-from threading import Thread
 from typing import TypeVar
 
-from elastic_core import __version__
+from elastic_core import __version__, questions
 from elastic_core.agent.addresses import LOOPBACK, advertised, endpoint_host, parts, says_loopback
 from elastic_core.agent.identity import host_name
 from elastic_core.agent.ports import HeldPort
@@ -163,25 +161,9 @@ def check_versions(source: str) -> Finding:
     return ok("versions", f"{Versions.here()}, {', '.join(told)}; kernel {platform.release()}")
 
 
-def bounded(ask: Callable[[], _T], seconds: float = PATIENCE) -> _T:
-    """What ``ask`` returns or raises, from a thread, since nothing else ends a question that no resolver answers.
-
-    Raises:
-        TimeoutError: It has done neither in time.
-    """
-    answer: Future[_T] = Future()
-
-    def run() -> None:
-        try:
-            answer.set_result(ask())
-        except BaseException as exc:
-            answer.set_exception(exc)
-
-    Thread(target=run, name="elastic-doctor-question", daemon=True).start()
-    try:
-        return answer.result(seconds)
-    except Late as exc:
-        raise TimeoutError(f"no answer within {seconds:g} s") from exc
+def bounded(ask: Callable[[], _T]) -> _T:
+    """What ``ask`` returns or raises, within :data:`~elastic_core.doctor.store.PATIENCE`."""
+    return questions.bounded(ask, PATIENCE)
 
 
 def look_up(host: str) -> list[str]:

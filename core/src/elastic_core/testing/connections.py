@@ -6,13 +6,15 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import TypeAlias
 
 import pytest
 
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, Cursor, Link, RendezvousBackend
-from elastic_core.testing.racing import PATIENCE, WAKE_UP, asleep, background, outcome
+from elastic_core.testing.racing import PATIENCE, WAKE_UP, asleep, background, outcome, sleeper
 
 ALL_BYTES = bytes(range(256))
 
@@ -77,14 +79,20 @@ def long_wait(store: RendezvousBackend, cursor: Cursor, *, roster: bool, settled
 
     With ``settled`` the thread is asleep by the time that this returns; else it may still be about to look.
     """
-
-    def wait() -> Cursor:
-        while True:
-            now = store.wait(cursor, roster=roster, timeout=10 * PATIENCE)
-            if now.head != cursor.head or (roster and now.roster != cursor.roster):
-                return now
-
+    wait = partial(_moved, store, cursor, roster)
     return asleep(wait) if settled else background(wait)
+
+
+def sleeping_wait(store: RendezvousBackend, cursor: Cursor, *, roster: bool) -> tuple[Future[Cursor], Path]:
+    """The same, settled, and the thread that waits, as a folder ``/proc/PID/task/TID``."""
+    return sleeper(partial(_moved, store, cursor, roster))
+
+
+def _moved(store: RendezvousBackend, cursor: Cursor, roster: bool) -> Cursor:
+    while True:
+        now = store.wait(cursor, roster=roster, timeout=10 * PATIENCE)
+        if now.head != cursor.head or (roster and now.roster != cursor.roster):
+            return now
 
 
 def woken(waiting: Future[Cursor], by: str) -> Cursor:

@@ -19,7 +19,11 @@ from typing import Any, TypeVar
 PATIENCE = 60.0
 """Seconds after which something that must happen counts as not happening."""
 WAKE_UP = 10.0
-"""Seconds after which somebody who sleeps counts as not woken."""
+"""Seconds after which somebody who sleeps counts as not woken.
+
+A backend whose waiters also look by themselves now and then must not let them in its tests, or let them more seldom
+than this: else a wake-up that is lost goes unseen.
+"""
 ASLEEP = 0.05
 """Seconds for which a thread must not have run to count as asleep: longer than a store's answer takes."""
 FALLS_ASLEEP = 0.5
@@ -37,9 +41,15 @@ def background(body: Callable[[], _T]) -> Future[_T]:
 
 def asleep(body: Callable[[], _T]) -> Future[_T]:
     """The same, once the thread is asleep, or done."""
+    return sleeper(body)[0]
+
+
+def sleeper(body: Callable[[], _T]) -> tuple[Future[_T], Path]:
+    """The same, and the thread, as a folder ``/proc/PID/task/TID``."""
     thread, future = _begun(body)
-    let_sleep(Path("/proc/self/task", str(thread.native_id)))
-    return future
+    task = Path("/proc/self/task", str(thread.native_id))
+    let_sleep(task)
+    return future, task
 
 
 def _begun(body: Callable[[], _T]) -> tuple[threading.Thread, Future[_T]]:
@@ -65,6 +75,12 @@ def let_sleep(task: Path) -> None:
             return
         before = now
         time.sleep(ASLEEP)
+
+
+def times_run(task: Path) -> int:
+    """How often a thread has run and stopped running; it must still be there."""
+    lines = (task / "status").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("voluntary", "nonvoluntary")))
 
 
 def _scheduled(task: Path) -> str | None:

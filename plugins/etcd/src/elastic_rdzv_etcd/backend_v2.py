@@ -33,7 +33,8 @@ import etcd
 from elastic_core.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from elastic_core.rendezvous.backend import ORIGIN, BeatReply, Cursor, Link, RendezvousBackend, RosterRow
 from elastic_rdzv_etcd.backend import LOOK_AGAIN
-from elastic_rdzv_etcd.client_v2 import ClientV2, Members
+from elastic_rdzv_etcd.client_v2 import ClientV2
+from elastic_rdzv_etcd.members import Members
 from elastic_rdzv_etcd.records import (
     EXPIRY,
     RENEW,

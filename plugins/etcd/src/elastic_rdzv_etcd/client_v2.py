@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import etcd
@@ -22,9 +21,9 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_rdzv_etcd.client import ATTEMPT, LET_GO, PAUSE
-from elastic_rdzv_etcd.endpoint import Endpoint, Site, look_up
+from elastic_rdzv_etcd.endpoint import Site
 from elastic_rdzv_etcd.gateway import hung_up
-from elastic_rdzv_etcd.options import Options
+from elastic_rdzv_etcd.members import Members
 
 NO_V2 = "404 page not found"
 """What a member says that does not serve API v2."""
@@ -32,41 +31,6 @@ NO_V2 = "404 page not found"
 logging.getLogger("etcd").propagate = False  # it logs every error that we report, and some that we do not
 
 _T = TypeVar("_T")
-
-
-class Members:
-    """The cluster's members, as all connections of one agent share them.
-
-    Args:
-        endpoints: Their names.
-        options: How to reach them, and as whom.
-
-    Raises:
-        UsageError: A certificate cannot be used.
-        RendezvousConnectionError: None of the names has an address.
-    """
-
-    def __init__(self, endpoints: Sequence[Endpoint], options: Options) -> None:
-        self.options = options
-        self.context = options.context() if any(endpoint.tls for endpoint in endpoints) else None
-        self._endpoints = list(endpoints)
-        self._sites = look_up(endpoints)
-        self.favourite = self._sites[os.getpid() % len(self._sites)]
-        """The one that answered last."""
-
-    def __str__(self) -> str:
-        return ",".join(map(str, self._endpoints))
-
-    def sites(self) -> list[Site]:
-        """All addresses, the one that answered last first."""
-        sites = self._sites
-        at = sites.index(self.favourite) if self.favourite in sites else 0
-        return sites[at:] + sites[:at]
-
-    def look_up_again(self) -> None:
-        """Ask for the names' addresses anew, since none of the known ones answers; if nobody knows, they stay."""
-        with contextlib.suppress(RendezvousConnectionError):
-            self._sites = look_up(self._endpoints)
 
 
 class _Client(etcd.Client):  # type: ignore[misc]  # it has no annotations
@@ -176,7 +140,8 @@ class ClientV2:
                 try:
                     with self._reported(site):
                         answer = ask(self._at(site, min(ATTEMPT, max(share, PAUSE))))
-                    self.members.favourite, self._served = site, True
+                    self.members.answered(site)
+                    self._served = True
                     return answer
                 except _Failed as failed:
                     self._drop()

@@ -1,4 +1,4 @@
-"""What all connections of one agent share: where the members are, which of them answered last, and the token.
+"""A cluster over API v3: its members, and the token that all connections of one agent share.
 
 A token is what etcd gives for a user and a password. It is lost when a member restarts or some minutes pass unused, so
 whoever is told that it is no longer good asks for a new one, once for all.
@@ -7,69 +7,27 @@ whoever is told that it is no longer good asks for a new one, once for all.
 from __future__ import annotations
 
 import json
-import os
-import ssl
 import threading
 from collections.abc import Sequence
 
-from elastic_core.errors import RendezvousConnectionError
-from elastic_rdzv_etcd.endpoint import Endpoint, Site, look_up
+from elastic_rdzv_etcd.endpoint import Endpoint
 from elastic_rdzv_etcd.gateway import Gateway
+from elastic_rdzv_etcd.members import Members
 from elastic_rdzv_etcd.options import Options
 from elastic_rdzv_etcd.refusals import Kind, Refusal
 
 AUTHENTICATE = "/v3/auth/authenticate"
 
 
-class Cluster:
-    """The members, as the user named them.
-
-    Args:
-        endpoints: Their names.
-        options: How to reach them, and as whom.
-
-    Raises:
-        UsageError: A certificate cannot be used.
-        RendezvousConnectionError: None of the names has an address.
-    """
+class Cluster(Members):
+    """The members, and the token."""
 
     def __init__(self, endpoints: Sequence[Endpoint], options: Options) -> None:
-        self.options = options
-        self.context: ssl.SSLContext | None = options.context() if any(endpoint.tls for endpoint in endpoints) else None
-        self._endpoints = list(endpoints)
-        self._lock = threading.Lock()
+        super().__init__(endpoints, options)
         self._authenticating = threading.Lock()
         self._token: str | None = None
         self.passwords = options.password is not None
         """Whether a token is needed; not while the cluster asks nobody."""
-        self._sites = look_up(endpoints)
-        self._favourite = self._sites[os.getpid() % len(self._sites)]  # so that agents spread over the members
-
-    def __str__(self) -> str:
-        return ",".join(map(str, self._endpoints))
-
-    def sites(self) -> list[Site]:
-        """All addresses, the one that answered last first."""
-        with self._lock:
-            at = self._sites.index(self._favourite)
-            return self._sites[at:] + self._sites[:at]
-
-    def answered(self, site: Site) -> None:
-        """Others begin with this one from now on."""
-        with self._lock:
-            if site in self._sites:
-                self._favourite = site
-
-    def look_up_again(self) -> None:
-        """Ask for the names' addresses anew, since none of the known ones answers; if nobody knows, they stay."""
-        try:
-            sites = look_up(self._endpoints)
-        except RendezvousConnectionError:
-            return
-        with self._lock:
-            self._sites = sites
-            if self._favourite not in sites:
-                self._favourite = sites[0]
 
     def token(self, gateway: Gateway, timeout: float) -> str | None:
         """The token, asked for if there is none; None where none is needed.

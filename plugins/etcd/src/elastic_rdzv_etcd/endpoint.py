@@ -1,13 +1,12 @@
-"""Where etcd is: reading ``HOST[:PORT][,HOST[:PORT]…]``, and looking up the names in it."""
+"""Where etcd is: reading ``HOST[:PORT][,HOST[:PORT]…]``."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from elastic_core.errors import RendezvousConnectionError, UsageError
+from elastic_core.errors import UsageError
 
 DEFAULT_PORT = 2379
 FORM = "HOST[:PORT][,HOST[:PORT]...]"
@@ -82,27 +81,3 @@ def _parse_one(part: str, text: str, tls: bool | None) -> Endpoint:
         raise UsageError(f"--rdzv_endpoint {text!r}: {part!r} is not of the form HOST[:PORT].", hint=_HINT)
     assert host is not None
     return Endpoint(host, DEFAULT_PORT if port is None else port, scheme == "https")
-
-
-def look_up(endpoints: Sequence[Endpoint]) -> list[Site]:
-    """Every address of every endpoint, in order; endpoints whose names nobody knows are left out.
-
-    Raises:
-        RendezvousConnectionError: Nobody knows any of them.
-    """
-    sites: list[Site] = []
-    unknown: list[str] = []
-    for endpoint in endpoints:
-        try:
-            found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as exc:
-            reason = exc.strerror if isinstance(exc, OSError) else exc
-            unknown.append(f"{endpoint.host!r} ({reason})")
-        else:
-            sites += [Site(endpoint, family, str(at[0])) for family, _, _, _, at in found]
-    if not sites:
-        raise RendezvousConnectionError(
-            f"No host of the endpoint has an address: {', '.join(unknown)}.",
-            hint="Check the names, or write the addresses themselves.",
-        )
-    return list(dict.fromkeys(sites))

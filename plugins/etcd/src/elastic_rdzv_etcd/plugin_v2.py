@@ -33,7 +33,7 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> EtcdV2Backend:
     endpoints = parse(params.endpoint, tls=options.tls)
     try:
         from elastic_rdzv_etcd.backend_v2 import EtcdV2Backend
-        from elastic_rdzv_etcd.client_v2 import Members
+        from elastic_rdzv_etcd.members import Members
     except ImportError as exc:
         raise PluginError(
             f"The etcd-v2 backend needs python-etcd, which cannot be imported: {exc}.",

@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-import threading
 import time
-from concurrent import futures
 from typing import Any
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, UsageError, in_one_line
+from elastic_core.questions import bounded
 from elastic_rdzv_redis.client import Client
 from elastic_rdzv_redis.endpoint import Host
 from elastic_rdzv_redis.options import Credentials, Options
@@ -45,16 +44,19 @@ class Dialler:
     def _by_sentinels(self, name: str, deadline: float) -> Client:
         """A connection to the first master that a sentinel names and that will do.
 
-        One that has lost sight of the others may go on naming an old master, so it is not the last to be asked.
+        One that has lost sight of the others may go on naming an old master, whose host may be off and answer nothing:
+        so it is not the last to be asked, and what it says takes half of the time at most while there are others.
         """
         failures: list[RendezvousConnectionError] = []
         tried: set[Host] = set()
-        for sentinel in self.options.endpoint.hosts:
+        *_, last = sentinels = self.options.endpoint.hosts
+        for sentinel in sentinels:
             try:
                 master = self._named_by(sentinel, name, deadline)
                 if master not in tried:
                     tried.add(master)
-                    return self._to_master(master, f" (master {name!r})", deadline)
+                    until = deadline if sentinel is last else _halfway(deadline)
+                    return self._to_master(master, f" (master {name!r})", until)
             except RendezvousConnectionError as exc:
                 failures.append(exc)
         if len(failures) == 1:
@@ -66,9 +68,8 @@ class Dialler:
 
     def _named_by(self, sentinel: Host, name: str, deadline: float) -> Host:
         """Where a sentinel says that the master is."""
-        share = (deadline - time.monotonic()) / 2  # what one that hangs may take from the others
-        credentials = self.options.sentinel_credentials
-        client = self._client(sentinel, credentials, time.monotonic() + share, whose=" (sentinel)")
+        until = _halfway(deadline)  # what one that hangs may take from the others
+        client = self._client(sentinel, self.options.sentinel_credentials, until, whose=" (sentinel)")
         with contextlib.closing(client):
             found = client.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)
         if found is None:
@@ -133,6 +134,7 @@ class Dialler:
         return sock
 
     def _tcp(self, host: Host, where: str, deadline: float) -> socket.socket:
+        began = time.monotonic()
         known = self._addresses.get(host)
         addresses = known or _look_up(host, max(0.1, deadline - time.monotonic()))
         failure: OSError | None = None
@@ -150,7 +152,7 @@ class Dialler:
                 self._addresses[host] = addresses
                 return sock
         self._forget(host)
-        waited = f"no answer within {self.options.connect_timeout:g} s"
+        waited = f"no answer within {time.monotonic() - began:.2g} s"
         why = waited if failure is None or isinstance(failure, TimeoutError) else failure.strerror or str(failure)
         raise _unreachable(where, why) from failure
 
@@ -173,6 +175,11 @@ class Dialler:
             ) from exc
 
 
+def _halfway(deadline: float) -> float:
+    """Half of the time that is left."""
+    return (time.monotonic() + deadline) / 2
+
+
 def _unreachable(where: str, why: str) -> RendezvousConnectionError:
     return RendezvousConnectionError(
         f"No Redis server can be reached at {where}: {why}.",
@@ -181,30 +188,16 @@ def _unreachable(where: str, why: str) -> RendezvousConnectionError:
 
 
 def _look_up(host: Host, patience: float) -> list[Any]:
-    """What a name stands for. A thread asks, since nothing else ends a question that the resolver does not answer."""
+    """What a name stands for."""
     with contextlib.suppress(socket.gaierror, UnicodeError):
         return socket.getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    answer: futures.Future[list[Any]] = futures.Future()
-
-    def ask() -> None:
-        try:
-            answer.set_result(socket.getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM))
-        except BaseException as exc:
-            answer.set_exception(exc)
-
-    asking = threading.Thread(target=ask, name="elastic-redis-resolver", daemon=True)
-    asking.start()
     try:
-        found = answer.result(patience)
-    except (futures.TimeoutError, OSError, UnicodeError) as exc:
-        why = f"no answer within {patience:.1f} s"
-        if not isinstance(exc, futures.TimeoutError):
-            why = "it cannot be a name" if isinstance(exc, UnicodeError) else exc.strerror or str(exc)
+        return bounded(lambda: socket.getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM), patience)
+    except (OSError, UnicodeError) as exc:
+        why = "it cannot be a name" if isinstance(exc, UnicodeError) else exc.strerror or str(exc)
         raise RendezvousConnectionError(
             f"The host {host.name!r} cannot be looked up: {why}.", hint="Check the name, or write the address itself."
         ) from exc
-    asking.join()
-    return found
 
 
 def _check_fitness(client: Client) -> None:

@@ -1,0 +1,44 @@
+"""Questions that may never be answered, such as a resolver's: each is asked in a thread of its own.
+
+Nothing ends a thread that waits in the C library, so nobody waits for it longer than they can afford to. It is a
+daemon, and holds up no exit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, TimeoutError as Late
+from threading import Thread
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+def asked(ask: Callable[[], _T]) -> Future[_T]:
+    """What ``ask`` will return or raise."""
+    answer: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as exc:
+            answer.set_exception(exc)
+
+    Thread(target=run, name="elastic-question", daemon=True).start()
+    return answer
+
+
+def bounded(ask: Callable[[], _T], seconds: float) -> _T:
+    """What ``ask`` returns or raises.
+
+    Args:
+        ask: Called in another thread, which goes on if this takes too long.
+        seconds: How long to wait for it.
+
+    Raises:
+        TimeoutError: It has done neither in time.
+    """
+    try:
+        return asked(ask).result(seconds)
+    except Late as exc:
+        raise TimeoutError(f"no answer within {seconds:.3g} s") from exc

@@ -1,0 +1,101 @@
+"""Where the members are: what all connections of one agent share, whichever version of the API they speak.
+
+Names are looked up when the first connection is made, and again when no known address answers: a resolver can stall for
+many seconds, so nobody waits for it for long then, and an answer that comes late is taken when it comes.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, TimeoutError as Late
+from functools import partial
+
+from elastic_core.errors import RendezvousConnectionError
+from elastic_core.questions import asked
+from elastic_rdzv_etcd.endpoint import Endpoint, Site
+from elastic_rdzv_etcd.options import Options
+
+LOOK_UP = 7.0
+"""Seconds that looking up names may take at first: a resolver whose first server is down asks its second after 5."""
+LOOK_UP_AGAIN = 0.5
+"""Seconds that anybody waits for new addresses later, when a node's beats may hang on it."""
+
+
+class Members:
+    """The cluster's members, as the user named them. Safe to share by threads.
+
+    Args:
+        endpoints: Their names.
+        options: How to reach them, and as whom.
+
+    Raises:
+        UsageError: A certificate cannot be used.
+        RendezvousConnectionError: None of the names has an address.
+    """
+
+    def __init__(self, endpoints: Sequence[Endpoint], options: Options) -> None:
+        self.options = options
+        self.context: ssl.SSLContext | None = options.context() if any(endpoint.tls for endpoint in endpoints) else None
+        self._endpoints = list(endpoints)
+        self._lock = threading.Lock()
+        self._known: dict[Endpoint, list[Site]] = {}
+        """What each name stood for when the resolver last knew it."""
+        self._asking: dict[Endpoint, Future[None]] = {}
+        self._favourite: Site | None = None
+        unknown = self._look_up(LOOK_UP)
+        if not (sites := self.sites()):
+            raise RendezvousConnectionError(
+                f"No host of the endpoint has an address: {', '.join(unknown)}.",
+                hint="Check the names, or write the addresses themselves.",
+            )
+        self._favourite = sites[os.getpid() % len(sites)]  # so that agents spread over the members
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self._endpoints))
+
+    def sites(self) -> list[Site]:
+        """All addresses, the one that answered last first."""
+        with self._lock:
+            known = [site for endpoint in self._endpoints for site in self._known.get(endpoint, ())]
+            sites = list(dict.fromkeys(known))
+            at = sites.index(self._favourite) if self._favourite in sites else 0
+            return sites[at:] + sites[:at]
+
+    def answered(self, site: Site) -> None:
+        """Others begin with this one from now on."""
+        with self._lock:
+            self._favourite = site
+
+    def look_up_again(self) -> None:
+        """Ask for the names' addresses anew, since none of the known ones answers; if nobody knows, they stay."""
+        self._look_up(LOOK_UP_AGAIN)
+
+    def _look_up(self, patience: float) -> list[str]:
+        """Ask for all at once; the names that have got no address in that time, and why."""
+        deadline = time.monotonic() + patience
+        unknown = []
+        for endpoint, answer in [(endpoint, self._ask(endpoint)) for endpoint in self._endpoints]:
+            try:
+                answer.result(max(0.0, deadline - time.monotonic()))
+            except Late:
+                unknown.append(f"{endpoint.host!r} (no answer within {patience:g} s)")
+            except (OSError, UnicodeError) as exc:
+                unknown.append(f"{endpoint.host!r} ({exc.strerror if isinstance(exc, OSError) else exc})")
+        return unknown
+
+    def _ask(self, endpoint: Endpoint) -> Future[None]:
+        """The question after a name: one at a time, since whoever does not answer one does not answer two."""
+        asking = self._asking.get(endpoint)
+        if asking is None or asking.done():
+            asking = self._asking[endpoint] = asked(partial(self._find, endpoint))
+        return asking
+
+    def _find(self, endpoint: Endpoint) -> None:
+        found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+        with self._lock:
+            self._known[endpoint] = [Site(endpoint, family, str(at[0])) for family, _, _, _, at in found]

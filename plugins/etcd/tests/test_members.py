@@ -1,0 +1,104 @@
+"""Names that nobody knows, that nobody answers for, and that move."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from elastic_core.errors import RendezvousConnectionError
+from elastic_rdzv_etcd import members
+from elastic_rdzv_etcd.endpoint import DEFAULT_PORT, Endpoint
+from elastic_rdzv_etcd.members import Members
+from elastic_rdzv_etcd.options import DEFAULTS
+
+KNOWN, OTHER = Endpoint("127.0.0.1"), Endpoint("other.example")
+PATIENCE = 30.0
+
+
+class Resolver:
+    """Answers for ``other.example``, once it may."""
+
+    def __init__(self) -> None:
+        self.address = "127.0.0.2"
+        self.answers = threading.Event()
+        self.asked = 0
+        self._real = socket.getaddrinfo
+
+    def __call__(self, host: str, port: int, **how: int) -> object:
+        if host != OTHER.host:
+            return self._real(host, port, **how)
+        self.asked += 1
+        assert self.answers.wait(PATIENCE)
+        return self._real(self.address, port, **how)
+
+
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
+    resolver = Resolver()
+    monkeypatch.setattr(socket, "getaddrinfo", resolver)
+    yield resolver
+    resolver.answers.set()
+
+
+def found(cluster: Members) -> set[str]:
+    return {site.address for site in cluster.sites()}
+
+
+def test_a_name_that_nobody_knows_is_left_out_while_another_is_known() -> None:
+    unknown = Endpoint("no.such.host.invalid")
+    [site] = Members([unknown, KNOWN], DEFAULTS).sites()
+    assert str(site) == f"http://127.0.0.1:{DEFAULT_PORT}"
+    with pytest.raises(RendezvousConnectionError, match=r"'no\.such\.host\.invalid'"):
+        Members([unknown], DEFAULTS)
+
+
+def test_a_resolver_that_does_not_answer_is_waited_for_once(
+    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "LOOK_UP", 0.01)
+    monkeypatch.setattr(members, "LOOK_UP_AGAIN", 0.01)
+    with pytest.raises(RendezvousConnectionError, match=r"'other\.example' \(no answer within 0\.01 s\)"):
+        Members([OTHER], DEFAULTS)
+    cluster = Members([OTHER, KNOWN], DEFAULTS)
+    assert found(cluster) == {"127.0.0.1"}
+    asked = resolver.asked
+    for _ in range(3):
+        cluster.look_up_again()
+    assert resolver.asked == asked, "it still has not answered the first question"
+
+
+def test_an_answer_that_comes_late_is_taken(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "LOOK_UP", 0.01)
+    cluster = Members([KNOWN, OTHER], DEFAULTS)
+    assert found(cluster) == {"127.0.0.1"}
+    monkeypatch.setattr(members, "LOOK_UP_AGAIN", PATIENCE)
+    resolver.answers.set()
+    cluster.look_up_again()
+    assert found(cluster) == {"127.0.0.1", "127.0.0.2"}
+
+
+def test_a_name_that_has_moved_is_found_and_one_that_is_unknown_by_now_stays(
+    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "LOOK_UP_AGAIN", PATIENCE)
+    resolver.answers.set()
+    cluster = Members([KNOWN, OTHER], DEFAULTS)
+    assert found(cluster) == {"127.0.0.1", "127.0.0.2"}
+    resolver.address = "127.0.0.3"
+    cluster.look_up_again()
+    assert found(cluster) == {"127.0.0.1", "127.0.0.3"}
+    resolver.address = "no.such.host.invalid"
+    cluster.look_up_again()
+    assert found(cluster) == {"127.0.0.1", "127.0.0.3"}
+
+
+def test_who_has_answered_is_asked_first(resolver: Resolver) -> None:
+    resolver.answers.set()
+    cluster = Members([KNOWN, OTHER], DEFAULTS)
+    for site in cluster.sites():
+        cluster.answered(site)
+        assert cluster.sites()[0] == site
+        assert len(cluster.sites()) == 2
