@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hosts import Host, hosts
+from live_rounds import live_spans, lives, two_alive
 from redis_servers import Daemon, running
 from stage import WORKERS, Agent, Stage
 
@@ -85,14 +86,30 @@ def test_a_host_that_its_peers_cannot_reach_is_left_out(stage: Stage, three: lis
     assert [agent.exit_code() for agent in agents] == [0, 0, 0]
 
 
-def one_round_at_a_time(agents: list[Agent]) -> bool:
-    """Whether no round took a step before the last step of the one before it, on any host; all have one clock."""
-    rounds: dict[str, list[float]] = {}
-    for agent in agents:
-        for report in (*agent.reports("training"), *agent.reports("step")):
-            rounds.setdefault(report["store"], []).append(report["at"])
-    spans = sorted((min(at), max(at)) for at in rounds.values())
-    return all(ended < began for (_, ended), (began, _) in pairwise(spans))
+BRISK = "--rdzv_conf=beat_interval=0.5,lost_after=3,read_timeout=3,connect_timeout=1,last_call_timeout=30"
+
+
+@contextmanager
+def three_and_a_store(folder: Path) -> Iterator[tuple[list[Host], Host, list[str]]]:
+    """Three hosts, the one where their store is, and the flags to meet there."""
+    with hosts(4) as (*three, place):
+        settings = ["port {port}", 'save ""', "protected-mode no"]
+        server = Daemon(folder / "redis", settings, address=place.ipv4, within=place.command())
+        with running(server):
+            yield three, place, ["--rdzv_backend=redis", f"--rdzv_endpoint={server.endpoint}"]
+
+
+def training(folder: Path, *flags: object) -> list[object]:
+    """The job that all run, whose workers write down in ``folder`` that they are alive."""
+    (folder / "lives").mkdir(exist_ok=True)
+    return [WORKERS / "barrier.py", "--tell=0.1", "--until", folder / "done", "--lives", folder / "lives", *flags]
+
+
+def one_after_the_other(folder: Path, least: int) -> bool:
+    """Whether so many rounds at least have been alive, and never two at once."""
+    found = lives(folder / "lives")
+    assert not (both := two_alive(found)), f"rounds that were alive at once: {both} of {live_spans(found)}"
+    return len(live_spans(found)) >= least
 
 
 @pytest.mark.parametrize(
@@ -116,33 +133,85 @@ def one_round_at_a_time(agents: list[Agent]) -> bool:
 def test_a_host_that_is_cut_off_is_left_out_stops_when_it_learns_that_and_comes_back(
     stage: Stage, tmp_path: Path, member: int, cut: Callable[[Host, Host], None], heal: Callable[[Host, Host], None]
 ) -> None:
-    """The first host has rank 0 and the chair; nobody trains beside the round that goes on."""
-    with hosts(4) as (*three, place):
-        server = Daemon(
-            tmp_path / "redis",
-            ["port {port}", 'save ""', "protected-mode no"],
-            address=place.ipv4,
-            within=place.command(),
-        )
-        with running(server):
-            job = [WORKERS / "barrier.py", "--tell=0.1", "--until", tmp_path / "done"]
-            flags = ["--nnodes=2:3", "--rdzv_backend=redis", f"--rdzv_endpoint={server.endpoint}"]
-            conf = "--rdzv_conf=beat_interval=0.5,lost_after=3,read_timeout=3,connect_timeout=1,last_call_timeout=30"
-            agents = [run(stage, three[0], *flags, conf, *job)]
-            agents[0].wait_for("joining job")
-            agents += [run(stage, host, *flags, conf, *job) for host in three[1:]]
-            for agent in agents:
-                agent.wait_for_report("training", world_size=3)
-            lone = agents[member]
-            others = [agent for agent in agents if agent is not lone]
-            stale = lone.workers()
-            cut(three[member], place)
-            for agent in others:
-                agent.wait_for_report("training", world_size=2)
-            heal(three[member], place)
-            for agent in agents:
-                agent.wait_for_report("training", world_size=3, count=2)
-            assert set(lone.workers().values()).isdisjoint(stale.values())
-            (tmp_path / "done").touch()
-            assert [agent.exit_code() for agent in agents] == [0, 0, 0]
-            assert one_round_at_a_time(agents)
+    """The first host has rank 0 and the chair. Each could train alone, and none of the workers ends by itself."""
+    with three_and_a_store(tmp_path) as (three, place, store):
+        job = ["--nnodes=1:3", BRISK, *store, *training(tmp_path, "--deaf")]
+        agents = [run(stage, three[0], *job)]
+        agents[0].wait_for("joining job")
+        agents += [run(stage, host, *job) for host in three[1:]]
+        for agent in agents:
+            agent.wait_for_report("training", world_size=3)
+        lone = agents[member]
+        others = [agent for agent in agents if agent is not lone]
+        stale = lone.workers()
+        cut(three[member], place)
+        for agent in others:
+            agent.wait_for_report("training", world_size=2)
+        heal(three[member], place)
+        for agent in agents:
+            agent.wait_for_report("training", world_size=3, count=2)
+        assert set(lone.workers().values()).isdisjoint(stale.values())
+        (tmp_path / "done").touch()
+        assert [agent.exit_code() for agent in agents] == [0, 0, 0]
+        assert one_after_the_other(tmp_path, least=3)
+
+
+def test_a_spare_host_waits_until_those_that_train_out_of_the_stores_sight_have_stopped(
+    stage: Stage, tmp_path: Path
+) -> None:
+    """The members are cut off the store, not each other: only the fence keeps the third from training beside them."""
+    with three_and_a_store(tmp_path) as (three, place, store):
+        job = ["--nnodes=1:2", f"{BRISK},fence_after=8", *store, *training(tmp_path, "--deaf")]
+        members = [run(stage, host, *job) for host in three[:2]]
+        for agent in members:
+            agent.wait_for_report("training", world_size=2)
+        spare = run(stage, three[2], *job)
+        spare.wait_for("the job has all 2 node.s. that it takes")
+        for host in three[:2]:
+            host.shut_out(place)
+        for agent in members:
+            agent.wait_for("the store does not answer")
+            agent.wait_for_report("step", count=len(agent.reports("step")) + 3)
+        spare.wait_for_report("training", world_size=1)
+        for agent in members:
+            agent.wait_for("no contact with the store for too long: the workers are stopped")
+        for host in three[:2]:
+            host.let_in(place)
+        spare.wait_for_report("training", world_size=2)
+        (tmp_path / "done").touch()
+        assert [agent.exit_code() for agent in (*members, spare)] == [0, 0, 0]
+        assert one_after_the_other(tmp_path, least=3)
+
+
+@pytest.mark.parametrize("member", [2, pytest.param(0, marks=pytest.mark.variant)])
+def test_a_host_that_its_peers_lose_sight_of_is_left_out_until_it_is_needed(
+    stage: Stage, tmp_path: Path, member: int
+) -> None:
+    """All see the store at all times. The host stays out while the others are enough, also when it is healed (L5)."""
+    with three_and_a_store(tmp_path) as (three, _, store):
+        job = ["--nnodes=2:3", "--max_restarts=1", BRISK, *store, *training(tmp_path, "--stall=1", "--patience=3")]
+        agents = [run(stage, three[0], *job)]
+        agents[0].wait_for("joining job")
+        agents += [run(stage, host, *job) for host in three[1:]]
+        for agent in agents:
+            agent.wait_for_report("training", world_size=3)
+        lone, (first, second) = agents[member], [agent for agent in agents if agent is not agents[member]]
+        for host in three:
+            if host is not three[member]:
+                three[member].shut_out(host)
+        for agent in (first, second):
+            agent.wait_for("2 worker.s. on 2 node.s. .*cannot (be )?reach")
+            agent.wait_for_report("training", world_size=2)
+        lone.wait_for("this host was .*not reached by others: waiting")
+        assert not lone.workers()
+        for host in three:
+            if host is not three[member]:
+                three[member].let_in(host)
+        first.wait_for_report("step", world_size=2, count=len(first.reports("step", world_size=2)) + 10)
+        assert not lone.workers()
+        second.kill_node()
+        for agent in (first, lone):
+            agent.wait_for_report("training", world_size=2, restart_count=1, count=1 if agent is lone else 2)
+        (tmp_path / "done").touch()
+        assert [agent.exit_code() for agent in (first, lone)] == [0, 0]
+        assert one_after_the_other(tmp_path, least=3)

@@ -6,7 +6,6 @@ others, and one that is taken is found out by the server itself, which then gets
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import re
@@ -120,11 +119,16 @@ class Daemon:
         """End it with SIGKILL."""
         self._end(signal.SIGKILL)
 
+    @property
+    def data(self) -> list[Path]:
+        """The files and directories with its data; Redis 6 has one file where later ones have a directory."""
+        names = ("appendonlydir", "appendonly.aof", "dump.rdb")
+        return [self.folder / name for name in names if (self.folder / name).exists()]
+
     def forget(self) -> None:
         """Delete its data, while it does not run."""
-        for path in (self.folder / "appendonlydir", self.folder / "appendonly.aof", self.folder / "dump.rdb"):
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in self.data:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def replicated(self) -> None:
         """Wait until its replica has all that has been written so far."""
@@ -188,7 +192,7 @@ def sentinel_set(folder: Path) -> Iterator[tuple[Daemon, Daemon, Daemon]]:
     with redis_server(folder / "master") as master:
         follow = f"replicaof 127.0.0.1 {master.port}"
         with redis_server(folder / "replica", follow, "repl-diskless-sync-delay 0") as replica:
-            replica.said("MASTER <-> REPLICA sync: Finished")
+            replica.said("<-> REPLICA sync: Finished")
             watch = [
                 "port {port}",
                 f"sentinel monitor mymaster 127.0.0.1 {master.port} 1",

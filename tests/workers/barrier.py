@@ -2,15 +2,18 @@
 
 It starts in a tenth of a second, and fails as collectives do: a rank that loses a peer raises, or, with ``--deaf``,
 blocks for ever, as under NCCL. The job ends when the file ``--until`` is there: rank 0 looks, and tells the others.
+With ``--lives`` each rank writes down that it is alive: with every step, and from a thread that waits for nobody.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import NoReturn
@@ -20,6 +23,28 @@ from report import RANK, report
 WORLD_SIZE = int(os.environ["WORLD_SIZE"])
 ADDRESS = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 STEP, LAST = b"s", b"l"
+PULSE = 0.02
+"""Seconds between two signs of life."""
+
+
+class Life:
+    """The signs of life of this rank, each in one write, with the time by the clock that all namespaces share."""
+
+    def __init__(self, folder: Path) -> None:
+        self._number = int(os.environ["ELASTIC_ROUND"])
+        path = folder / f"{self._number}-{RANK}-{os.getpid()}"
+        self._file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+
+    def sign(self) -> None:
+        """Write one."""
+        fields = {"round": self._number, "rank": RANK, "world_size": WORLD_SIZE, "at": time.monotonic()}
+        os.write(self._file, (json.dumps(fields) + "\n").encode())
+
+    def go_on(self) -> None:
+        """Write them until the process ends, whatever its other threads wait for."""
+        while True:
+            self.sign()
+            time.sleep(PULSE)
 
 
 def lost() -> NoReturn:
@@ -35,7 +60,10 @@ def serve() -> list[socket.socket]:
     family = socket.AF_INET6 if ":" in ADDRESS[0] else socket.AF_INET
     listener = socket.create_server(ADDRESS, family=family)
     listener.settimeout(args.patience)
-    return [listener.accept()[0] for _ in range(WORLD_SIZE - 1)]
+    found = [listener.accept()[0] for _ in range(WORLD_SIZE - 1)]
+    for peer in found:
+        peer.settimeout(args.stall)
+    return found
 
 
 def connect() -> list[socket.socket]:
@@ -44,7 +72,7 @@ def connect() -> list[socket.socket]:
     while time.monotonic() < deadline:
         try:
             peer = socket.create_connection(ADDRESS, args.patience)
-            peer.settimeout(None)
+            peer.settimeout(args.stall)
             return [peer]
         except ConnectionRefusedError:
             time.sleep(0.02)
@@ -88,11 +116,18 @@ parser.add_argument("--until", type=Path, required=True)
 parser.add_argument("--deaf", action="store_true")
 parser.add_argument("--tell", type=float, default=math.inf, help="seconds between two reports that training goes on")
 parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for the others at the start")
+parser.add_argument("--stall", type=float, help="seconds that a step may wait for a peer; without it for ever")
+parser.add_argument("--lives", type=Path, help="the folder for signs of life, a file for each rank of each round")
 args = parser.parse_args()
 
+life = None if args.lives is None else Life(args.lives)
+if life is not None:
+    threading.Thread(target=life.go_on, daemon=True).start()
 peers = serve() if RANK == 0 else connect()
 first, told_at, store = True, time.monotonic(), ":".join(map(str, ADDRESS))
 while not step():
+    if life is not None:
+        life.sign()
     if first:
         restart_count = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
         report("training", world_size=WORLD_SIZE, restart_count=restart_count, store=store)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
+import etcd
 import pytest
 from backends import opened, opened_v2, parameters
 from etcd_servers import Etcd, Three, administer, asked, running
@@ -174,6 +175,23 @@ def test_keys_in_a_store_over_v2_that_came_back_empty_are_gone_in_a_week_too(own
         own_server.forget()
         own_server.start().serving()
     backend.close()
+
+
+def test_keys_over_v2_stay_where_a_directory_cannot_be_given_more_time(
+    own_server: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with etcd 3.5, which says so in these words."""
+
+    def refresh(client: etcd.Client, key: str, *, ttl: int, dir: bool) -> None:
+        raise etcd.EtcdException(f"Raft Internal Error : nodePath /1{key} : Not a file ()")
+
+    monkeypatch.setattr(etcd.Client, "refresh", refresh)
+    first, second = (opened_v2(own_server.endpoint, "/elastic", "job") for _ in range(2))
+    assert [store.enter(f"node {number}", b"") for number, store in enumerate((first, second))] == [1, 2]
+    assert second.beat("node 1", 1).revision == 0
+    assert first._ask(lambda client: client.read(first._root)).ttl is None
+    first.close()
+    second.close()
 
 
 def test_a_beat_an_append_and_an_amendment_are_one_operation_each(own_server: Etcd) -> None:

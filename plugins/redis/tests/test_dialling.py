@@ -93,7 +93,7 @@ def test_a_password_that_the_server_does_not_want_is_said(server: Daemon) -> Non
 @pytest.mark.parametrize("user", [":s3cret", "user:s3cret"])
 def test_a_server_that_repeats_what_it_was_sent_does_not_give_the_password_away(tmp_path: Path, user: str) -> None:
     with redis_server(tmp_path / "server", 'rename-command AUTH ""') as server:
-        error = refused(f"redis://{user}@{server.endpoint}", "refuses: .*unknown command 'AUTH'$")
+        error = refused(f"redis://{user}@{server.endpoint}", "refuses: .*unknown command ['`]AUTH['`]$")
     assert "s3cret" not in "".join(traceback.format_exception(error))
 
 
@@ -420,6 +420,9 @@ def test_a_sentinel_that_names_a_master_which_says_nothing_leaves_time_for_the_o
 def test_a_sentinel_that_wants_a_user_needs_no_more_than_the_readme_says(
     server: Daemon, tmp_path: Path, password_file: str
 ) -> None:
+    with redis.Redis(port=server.port) as admin:
+        if admin.info()["redis_version"] < "6.2":
+            pytest.skip("sentinels know no users before Redis 6.2")
     [permitted] = re.findall(r"^Sentinels, where they want a user: `(.*)`", README.read_text(), re.MULTILINE)
     users = ["user default off", f'user elastic on "#{sha256(PASSWORD.encode()).hexdigest()}" {permitted}']
     watch = f"sentinel monitor m 127.0.0.1 {server.port} 1"

@@ -29,14 +29,12 @@ class RedisKeeper(Keeper):
         self._server = server
         self._copied = server.folder.parent / "copied"
 
-    @property
-    def _data(self) -> Path:
-        return self._server.folder / "appendonlydir"
-
     def copy(self) -> None:
         """Copy the data, which the server has written by the time that it answers."""
         shutil.rmtree(self._copied, ignore_errors=True)
-        shutil.copytree(self._data, self._copied)
+        self._copied.mkdir()
+        for path in self._server.data:
+            shutil.copytree(path, self._copied / path.name) if path.is_dir() else shutil.copy(path, self._copied)
 
     def restart(self, data: Data) -> None:
         """Kill the server and start it again."""
@@ -44,7 +42,7 @@ class RedisKeeper(Keeper):
         if data is not Data.KEPT:
             self._server.forget()
         if data is Data.COPY:
-            shutil.copytree(self._copied, self._data)
+            shutil.copytree(self._copied, self._server.folder, dirs_exist_ok=True)
         self._server.start()
 
 

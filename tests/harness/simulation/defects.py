@@ -67,6 +67,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "if offer is None:",
         "workers",
     ),
+    _m(
+        "who has not read of the newest chair is seated",
+        "scene",
+        "and seen.row.head >= ledger.head.anchors.chair",
+        "and True",
+        "network",
+    ),
     _m("success when the first has finished", "decide", "if len(finished) == len(ids):", "if finished:", "workers"),
     _m(
         "an old FINISHED counts",

@@ -14,8 +14,9 @@ from elastic_core.incidents import IncidentKind
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
 from simulation import outages
 from simulation.engine import Process
+from simulation.lines import Wire
 from simulation.plan import LONELY, Fault
-from simulation.store import Connection, Wire
+from simulation.store import Connection
 from simulation.world import UID
 
 if TYPE_CHECKING:

@@ -85,6 +85,13 @@ class Histories:
             entry = before
         return None
 
+    def halted_for(self, entry: Entry) -> float:
+        """Seconds for which that HALT had stood."""
+        seconds = entry.elapsed
+        while (before := self.written.get(entry.prev)) is not None and not isinstance(before.body, Halt):
+            entry, seconds = before, seconds + before.elapsed
+        return seconds
+
     def came_after(self, later: Round, round: Round) -> bool:
         """Whether one round is in the history of another."""
         at = later.offer.id

@@ -19,7 +19,7 @@ import elastic_core.rendezvous
 from elastic_core.agent import probing
 from elastic_core.rendezvous import tombstones
 from simulation import engine, peers
-from simulation.store import Wire
+from simulation.lines import Wire
 
 # A lock that nobody blocks under is always free here: what is simulated takes turns only where it blocks.
 THREADS = SimpleNamespace(Condition=engine.Condition, Event=engine.Event, Lock=nullcontext, Thread=engine.Thread)

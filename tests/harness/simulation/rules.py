@@ -13,7 +13,7 @@ from elastic_core.incidents import IncidentKind
 from elastic_core.rendezvous.ledger import Closed, Entry, Halt, HaltReason, Ledger, Round
 from elastic_core.rendezvous.node import Work
 from elastic_core.rendezvous.rows import NodeRow
-from simulation import endings, unreached
+from simulation import endings, finishing, seating, unreached
 from simulation.workers import State
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None
     lost = body.incident if body.incident is not None and body.incident.kind is IncidentKind.NODE_LOST else None
     if lost is not None and calm(world, lost.node_id) is not None:
         world.truth.violated("L1", f"{lost.node_id} is healthy, and taken for lost")
+    if lost is not None and "holds its seat" in lost.message:
+        world.count("S8 a newer agent on its seat shows that a node is lost")
     if body.reason is not HaltReason.RESIZE:
         return
     now = world.hub.now
@@ -70,6 +72,8 @@ def check_closed(world: World, replica: Replica, entry: Entry, body: Closed) -> 
             gang = world.gang(entry.run, current, member.node_id)
             if gang is None or gang.done_at is None:
                 world.truth.violated("success", f"the job is done, but {member.node_id} has not finished")
+        if current is not None:
+            finishing.note_success(world, replica, entry, current)
     if body.exit_code == ExitCode.TOO_FEW_NODES:
         world.count("L6 too few nodes for too long")
         if not any(sign in body.why for sign in ("missing: ", "never came")):
@@ -94,6 +98,7 @@ def check_seats(world: World, before: Entry | None, entry: Entry, body: Round, e
     Who has stopped for newcomers, of the round ``earlier``, stays; and where they are, others may be.
     """
     endings.check_seats(world, entry, body)
+    seating.check(world, entry, body, earlier)
     agents = [agent for member in body.members if (agent := world.agent(member.node_id)) is not None]
     said = {row.info.node_id for row in endings.read_before(world, entry.id, entry.run)}
     for agent in agents:

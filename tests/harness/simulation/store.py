@@ -7,12 +7,13 @@ can be late or lost; and what was given up by the caller can still arrive and be
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Any
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, StoreLostError
 from elastic_core.rendezvous.backend import TOMBSTONE, BeatReply, Cursor, Link, RendezvousBackend, RosterRow
+from simulation.amendments import Amendments
 from simulation.engine import Hub, Process, Task
+from simulation.lines import Line
 
 MOST_CALLS = 400
 """Calls of one host in one second; more is hammering (fault 31)."""
@@ -23,27 +24,6 @@ REFUSED = "connection refused"
 """Why a call fails where nobody listens: an embedded store is gone then."""
 GHOST_LATEST = 8.0
 """Seconds after which what a caller has given up is carried out at the latest."""
-
-
-class Wire(bytes):
-    """A value as it travels: what was encoded, as it was, since the codec has tests of its own."""
-
-    value: Any
-
-    @classmethod
-    def of(cls, value: object) -> Wire:
-        """A new one."""
-        wire = cls()
-        wire.value = value
-        return wire
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __ne__(self, other: object) -> bool:
-        return self is not other
-
-    __hash__ = object.__hash__
 
 
 class Replica:
@@ -144,33 +124,6 @@ class Replica:
         return self.entries[index - 1][0] if index <= self.head else None
 
 
-@dataclass
-class Line:
-    """The network between one host and the store, as it is just now. Instants are the hub's."""
-
-    replica: Replica
-    to_cut: float = 0.0
-    """Until when nothing gets to the store."""
-    from_cut: float = 0.0
-    """Until when nothing comes back."""
-    slow: float = 0.0
-    """Seconds that a way takes more, at most."""
-    lossy: float = 0.0
-    """The share of calls that are broken off: before the store has them, after, or neither is known."""
-    read_only: bool = False
-    met_at: float | None = 0.0
-    """When the host was first answered by this server, as it is now; None before."""
-    lives: int = 0
-    """How often that server has been replaced, or has forgotten."""
-    second: int = 0
-    calls: int = 0
-    """In that second of the hub's."""
-
-    def begin_anew(self) -> None:
-        """The server is another one from now on, or has forgotten; what it said before, it has not said."""
-        self.met_at, self.lives = None, self.lives + 1
-
-
 class SimStore:
     """The servers, and the lines to them."""
 
@@ -193,6 +146,7 @@ class SimStore:
         """The whole roster, as each agent has read it last, but for the rows that it has removed since."""
         self.based_on: dict[str, list[RosterRow]] = {}
         """The same, as the author of each entry had when it first sent that."""
+        self.amendments = Amendments(count)
         self.hammered: Callable[[str], None] = lambda what: None
 
     def way(self, line: Line) -> float:
@@ -272,6 +226,8 @@ class SimStore:
         elif call.name == "wait":
             self._wait(call)
         else:
+            if call.name == "amend":
+                self.amendments.arrives(line.replica.rows, *call.args)
             result = getattr(line.replica, call.name)(*call.args)
             if not call.over and not call.muted:
                 call.reply(result)
@@ -376,10 +332,13 @@ class Connection(RendezvousBackend):
             self.store.hub.at(self.store.hub.now, call.fail, why)
 
     def enter(self, node_id: str, value: bytes) -> int:
+        self.store.amendments.enters(node_id)
         return int(self._do("enter", node_id, value))
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
+        self.store.amendments.sends(node_id, revision)
         self._do("amend", node_id, revision, value)
+        self.store.amendments.taken(node_id, revision)
 
     def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
         reply: BeatReply = self._do("beat", node_id, count, watch)

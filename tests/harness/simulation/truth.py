@@ -28,7 +28,7 @@ from elastic_core.rendezvous.ledger import (
     StopAt,
 )
 from elastic_core.rendezvous.rows import Phase
-from simulation import endings, forgetting, rules, unreached
+from simulation import endings, finishing, forgetting, rules, unreached
 from simulation.histories import Histories
 from simulation.steps import Plans
 
@@ -84,6 +84,8 @@ class Truth:
     """When the last planned resize of a run was over."""
     uncharged: set[str] = field(default_factory=set)
     """Rounds in which something failed that spends no restart; they go by their offers here."""
+    beats: dict[str, int] = field(default_factory=dict)
+    """What the beat of each node was when its workers had last finished."""
     _failures: Counter[str] = field(default_factory=Counter)
     _failed_rounds: set[str] = field(default_factory=set)
     _trained: dict[str, list[Round]] = field(default_factory=dict)
@@ -207,6 +209,7 @@ class Truth:
         known = earlier.offer.id in self._failed_rounds and earlier.offer.id not in self.uncharged
         if failure and known and body.members == earlier.members and spent != before.counters.restarts + 1:
             self.violated("I13", f"a failure of round {earlier.number} spends no restart")
+        finishing.note_restart(self.world, entry, body, earlier)
         if spent < before.counters.restarts:
             self.world.count("a restart is given back")
 
@@ -281,6 +284,7 @@ class Truth:
         """An agent has learnt that its workers have all exited with 0, be it too late for that to count."""
         if agent.state.phase is Phase.FINISHED:
             self._node(agent).finished = agent.state.round
+            self.beats[agent.node_id] = finishing.beat_of(agent.host.line.replica, agent.node_id)
 
     def settled(self, agent: SimAgent) -> None:
         """An agent has dealt with all that has happened to it."""

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from simulation.agent import SimAgent
 from simulation.engine import Clock, Hub, use
+from simulation.lines import Line
 from simulation.plan import LONELY, Fault, Plan
-from simulation.store import Line, Replica, SimStore
+from simulation.store import Replica, SimStore
 from simulation.truth import Truth
 from simulation.workers import Gang, Training
 
@@ -156,6 +157,8 @@ class World:
         self.reached[f"says {event.name}"] += 1
         if event.name == "workers_done":
             self.truth.done(agent)
+        if event.name == "signal" and "other nodes have finished" in event.message:
+            self.count("L7 who is told to leave may finish as others have")
         if self.trace is not None:
             self.note(agent.node_id, event.message)
 

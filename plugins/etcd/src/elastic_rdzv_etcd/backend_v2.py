@@ -1,6 +1,7 @@
 """Roster and ledger on etcd's API v2, which changes one key at a time, each by compare-and-swap.
 
-What one job keeps, below ``PREFIX/-<job id>/``, in a directory that lives for a week after the last beat::
+What one job keeps, below ``PREFIX/-<job id>/``, in a directory that lives for a week after the last beat
+(with etcd 3.5, which cannot lengthen that, for ever)::
 
     state/head      the newest entry: its index and its id
     state/roster    rewritten after every change of a row; its revision is the roster's version
@@ -47,6 +48,9 @@ from elastic_rdzv_etcd.records import (
     unpack_link,
     unquoted,
 )
+
+_NO_DIRECTORY = "Not a file"
+"""What etcd 3.5 says, as an internal error, to whoever changes the time that a directory has to live."""
 
 Found = tuple[str, int]
 """A key's value, and the revision at which it was written."""
@@ -271,13 +275,20 @@ class EtcdV2Backend(RendezvousBackend):
         self._put("state/roster", "-")
 
     def _renew(self) -> None:
-        """Let the job's directory live for another week; make it if it is not there."""
+        """Let the job's directory live for another week, or with etcd 3.5 for ever; make it if it is not there."""
         if time.monotonic() - self._renewed_at < RENEW:
             return
-        try:
-            self._ask(lambda client: client.write(self._root, None, ttl=EXPIRY, dir=True, prevExist=False))
-        except etcd.EtcdAlreadyExist:
-            self._ask(lambda client: client.refresh(self._root, ttl=EXPIRY, dir=True))
+
+        def lengthened(client: etcd.Client) -> None:
+            try:
+                client.refresh(self._root, ttl=EXPIRY, dir=True)
+            except etcd.EtcdException as exc:
+                if _NO_DIRECTORY not in str(exc):
+                    raise
+
+        with contextlib.suppress(etcd.EtcdAlreadyExist):
+            self._ask(lambda client: client.write(self._root, None, dir=True, prevExist=False))
+        self._ask(lengthened)
         self._renewed_at = time.monotonic()
 
 

@@ -21,7 +21,7 @@ from redis.connection import AbstractConnection
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from elastic_rdzv_redis.options import Credentials
-from elastic_rdzv_redis.scripts import Script
+from elastic_rdzv_redis.scripts import NOT_PERMITTED, Script
 
 _ACL = "The README of elastic-rdzv-redis has the line for the server's access list."
 _HINTS = {
@@ -185,7 +185,7 @@ class Client:
             )
         said = _said(exc)
         code = next((code for code in _HINTS if re.search(rf"\b{code}\b", said)), "")
-        if "can't run this command" in said:  # what a script is refused, which has no first word of its own
+        if any(words in said for words in NOT_PERMITTED):  # what a script is refused has no first word of its own
             code = "NOPERM"
         if isinstance(exc, redis.exceptions.InvalidResponse):
             return RendezvousConnectionError(

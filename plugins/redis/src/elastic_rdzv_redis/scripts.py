@@ -23,6 +23,9 @@ EXPIRY = 3 * 24 * 3600
 OVERSIZED = MAX_VALUE_BYTES + 1
 """The most bytes of a row's value that are read: enough to see that it has too many."""
 
+NOT_PERMITTED = ("NOPERM", "can't run this command", "can't access", "ACL failure")
+"""What a script is told that its user may not do, by Redis 6, twice by Redis 7.0, and by later ones and Valkey."""
+
 _PRELUDE = f"""
 local ledger, roster, ledger_bell, roster_bell = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local function keep()
@@ -164,7 +167,11 @@ return {number(ledger, 'head'), number(roster, 'version'), rung(ledger_bell), ru
 """)
 """The newest index, the roster's version, and the last strokes of both bells."""
 
-REHEARSE = Script("""
+REHEARSE = Script(
+    f"""
+local refusals = {{{", ".join(f'"{words}"' for words in NOT_PERMITTED)}}}
+"""
+    + """
 local commands = {
   {'HGET', ledger, 'head'}, {'HMGET', ledger, 'head'}, {'HSTRLEN', ledger, 'head'}, {'HGETALL', ledger_bell},
   {'XREVRANGE', ledger_bell, '+', '-', 'COUNT', 1}, {'XREAD', 'COUNT', 1, 'STREAMS', ledger_bell, '$'},
@@ -174,12 +181,13 @@ local commands = {
 for _, command in ipairs(commands) do
   local said = redis.pcall(unpack(command))
   local why = type(said) == 'table' and said.err or ''
-  for _, refusal in ipairs({'NOPERM', "can't run this command", "can't access"}) do
+  for _, refusal in ipairs(refusals) do
     if string.find(why, refusal, 1, true) then
       return redis.error_reply('NOPERM no permission to run ' .. command[1] .. ' on ' .. ledger)
     end
   end
 end
-""")
+"""
+)
 """Every command of the others, so that none changes anything: those that write delete what is not there, or make no
 sense. What an access list refuses is so said before anything is written, and not when it is first needed."""

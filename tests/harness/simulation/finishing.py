@@ -1,0 +1,74 @@
+"""What came of a round whose members finished one after another (rule L7); here that is counted, and nothing judged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic_core.rendezvous.decide import RESIZE_PAUSE, RESIZE_PAUSE_FACTOR
+from elastic_core.rendezvous.ledger import Entry, Round
+from elastic_core.rendezvous.rows import Phase
+from elastic_core.rendezvous.watch import dead
+from simulation.endings import read_before
+
+if TYPE_CHECKING:
+    from simulation.agent import SimAgent
+    from simulation.store import Replica
+    from simulation.world import World
+
+ENOUGH = 1.0
+"""Seconds within which a chair lets in whoever may join."""
+
+
+def beat_of(replica: Replica, node_id: str) -> int:
+    """What a server has of a node's beats."""
+    row = replica.rows.get(node_id)
+    return 0 if row is None else row.beat
+
+
+def note_restart(world: World, entry: Entry, body: Round, earlier: Round) -> None:
+    """A failure after somebody has finished starts all again, and others may join."""
+    halt = world.truth.histories.halt_before(entry)
+    before, after = earlier.group_ranks.keys(), body.group_ranks.keys()
+    rows = [row for row in read_before(world, entry.id, entry.run) if row.info.node_id in before]
+    finished = {row.info.node_id for row in rows if row.phase is Phase.FINISHED and row.round == earlier.number}
+    if not finished or (halt is not None and halt.incident is None):
+        return
+    if finished & after:
+        world.count("L7 a failure starts those again that had finished")
+    if after - before:
+        world.count("L7 a failure lets others join again")
+
+
+def note_success(world: World, replica: Replica, entry: Entry, current: Round) -> None:
+    """Who has finished stays; that it is lost does not matter; and nobody joins any more."""
+    found = [world.gang(entry.run, current, member.node_id) for member in current.members]
+    done = {gang.node_id: gang.done_at for gang in found if gang is not None and gang.done_at is not None}
+    for node_id in done:
+        if beat_of(replica, node_id) > world.truth.beats.get(node_id, 0) + 1:
+            world.count("L7 a node that has finished beats until CLOSED")
+    chair = world.agent(entry.author)
+    if chair is None or chair.supervisor is None or not done:
+        return
+    session, now = chair.supervisor._session, chair.host.now()
+    for node_id in done.keys() - {chair.node_id}:
+        if dead(session._chair.watch, node_id, session._ledger.settings.timing, now):
+            world.count("L7 a node that has finished is lost, and the others finish")
+    if len(current.members) < world.plan.max_nodes:
+        _note_kept_out(world, entry, chair, world.hub.now - min(done.values()), world.hub.now - max(done.values()))
+
+
+def _note_kept_out(world: World, entry: Entry, chair: SimAgent, first: float, last: float) -> None:
+    """Count who could have joined only after the first has finished, so many seconds ago, and well before the last."""
+    assert chair.supervisor is not None
+    session, now = chair.supervisor._session, chair.host.now()
+    ledger, watch = session._ledger, session._chair.watch
+    pause = max(RESIZE_PAUSE, RESIZE_PAUSE_FACTOR * ledger.resize_cost)
+    allowed_at = ledger.round_at if ledger.resized_at is None else ledger.resized_at + pause
+    members = ledger.round.group_ranks if ledger.round is not None else {}
+    for row in read_before(world, entry.id, entry.run):
+        seen = watch.get(row.info.node_id)
+        if seen is None or row.info.node_id in members or row.phase is not Phase.WAITING or row.leaving:
+            continue
+        could = max(seen.arrived_at, allowed_at, watch.gap_at)
+        if first > now - could > last + ENOUGH and row.info.host_id not in entry.counters.bad_hosts():
+            world.count("L7 nobody joins after the first has finished")

@@ -1,0 +1,57 @@
+"""What lies between a host and the store: the line, in whatever state it is, and values as they travel over it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simulation.store import Replica
+
+
+class Wire(bytes):
+    """A value as it travels: what was encoded, as it was, since the codec has tests of its own."""
+
+    value: Any
+
+    @classmethod
+    def of(cls, value: object) -> Wire:
+        """A new one."""
+        wire = cls()
+        wire.value = value
+        return wire
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    __hash__ = object.__hash__
+
+
+@dataclass
+class Line:
+    """The network between one host and the store, as it is just now. Instants are the hub's."""
+
+    replica: Replica
+    to_cut: float = 0.0
+    """Until when nothing gets to the store."""
+    from_cut: float = 0.0
+    """Until when nothing comes back."""
+    slow: float = 0.0
+    """Seconds that a way takes more, at most."""
+    lossy: float = 0.0
+    """The share of calls that are broken off: before the store has them, after, or neither is known."""
+    read_only: bool = False
+    met_at: float | None = 0.0
+    """When the host was first answered by this server, as it is now; None before."""
+    lives: int = 0
+    """How often that server has been replaced, or has forgotten."""
+    second: int = 0
+    calls: int = 0
+    """In that second of the hub's."""
+
+    def begin_anew(self) -> None:
+        """The server is another one from now on, or has forgotten; what it said before, it has not said."""
+        self.met_at, self.lives = None, self.lives + 1
