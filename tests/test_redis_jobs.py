@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import redis
-from redis_servers import redis_server, sentinel_set
+from redis_servers import Daemon, opened, redis_server, sentinel_set
 from stage import WORKERS, Agent, Stage, command_line
 
 from elastic_core.exit_codes import ExitCode
+from elastic_core.rendezvous.backend import Cursor
+from elastic_rdzv_redis.backend import Keys
 
 SOON = "beat_interval=0.5,lost_after=1.5,last_call_timeout=1"
 
@@ -27,7 +30,7 @@ def pair(stage: Stage, done: Path) -> Callable[..., list[Agent]]:
 
     def start(endpoint: str, conf: str = SOON, **env: str) -> list[Agent]:
         rendezvous = ["--rdzv_backend=redis", f"--rdzv_endpoint={endpoint}", f"--rdzv_conf={conf}", "--rdzv_id=job"]
-        command = ["--nnodes=1:2", "--nproc_per_node=2", "--max_restarts=1", *rendezvous]
+        command = ["--nnodes=1:2", "--nproc_per_node=2", "--max_restarts=2", *rendezvous]
         agents = [stage.run(*command, WORKERS / "barrier.py", "--tell=0.2", "--until", done, env=env) for _ in range(2)]
         for agent in agents:
             agent.wait_for_report("training", count=2, world_size=4)
@@ -36,10 +39,10 @@ def pair(stage: Stage, done: Path) -> Callable[..., list[Agent]]:
     return start
 
 
-def train_again(agents: list[Agent]) -> None:
-    """Wait until all workers train after one restart."""
+def train_again(agents: list[Agent], restarts: int = 1) -> None:
+    """Wait until all workers train after so many restarts."""
     for agent in agents:
-        agent.wait_for_report("training", count=2, world_size=4, restart_count=1)
+        agent.wait_for_report("training", count=2, world_size=4, restart_count=restarts)
 
 
 def all_finish(done: Path, agents: list[Agent]) -> None:
@@ -71,6 +74,41 @@ def test_a_new_master_takes_over_unnoticed_by_workers_and_a_crash_right_after_re
         all_finish(done, agents)
         with redis.Redis(port=replica.port) as admin:
             assert admin.info("replication")["role"] == "master"
+
+
+def head(server: Daemon) -> int:
+    """The newest entry of the ledger."""
+    with closing(opened(server.endpoint)) as store:
+        return store.wait(Cursor(), roster=False, timeout=0).head
+
+
+def test_a_new_master_that_lacks_the_last_writes_gets_them_back(
+    stage: Stage, pair: Callable[..., list[Agent]], done: Path, tmp_path: Path
+) -> None:
+    """A restart was written to the old master alone, which is gone with it; another one after that recovers, too."""
+    with sentinel_set(tmp_path / "redis") as (master, replica, sentinel):
+        agents = pair(sentinel.endpoint, f"sentinel=mymaster,{SOON}")
+        with redis.Redis(port=sentinel.port) as admin:  # which takes no replica that has been behind for ten times that
+            admin.execute_command("SENTINEL", "SET", "mymaster", "down-after-milliseconds", "3000")
+        master.replicated()
+        with redis.Redis(port=master.port) as admin:
+            admin.execute_command("ACL", "SETUSER", "default", "-psync", "-sync")
+            admin.execute_command("CLIENT", "KILL", "TYPE", "replica")
+        agents[0].kill_worker(max(agents[0].workers()))
+        train_again(agents)
+        before, written = pids(agents), head(master)
+        master.kill()
+        with redis.Redis(port=replica.port) as admin:
+            assert int(admin.hget(Keys("elastic", "job").all[0], "head")) < written
+        sentinel.said(r"\+switch-master")
+        for agent in agents:
+            agent.wait_for("the store has lost its last .* entr|the store answers again")
+            agent.wait_for_report("step", count=len(agent.reports("step")) + 1)
+        assert stage.wait_until(lambda: head(replica) >= written)
+        assert pids(agents) == before, "somebody was stopped:\n" + "\n".join(agent.output for agent in agents)
+        agents[1].kill_worker(max(agents[1].workers()))
+        train_again(agents, restarts=2)
+        all_finish(done, agents)
 
 
 @pytest.mark.parametrize("given", ["in the environment", "in the endpoint", "in --rdzv_conf"])
