@@ -189,7 +189,7 @@ def test_a_host_that_its_peers_lose_sight_of_is_left_out_until_it_is_needed(
 ) -> None:
     """All see the store at all times. The host stays out while the others are enough, also when it is healed (L5)."""
     with three_and_a_store(tmp_path) as (three, _, store):
-        job = ["--nnodes=2:3", "--max_restarts=1", BRISK, *store, *training(tmp_path, "--stall=1", "--patience=3")]
+        job = ["--nnodes=2:3", "--max_restarts=1", BRISK, *store, *training(tmp_path, "--stall=3", "--patience=6")]
         agents = [run(stage, three[0], *job)]
         agents[0].wait_for("joining job")
         agents += [run(stage, host, *job) for host in three[1:]]

@@ -60,10 +60,7 @@ def serve() -> list[socket.socket]:
     family = socket.AF_INET6 if ":" in ADDRESS[0] else socket.AF_INET
     listener = socket.create_server(ADDRESS, family=family)
     listener.settimeout(args.patience)
-    found = [listener.accept()[0] for _ in range(WORLD_SIZE - 1)]
-    for peer in found:
-        peer.settimeout(args.stall)
-    return found
+    return [listener.accept()[0] for _ in range(WORLD_SIZE - 1)]
 
 
 def connect() -> list[socket.socket]:
@@ -71,12 +68,16 @@ def connect() -> list[socket.socket]:
     deadline = time.monotonic() + args.patience
     while time.monotonic() < deadline:
         try:
-            peer = socket.create_connection(ADDRESS, args.patience)
-            peer.settimeout(args.stall)
-            return [peer]
+            return [socket.create_connection(ADDRESS, args.patience)]
         except ConnectionRefusedError:
             time.sleep(0.02)
     raise TimeoutError("rank 0 never listened")
+
+
+def wait_at_most(seconds: float | None) -> None:
+    """Let a step wait for a peer for so long; None: for ever."""
+    for peer in peers:
+        peer.settimeout(seconds)
 
 
 def send(peer: socket.socket, message: bytes) -> None:
@@ -116,7 +117,7 @@ parser.add_argument("--until", type=Path, required=True)
 parser.add_argument("--deaf", action="store_true")
 parser.add_argument("--tell", type=float, default=math.inf, help="seconds between two reports that training goes on")
 parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for the others at the start")
-parser.add_argument("--stall", type=float, help="seconds that a step may wait for a peer; without it for ever")
+parser.add_argument("--stall", type=float, help="seconds that a step but the first may wait; without it for ever")
 parser.add_argument("--lives", type=Path, help="the folder for signs of life, a file for each rank of each round")
 args = parser.parse_args()
 
@@ -124,6 +125,7 @@ life = None if args.lives is None else Life(args.lives)
 if life is not None:
     threading.Thread(target=life.go_on, daemon=True).start()
 peers = serve() if RANK == 0 else connect()
+wait_at_most(None if args.stall is None else args.patience)
 first, told_at, store = True, time.monotonic(), ":".join(map(str, ADDRESS))
 while not step():
     if life is not None:
@@ -132,6 +134,7 @@ while not step():
         restart_count = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
         report("training", world_size=WORLD_SIZE, restart_count=restart_count, store=store)
         first = False
+        wait_at_most(args.stall)
     elif time.monotonic() - told_at >= args.tell:
         report("step", world_size=WORLD_SIZE, store=store)
         told_at = time.monotonic()

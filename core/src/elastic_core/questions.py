@@ -7,7 +7,7 @@ daemon, and holds up no exit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, TimeoutError as Late
+from concurrent.futures import Future, wait
 from threading import Thread
 from typing import TypeVar
 
@@ -38,7 +38,7 @@ def bounded(ask: Callable[[], _T], seconds: float) -> _T:
     Raises:
         TimeoutError: It has done neither in time.
     """
-    try:
-        return asked(ask).result(seconds)
-    except Late as exc:
-        raise TimeoutError(f"no answer within {seconds:.3g} s") from exc
+    answer = asked(ask)
+    if not wait([answer], seconds).done:
+        raise TimeoutError(f"no answer within {seconds:.3g} s")
+    return answer.result()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import socket
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from typing import cast
 
 import pytest
 import redis
@@ -20,6 +22,10 @@ from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
 from elastic_core.testing.backend_conformance import BackendConformance
 from elastic_core.testing.connections import MakeBackend, long_wait, woken
 from elastic_core.testing.racing import PATIENCE, background
+from elastic_rdzv_redis.client import Client
+from elastic_rdzv_redis.dialling import Dialler
+from elastic_rdzv_redis.endpoint import Endpoint, Host
+from elastic_rdzv_redis.options import Options
 
 FIRST, SECOND = Link(1, "first"), Link(2, "second")
 PASSWORD = "s3cret/with@all:kinds%of=letters"
@@ -404,25 +410,64 @@ def test_a_sentinel_that_names_a_master_which_is_gone_is_not_the_last_to_be_aske
         assert str(gone) in error.message
 
 
-def test_a_sentinel_that_names_a_master_which_says_nothing_leaves_time_for_the_others(
-    server: Daemon, tmp_path: Path
+class Clockwork(Dialler):
+    """One whose sentinels answer at once, and whose masters take their time, by a clock that only they move."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, named: Mapping[str, str], takes: Mapping[str, float]) -> None:
+        hosts = tuple(Host(name, 26379) for name in named)
+        super().__init__(Options(endpoint=Endpoint(hosts=hosts), sentinel="m", connect_timeout=2.0))
+        self.now, self.named, self.takes = 0.0, named, takes
+        self.asked: list[tuple[str, float, float]] = []
+        """Which master, from when until when."""
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+    def _named_by(self, sentinel: Host, name: str, deadline: float) -> Host:
+        if sentinel.name not in self.named or not self.named[sentinel.name]:
+            raise RendezvousConnectionError(f"{sentinel} is down.")
+        return Host(self.named[sentinel.name], 6379)
+
+    def _to_master(self, host: Host | None, whose: str, deadline: float) -> Client:
+        assert host is not None
+        began, answers_at = self.now, self.now + self.takes[host.name]
+        self.now = min(answers_at, deadline)
+        self.asked.append((host.name, began, deadline))
+        if answers_at > deadline:
+            raise RendezvousConnectionError(f"{host} does not answer.")
+        return cast("Client", host)
+
+
+@pytest.mark.parametrize(
+    ("named", "takes", "asked"),
+    [
+        pytest.param({"s1": "old", "s2": "new"}, {"old": 9, "new": 0.5}, [("old", 0, 1), ("new", 1, 2)], id="stale"),
+        pytest.param({"s1": "a", "s2": "a"}, {"a": 0.9}, [("a", 0, 1)], id="agreed"),
+        pytest.param({"s1": "a", "s2": "", "s3": "a"}, {"a": 0.9}, [("a", 0, 1)], id="one sentinel down"),
+        pytest.param({"s1": "", "s2": "a"}, {"a": 1.9}, [("a", 0, 2)], id="the last one"),
+    ],
+)
+def test_a_master_that_says_nothing_leaves_half_of_the_time_to_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+    named: Mapping[str, str],
+    takes: Mapping[str, float],
+    asked: list[tuple[str, float, float]],
 ) -> None:
-    """As a master's host does that is off: nobody refuses, and nobody answers."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        stale, other = (
-            Daemon(tmp_path / str(port), ["port {port}", f"sentinel monitor m 127.0.0.1 {port} 1"], sentinel=True)
-            for port in (silent.getsockname()[1], server.port)
-        )
-        with running(stale, other):
-            works(f"{stale.endpoint},{other.endpoint}", sentinel="m")
+    dialler = Clockwork(monkeypatch, named, takes)
+    assert cast("Host", dialler.dial()).name == asked[-1][0]
+    assert dialler.asked == asked
+
+
+@pytest.mark.parametrize("last", ["a", ""], ids=["agrees", "is down"])
+def test_a_master_that_nobody_says_better_than_has_what_is_left(monkeypatch: pytest.MonkeyPatch, last: str) -> None:
+    """A packet that is lost is sent again after a second; so is a second attempt's, at once."""
+    dialler = Clockwork(monkeypatch, {"s1": "a", "s2": last}, {"a": 9})
+    with pytest.raises(RendezvousConnectionError, match="a:6379 does not answer"):
+        dialler.dial()
+    assert dialler.asked == [("a", 0, 1), ("a", 1, 2)]
 
 
 def test_a_sentinel_that_wants_a_user_needs_no_more_than_the_readme_says(
     server: Daemon, tmp_path: Path, password_file: str
 ) -> None:
-    with redis.Redis(port=server.port) as admin:
-        if admin.info()["redis_version"] < "6.2":
-            pytest.skip("sentinels know no users before Redis 6.2")
     [permitted] = re.findall(r"^Sentinels, where they want a user: `(.*)`", README.read_text(), re.MULTILINE)
     users = ["user default off", f'user elastic on "#{sha256(PASSWORD.encode()).hexdigest()}" {permitted}']
     watch = f"sentinel monitor m 127.0.0.1 {server.port} 1"

@@ -143,9 +143,9 @@ class SimStore:
         self.embedded = self.may_forget = False
         self.connections: dict[Connection, None] = {}
         self.looks: dict[str, list[RosterRow]] = {}
-        """The whole roster, as each agent has read it last, but for the rows that it has removed since."""
+        """The whole roster, as each agent has read it last, over whichever of its connections."""
         self.based_on: dict[str, list[RosterRow]] = {}
-        """The same, as the author of each entry had when it first sent that."""
+        """The roster, as the author of each entry had it when it first sent that, but for rows that it had removed."""
         self.amendments = Amendments(count)
         self.hammered: Callable[[str], None] = lambda what: None
 
@@ -312,6 +312,8 @@ class Connection(RendezvousBackend):
         self.embedded, self.hosting, self.may_forget = store.embedded, hosting, store.may_forget
         self.call: Call | None = None
         self.broken = ""
+        self._look: list[RosterRow] | None = None
+        """The roster as it was read over this connection last, but for the rows that were removed since."""
 
     def connect(self) -> Connection:
         other = Connection(self.store, self.line, self.process, hosting=self.hosting)
@@ -346,17 +348,20 @@ class Connection(RendezvousBackend):
 
     def remove(self, node_id: str) -> None:
         self._do("remove", node_id)
-        look = self.store.looks.get(self.process.name, [])
-        self.store.looks[self.process.name] = [row for row in look if row.node_id != node_id]
+        self._look = [row for row in self._looked() if row.node_id != node_id]
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
         rows: list[RosterRow] = self._do("roster", ids)
         if ids is None:
-            self.store.looks[self.process.name] = rows
+            self._look = self.store.looks[self.process.name] = rows
         return rows
 
+    def _looked(self) -> list[RosterRow]:
+        """The roster as who asks here has read it last; it may be another thread of the agent that reads it for them."""
+        return self.store.looks.get(self.process.name, []) if self._look is None else self._look
+
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
-        self.store.based_on.setdefault(entry.id, self.store.looks.get(self.process.name, []))
+        self.store.based_on.setdefault(entry.id, self._looked())
         return bool(self._do("append", prev, entry, data))
 
     def read(self, index: int) -> bytes | None:
@@ -364,7 +369,7 @@ class Connection(RendezvousBackend):
         return data
 
     def shrink(self, index: int) -> None:
-        self.store.based_on[f"shrink {index}"] = self.store.looks.get(self.process.name, [])
+        self.store.based_on[f"shrink {index}"] = self._looked()
         self._do("shrink", index)
 
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:

@@ -24,7 +24,7 @@ ROUGHLY = 1.2
 
 WATCHED = 2.0
 """Seconds for which a sleeping waiter is watched."""
-FEW = 2
+FEW = 3
 """Requests that it may make in that time, and times that its thread may run: a wait that is cut into long pieces is
 still one."""
 
@@ -155,6 +155,7 @@ class LineConformance(Connections):
         waiting, thread = sleeping_wait(waiter, Cursor(), roster=True)
         before = line.requests, times_run(thread)
         time.sleep(WATCHED)
+        assert not waiting.done(), f"nothing has happened, and the wait has ended: {waiting.result()}"
         requests, runs = line.requests - before[0], times_run(thread) - before[1]
         assert requests <= FEW, f"a waiter asked {requests} times in {WATCHED:g} s"
         assert runs <= FEW, f"a waiter's thread ran {runs} times in {WATCHED:g} s"

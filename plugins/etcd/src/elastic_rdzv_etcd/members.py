@@ -6,13 +6,14 @@ many seconds, so nobody waits for it for long then, and an answer that comes lat
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, TimeoutError as Late
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 
 from elastic_core.errors import RendezvousConnectionError
@@ -21,7 +22,9 @@ from elastic_rdzv_etcd.endpoint import Endpoint, Site
 from elastic_rdzv_etcd.options import Options
 
 LOOK_UP = 7.0
-"""Seconds that looking up names may take at first: a resolver whose first server is down asks its second after 5."""
+"""Seconds that names may take at first: a resolver whose first server is down asks its second after 5."""
+LOOK_UP_ANY = 30.0
+"""The same as long as none of them has an address, without which there is nothing to begin with."""
 LOOK_UP_AGAIN = 0.5
 """Seconds that anybody waits for new addresses later, when a node's beats may hang on it."""
 
@@ -77,25 +80,43 @@ class Members:
 
     def _look_up(self, patience: float) -> list[str]:
         """Ask for all at once; the names that have got no address in that time, and why."""
-        deadline = time.monotonic() + patience
-        unknown = []
-        for endpoint, answer in [(endpoint, self._ask(endpoint)) for endpoint in self._endpoints]:
-            try:
-                answer.result(max(0.0, deadline - time.monotonic()))
-            except Late:
-                unknown.append(f"{endpoint.host!r} (no answer within {patience:g} s)")
-            except (OSError, UnicodeError) as exc:
-                unknown.append(f"{endpoint.host!r} ({exc.strerror if isinstance(exc, OSError) else exc})")
-        return unknown
+        began = time.monotonic()
+        asking = {endpoint: self._ask(endpoint) for endpoint in self._endpoints}
+        wait(asking.values(), patience)
+        while not self._known and (late := [answer for answer in asking.values() if not answer.done()]):
+            if not wait(late, began + LOOK_UP_ANY - time.monotonic(), FIRST_COMPLETED).done:
+                break
+        spent = time.monotonic() - began
+        reasons = {endpoint: _reason(answer, spent) for endpoint, answer in asking.items()}
+        return [f"{endpoint.host!r} ({reason})" for endpoint, reason in reasons.items() if reason is not None]
 
     def _ask(self, endpoint: Endpoint) -> Future[None]:
         """The question after a name: one at a time, since whoever does not answer one does not answer two."""
-        asking = self._asking.get(endpoint)
-        if asking is None or asking.done():
-            asking = self._asking[endpoint] = asked(partial(self._find, endpoint))
-        return asking
+        with contextlib.suppress(OSError, UnicodeError):
+            self._find(endpoint, socket.AI_NUMERICHOST)
+            known: Future[None] = Future()
+            known.set_result(None)
+            return known
+        with self._lock:
+            asking = self._asking.get(endpoint)
+            if asking is None or asking.done():
+                asking = self._asking[endpoint] = asked(partial(self._find, endpoint))
+            return asking
 
-    def _find(self, endpoint: Endpoint) -> None:
-        found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    def _find(self, endpoint: Endpoint, flags: int = 0) -> None:
+        found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM, flags=flags)
         with self._lock:
             self._known[endpoint] = [Site(endpoint, family, str(at[0])) for family, _, _, _, at in found]
+
+
+def _reason(answer: Future[None], spent: float) -> str | None:
+    """Why a name has no address; None where it has one."""
+    if not answer.done():
+        return f"no answer within {spent:.2g} s"
+    match answer.exception():
+        case None:
+            return None
+        case OSError() as exc:
+            return exc.strerror or str(exc)
+        case exc:
+            return str(exc)

@@ -44,21 +44,35 @@ class Dialler:
     def _by_sentinels(self, name: str, deadline: float) -> Client:
         """A connection to the first master that a sentinel names and that will do.
 
-        One that has lost sight of the others may go on naming an old master, whose host may be off and answer nothing:
-        so it is not the last to be asked, and what it says takes half of the time at most while there are others.
+        One that has lost sight of the others may go on naming an old master, whose host may be off and answer nothing.
+        So it is not the last to be asked, and what it says takes half of the time at most while there are others; if
+        they say no better, it has what is left.
         """
         failures: list[RendezvousConnectionError] = []
         tried: set[Host] = set()
+        slow: list[Host] = []
+        whose = f" (master {name!r})"
         *_, last = sentinels = self.options.endpoint.hosts
         for sentinel in sentinels:
             try:
                 master = self._named_by(sentinel, name, deadline)
-                if master not in tried:
-                    tried.add(master)
-                    until = deadline if sentinel is last else _halfway(deadline)
-                    return self._to_master(master, f" (master {name!r})", until)
             except RendezvousConnectionError as exc:
                 failures.append(exc)
+                continue
+            if master in tried:
+                continue
+            tried.add(master)
+            until = deadline if sentinel is last else _halfway(deadline)
+            try:
+                return self._to_master(master, whose, until)
+            except RendezvousConnectionError as exc:
+                failures.append(exc)
+                if time.monotonic() >= until:
+                    slow.append(master)
+        for master in slow:
+            if time.monotonic() < deadline:
+                with contextlib.suppress(RendezvousConnectionError):  # which says what was said before
+                    return self._to_master(master, whose, deadline)
         if len(failures) == 1:
             raise failures[0]
         said = " ".join(exc.message for exc in failures)
