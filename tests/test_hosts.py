@@ -211,7 +211,7 @@ def test_a_host_that_its_peers_lose_sight_of_is_left_out_until_it_is_needed(
         assert not lone.workers()
         second.kill_node()
         for agent in (first, lone):
-            agent.wait_for_report("training", world_size=2, restart_count=1, count=1 if agent is lone else 2)
+            agent.wait_for_report("training", world_size=2, count=1 if agent is lone else 2)
         (tmp_path / "done").touch()
         assert [agent.exit_code() for agent in (first, lone)] == [0, 0]
         assert one_after_the_other(tmp_path, least=3)

@@ -357,7 +357,7 @@ class Connection(RendezvousBackend):
         return rows
 
     def _looked(self) -> list[RosterRow]:
-        """The roster as who asks here has read it last; it may be another thread of the agent that reads it for them."""
+        """The roster as who asks here has read it last; another thread of the agent may have read it for them."""
         return self.store.looks.get(self.process.name, []) if self._look is None else self._look
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
