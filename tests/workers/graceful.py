@@ -76,12 +76,12 @@ args = parser.parse_args()
 
 if args.ignore:
     signal.signal(signal.SIGTERM, on_sigterm)
-step = int(args.state.read_text()) if args.state.exists() else 0
+step = began = int(args.state.read_text()) if args.state.exists() else 0
 peers = meet()
 report("training", world_size=WORLD_SIZE, step=step)
 while not take_step():
     step += 1
-    if step % 10 == 0:
+    if step % 10 == 0 and step - began >= 10:  # by then every agent has heard that its workers take notices
         report("stepped", step=step, world_size=WORLD_SIZE)
     if should_checkpoint(step) and not args.ignore:
         if RANK == 0:
