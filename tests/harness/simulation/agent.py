@@ -25,7 +25,7 @@ from elastic_core.rendezvous.node import (
     TakesNotices,
     WorkerFailed,
 )
-from elastic_core.rendezvous.rows import NodeInfo
+from elastic_core.rendezvous.rows import NodeInfo, Seats
 from elastic_core.rendezvous.settings import Agreement, Settings, Versions
 from simulation import forgetting
 from simulation.engine import TICK, Process, expire_after
@@ -271,7 +271,7 @@ class Stores:
 class SimAgent:
     """One incarnation, from its start to its end."""
 
-    def __init__(self, host: Host, node_id: str, seat: int, uid: str | None) -> None:
+    def __init__(self, host: Host, node_id: str, seat: int, uid: str | None, seats: Seats) -> None:
         self.host, self.node_id, self.seat, self.uid = host, node_id, seat, uid
         self.process_hub = host.world.hub
         self.process = Process(node_id, host.clock, host)
@@ -281,6 +281,7 @@ class SimAgent:
             host=host.name,
             host_id=host.boot_id,
             seat=seat,
+            seats=seats,
             local_world_size=1,
             role="default",
             versions=VERSIONS,
@@ -295,6 +296,8 @@ class SimAgent:
         self.signalled = self.rejoins = False
         self.started_at = self.process_hub.now
         self.boot_id = host.boot_id
+        self.gone_at: float | None = None
+        """When the last process of its seat ended; None while one lives."""
         self.hosting = host.world.store.embedded and host.number == 0 and seat == 0
         """Whether an embedded store lives in it."""
         self.task = self.process_hub.start(self.process, self._main)
@@ -386,6 +389,7 @@ class SimAgent:
             clock,
             cast("Any", hands),
             cast("Any", stores),
+            lambda: self.host.look(self.seat),
         )
         try:
             ending = self.supervisor.run()

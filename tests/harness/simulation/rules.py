@@ -1,7 +1,6 @@
 """What the rules of the design ask for beyond the invariants, and what can be checked of it from outside.
 
-Most of these are promises about somebody healthy: a host that no fault has touched for a while is *calm*, and whoever
-is calm must not be taken for dead, be deposed, or be thrown out.
+Most of these are promises about somebody healthy (``calmness``).
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from elastic_core.rendezvous.ledger import Closed, Entry, Halt, HaltReason, Ledg
 from elastic_core.rendezvous.node import Work
 from elastic_core.rendezvous.rows import NodeRow
 from simulation import endings, finishing, seating, unreached
+from simulation.calmness import calm
 from simulation.workers import State
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from simulation.store import Replica
     from simulation.world import World
 
-CALM = 20.0
-"""Seconds without any fault after which a node must be known to be healthy: more than any limit and retry."""
 RESIZES_APART = 9.0
 """Seconds between the end of one resize and the next (rule L4), less what clocks drift."""
 LOSSES, BARREN = 3, 10
@@ -31,24 +29,13 @@ FREED = 2.0
 """Seconds within which the warden has killed what came back from the kernel."""
 
 
-def calm(world: World, node_id: str) -> SimAgent | None:
-    """The agent of this id, if it runs and nothing has happened to it for long; else None."""
-    agent = world.agent(node_id)
-    if agent is None or agent.over or agent.leaving or agent.process.frozen or agent.state is None:
-        return None
-    if agent.state.store_lost:  # for good
-        return None
-    since = max(agent.started_at, agent.host.troubled_until, world.troubled_until)
-    return agent if world.hub.now - since >= CALM else None
-
-
 def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None:
     """L1: who is healthy is not lost. L4: resizes are batched."""
     lost = body.incident if body.incident is not None and body.incident.kind is IncidentKind.NODE_LOST else None
     if lost is not None and calm(world, lost.node_id) is not None:
         world.truth.violated("L1", f"{lost.node_id} is healthy, and taken for lost")
-    if lost is not None and "holds its seat" in lost.message:
-        world.count("S8 a newer agent on its seat shows that a node is lost")
+    if lost is not None and "its seat on the host" in lost.message:
+        world.count("S8 a node is lost that a row of its host shows to be gone")
     if body.reason is not HaltReason.RESIZE:
         return
     now = world.hub.now

@@ -1,20 +1,24 @@
-"""Whom a chair knew when it seated some of them: who may have a place (rule S7), and whose seat another has (S8)."""
+"""Whom a chair knew when it sealed a round: who may have a place (rule S7), and who is gone from its seat (S8)."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from elastic_core.rendezvous.ledger import Entry, Round
 from elastic_core.rendezvous.rows import NodeRow, Phase
+from simulation.calmness import CALM, calm
 from simulation.endings import read_before
 
 if TYPE_CHECKING:
+    from simulation.agent import SimAgent
     from simulation.world import World
 
 
 def check(world: World, entry: Entry, body: Round, earlier: Round | None) -> None:
     """S7: who is new has shown that it read of the newest chair. Count what the rules have done to such a round."""
+    _check_gone(world, entry, earlier)
     if not body.members:
         return
     agents = [agent for member in body.members if (agent := world.agent(member.node_id)) is not None]
@@ -30,8 +34,32 @@ def check(world: World, entry: Entry, body: Round, earlier: Round | None) -> Non
         for row in read_before(world, entry.id, entry.run):
             if row.info.node_id not in known and _is_behind(row, entry):
                 world.count("S7 who has not seen the newest OPEN or CHAIR is not seated")
-    if earlier is not None and _superseded(world, entry, earlier):
-        world.count("S8 a newer agent on its seat shows that a round is over")
+    if earlier is not None and (proofs := _proofs(world, entry, earlier)):
+        for what in proofs:
+            world.count(f"S8 {what} shows that a round is over")
+
+
+def _check_gone(world: World, entry: Entry, earlier: Round | None) -> None:
+    """S8: rows show nobody to be gone who is not, and everybody who is, if one of its host has had the time to look."""
+    rows = {row.info.node_id: row for row in read_before(world, entry.id, entry.run)}
+    members: Iterable[str] = () if earlier is None else earlier.group_ranks
+    for row in rows.values():
+        agent = world.agent(row.info.node_id)
+        shown = any(other.shows_gone(row.info) for other in rows.values())
+        if agent is None or (agent.gone_at is None and not shown):
+            continue
+        if agent.gone_at is None:
+            world.truth.violated("S8", f"{agent.node_id} is shown to be gone, and its seat is held")
+        elif not shown and agent.node_id in members and _is_seen(world, entry, agent, agent.gone_at, rows.keys()):
+            world.truth.violated("S8", f"{agent.node_id} is gone from its seat, and nobody of its host shows it")
+
+
+def _is_seen(world: World, entry: Entry, agent: SimAgent, gone_at: float, listed: Collection[str]) -> bool:
+    """Whether the author of an entry must have read that an agent is gone: from one of its host, both undisturbed."""
+    if world.hub.now - gone_at < CALM or calm(world, entry.author) is None:
+        return False
+    others = [other for other in agent.host.living if other.boot_id == agent.boot_id and other.node_id in listed]
+    return any(calm(world, other.node_id) is not None for other in others)
 
 
 def _is_behind(row: NodeRow, entry: Entry) -> bool:
@@ -41,21 +69,23 @@ def _is_behind(row: NodeRow, entry: Entry) -> bool:
     return wants and not seen and row.info.host_id not in entry.counters.bad_hosts()
 
 
-def _superseded(world: World, entry: Entry, earlier: Round) -> bool:
-    """Whether nothing else has shown that a round is over, and the fence had not yet passed."""
+def _proofs(world: World, entry: Entry, earlier: Round) -> set[str]:
+    """What has shown that a round is over, where nothing but a seat has, and the fence had not yet passed."""
     if world.truth.histories.halted_for(entry) >= world.plan.fence_after:
-        return False
-    looks = {seen.node_id: seen for seen in world.store.based_on.get(entry.id, ())}
-    rows: dict[str, NodeRow] = {node_id: seen.value.value for node_id, seen in looks.items()}  # type: ignore[attr-defined]
+        return set()
+    rows = {row.info.node_id: row for row in read_before(world, entry.id, entry.run)}
     members, before = earlier.group_ranks, world.truth.histories.written[entry.prev]
     if not members.keys() <= rows.keys() or any(_shows_an_end(rows[member], before, earlier) for member in members):
-        return False
-    return any(
-        (row.info.host_id, row.info.seat) == (rows[member].info.host_id, rows[member].info.seat)
-        and looks[node_id].serial > looks[member].serial
-        for member in members
-        for node_id, row in rows.items()
-    )
+        return set()
+    return {
+        _proof(row, rows[member]) for member in members for row in rows.values() if row.shows_gone(rows[member].info)
+    }
+
+
+def _proof(row: NodeRow, gone: NodeRow) -> str:
+    if row.info.seat == gone.info.seat:
+        return "a newer agent on its seat"
+    return "a seat that was free" if row.seats is None else "a seat that has become free"
 
 
 def _shows_an_end(row: NodeRow, head: Entry, earlier: Round) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from elastic_core.rendezvous.ledger import Entry, Halt, HaltReason, Plan, StopAt
 from elastic_core.rendezvous.node import Notice, SteppedDown, Work
 from simulation import endings
+from simulation.calmness import calm
 
 if TYPE_CHECKING:
     from simulation.store import Replica
@@ -155,8 +156,6 @@ class Plans:
 
     def halted(self, replica: Replica, entry: Entry, body: Halt) -> None:
         """A HALT; where it follows a PLAN and says nothing else, every rank has stopped at the step agreed on."""
-        from simulation import rules
-
         current = self.world.truth.histories.newest_round(replica, entry.run)
         if current is None or current.offer.id not in self.planned:
             if body.reason is HaltReason.RESIZE:
@@ -166,8 +165,8 @@ class Plans:
         late = "had not stopped" in body.why
         if late:
             self.world.count("PLAN comes to its deadline")
-            calm = [member for member in current.members if rules.calm(self.world, member.node_id) is not None]
-            if len(calm) == len(current.members) and len(gangs) == len(current.members):
+            healthy = [member for member in current.members if calm(self.world, member.node_id) is not None]
+            if len(healthy) == len(current.members) and len(gangs) == len(current.members):
                 self.world.truth.violated("PLAN", f"all are healthy, and had not stopped: {body.why}")
         for gang in gangs:
             if body.planned and not late and gang.steps:

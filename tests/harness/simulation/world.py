@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from elastic_core.rendezvous.rows import Seats
 from simulation.agent import SimAgent
 from simulation.engine import Clock, Hub, use
 from simulation.lines import Line
@@ -78,7 +79,7 @@ class Host:
     def start(self, uid: str | None) -> SimAgent:
         """Somebody starts an agent."""
         seat = next(number for number in range(len(self.seats) + 1) if number not in self.seats)
-        agent = SimAgent(self, f"{self.name}{len(self.agents) + 1}", seat, uid)
+        agent = SimAgent(self, f"{self.name}{len(self.agents) + 1}", seat, uid, self.look(seat))
         self.agents.append(agent)
         self.world.enlist(agent)
         self.seats[seat] = agent
@@ -86,10 +87,15 @@ class Host:
         self.world.note(agent.node_id, f"starts on host {self.name}, seat {seat}")
         return agent
 
+    def look(self, own: int) -> Seats:
+        """What an agent sees of the seats that are not its own."""
+        return Seats(int(self.clock.now() * 1e9), tuple(sorted(self.seats.keys() - {own})))
+
     def left(self, agent: SimAgent) -> None:
         """The last process of an agent's seat is gone."""
         if agent.over and self.seats.get(agent.seat) is agent:
             del self.seats[agent.seat]
+            agent.gone_at = self.world.hub.now
 
     def resume(self) -> None:
         """The machine goes on."""

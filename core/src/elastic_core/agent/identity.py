@@ -6,19 +6,26 @@ import errno
 import hashlib
 import os
 import socket
+import time
 from pathlib import Path
 
 from elastic_core.errors import ElasticError
+from elastic_core.rendezvous.rows import SEATS, Seats
 
 _MACHINE_ID = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK_NAMESPACE = Path("/proc/self/ns/net")
+_TIME_NAMESPACE = Path("/proc/self/ns/time")
 
 
 def host_id() -> str:
-    """16 hex digits, the same for all agents in one network namespace of one machine, until it boots again."""
+    """16 hex digits: the same for all agents that share their seats, and the clock by which these are taken.
+
+    So they run on one machine that has not booted since, in one network namespace and one time namespace, as one user.
+    """
     machine_id = next((text for path in _MACHINE_ID if (text := _text(path))), "")  # images without one are common
-    parts = (machine_id, _text(_BOOT_ID), str(_NETWORK_NAMESPACE.stat().st_ino))
+    clock = str(_TIME_NAMESPACE.stat().st_ino) if _TIME_NAMESPACE.exists() else ""  # since Linux 5.6
+    parts = (machine_id, _text(_BOOT_ID), str(_NETWORK_NAMESPACE.stat().st_ino), clock, str(os.getuid()))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -32,13 +39,18 @@ class Seat:
 
     It is the name of an abstract unix socket. Binding that is atomic, it is known throughout the network namespace, as
     :func:`host_id` is, and it vanishes with the last process that holds the descriptor, without a file to be left
-    behind. The warden holds it until its last process is gone, so that who takes a seat again knows that all of its
+    behind. The warden holds it until its last process is gone, so that who finds a seat free knows that all of its
     former holder is dead.
+
+    Attributes:
+        number: Which one it is, from 0.
+        seats: What was seen of the others when it had just been taken.
     """
 
-    def __init__(self, number: int, held: socket.socket) -> None:
+    def __init__(self, number: int, held: socket.socket, name: str) -> None:
         self.number = number
-        self._held = held
+        self._held, self._name = held, name
+        self.seats = self.look()
 
     @classmethod
     def take(cls, job: str) -> Seat:
@@ -47,19 +59,29 @@ class Seat:
         Raises:
             ElasticError: This host lets nobody sit down.
         """
-        held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         key = hashlib.sha256(job.encode(errors="surrogateescape")).hexdigest()[:32]
-        number = 0
+        name, number = f"\0elastic/{os.getuid()}/{key}/", 0
         while True:
             try:
-                held.bind(f"\0elastic/{os.getuid()}/{key}/{number}")
+                held.bind(f"{name}{number}")
             except OSError as exc:
                 if exc.errno != errno.EADDRINUSE:
                     held.close()
                     raise ElasticError(f"No seat on this host could be taken for the job: {exc}.") from exc
                 number += 1
             else:
-                return cls(number, held)
+                return cls(number, held, name)
+
+    def look(self) -> Seats:
+        """Which of the host's other seats are held now; all those are, too, of which that cannot be found out."""
+        at = time.monotonic_ns()  # before the look, which says nothing of who sits down meanwhile
+        others = tuple(number for number in range(SEATS) if number != self.number)
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
+                return Seats(at, tuple(number for number in others if _is_held(asking, f"{self._name}{number}")))
+        except OSError:  # too many files are open
+            return Seats(at, others)
 
     def fileno(self) -> int:
         """The descriptor that is the seat, to be held by the warden, too."""
@@ -68,6 +90,17 @@ class Seat:
     def close(self) -> None:
         """Let go of it; it is free once all others have."""
         self._held.close()
+
+
+def _is_held(asking: socket.socket, name: str) -> bool:
+    """Whether a seat's name is bound. Asking does not bind it, so that who comes meanwhile does not find it taken."""
+    try:
+        asking.connect(name)
+    except ConnectionRefusedError:
+        return False
+    except OSError:  # forbidden, or out of memory
+        return True
+    return True
 
 
 def _text(path: Path) -> str:

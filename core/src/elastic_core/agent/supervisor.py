@@ -8,6 +8,7 @@ streams are the output's; so the loop itself never waits for anything but the ne
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -61,6 +62,7 @@ from elastic_core.rendezvous.node import (
     Outrun,
     Probed,
     Progressed,
+    SeatsSeen,
     Start,
     Stop,
     StoreLost,
@@ -72,6 +74,7 @@ from elastic_core.rendezvous.node import (
     step,
 )
 from elastic_core.rendezvous.reading import has_round
+from elastic_core.rendezvous.rows import Seats
 from elastic_core.rendezvous.session import Session, SessionCalls
 
 SILENT_PROGRESS = 30.0
@@ -125,7 +128,7 @@ def supervise(config: RunConfig, plugins: Plugins, seat: Seat, warden: Warden, p
             given = stack.enter_context(
                 hands(config, plugins, publish, info, run, warden, warm=bool(preloaded), heard=heard, cpus=cpus)
             )
-            supervisor = Supervisor(config, plugins, publish, store, applicant, found, clock, given, stores)
+            supervisor = Supervisor(config, plugins, publish, store, applicant, found, clock, given, stores, seat.look)
         except BaseException:
             with suppress(Exception):
                 store.remove(info.node_id)  # else it is given a round, which the others must lose it from
@@ -150,11 +153,12 @@ class Supervisor:
         clock: Clock,
         hands: Hands,
         stores: Stores,
+        look: Callable[[], Seats],
     ) -> None:
         self._config, self._plugins, self._publish, self._clock = config, plugins, publish, clock
         self._inbox, self._warden, self._group = hands.inbox, hands.warden, hands.group
         self._state = NodeState(info=applicant.info, ledger=joined.ledger, offer=applicant.offer)
-        self._stores = stores
+        self._stores, self._look = stores, look
         self._exit: Exit | None = None
         self._row = joined.row
         self._untaken: Event | None = None
@@ -273,9 +277,10 @@ class Supervisor:
         self._exit = Exit(ExitCode.WITHDRAWN, "the warden process is gone")
 
     def _tick(self) -> None:
-        """Once a beat: tell the pulse that the loop lives, and renew the warden's dead-man's switch (rules L1, S8)."""
+        """Once a beat: tell the pulse that the loop lives (L1), renew the dead-man's switch (S4), look around (S8)."""
         self._session.tick()
         self._arm_fence()
+        self._step(SeatsSeen(self._look()))
         self._inbox.at(self._clock.now() + self._state.ledger.settings.timing.beat_interval, Tick())
 
     def _arm_fence(self) -> None:

@@ -34,7 +34,7 @@ from elastic_core.rendezvous.sealing import (
     too_few,
     waiting,
 )
-from elastic_core.rendezvous.watch import Sighting, superseded
+from elastic_core.rendezvous.watch import Sighting
 
 __all__ = ["MAX_BARREN_ROUNDS", "Append", "Ask", "Decision", "LookAgain", "decide"]
 
@@ -198,8 +198,8 @@ def _departure(scene: Scene, current: Round, node_id: str) -> Append | None:
 def _how_lost(scene: Scene, seen: Sighting | None) -> str:
     if seen is None:
         return "its roster row is gone"
-    if superseded(scene.watch, seen):
-        return "a newer agent holds its seat on the host, so its processes are gone"
+    if seen.node_id in scene.watch.gone:
+        return "its seat on the host is free, or a newer agent's, so its last process is gone"
     return f"no beat for {scene.now - seen.changed_at:.1f} s"
 
 
@@ -324,15 +324,15 @@ def _ending(scene: Scene, old: Round, halt: Halt, muster: _Muster) -> Decision |
 def _is_over(scene: Scene, old: Round) -> bool:
     """Rule S4: some member of the old round has stopped or lost a rank, so that training cannot go on behind our back.
 
-    A superseded seat proves it as well. What a row said before its node was lost still holds: a rank that is gone
-    stays gone.
+    That it is gone from its seat proves it as well. What a row said before its node was lost still holds: a rank that
+    is gone stays gone.
     """
     for seen in scene.sightings(old):
         row = seen.row
         stopped = row.round == old.number and row.phase in (Phase.STOPPED, Phase.FINISHED)
         failed = row.incident is not None and row.incident.round == old.number
         idle = row.phase is not Phase.RUNNING and row.head >= scene.ledger.head.anchors.halt
-        if stopped or failed or idle or superseded(scene.watch, seen):
+        if stopped or failed or idle or seen.node_id in scene.watch.gone:
             return True
     return False
 

@@ -23,6 +23,20 @@ class Phase(str, Enum):
     """Every worker of round k exited with 0. Stands even if the node is lost afterwards (rule L7)."""
 
 
+SEATS = 64
+"""Seats of a host that its nodes look at; of who sits beyond them, only a newer node on that seat shows anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seats:
+    """A look at the seats of a host, which shows who is gone (rule S8)."""
+
+    at: int = 0
+    """When it began: nanoseconds of the host's monotonic clock; 0 for who has no seat."""
+    held: tuple[int, ...] = ()
+    """Those of the first SEATS that others held."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeInfo:
     """The part of a row that never changes."""
@@ -31,9 +45,11 @@ class NodeInfo:
     """This incarnation's random id, never used again."""
     host: str
     host_id: str
-    """The same for every incarnation on one machine and network namespace, until it is booted again."""
+    """The same for every incarnation that shares seats and their clock, until the machine is booted again."""
     seat: int
     """Which of its host's seats it holds; two live nodes never hold one seat (rule S8)."""
+    seats: Seats = Seats()
+    """What it saw of the others when it had just taken its own."""
     local_world_size: int
     role: str
     versions: Versions
@@ -86,6 +102,22 @@ class NodeRow:
     """Those that it did not reach then, by node id."""
     drain: str = ""
     """The host whose agents somebody wants to leave; such a row is a request, and no node's (``elastic drain``)."""
+    seats: Seats | None = None
+    """What it saw of its host's seats since it took its own, if others have become free; None while none has."""
+
+    def shows_gone(self, other: NodeInfo) -> bool:
+        """Whether it proves that the last process of another node is gone (rule S8).
+
+        A seat is held for as long as one of its node's processes lives. So who sat down before an instant at which the
+        seat was free, or was taken by somebody else, is gone, for good: both are told by the clock of their host, and
+        whatever a store forgets, or in which order it takes rows, makes no difference.
+        """
+        info, look = self.info, self.seats or self.info.seats
+        if info.host_id != other.host_id:
+            return False
+        if info.seat == other.seat:
+            return other.seats.at < info.seats.at
+        return other.seats.at < look.at and other.seat < SEATS and other.seat not in look.held
 
     def within(self, epoch: int) -> NodeRow:
         """What it says of this epoch: who stands in another one has seen nothing of it, and offers nothing for it.

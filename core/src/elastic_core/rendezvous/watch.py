@@ -80,15 +80,15 @@ class Watch:
     # Of all nodes, once for each look: whatever is asked of every node must not look at every other one.
 
     @cached_property
-    def holders(self) -> Mapping[tuple[str, int], int]:
-        """The serial of each seat's newest holder."""
-        holders: dict[tuple[str, int], int] = {}
+    def gone(self) -> frozenset[str]:
+        """The ids of those whose last process is gone, as rows of their hosts prove (rule S8)."""
+        hosts: dict[str, list[NodeRow]] = {}
         for seen in self.nodes.values():
-            if seen.listed:  # else its serial may be from before the store lost everything
-                info = seen.row.info
-                seat = info.host_id, info.seat
-                holders[seat] = max(seen.serial, holders.get(seat, 0))
-        return holders
+            hosts.setdefault(seen.row.info.host_id, []).append(seen.row)
+        shared = [rows for rows in hosts.values() if len(rows) > 1]
+        return frozenset(
+            other.info.node_id for rows in shared for other in rows if any(row.shows_gone(other.info) for row in rows)
+        )
 
     @cached_property
     def most_changed_at(self) -> float:
@@ -173,17 +173,11 @@ def forget(watch: Watch, node_ids: Iterable[str]) -> Watch:
 
 
 def dead(watch: Watch, node_id: str, timing: Timing, now: float) -> bool:
-    """Whether a node is lost: superseded on its seat, silent beyond the limit, or without a row for as long."""
+    """Whether a node is lost: gone from its seat, silent beyond the limit, or without a row for as long."""
     seen = watch.get(node_id)
     if seen is None:
         return now >= watch.began_at + timing.lost_after
-    return superseded(watch, seen) or now >= silent_at(watch, seen, timing)
-
-
-def superseded(watch: Watch, seen: Sighting) -> bool:
-    """Whether a newer incarnation holds this node's seat, which proves that its last process is gone (rule S8)."""
-    info = seen.row.info
-    return watch.holders.get((info.host_id, info.seat), 0) > seen.serial
+    return node_id in watch.gone or now >= silent_at(watch, seen, timing)
 
 
 def silent_at(watch: Watch, seen: Sighting, timing: Timing) -> float:
