@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import select
 import signal
 import subprocess
 import sys
+import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +18,7 @@ from contextlib import contextmanager
 import pytest
 
 from elastic_core.agent.identity import Seat, host_id, host_name
+from elastic_core.rendezvous.rows import SEATS
 
 PATIENCE = 30.0
 TAKE = """
@@ -112,6 +117,61 @@ def test_a_seat_is_held_until_its_last_holder_is_gone(job: str) -> None:
     os.close(pidfd)
     with taken(job) as mine:
         assert mine == 0
+
+
+def test_who_sits_down_sees_who_sits_there(job: str) -> None:
+    before = time.monotonic_ns()
+    with contextlib.closing(Seat.take(job)) as first, contextlib.closing(Seat.take(job)) as second:
+        assert (first.seats.held, second.seats.held) == ((), (0,))
+        assert before < first.seats.at < second.seats.at < time.monotonic_ns()
+        assert (first.look().held, second.look().held) == ((1,), (0,)), "neither's own"
+
+
+def test_that_somebody_looks_takes_no_seat(job: str) -> None:
+    """Of those that sit down meanwhile none finds a seat taken that nobody has."""
+    looking, stop = Seat.take(job), threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            looking.look()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        for _ in range(300):
+            with taken(job) as number:
+                assert number == 1
+    finally:
+        stop.set()
+        thread.join()
+        looking.close()
+
+
+def test_a_seat_is_free_to_see_when_its_last_holder_is_gone(job: str) -> None:
+    child = "import subprocess; child = subprocess.Popen(['sleep', '1000'], pass_fds=[seat.fileno()]); print(child.pid)"
+    with sitter(job, after=child) as process:
+        pid = number(process)
+        assert number(process) == 0
+        pidfd = os.pidfd_open(pid)
+        with contextlib.closing(Seat.take(job)) as mine:
+            process.kill()
+            process.wait()
+            assert mine.look().held == (0,)
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            assert select.select([pidfd], [], [], PATIENCE)[0]
+            assert mine.look().held == ()
+    os.close(pidfd)
+
+
+def test_seats_of_which_nothing_can_be_found_out_are_held(job: str) -> None:
+    with contextlib.closing(Seat.take(job)) as mine:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            held = mine.look().held
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert held == tuple(range(1, SEATS))
 
 
 def test_a_job_may_have_any_name(job: str) -> None:

@@ -22,7 +22,7 @@ from elastic_core.rendezvous.ledger import (
     compose,
     opened,
 )
-from elastic_core.rendezvous.rows import NodeInfo, NodeRow, Phase
+from elastic_core.rendezvous.rows import NodeInfo, NodeRow, Phase, Seats
 from elastic_core.rendezvous.settings import Agreement, Settings, Versions
 from elastic_core.rendezvous.watch import Sighting, Watch
 
@@ -44,13 +44,21 @@ def settings(
     return Settings(agreement=agreement, timing=Timing(**timing), versions=VERSIONS, host=host)
 
 
-def info(name: str, size: int = 2, role: str = "default", seat: int = 0, host: str | None = None) -> NodeInfo:
+def info(
+    name: str,
+    size: int = 2,
+    role: str = "default",
+    seat: int = 0,
+    host: str | None = None,
+    seats: Seats = Seats(),  # noqa: B008  # a value
+) -> NodeInfo:
     host = host or f"host-{name}"
     return NodeInfo(
         node_id=name,
         host=host,
         host_id=f"id-{host}",
         seat=seat,
+        seats=seats,
         local_world_size=size,
         role=role,
         versions=VERSIONS,

@@ -14,7 +14,7 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, IncidentKind, Verdict
 from elastic_core.rendezvous.decide import MAX_BARREN_ROUNDS, Append, Ask, Decision, LookAgain, decide
 from elastic_core.rendezvous.ledger import Chair, Closed, Halt, HaltReason, Ledger, Round
-from elastic_core.rendezvous.rows import Phase
+from elastic_core.rendezvous.rows import Phase, Seats
 from elastic_core.rendezvous.scene import Judgement, Scene
 from elastic_core.rendezvous.watch import Heard, Sighting
 
@@ -123,9 +123,10 @@ class TestLiveRound:
         assert isinstance(decide(scene(live("ab"), *nodes)), LookAgain)
 
     def test_a_newer_incarnation_of_a_seat_proves_the_older_one_dead_at_once(self) -> None:
-        again = seen("c", node=info("c", host="host-b"))
+        again = seen("c", node=info("c", host="host-b", seats=Seats(100)))
         halt = body(decide(scene(live("ab"), running("a"), running("b"), again)))
         assert (halt.reason, halt.incident.node_id) == (HaltReason.NODE_LOST, "b")
+        assert halt.why.startswith("host-b is lost: its seat on the host is free, or a newer agent's")
 
     def test_a_leaving_node_halts_the_round(self) -> None:
         halt = body(decide(scene(live("ab"), running("a"), running("b", leaving=True))))
@@ -430,9 +431,18 @@ class TestFence:
         nodes = [a, running("b", changed=0.0), seen("c", head=3)]
         assert ids(body(decide(scene(self.ledger, *nodes)))) == "c", proof
 
-    def test_a_newer_agent_on_the_seat_is_proof(self) -> None:
-        nodes = [running("a", changed=0.0), running("b", changed=0.0), seen("c", head=3, node=info("c", host="host-b"))]
+    @pytest.mark.parametrize("seat", [0, 1])
+    def test_a_newer_agent_that_has_the_seat_or_found_it_free_is_proof(self, seat: int) -> None:
+        node = info("c", host="host-b", seat=seat, seats=Seats(100))
+        nodes = [running("a", changed=0.0), running("b", changed=0.0), seen("c", head=3, node=node)]
         assert ids(body(decide(scene(self.ledger, *nodes)))) == "c"
+
+    def test_a_newer_agent_that_found_the_seat_held_is_none(self) -> None:
+        node = info("c", host="host-b", seat=1, seats=Seats(100, (0,)))
+        nodes = [running("a", changed=0.0), running("b", changed=0.0), seen("c", head=3, node=node)]
+        assert isinstance(decide(scene(self.ledger, *nodes)), LookAgain)
+        later = seen("c", head=3, node=node, seats=Seats(200))
+        assert ids(body(decide(scene(self.ledger, *nodes[:2], later)))) == "c"
 
 
 class TestBooks:

@@ -10,7 +10,7 @@ import pytest
 from scenes import info
 
 from elastic_core.config import Timing
-from elastic_core.rendezvous.rows import NodeRow
+from elastic_core.rendezvous.rows import SEATS, NodeInfo, NodeRow, Seats
 from elastic_core.rendezvous.watch import (
     Heard,
     Observation,
@@ -27,9 +27,16 @@ TIMING = Timing()
 
 
 def row(
-    name: str, serial: int, beat: int = 0, *, head: int = 1, host: str | None = None, revision: int = 0
+    name: str,
+    serial: int,
+    beat: int = 0,
+    *,
+    head: int = 1,
+    host: str | None = None,
+    seats: Seats = Seats(),  # noqa: B008  # a value
+    revision: int = 0,
 ) -> Observation:
-    return Observation(NodeRow(info=info(name, host=host), head=head), serial, beat, revision)
+    return Observation(NodeRow(info=info(name, host=host, seats=seats), head=head), serial, beat, revision)
 
 
 def watched(*reads: tuple[float, list[Observation]]) -> Watch:
@@ -88,7 +95,8 @@ def test_a_row_that_the_store_lost_is_judged_like_a_beat_that_stopped() -> None:
 
 
 def test_a_newer_incarnation_on_the_same_seat_is_proof_of_death() -> None:
-    watch = watched((0.0, [row("a", 1, host="h"), row("b", 2, host="h")]))
+    """Newer by the clock of their host: a store that was emptied may have taken the older one's row last."""
+    watch = watched((0.0, [row("a", 2, host="h", seats=Seats(100)), row("b", 1, host="h", seats=Seats(200))]))
     assert [dead(watch, name, TIMING, 0.0) for name in "ab"] == [True, False]
 
 
@@ -111,9 +119,52 @@ def test_a_node_that_has_gone_back_to_an_earlier_entry_says_so_itself() -> None:
 
 def test_a_row_that_the_store_lost_proves_nothing_of_one_that_came_after() -> None:
     """An empty store counts serials from 1 again."""
-    watch = watched((0.0, [row("a", 7, host="h")]), (2.0, [row("b", 1, host="h")]))
-    assert [dead(watch, name, TIMING, 2.0) for name in "ab"] == [False, False]
-    assert [dead(watch, name, TIMING, 6.0) for name in "ab"] == [True, False]
+    a, b = row("a", 7, host="h", seats=Seats(100)), row("b", 1, host="h", seats=Seats(200))
+    watch = watched((0.0, [a]), (2.0, [b]))
+    assert [dead(watch, name, TIMING, 2.0) for name in "ab"] == [True, False]
+
+
+def test_what_a_row_has_shown_stands_when_the_store_has_lost_it() -> None:
+    a, b = row("a", 1, host="h", seats=Seats(100)), row("b", 2, host="h", seats=Seats(200))
+    watch = watched((0.0, [a, b]), (2.0, [a]))
+    assert [dead(watch, name, TIMING, 2.0) for name in "ab"] == [True, False]
+
+
+A = info("a", host="h", seat=2, seats=Seats(100))
+
+
+@pytest.mark.parametrize(
+    ("why", "other", "gone"),
+    [
+        ("its seat was free later", info("b", host="h", seat=0, seats=Seats(101)), True),
+        ("its seat is the other's now", info("b", host="h", seat=2, seats=Seats(101, (0,))), True),
+        ("its seat was held", info("b", host="h", seat=0, seats=Seats(101, (1, 2))), False),
+        ("its seat was free before", info("b", host="h", seat=0, seats=Seats(99)), False),
+        ("its seat was the other's before", info("b", host="h", seat=2, seats=Seats(99)), False),
+        ("they came in one instant", info("b", host="h", seat=0, seats=Seats(100)), False),
+        ("of another host", info("b", host="i", seat=0, seats=Seats(101)), False),
+        ("nobody has looked", info("b", host="h", seat=0), False),
+    ],
+)
+def test_a_look_at_seats_shows_who_is_gone(why: str, other: NodeInfo, gone: bool) -> None:
+    assert NodeRow(info=other).shows_gone(A) is gone, why
+    watch = watched((0.0, [Observation(NodeRow(info=A), 1, 0), Observation(NodeRow(info=other), 2, 0)]))
+    assert watch.gone >= {"a"} if gone else "a" not in watch.gone
+
+
+def test_a_later_look_counts_and_never_against_its_own_node() -> None:
+    b = NodeRow(info=info("b", host="h", seat=0, seats=Seats(101, (2,))))
+    later = replace(b, seats=Seats(300, (5,)))
+    assert (b.shows_gone(A), later.shows_gone(A)) == (False, True)
+    assert not later.shows_gone(later.info)
+    assert not later.shows_gone(info("c", host="h", seat=2, seats=Seats(301))), "who sat down there since"
+
+
+def test_who_sits_beyond_the_seats_that_are_looked_at_is_gone_when_another_has_its_seat() -> None:
+    far = info("a", host="h", seat=SEATS, seats=Seats(100))
+    near = NodeRow(info=info("b", host="h", seat=0, seats=Seats(101)))
+    same = NodeRow(info=info("b", host="h", seat=SEATS, seats=Seats(101)))
+    assert (near.shows_gone(far), same.shows_gone(far)) == (False, True)
 
 
 def test_who_has_no_row_when_the_chair_first_looks_gets_as_long_as_one_whose_beat_stopped() -> None:

@@ -9,8 +9,8 @@ General layout, from what everything stands on up to what is run:
 * ``plan`` is one schedule, every choice in it; ``lots`` draws one from a seed; ``faults`` and ``outages`` carry it out.
 * ``truth`` watches everything and knows the invariants, ``histories`` what was ever written; ``rules`` what else was
   promised, much of it to who is healthy (``calmness``): ``endings`` of who goes, ``forgetting`` of stores that forget,
-  ``unreached`` of peers, ``seating`` of who gets a place; ``amendments`` and ``finishing`` only count how often other rules were come to; ``goals`` says when
-  a job has got where it must.
+  ``unreached`` of peers, ``seating`` of who gets a place; ``amendments`` and ``finishing`` only count how often other
+  rules were come to; ``goals`` says when a job has got where it must.
 * ``play`` runs one plan. ``shrinking`` makes a failing one small, ``campaign`` runs thousands on all cores, ``thawing``
   makes that cheaper. ``mutants`` plants the ``defects``, and those of ``repairs``, and sees whether they are noticed.
   ``python -m simulation`` is the command line.

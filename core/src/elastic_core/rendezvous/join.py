@@ -234,10 +234,10 @@ def _alive(
                 row = said_by(seen)
             except RendezvousStateError:
                 continue
-            gone = NodeRow(info=me).shows_gone(row.info)
+            own = row.info.node_id == me.node_id or NodeRow(info=me).shows_gone(row.info)
             left = row.leaving and row.phase is not Phase.RUNNING
             other_rank = node_rank is not None and row.info.node_rank != node_rank
-            if row.run not in runs or gone or left or other_rank:
+            if row.run not in runs or own or left or other_rank:
                 continue
             here.add(seen.node_id)
             state = (seen.revision, seen.beat)
