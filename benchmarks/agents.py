@@ -42,7 +42,7 @@ from elastic_core.rendezvous.node import (
     step,
 )
 from elastic_core.rendezvous.places import place
-from elastic_core.rendezvous.rows import NodeInfo, NodeRow
+from elastic_core.rendezvous.rows import NodeInfo, NodeRow, Seats
 from elastic_core.rendezvous.session import Session, SessionCalls
 from elastic_core.rendezvous.settings import Agreement, Settings, Versions
 
@@ -124,6 +124,7 @@ class ElasticAgent(Agent):
             host=f"node{number}.cluster.example",
             host_id=uuid.uuid5(uuid.NAMESPACE_DNS, str(number)).hex,
             seat=0,
+            seats=Seats(time.monotonic_ns()),
             local_world_size=8,
             role="default",
             versions=versions,

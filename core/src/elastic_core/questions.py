@@ -1,4 +1,4 @@
-"""Questions that may never be answered, such as a resolver's: each is asked in a thread of its own.
+"""What may take for ever, such as a resolver's answer, and is done in a thread of its own.
 
 Nothing ends a thread that waits in the C library, so nobody waits for it longer than they can afford to. It is a
 daemon, and holds up no exit.
@@ -14,8 +14,8 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 
-def asked(ask: Callable[[], _T]) -> Future[_T]:
-    """What ``ask`` will return or raise."""
+def asked(ask: Callable[[], _T], *, name: str = "elastic-question") -> Future[_T]:
+    """What ``ask`` will return or raise, in a thread of this name."""
     answer: Future[_T] = Future()
 
     def run() -> None:
@@ -24,7 +24,7 @@ def asked(ask: Callable[[], _T]) -> Future[_T]:
         except BaseException as exc:
             answer.set_exception(exc)
 
-    Thread(target=run, name="elastic-question", daemon=True).start()
+    Thread(target=run, name=name, daemon=True).start()
     return answer
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from elastic_core.questions import asked
+
 PATIENCE = 60.0
 """Seconds after which something that must happen counts as not happening."""
 WAKE_UP = 10.0
@@ -36,7 +38,7 @@ _T = TypeVar("_T")
 
 def background(body: Callable[[], _T]) -> Future[_T]:
     """Run ``body`` in a thread of its own, which holds nobody up if it never ends."""
-    return _begun(body)[1]
+    return asked(body)
 
 
 def asleep(body: Callable[[], _T]) -> Future[_T]:
@@ -46,24 +48,16 @@ def asleep(body: Callable[[], _T]) -> Future[_T]:
 
 def sleeper(body: Callable[[], _T]) -> tuple[Future[_T], Path]:
     """The same, and the thread, as a folder ``/proc/PID/task/TID``."""
-    thread, future = _begun(body)
-    task = Path("/proc/self/task", str(thread.native_id))
+    number: Future[int] = Future()
+
+    def run() -> _T:
+        number.set_result(threading.get_native_id())
+        return body()
+
+    future = asked(run)
+    task = Path("/proc/self/task", str(number.result()))
     let_sleep(task)
     return future, task
-
-
-def _begun(body: Callable[[], _T]) -> tuple[threading.Thread, Future[_T]]:
-    future: Future[_T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(body())
-        except BaseException as exc:
-            future.set_exception(exc)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread, future
 
 
 def let_sleep(task: Path) -> None:

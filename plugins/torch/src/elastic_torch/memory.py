@@ -12,15 +12,16 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from elastic_core.errors import ResourceError, UsageError
 from elastic_core.holding import held, hold, release
+from elastic_core.questions import asked
 from elastic_core.reporting import channel
 from elastic_torch.snapshot import PAGE, Slot, Snapshot
 from elastic_torch.stamp import Stamp
@@ -30,7 +31,8 @@ ANSWER = 60.0
 """Seconds that the agent may take to hand over what it keeps; it normally takes a millisecond."""
 _IDLE = 10
 """The nice value of what a busy machine is to leave for later."""
-_T = TypeVar("_T")
+_THREAD = "elastic-snapshot"
+"""The name of the threads that prepare slots, for which the end of the process does not wait."""
 
 
 class Memory:
@@ -143,7 +145,7 @@ class Memory:
         self._settle([written])
         other = self._next()
         if self.outlives and self._slots[other] is None and self._second is None:
-            self._second = _beside(partial(Slot.sized, self._names[other], written.size))
+            self._second = asked(partial(Slot.sized, self._names[other], written.size), name=_THREAD)
 
     def _settle_adopted(self) -> None:
         """The newest snapshot is about to be read, and the other slot to be written to."""
@@ -162,7 +164,7 @@ class Memory:
         for slot in left:
             slot.settled = True
         if left:
-            _beside(settle)
+            asked(settle, name=_THREAD)
 
     def _next(self) -> int:
         """The slot that may be written to: the one without a complete snapshot, or with the older one."""
@@ -216,17 +218,3 @@ def kept(name: str) -> int | None:
             hint="The next round asks again. If its host is as busy as that, leave the agent a core.",
         )
     return fd
-
-
-def _beside(act: Callable[[], _T]) -> Future[_T]:
-    """Do something on a thread of its own, for which the end of the process does not wait."""
-    future: Future[_T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(act())
-        except BaseException as exc:
-            future.set_exception(exc)
-
-    threading.Thread(target=run, name="elastic-snapshot", daemon=True).start()
-    return future
