@@ -27,7 +27,6 @@ from elastic_core.rendezvous.node import (
     Outrun,
     Probed,
     Progressed,
-    SeatsSeen,
     Start,
     SteppedDown,
     Stop,
@@ -41,7 +40,7 @@ from elastic_core.rendezvous.node import (
     row_of,
     step,
 )
-from elastic_core.rendezvous.rows import Phase, Seats
+from elastic_core.rendezvous.rows import Phase
 
 SIGTERM = Leaving("received SIGTERM", 143)
 
@@ -297,17 +296,6 @@ class TestLostEmbeddedStore:
         (end,) = Node("a").hears(StoreLost())
         assert isinstance(end, Exit)
         assert end.code == ExitCode.STORE_LOST
-
-
-def test_a_seat_that_has_become_free_is_told_and_one_that_is_taken_is_not() -> None:
-    node = Node()
-    node.state = replace(node.state, info=info("a", seats=Seats(1, (1, 2))))
-    looks = [(2, (1, 2)), (3, (1, 2, 3)), (4, (1, 3)), (5, (1, 3)), (6, (1, 3, 4)), (7, ())]
-    told = []
-    for at, held in looks:
-        node.hears(SeatsSeen(Seats(at, held)))
-        told.append(row_of(node.state).seats)
-    assert told == [None, None, *[Seats(4, (1, 3))] * 3, Seats(7)]
 
 
 def test_progress_counts_for_its_own_round_only() -> None:

@@ -10,7 +10,7 @@ import pytest
 from scenes import info
 
 from elastic_core.config import Timing
-from elastic_core.rendezvous.rows import SEATS, NodeInfo, NodeRow, Seats
+from elastic_core.rendezvous.rows import SEATS, NodeInfo, NodeRow, Seats, gone
 from elastic_core.rendezvous.watch import (
     Heard,
     Observation,
@@ -130,41 +130,50 @@ def test_what_a_row_has_shown_stands_when_the_store_has_lost_it() -> None:
     assert [dead(watch, name, TIMING, 2.0) for name in "ab"] == [True, False]
 
 
-A = info("a", host="h", seat=2, seats=Seats(100))
+A = NodeRow(info=info("a", host="h", seat=2, seats=Seats(100)))
 
 
 @pytest.mark.parametrize(
-    ("why", "other", "gone"),
+    ("why", "other", "shown"),
     [
-        ("its seat was free later", info("b", host="h", seat=0, seats=Seats(101)), True),
-        ("its seat is the other's now", info("b", host="h", seat=2, seats=Seats(101, (0,))), True),
-        ("its seat was held", info("b", host="h", seat=0, seats=Seats(101, (1, 2))), False),
-        ("its seat was free before", info("b", host="h", seat=0, seats=Seats(99)), False),
-        ("its seat was the other's before", info("b", host="h", seat=2, seats=Seats(99)), False),
-        ("they came in one instant", info("b", host="h", seat=0, seats=Seats(100)), False),
-        ("of another host", info("b", host="i", seat=0, seats=Seats(101)), False),
-        ("nobody has looked", info("b", host="h", seat=0), False),
+        ("its seat was free later", info("b", host="h", seat=0, seats=Seats(101)), "a"),
+        ("its seat is the other's now", info("b", host="h", seat=2, seats=Seats(101, (0,))), "a"),
+        ("its seat was held", info("b", host="h", seat=0, seats=Seats(101, (1, 2))), ""),
+        ("its seat was free before", info("b", host="h", seat=1, seats=Seats(99)), "b"),
+        ("its seat was the other's before", info("b", host="h", seat=2, seats=Seats(99)), "b"),
+        ("they came in one instant", info("b", host="h", seat=0, seats=Seats(100)), ""),
+        ("of another host", info("b", host="i", seat=0, seats=Seats(101)), ""),
+        ("it has no seat", info("b", host="h", seat=0), ""),
     ],
 )
-def test_a_look_at_seats_shows_who_is_gone(why: str, other: NodeInfo, gone: bool) -> None:
-    assert NodeRow(info=other).shows_gone(A) is gone, why
-    watch = watched((0.0, [Observation(NodeRow(info=A), 1, 0), Observation(NodeRow(info=other), 2, 0)]))
-    assert watch.gone >= {"a"} if gone else "a" not in watch.gone
+def test_a_look_at_seats_shows_who_is_gone(why: str, other: NodeInfo, shown: str) -> None:
+    assert gone([A, NodeRow(info=other)]) == gone([NodeRow(info=other), A]) == set(shown), why
+    watch = watched((0.0, [Observation(A, 1, 0), Observation(NodeRow(info=other), 2, 0)]))
+    assert [dead(watch, name, TIMING, 0.0) for name in "ab"] == [name in shown for name in "ab"]
 
 
 def test_a_later_look_counts_and_never_against_its_own_node() -> None:
     b = NodeRow(info=info("b", host="h", seat=0, seats=Seats(101, (2,))))
     later = replace(b, seats=Seats(300, (5,)))
-    assert (b.shows_gone(A), later.shows_gone(A)) == (False, True)
-    assert not later.shows_gone(later.info)
-    assert not later.shows_gone(info("c", host="h", seat=2, seats=Seats(301))), "who sat down there since"
+    since = NodeRow(info=info("c", host="h", seat=2, seats=Seats(301, (0,))))
+    assert [sorted(gone(rows)) for rows in ([A, b], [A, later], [later, since])] == [[], ["a"], []]
+
+
+def test_what_one_look_has_shown_stands_when_the_next_one_finds_the_seat_taken_or_the_row_is_gone() -> None:
+    b = NodeRow(info=info("b", host="h", seat=0, seats=Seats(101)))
+    again = replace(b, seats=Seats(200, (2,)))
+    watch = watched((0.0, [Observation(A, 1, 0), Observation(b, 2, 0)]))
+    changed = observe(watch, [Observation(A, 1, 0), Observation(again, 2, 0, 1)], 1.0)
+    assert (sorted(gone([A, again])), sorted(changed.gone)) == ([], ["a"])
+    assert forget(watch, "b").gone == {"a"}
+    assert forget(watch, "a").gone == set()
 
 
 def test_who_sits_beyond_the_seats_that_are_looked_at_is_gone_when_another_has_its_seat() -> None:
-    far = info("a", host="h", seat=SEATS, seats=Seats(100))
+    far = NodeRow(info=info("a", host="h", seat=SEATS, seats=Seats(100)))
     near = NodeRow(info=info("b", host="h", seat=0, seats=Seats(101)))
     same = NodeRow(info=info("b", host="h", seat=SEATS, seats=Seats(101)))
-    assert (near.shows_gone(far), same.shows_gone(far)) == (False, True)
+    assert [sorted(gone(rows)) for rows in ([far, near], [far, same])] == [[], ["a"]]
 
 
 def test_who_has_no_row_when_the_chair_first_looks_gets_as_long_as_one_whose_beat_stopped() -> None:

@@ -349,7 +349,10 @@ class SimAgent:
 
     def _rejoin(self) -> None:
         """The same process begins again, as a node that was never there."""
-        self.host.start(self.uid)
+        if self.host.suspended:
+            self.host.held.append(self._rejoin)
+        else:
+            self.host.start(self.uid)
 
     def _run(self) -> tuple[int, str]:
         world, plan = self.host.world, self.host.world.plan

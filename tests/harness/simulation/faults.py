@@ -130,6 +130,8 @@ def _power(world: World, host: Host, fault: Fault) -> bool:
             gang.stuck = False
             gang.kill()
             agent.hands.gang = None
+    for agent in host.seats.values():
+        agent.gone_at = world.hub.now
     host.seats.clear()
     host.boots += 1
     host.off = True

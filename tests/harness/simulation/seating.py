@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from elastic_core.rendezvous.ledger import Entry, Round
-from elastic_core.rendezvous.rows import NodeRow, Phase
+from elastic_core.rendezvous.rows import NodeRow, Phase, gone
 from simulation.calmness import CALM, calm
 from simulation.endings import read_before
 
@@ -39,19 +39,25 @@ def check(world: World, entry: Entry, body: Round, earlier: Round | None) -> Non
             world.count(f"S8 {what} shows that a round is over")
 
 
+def check_row(world: World, row: NodeRow) -> None:
+    """S8: a row proves of nobody that it is gone who is not."""
+    agent = world.agent(row.info.node_id)
+    others = [] if agent is None else [other for other in agent.host.agents if other.gone_at is None]
+    for node_id in gone([row, *(NodeRow(info=other.info) for other in others if other is not agent)]):
+        if node_id in {other.node_id for other in others}:
+            world.truth.violated("S8", f"{row.info.node_id} shows that {node_id} is gone, and its seat is held")
+
+
 def _check_gone(world: World, entry: Entry, earlier: Round | None) -> None:
-    """S8: rows show nobody to be gone who is not, and everybody who is, if one of its host has had the time to look."""
+    """S8: everybody who is gone is shown to be, if one of its host has had the time to look."""
     rows = {row.info.node_id: row for row in read_before(world, entry.id, entry.run)}
-    members: Iterable[str] = () if earlier is None else earlier.group_ranks
-    for row in rows.values():
-        agent = world.agent(row.info.node_id)
-        shown = any(other.shows_gone(row.info) for other in rows.values())
-        if agent is None or (agent.gone_at is None and not shown):
+    shown = gone(rows.values())
+    for node_id in () if earlier is None else earlier.group_ranks:
+        agent = world.agent(node_id)
+        if agent is None or agent.gone_at is None or node_id in shown or node_id not in rows:
             continue
-        if agent.gone_at is None:
-            world.truth.violated("S8", f"{agent.node_id} is shown to be gone, and its seat is held")
-        elif not shown and agent.node_id in members and _is_seen(world, entry, agent, agent.gone_at, rows.keys()):
-            world.truth.violated("S8", f"{agent.node_id} is gone from its seat, and nobody of its host shows it")
+        if _is_seen(world, entry, agent, agent.gone_at, rows.keys()):
+            world.truth.violated("S8", f"{node_id} is gone from its seat, and nobody of its host shows it")
 
 
 def _is_seen(world: World, entry: Entry, agent: SimAgent, gone_at: float, listed: Collection[str]) -> bool:
@@ -78,14 +84,14 @@ def _proofs(world: World, entry: Entry, earlier: Round) -> set[str]:
     if not members.keys() <= rows.keys() or any(_shows_an_end(rows[member], before, earlier) for member in members):
         return set()
     return {
-        _proof(row, rows[member]) for member in members for row in rows.values() if row.shows_gone(rows[member].info)
+        _proof(row, rows[member]) for member in members for row in rows.values() if member in gone([row, rows[member]])
     }
 
 
 def _proof(row: NodeRow, gone: NodeRow) -> str:
     if row.info.seat == gone.info.seat:
         return "a newer agent on its seat"
-    return "a seat that was free" if row.seats is None else "a seat that has become free"
+    return "a seat that has become free" if gone.info.seat in row.info.seats.held else "a seat that was free"
 
 
 def _shows_an_end(row: NodeRow, head: Entry, earlier: Round) -> bool:

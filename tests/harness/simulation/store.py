@@ -148,6 +148,8 @@ class SimStore:
         """The roster, as the author of each entry had it when it first sent that, but for rows that it had removed."""
         self.amendments = Amendments(count)
         self.hammered: Callable[[str], None] = lambda what: None
+        self.told: Callable[[Any], None] = lambda value: None
+        """Called with every row, as it travels, that somebody is about to write."""
 
     def way(self, line: Line) -> float:
         """Seconds that one message takes."""
@@ -335,10 +337,12 @@ class Connection(RendezvousBackend):
 
     def enter(self, node_id: str, value: bytes) -> int:
         self.store.amendments.enters(node_id)
+        self.store.told(value)
         return int(self._do("enter", node_id, value))
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
         self.store.amendments.sends(node_id, revision)
+        self.store.told(value)
         self._do("amend", node_id, revision, value)
         self.store.amendments.taken(node_id, revision)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from elastic_core.rendezvous.rows import Seats
+from simulation import seating
 from simulation.agent import SimAgent
 from simulation.engine import Clock, Hub, use
 from simulation.lines import Line
@@ -127,6 +128,7 @@ class World:
             timeout=plan.timeout,
             count=self.count,
         )
+        self.store.told = lambda value: seating.check_row(self, value.value)
         self.store.hammered = lambda what: self.truth.violated("fault 31", what)
         self.store.embedded, self.store.may_forget = plan.embedded, plan.may_forget
         self.hosts = [Host(self, number) for number in range(plan.hosts)]

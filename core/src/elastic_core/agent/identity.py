@@ -7,6 +7,7 @@ import hashlib
 import os
 import socket
 import time
+import uuid
 from pathlib import Path
 
 from elastic_core.errors import ElasticError
@@ -15,17 +16,21 @@ from elastic_core.rendezvous.rows import SEATS, Seats
 _MACHINE_ID = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK_NAMESPACE = Path("/proc/self/ns/net")
-_TIME_NAMESPACE = Path("/proc/self/ns/time")
+_CLOCK_OFFSETS = Path("/proc/self/timens_offsets")
+"""What the clocks of this process's time namespace differ by from the machine's; since Linux 5.6."""
 
 
 def host_id() -> str:
-    """16 hex digits: the same for all agents that share their seats, and the clock by which these are taken.
+    """16 hex digits: the same for all agents that share their seats and the clock by which these are taken.
 
-    So they run on one machine that has not booted since, in one network namespace and one time namespace, as one user.
+    So they run on one machine that has not booted since, in one network namespace, with one clock, as one user, and
+    have one name for the machine, which those started from one image mostly have not. Where nobody can tell whether it
+    has booted, each time another one: nothing is proved then (rule S8).
     """
     machine_id = next((text for path in _MACHINE_ID if (text := _text(path))), "")  # images without one are common
-    clock = str(_TIME_NAMESPACE.stat().st_ino) if _TIME_NAMESPACE.exists() else ""  # since Linux 5.6
-    parts = (machine_id, _text(_BOOT_ID), str(_NETWORK_NAMESPACE.stat().st_ino), clock, str(os.getuid()))
+    boot_id = _text(_BOOT_ID) or uuid.uuid4().hex
+    namespace = str(_NETWORK_NAMESPACE.stat().st_ino)
+    parts = (machine_id, boot_id, namespace, _text(_CLOCK_OFFSETS), str(os.getuid()), host_name())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -37,10 +42,9 @@ def host_name() -> str:
 class Seat:
     """One of this host's places in a job: whoever holds it is the only one (rule S8).
 
-    It is the name of an abstract unix socket. Binding that is atomic, it is known throughout the network namespace, as
-    :func:`host_id` is, and it vanishes with the last process that holds the descriptor, without a file to be left
-    behind. The warden holds it until its last process is gone, so that who finds a seat free knows that all of its
-    former holder is dead.
+    It is the name of an abstract unix socket. Binding that is atomic, it is known throughout the network namespace, and
+    it vanishes with the last process that holds the descriptor, without a file to be left behind. The warden holds it
+    until its last process is gone, so that who finds a seat free knows that all of its former holder is dead.
 
     Attributes:
         number: Which one it is, from 0.

@@ -304,6 +304,8 @@ class Output:
         self._closing = True
         os.eventfd_write(self._bell, 1)
         self._thread.join(timeout)
+        if not self._thread.is_alive():
+            os.close(self._bell)  # here, and not when it ends: it may end before it is rung for
         for console in self._consoles.values():
             console.close(max(0.0, deadline - time.monotonic()))
 
@@ -322,7 +324,6 @@ class Output:
             if key.data is not None:
                 self._end(key.data)
         self._selector.close()
-        os.close(self._bell)
 
     def _take_new(self) -> None:
         os.eventfd_read(self._bell)

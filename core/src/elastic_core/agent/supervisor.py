@@ -62,7 +62,6 @@ from elastic_core.rendezvous.node import (
     Outrun,
     Probed,
     Progressed,
-    SeatsSeen,
     Start,
     Stop,
     StoreLost,
@@ -158,7 +157,7 @@ class Supervisor:
         self._config, self._plugins, self._publish, self._clock = config, plugins, publish, clock
         self._inbox, self._warden, self._group = hands.inbox, hands.warden, hands.group
         self._state = NodeState(info=applicant.info, ledger=joined.ledger, offer=applicant.offer)
-        self._stores, self._look = stores, look
+        self._stores, self._look, self._seats = stores, look, applicant.info.seats
         self._exit: Exit | None = None
         self._row = joined.row
         self._untaken: Event | None = None
@@ -280,8 +279,14 @@ class Supervisor:
         """Once a beat: tell the pulse that the loop lives (L1), renew the dead-man's switch (S4), look around (S8)."""
         self._session.tick()
         self._arm_fence()
-        self._step(SeatsSeen(self._look()))
+        self._look_around()
         self._inbox.at(self._clock.now() + self._state.ledger.settings.timing.beat_interval, Tick())
+
+    def _look_around(self) -> None:
+        """Tell of seats that have become free (rule S8); what else has changed there, the next news tells."""
+        before, self._seats = self._seats, self._look()
+        if not set(before.held) <= set(self._seats.held):
+            self._session.publish_row(replace(self._row, seats=self._seats))
 
     def _arm_fence(self) -> None:
         """Let the warden stop the workers, if nothing is heard of this agent or the store for too long (rule S4).
@@ -363,7 +368,7 @@ class Supervisor:
         """Have the roster say what there is to say of this node."""
         if (row := row_of(self._state)) != self._row:
             self._row = row
-            self._session.publish_row(row)
+            self._session.publish_row(replace(row, seats=self._seats))
 
     def _say(self, name: str, message: str, level: Level = Level.INFO) -> None:
         self._publish(Event(name, message, level))

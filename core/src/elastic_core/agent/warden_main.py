@@ -127,6 +127,8 @@ class Warden:
             case "sweep":
                 self._sweep.append(message["path"])
             case "hold":
+                if not descriptors:
+                    raise SystemExit("elastic: too many files are open for the warden to hold the node's seat")
                 descriptors.clear()  # nobody closes them before this process ends
             case "preload":
                 self._adopt(self._nursery.begin(message))

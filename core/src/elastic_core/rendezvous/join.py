@@ -33,7 +33,7 @@ from elastic_core.rendezvous.ledger import (
 )
 from elastic_core.rendezvous.reading import load, said_by
 from elastic_core.rendezvous.retry import RETRY_FIRST
-from elastic_core.rendezvous.rows import NodeInfo, NodeRow, Phase
+from elastic_core.rendezvous.rows import NodeInfo, NodeRow, Phase, gone
 from elastic_core.rendezvous.settings import Settings
 
 
@@ -234,10 +234,10 @@ def _alive(
                 row = said_by(seen)
             except RendezvousStateError:
                 continue
-            own = row.info.node_id == me.node_id or NodeRow(info=me).shows_gone(row.info)
+            ignored = row.info.node_id == me.node_id or row.info.node_id in gone((row, NodeRow(info=me)))
             left = row.leaving and row.phase is not Phase.RUNNING
             other_rank = node_rank is not None and row.info.node_rank != node_rank
-            if row.run not in runs or own or left or other_rank:
+            if row.run not in runs or ignored or left or other_rank:
                 continue
             here.add(seen.node_id)
             state = (seen.revision, seen.beat)

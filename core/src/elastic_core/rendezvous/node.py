@@ -33,7 +33,6 @@ from elastic_core.rendezvous.node_words import (
     Outrun,
     Probed,
     Progressed,
-    SeatsSeen,
     Start,
     SteppedDown,
     Stop,
@@ -44,7 +43,7 @@ from elastic_core.rendezvous.node_words import (
     WorkersDone,
     WorkersGone,
 )
-from elastic_core.rendezvous.rows import NodeInfo, NodeRow, Phase, Seats
+from elastic_core.rendezvous.rows import NodeInfo, NodeRow, Phase
 
 __all__ = [
     "Answered",
@@ -64,7 +63,6 @@ __all__ = [
     "Outrun",
     "Probed",
     "Progressed",
-    "SeatsSeen",
     "Start",
     "SteppedDown",
     "Stop",
@@ -115,10 +113,6 @@ class NodeState:
     """The answer to that PLAN: what each local rank had reported after it was told; () before there is one."""
     stepped_down: bool = False
     """Whether they have stopped by themselves, as they were told."""
-    looked: Seats | None = None
-    """The newest look at the host's seats that found others held than before; None before there is one."""
-    seats: Seats | None = None
-    """The newest that found some free that were held before; None before there is one."""
 
 
 def step(state: NodeState, event: NodeEvent) -> tuple[NodeState, tuple[Effect, ...]]:
@@ -150,7 +144,6 @@ def row_of(state: NodeState) -> NodeRow:
         progressed=state.progressed,
         probed=state.probed,
         unreachable=state.unreachable,
-        seats=state.seats,
     )
 
 
@@ -204,9 +197,6 @@ def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
             return replace(state, stepped_down=True)
         case Leaving(why, code, grace) if state.leaving is None or grace < state.leaving.grace:
             return replace(state, leaving=Leave(why, code, grace))
-        case SeatsSeen(seats) if (before := (state.looked or state.info.seats).held) != seats.held:
-            freed = not set(before) <= set(seats.held)
-            return replace(state, looked=seats, seats=seats if freed else state.seats)
         case StoreLost():
             return replace(state, store_lost=True)
         case Outrun(why):

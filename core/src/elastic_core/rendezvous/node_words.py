@@ -10,7 +10,6 @@ from elastic_core.exit_codes import signalled
 from elastic_core.incidents import Incident
 from elastic_core.rendezvous.entries import Entry, Offer, Round
 from elastic_core.rendezvous.ledger import Ledger
-from elastic_core.rendezvous.rows import Seats
 
 
 class Work(enum.Enum):
@@ -132,13 +131,6 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
-class SeatsSeen:
-    """A look at the host's seats."""
-
-    seats: Seats
-
-
-@dataclass(frozen=True, slots=True)
 class StoreLost:
     """An embedded store is lost, or what a store holds cannot be read: this node hears no more."""
 
@@ -159,7 +151,7 @@ class Outrun:
 
 NodeEvent: TypeAlias = (
     "EntriesRead | HistoryReplaced | Offered | WorkerFailed | WorkersDone | WorkersGone | Progressed | Probed"
-    " | TakesNotices | Answered | SteppedDown | Leaving | SeatsSeen | StoreLost | Outrun"
+    " | TakesNotices | Answered | SteppedDown | Leaving | StoreLost | Outrun"
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -103,21 +104,7 @@ class NodeRow:
     drain: str = ""
     """The host whose agents somebody wants to leave; such a row is a request, and no node's (``elastic drain``)."""
     seats: Seats | None = None
-    """What it saw of its host's seats since it took its own, if others have become free; None while none has."""
-
-    def shows_gone(self, other: NodeInfo) -> bool:
-        """Whether it proves that the last process of another node is gone (rule S8).
-
-        A seat is held for as long as one of its node's processes lives. So who sat down before an instant at which the
-        seat was free, or was taken by somebody else, is gone, for good: both are told by the clock of their host, and
-        whatever a store forgets, or in which order it takes rows, makes no difference.
-        """
-        info, look = self.info, self.seats or self.info.seats
-        if info.host_id != other.host_id:
-            return False
-        if info.seat == other.seat:
-            return other.seats.at < info.seats.at
-        return other.seats.at < look.at and other.seat < SEATS and other.seat not in look.held
+    """What it last saw of its host's seats, as of when it wrote this; None as long as it has but taken its own."""
 
     def within(self, epoch: int) -> NodeRow:
         """What it says of this epoch: who stands in another one has seen nothing of it, and offers nothing for it.
@@ -127,3 +114,28 @@ class NodeRow:
         if self.epoch == epoch or not (self.head or self.answered or self.offer):
             return self
         return replace(self, head=0, answered=0, offer=None)
+
+
+def gone(rows: Iterable[NodeRow]) -> frozenset[str]:
+    """The ids of those whose last process is gone, as rows of their hosts prove (rule S8).
+
+    A seat is held for as long as one of its node's processes lives. So who sat down before an instant at which the seat
+    was free, or was taken by somebody else, is gone, for good. Both instants are of the clock of their host: whatever a
+    store forgets, and in which order it takes rows, makes no difference.
+    """
+    hosts: dict[str, list[NodeRow]] = {}
+    for row in rows:
+        hosts.setdefault(row.info.host_id, []).append(row)
+    return frozenset(node_id for shared in hosts.values() if len(shared) > 1 for node_id in _gone_from(shared))
+
+
+def _gone_from(rows: list[NodeRow]) -> list[str]:
+    """The same, of one host."""
+    looked_at = {row.info.seat for row in rows if row.info.seat < SEATS}
+    freed: dict[int, int] = {}  # when each seat was last known to be free
+    for row in rows:
+        own, look = row.info.seat, row.seats or row.info.seats
+        for seat in looked_at.difference(look.held, (own,)):
+            freed[seat] = max(look.at, freed.get(seat, 0))
+        freed[own] = max(row.info.seats.at, freed.get(own, 0))
+    return [row.info.node_id for row in rows if 0 < row.info.seats.at < freed[row.info.seat]]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from elastic_core.config import Timing
-from elastic_core.rendezvous.rows import NodeRow
+from elastic_core.rendezvous.rows import NodeRow, gone
 
 CONTACT_GAP = 3.0
 """Seconds without contact after which a node judges nobody for one full period, at most; see :func:`contact_gap`."""
@@ -72,6 +72,8 @@ class Watch:
     gap_at: float = -math.inf
     """Until when the chair was last not looking; what it then saw may have been there for long."""
     heard: Heard | None = None
+    proven: frozenset[str] = frozenset()
+    """Who was proved to be gone before: that stands, whatever becomes of the row that proved it."""
 
     def get(self, node_id: str) -> Sighting | None:
         """The sighting of a node; None for one that was never seen."""
@@ -81,14 +83,8 @@ class Watch:
 
     @cached_property
     def gone(self) -> frozenset[str]:
-        """The ids of those whose last process is gone, as rows of their hosts prove (rule S8)."""
-        hosts: dict[str, list[NodeRow]] = {}
-        for seen in self.nodes.values():
-            hosts.setdefault(seen.row.info.host_id, []).append(seen.row)
-        shared = [rows for rows in hosts.values() if len(rows) > 1]
-        return frozenset(
-            other.info.node_id for rows in shared for other in rows if any(row.shows_gone(other.info) for row in rows)
-        )
+        """The ids of those whose last process is gone (rule S8)."""
+        return self.proven | gone(seen.row for seen in self.nodes.values())
 
     @cached_property
     def most_changed_at(self) -> float:
@@ -152,7 +148,9 @@ def observe(watch: Watch, rows: Iterable[Observation], now: float, *, gap: float
             nodes[node_id] = replace(old, listed=False, changed_at=now if cut_off else old.changed_at)
     in_order = dict(sorted(nodes.items(), key=lambda item: item[1].serial))
     began_at = now if watch.read_at is None or cut_off else watch.began_at
-    return replace(watch, nodes=in_order, read_at=now, began_at=began_at, gap_at=now if cut_off else watch.gap_at)
+    gap_at = now if cut_off else watch.gap_at
+    proven = watch.gone & in_order.keys()
+    return replace(watch, nodes=in_order, read_at=now, began_at=began_at, gap_at=gap_at, proven=proven)
 
 
 def _last_sign(watch: Watch, seen: Observation, now: float) -> float:
@@ -168,8 +166,8 @@ def _last_sign(watch: Watch, seen: Observation, now: float) -> float:
 
 def forget(watch: Watch, node_ids: Iterable[str]) -> Watch:
     """The watch without these nodes."""
-    gone = set(node_ids)
-    return replace(watch, nodes={node_id: seen for node_id, seen in watch.nodes.items() if node_id not in gone})
+    nodes = {node_id: seen for node_id, seen in watch.nodes.items() if node_id not in set(node_ids)}
+    return replace(watch, nodes=nodes, proven=watch.gone & nodes.keys())
 
 
 def dead(watch: Watch, node_id: str, timing: Timing, now: float) -> bool:
