@@ -61,10 +61,10 @@ def kill_worker(job: Job) -> tuple[float | None]:
 
 
 def lose_node(job: Job) -> tuple[float | None]:
-    """Kill the youngest node's agent and workers at once. The others go on without it."""
+    """Kill the youngest node's agent and workers at once, as a machine of its own. The others go on without it."""
     node = job.nodes.pop()
     killed = time.monotonic()
-    node.kill_node()
+    node.vanish()
     return (job.all_reduced(killed),)
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stage import WORKERS, Agent, Stage, descendants, over, still_there
+from stage import WORKERS, Agent, Stage, descendants, name_of, over, still_there
 
 
 def everything(agent: Agent) -> list[int]:
@@ -20,7 +20,7 @@ def everything(agent: Agent) -> list[int]:
 
 def below(agent: Agent, name: str) -> int:
     """The process of an agent's that has this name."""
-    [pid] = [pid for pid in descendants(agent.pid) if Path(f"/proc/{pid}/comm").read_text().strip() == name]
+    [pid] = [pid for pid in descendants(agent.pid) if name_of(pid) == name]
     return pid
 
 

@@ -65,7 +65,7 @@ def test_the_others_go_on_when_a_node_is_lost(
     trains(first, 2, count=2)
     second = stage.run(*command)
     trains(second, 4, count=2)
-    second.kill_node()
+    second.vanish()
     trains(first, 2, count=4)
     assert not first.reports("training", restart_count=1), "a lost node spends no restart"
     both_finish(done, first)

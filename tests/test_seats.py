@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from stage import WORKERS, Agent, Stage, descendants
+from stage import WORKERS, Agent, Stage, descendants, name_of
 
 from elastic_core.agent.identity import Seat
 
@@ -57,7 +57,7 @@ def test_a_new_agent_goes_on_when_the_last_process_of_the_old_one_is_gone(
     """The warden takes its time; until then its workers may be training."""
     first = stage.run(*command)
     trains(first)
-    [warden] = [pid for pid in descendants(first.pid) if _comm(pid) == "elastic-warden"]
+    [warden] = [pid for pid in descendants(first.pid) if name_of(pid) == "elastic-warden"]
     os.kill(warden, signal.SIGSTOP)
     first.signal(signal.SIGKILL)
     second = stage.run(*command)
@@ -78,7 +78,3 @@ def test_a_spare_beside_a_node_that_vanishes_takes_its_place(
     first.kill_node()
     trains(spare)
     finishes(spare, tmp_path)
-
-
-def _comm(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()

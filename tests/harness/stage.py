@@ -57,6 +57,8 @@ class Agent:
     lines: list[str] = field(default_factory=list)
     ended: bool = False
     """Whether its output is at its end: neither it nor any worker of its can write there any more."""
+    stopped: list[int] = field(default_factory=list)
+    """What :meth:`vanish` has left of it."""
 
     def __post_init__(self) -> None:
         self._listener = threading.Thread(target=self._listen, daemon=True)
@@ -152,6 +154,20 @@ class Agent:
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
+    def vanish(self) -> None:
+        """The same, but for its warden, which is stopped: to the others it was on a machine of its own.
+
+        Those beside it would see that its seat is free (rule S8).
+        """
+        self.stopped = [pid for pid in descendants(self.pid) if name_of(pid) == "elastic-warden"]
+        for pid in self.stopped:
+            os.kill(pid, signal.SIGSTOP)
+        for pid in [self.pid, *descendants(self.pid)]:
+            if pid not in self.stopped:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
 
 @dataclass
 class Stage:
@@ -200,6 +216,8 @@ class Stage:
     def close(self) -> list[str]:
         """End the agents, politely; return what outlives them by more than two seconds. Nothing is left either way."""
         for agent in self.agents:
+            for pid in agent.stopped:
+                os.kill(pid, signal.SIGKILL)
             if agent.process.poll() is None:
                 agent.signal(signal.SIGTERM)
         for agent in self.agents:
@@ -252,6 +270,14 @@ def variable(pid: int, name: str) -> str | None:
         return None
     prefix = name.encode() + b"="
     return next((item[len(prefix) :].decode() for item in environ.split(b"\0") if item.startswith(prefix)), None)
+
+
+def name_of(pid: int) -> str:
+    """The name that a process has given itself; '' when it is not there any more."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def command_line(pid: int) -> str:

@@ -201,6 +201,26 @@ def test_a_stdout_that_nobody_asked_for_is_the_agents_own(stage: Stage) -> None:
     streams.close()
 
 
+def test_an_output_that_is_closed_before_it_has_heard_of_a_worker_ends_in_order(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread hears of both at once then, and ends before it is told to."""
+    output, ring, rings = stage.start(redirects=OUT), os.eventfd_write, list[int]()
+
+    def late(bell: int, count: int) -> None:
+        rings.append(bell)
+        if len(rings) == 2:
+            ring(bell, count)
+            output._thread.join(PATIENCE)
+            assert os.readlink(f"/proc/self/fd/{bell}").startswith("anon_inode:"), "it is still its own"
+            ring(bell, count)
+
+    monkeypatch.setattr(os, "eventfd_write", late)
+    stage.open().close()
+    stage.close()
+    assert len(rings) == 2
+
+
 def test_files_get_every_byte_of_a_flood_of_binary(stage: Stage) -> None:
     stage.start(tee=OUT, redirects=ERR)
     script = "import os\nfor fd in (1, 2):\n    for _ in range(64): os.write(fd, bytes(range(256)) * 256)"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -575,6 +577,21 @@ def test_what_the_warden_holds_is_held_until_its_last_process_is_gone() -> None:
     assert os.read(reading, 1) == b""
     os.close(running)
     os.close(reading)
+
+
+def test_a_warden_that_cannot_hold_what_it_is_given_does_not_go_on(listener: Programs) -> None:
+    """Else its node's seat would be free while workers run (rule S8)."""
+    warden = listener.warden
+    listener.spawn("true")
+    listener.wait(Exited)
+    used = {int(fd) for fd in os.listdir(f"/proc/{warden.pid}/fd")}
+    most = next(fd for fd in itertools.count() if fd not in used)
+    resource.prlimit(warden.pid, resource.RLIMIT_NOFILE, (most, most))
+    reading, writing = os.pipe()
+    warden.hold(writing)
+    assert listener.wait(Died) == Died("exit code 1")
+    os.close(reading)
+    os.close(writing)
 
 
 def test_nothing_outlives_a_warden_that_is_killed(listener: Programs) -> None:
