@@ -12,6 +12,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -208,7 +209,7 @@ class ElasticAgent(Agent):
         assert self._session is not None
         if (row := row_of(self._state)) != self._row:
             self._row = row
-            self._session.publish_row(row)
+            self._session.publish_row(replace(row, seats=Seats(time.monotonic_ns())))
 
     def _do(self, effect: Effect) -> None:
         assert self._session is not None

@@ -76,7 +76,7 @@ def test_nodes_come_fail_vanish_and_return(
     second.kill_worker(1)
     for agent in (first, second):
         trains(agent, 2, restart_count=1)
-    second.kill_node()
+    second.vanish()
     trains(first, 1, count=2)
     third = stage.run(*command)
     trains(third, 2)

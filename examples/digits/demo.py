@@ -127,7 +127,7 @@ class Stage:
         return time.monotonic()
 
     def kill_node(self, name: str) -> float:
-        """Kill every process of a node at once, its agent first, as a power cut would; return when that was."""
+        """Kill every process of a node at once, its agent first; return when that was."""
         pids = family(self.agents[name].pid)
         self.say(f"KILL     kill -9 {' '.join(map(str, pids))}: node {name}, the agent and all that it started")
         for pid in pids:

@@ -148,17 +148,14 @@ class Agent:
         os.kill(self.workers()[rank], signal.SIGKILL)
 
     def kill_node(self) -> None:
-        """Kill the agent and everything that it started, at once, as a power cut would."""
+        """Kill the agent and everything that it started, at once; those beside it see from its seat that it is gone."""
         for pid in [self.pid, *descendants(self.pid)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
     def vanish(self) -> None:
-        """The same, but for its warden, which is stopped: to the others it was on a machine of its own.
-
-        Those beside it would see that its seat is free (rule S8).
-        """
+        """The same, but for its warden, which is stopped and holds the seat: as if it was on a machine of its own."""
         self.stopped = [pid for pid in descendants(self.pid) if name_of(pid) == "elastic-warden"]
         for pid in self.stopped:
             os.kill(pid, signal.SIGSTOP)
@@ -217,7 +214,8 @@ class Stage:
         """End the agents, politely; return what outlives them by more than two seconds. Nothing is left either way."""
         for agent in self.agents:
             for pid in agent.stopped:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             if agent.process.poll() is None:
                 agent.signal(signal.SIGTERM)
         for agent in self.agents:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import select
 import signal
 import subprocess
@@ -14,9 +13,11 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from elastic_core.agent import identity
 from elastic_core.agent.identity import Seat, host_id, host_name
 from elastic_core.rendezvous.rows import SEATS
 
@@ -163,15 +164,26 @@ def test_a_seat_is_free_to_see_when_its_last_holder_is_gone(job: str) -> None:
     os.close(pidfd)
 
 
-def test_seats_of_which_nothing_can_be_found_out_are_held(job: str) -> None:
+def test_where_too_many_files_are_open_what_was_seen_last_stands_and_at_first_all_seats_are_held(job: str) -> None:
+    limit = "import resource; hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]"
+    few = "resource.setrlimit(resource.RLIMIT_NOFILE, ({}, hard))"
+    look = "print(*seat.seats.held, '|', *seat.look().held, seat.look() == seat.seats)"
+    with taken(job):
+        with sitter(job, before=limit, after=f"{few.format(0)}; {look}") as late:
+            assert late.communicate()[0].splitlines()[0] == "0 | 0 True"
+        free = "import os; free = os.dup(0); os.close(free)"
+        with sitter(job, before=f"{limit}; {free}; {few.format('free + 1')}", after=look) as early:
+            others = " ".join(str(number) for number in range(SEATS) if number != 1)
+            assert early.communicate()[0].splitlines()[0] == f"{others} | {others} True"
+
+
+def test_where_nobody_says_when_the_machine_was_booted_looks_prove_nothing(
+    job: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(identity, "_BOOT_ID", tmp_path / "missing")
     with contextlib.closing(Seat.take(job)) as mine:
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-        try:
-            held = mine.look().held
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert held == tuple(range(1, SEATS))
+        assert (mine.seats.at, mine.look().at) == (0, 0)
+    assert host_id() == host_id()
 
 
 def test_a_job_may_have_any_name(job: str) -> None:

@@ -166,7 +166,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "agents",
         3000,
     ),
-    _m("a host has one seat", "rows", "look.held, (own,)", "(own,)", "agents"),
+    _m("a seat is free that another has", "rows", "look.held, (own,)", "(own,)", "agents"),
     _m(
         "the older one of a seat lives",
         "rows",

@@ -7,7 +7,7 @@ import hashlib
 import os
 import socket
 import time
-import uuid
+from contextlib import suppress
 from pathlib import Path
 
 from elastic_core.errors import ElasticError
@@ -24,13 +24,11 @@ def host_id() -> str:
     """16 hex digits: the same for all agents that share their seats and the clock by which these are taken.
 
     So they run on one machine that has not booted since, in one network namespace, with one clock, as one user, and
-    have one name for the machine, which those started from one image mostly have not. Where nobody can tell whether it
-    has booted, each time another one: nothing is proved then (rule S8).
+    have one name for the machine: those that were started from one image of a running one must have names of their own.
     """
     machine_id = next((text for path in _MACHINE_ID if (text := _text(path))), "")  # images without one are common
-    boot_id = _text(_BOOT_ID) or uuid.uuid4().hex
     namespace = str(_NETWORK_NAMESPACE.stat().st_ino)
-    parts = (machine_id, boot_id, namespace, _text(_CLOCK_OFFSETS), str(os.getuid()), host_name())
+    parts = (machine_id, _text(_BOOT_ID), namespace, _text(_CLOCK_OFFSETS), str(os.getuid()), host_name())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -51,9 +49,14 @@ class Seat:
         seats: What was seen of the others when it had just been taken.
     """
 
+    seats: Seats
+
     def __init__(self, number: int, held: socket.socket, name: str) -> None:
         self.number = number
         self._held, self._name = held, name
+        self._others = tuple(other for other in range(SEATS) if other != number)
+        self._dated = bool(_text(_BOOT_ID))  # else its clock may be another boot's
+        self._looked = Seats(0, self._others)
         self.seats = self.look()
 
     @classmethod
@@ -78,14 +81,12 @@ class Seat:
                 return cls(number, held, name)
 
     def look(self) -> Seats:
-        """Which of the host's other seats are held now; all those are, too, of which that cannot be found out."""
-        at = time.monotonic_ns()  # before the look, which says nothing of who sits down meanwhile
-        others = tuple(number for number in range(SEATS) if number != self.number)
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
-                return Seats(at, tuple(number for number in others if _is_held(asking, f"{self._name}{number}")))
-        except OSError:  # too many files are open
-            return Seats(at, others)
+        """Which of the host's other seats are held now; what was seen last, where too many files are open to look."""
+        at = time.monotonic_ns() if self._dated else 0  # before the look, which says nothing of who sits down meanwhile
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
+            held = tuple(other for other in self._others if _is_held(asking, f"{self._name}{other}"))
+            self._looked = Seats(at, held)
+        return self._looked
 
     def fileno(self) -> int:
         """The descriptor that is the seat, to be held by the warden, too."""

@@ -174,7 +174,8 @@ class ChairDriver:
         done = [node_id for node_id in others if dead(self.watch, node_id, timing, now)]
         for node_id in done:
             store.remove(node_id)
-        self.watch = forget(self.watch, done)
+        if done:
+            self.watch = forget(self.watch, done)
 
     def _shrink(self, store: RendezvousBackend, ledger: Ledger) -> None:
         """Turn entries that everybody has passed into tombstones."""

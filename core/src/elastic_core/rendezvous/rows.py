@@ -25,7 +25,10 @@ class Phase(str, Enum):
 
 
 SEATS = 64
-"""Seats of a host that its nodes look at; of who sits beyond them, only a newer node on that seat shows anything."""
+"""Seats of a host that its nodes look at; of who sits beyond them, only a newer node on that seat shows anything.
+
+Who looks and who reads of it must mean the same ones: another number is another version of the protocol.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class Seats:
     """A look at the seats of a host, which shows who is gone (rule S8)."""
 
     at: int = 0
-    """When it began: nanoseconds of the host's monotonic clock; 0 for who has no seat."""
+    """When it began: nanoseconds of the host's monotonic clock; 0 where nothing can be proved."""
     held: tuple[int, ...] = ()
     """Those of the first SEATS that others held."""
 
@@ -104,7 +107,7 @@ class NodeRow:
     drain: str = ""
     """The host whose agents somebody wants to leave; such a row is a request, and no node's (``elastic drain``)."""
     seats: Seats | None = None
-    """What it last saw of its host's seats, as of when it wrote this; None as long as it has but taken its own."""
+    """What it had last seen of its host's seats when it amended this; None before it has."""
 
     def within(self, epoch: int) -> NodeRow:
         """What it says of this epoch: who stands in another one has seen nothing of it, and offers nothing for it.

@@ -1,8 +1,9 @@
 """What the chair sees of the nodes: roster rows, and how long each beat has stood still.
 
 Liveness is judged here and nowhere else (rule L1): by values that stop changing over the chair's *own successful
-reads*, on its own monotonic clock. No host's wall clock is compared with another's, and no store's time to live is
-believed. :func:`observe` is pure; the driver calls it once for every successful read of the roster.
+reads*, on its own monotonic clock; or by what others on a node's host have seen of its seat (rule S8). No host's wall
+clock is compared with another's, and no store's time to live is believed. :func:`observe` is pure; the driver calls it
+once for every successful read of the roster.
 """
 
 from __future__ import annotations
@@ -166,7 +167,8 @@ def _last_sign(watch: Watch, seen: Observation, now: float) -> float:
 
 def forget(watch: Watch, node_ids: Iterable[str]) -> Watch:
     """The watch without these nodes."""
-    nodes = {node_id: seen for node_id, seen in watch.nodes.items() if node_id not in set(node_ids)}
+    forgotten = set(node_ids)
+    nodes = {node_id: seen for node_id, seen in watch.nodes.items() if node_id not in forgotten}
     return replace(watch, nodes=nodes, proven=watch.gone & nodes.keys())
 
 
