@@ -50,7 +50,7 @@ def info(
     role: str = "default",
     seat: int = 0,
     host: str | None = None,
-    seats: Seats = Seats(),  # noqa: B008  # a value
+    seats: Seats = Seats(1),  # noqa: B008  # a value
 ) -> NodeInfo:
     host = host or f"host-{name}"
     return NodeInfo(

@@ -143,7 +143,7 @@ A = NodeRow(info=info("a", host="h", seat=2, seats=Seats(100)))
         ("its seat was the other's before", info("b", host="h", seat=2, seats=Seats(99)), "b"),
         ("they came in one instant", info("b", host="h", seat=0, seats=Seats(100)), ""),
         ("of another host", info("b", host="i", seat=0, seats=Seats(101)), ""),
-        ("it has no seat", info("b", host="h", seat=0), ""),
+        ("it has no seat", info("b", host="h", seat=0, seats=Seats()), ""),
     ],
 )
 def test_a_look_at_seats_shows_who_is_gone(why: str, other: NodeInfo, shown: str) -> None:

@@ -201,8 +201,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "the dead keep their rows",
         "chair",
-        "            store.remove(node_id)\n        self.watch",
-        "            pass\n        self.watch",
+        "            store.remove(node_id)\n        if done",
+        "            pass\n        if done",
         "agents",
     ),
     _m(
@@ -290,8 +290,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "no dead-man's switch",
         "elastic_core.agent.supervisor",
-        "        self._arm_fence()\n        self._inbox.at",
-        "        self._warden.fence(None)\n        self._inbox.at",
+        "        self._arm_fence()\n        self._look_around",
+        "        self._warden.fence(None)\n        self._look_around",
         "fenced",
         3000,
         first=200,
