@@ -239,10 +239,19 @@ class Stage:
 
 
 def parse(line: str) -> Report | None:
-    """A worker's report, if the line is one."""
-    if not line.startswith('{"event"'):
+    """A worker's report, if the line is one, or ends in one: another worker's last line may have come without its end.
+
+    (Python writes a traceback's lines and their ends one after the other.)
+    """
+    text, start, said = line.partition('{"event"')
+    if not start or text.endswith("]:"):  # what a console shows twice
         return None
-    fields = json.loads(line)
+    try:
+        fields = json.loads(start + said)
+    except ValueError:
+        if not text:
+            raise
+        return None  # a traceback that quotes such a line's source
     return Report(fields["event"], fields["rank"], fields)
 
 
