@@ -49,8 +49,6 @@ class Seat:
         seats: What was seen of the others when it had just been taken.
     """
 
-    seats: Seats
-
     def __init__(self, number: int, held: socket.socket, name: str) -> None:
         self.number = number
         self._held, self._name = held, name
