@@ -8,22 +8,21 @@
 #                and the variants that everyday runs leave out (the demo over etcd, file and Redis, and the like)
 #   make lint    ruff and mypy, both strict
 #   make tox     every distribution alone with core, and core on every Python that is here
-#   make bench   measures what docs/performance.md says, and rewrites its tables; ARGS=... for the launchers' times,
-#                MANY=... for the rendezvous of many nodes, KEPT=... for snapshots and checkpoints
+#   make bench   measures what docs/performance.md says, and rewrites its tables: bench-launchers, bench-rendezvous and
+#                bench-snapshots, each of which takes arguments: `make bench-rendezvous ARGS="--sizes=64 --runs=5"`
 #   make clean   removes .venv and all caches
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := setup
-.PHONY: help setup demo test soak lint tox bench clean
+.PHONY: help setup demo test soak lint tox bench bench-launchers bench-rendezvous bench-snapshots clean
+.NOTPARALLEL:  # what measures has the machine to itself
 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DISTRIBUTIONS := core plugins/c10d plugins/etcd plugins/metrics plugins/redis plugins/torch examples/plugin examples/checkpointing
 ARGS ?=
-MANY ?=
-KEPT ?=
 SEEDS ?= 100
 # Many tests wait more than they work.
 RUNNERS ?= $(shell echo $$(( $$(nproc) < 3 ? $$(nproc) + 1 : 4 )))
@@ -72,10 +71,10 @@ lint: setup
 tox: setup
 	$(BIN)/tox run-parallel --parallel=auto --parallel-no-spinner $(ARGS)
 
-bench: setup
-	PYTHONPATH=tests/harness:tests/workers $(BIN)/python -m benchmarks.launchers $(ARGS)
-	PYTHONPATH=tests/harness:tests/workers:plugins/etcd/tests/harness $(BIN)/python -m benchmarks.rendezvous $(MANY)
-	PYTHONPATH=tests/harness:tests/workers $(BIN)/python -m benchmarks.snapshots $(KEPT)
+bench: bench-launchers bench-rendezvous bench-snapshots
+
+bench-launchers bench-rendezvous bench-snapshots: bench-%: setup
+	PYTHONPATH=tests/harness:tests/workers:plugins/etcd/tests/harness $(BIN)/python -m benchmarks.$* $(ARGS)
 
 clean:
 	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .pytest_cache

@@ -1,1 +1,1 @@
-"""Programs that measure what ``docs/performance.md`` says: ``python -m benchmarks.launchers`` is the one to run."""
+"""Programs that measure what ``docs/performance.md`` says: ``make bench`` runs them."""

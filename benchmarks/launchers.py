@@ -1,8 +1,8 @@
 """Elastic beside torchrun: launches, recoveries, joins, losses, and what an idle agent costs.
 
 ``make bench`` runs it and rewrites the tables of ``docs/performance.md``, which says how each figure is taken.
-``make bench ARGS="--only=killed --runs=3"`` measures only scenes whose titles contain the word, and leaves the page
-alone.
+``make bench-launchers ARGS="--only=killed --runs=3"`` measures only scenes whose titles contain the word, and leaves
+the page alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rendezvous of many nodes: ours over each store beside torch's, with agents that are real but for their workers.
 
 ``make bench`` runs it after ``launchers``, and rewrites its tables in ``docs/performance.md``, which says how each
-figure is taken. ``python -m benchmarks.rendezvous --sizes=64 --peers=torch,c10d`` measures a part, and leaves the page
-alone.
+figure is taken. ``make bench-rendezvous ARGS="--sizes=64 --peers=torch,c10d"`` measures a part, and leaves the
+page alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 BEGIN, END = "<!-- rendezvous: written by benchmarks/rendezvous.py -->", "<!-- end of rendezvous -->"
 SIZES = (16, 64, 256, 1024)
 RUNS = 3
-MINUTES = 15.0
+MINUTES = 25.0
 NAMES = {TORCH: "torch, TCPStore", C10D: "elastic, `c10d`", REDIS: "elastic, Redis", ETCD: "elastic, etcd"}
 AGENT_DESCRIPTORS = 9
 """What a node costs the process that it is in: four connections, two descriptors for each, and etcd's watch."""
