@@ -5,7 +5,9 @@
 #   make demo    two nodes train for real, are hurt, recover and finish
 #   make test    every test; `make test ARGS="-k chair -x"` passes arguments to pytest
 #   make soak    the tests that draw lots, with many more seeds, the simulator with a million plans, stores away for a minute,
-#                and the variants that everyday runs leave out (the demo over etcd, file and Redis, and the like)
+#                and the variants that everyday runs leave out (the demo over etcd, file and Redis, and the like); then `make mutants`
+#   make mutants changes the rendezvous in every small way, and lists the changes that neither unit tests nor the simulator notice;
+#                `make mutants ARGS="decide --again"` tries one module, and what has survived before once more
 #   make lint    ruff and mypy, both strict
 #   make tox     every distribution alone with core, and core on every Python that is here
 #   make bench   measures what docs/performance.md says, and rewrites its tables: bench-launchers, bench-rendezvous and
@@ -15,7 +17,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := setup
-.PHONY: help setup demo test soak lint tox bench bench-launchers bench-rendezvous bench-snapshots clean
+.PHONY: help setup demo test soak mutants lint tox bench bench-launchers bench-rendezvous bench-snapshots clean
 .NOTPARALLEL:  # what measures has the machine to itself
 
 VENV := .venv
@@ -62,6 +64,10 @@ test: setup
 
 soak: setup
 	$(BIN)/python -m pytest --seeds=$(SEEDS) --plans=$(PLANS) --outage=$(OUTAGE) -m soak --timeout=3600 $(ARGS)
+	$(MAKE) mutants ARGS=
+
+mutants: setup
+	PYTHONPATH=tests/harness $(BIN)/python -m mutation --results=$(VENV)/mutants.jsonl $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check

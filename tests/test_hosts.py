@@ -161,7 +161,7 @@ def test_a_spare_host_waits_until_those_that_train_out_of_the_stores_sight_have_
 ) -> None:
     """The members are cut off the store, not each other: only the fence keeps the third from training beside them."""
     with three_and_a_store(tmp_path) as (three, place, store):
-        job = ["--nnodes=1:2", f"{BRISK},fence_after=8", *store, *training(tmp_path, "--deaf")]
+        job = ["--nnodes=1:2", f"{BRISK},fence_after=15", *store, *training(tmp_path, "--deaf")]
         members = [run(stage, host, *job) for host in three[:2]]
         for agent in members:
             agent.wait_for_report("training", world_size=2)

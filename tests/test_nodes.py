@@ -160,6 +160,22 @@ def test_every_node_prints_the_same_root_cause(stage: Stage, rendezvous: list[st
     assert "ValueError: rank 3 does not like restart count 0" in "\n".join(verdicts[0])
 
 
+def test_a_killed_rank_is_the_root_cause_whatever_its_peers_say(
+    stage: Stage, file_rendezvous: list[str], done: Path, seed: int
+) -> None:
+    """Its peers, on its own node and on another, fail in the same millisecond: gloo tells them that it is gone."""
+    command = ["--nnodes=2", "--nproc_per_node=2", *file_rendezvous, WORKERS / "allreduce.py", "--until", done]
+    agents = [stage.run(*command) for _ in range(2)]
+    for agent in agents:
+        trains(agent, 4, count=2)
+    next(agent for agent in agents if 3 in agent.workers()).kill_worker(3)
+    assert [agent.exit_code() for agent in agents] == [1, 1]
+    for agent in agents:
+        verdict = agent.output[agent.output.index("Root cause") :].splitlines()
+        assert "rank 3 (" in verdict[1], agent.output
+        assert "was killed by SIGKILL" in verdict[2], agent.output
+
+
 def test_restarts_are_counted_for_the_job_not_for_the_node(stage: Stage, rendezvous: list[str]) -> None:
     command = ["--nnodes=2", "--max_restarts=1", *rendezvous, WORKERS / "crasher.py", "--ranks=0,1"]
     agents = [stage.run(*command) for _ in range(2)]

@@ -167,3 +167,24 @@ def test_workers_train_on_and_finish_whatever_comes_next_in_the_ledger(
         assert [agent.workers() for agent in agents] == workers
         (tmp_path / "done").touch()
         assert [agent.exit_code() for agent in agents] == [0, 0]
+
+
+@pytest.mark.parametrize("head", [b"-5", b"1" + 30 * b"0", b"5000", b"garbage"], ids=["-5", "10^30", "5000", "a word"])
+def test_a_planted_head_comes_to_a_verdict(stage: Stage, tmp_path: Path, head: bytes) -> None:
+    with redis_server(tmp_path / "redis") as found:
+        flags = ["--rdzv_backend=redis", f"--rdzv_endpoint={found.endpoint}", "--rdzv_id=job", "--nnodes=2"]
+        job = [WORKERS / "barrier.py", "--tell=0.2", f"--until={tmp_path / 'done'}"]
+        agents = [stage.run(*flags, *job) for _ in range(2)]
+        for agent in agents:
+            agent.wait_for_report("step", world_size=2)
+        workers = [agent.workers() for agent in agents]
+        with redis.Redis(port=found.port) as admin:
+            admin.hset(Keys("elastic", "job").all[0], "head", head)
+        for agent in agents:
+            agent.wait_for("the store is lost: .* job 'job' cannot be read.* another --rdzv_id")
+            agent.wait_for_report("step", count=len(agent.reports("step")) + 1)
+        assert [agent.workers() for agent in agents] == workers
+        late = stage.run(*flags, *job)
+        assert late.exit_code() == ExitCode.REFUSED, late.output
+        (tmp_path / "done").touch()
+        assert [agent.exit_code() for agent in agents] == [0, 0]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import uuid
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from stage import WORKERS, Agent, Stage, descendants, name_of
+from live_rounds import lives, two_alive
+from stage import WORKERS, Agent, Stage, command_line, descendants, name_of
 
 from elastic_core.agent.identity import Seat
 
@@ -68,6 +70,44 @@ def test_a_new_agent_goes_on_when_the_last_process_of_the_old_one_is_gone(
     finishes(second, tmp_path)
 
 
+BRISK = ["--rdzv_conf=beat_interval=0.5,lost_after=6"]
+WRAPPER = """#!/bin/sh
+"$@"
+exit $?
+"""
+
+
+def kill_agent_and_warden(agent: Agent) -> None:
+    """As ``pkill -9 elastic`` does it: the agent cannot adopt what its warden leaves behind."""
+    [warden] = [pid for pid in descendants(agent.pid) if name_of(pid) == "elastic-warden"]
+    agent.signal(signal.SIGSTOP)
+    os.kill(warden, signal.SIGKILL)
+    agent.signal(signal.SIGKILL)
+    agent.process.wait()
+
+
+def test_no_round_begins_while_a_child_of_a_killed_nodes_worker_trains_on(
+    stage: Stage, name: str, tmp_path: Path
+) -> None:
+    """The agent and its warden are killed at once. The kernel ends the worker, a shell, and not what it has started."""
+    (wrapper := tmp_path / "wrap.sh").write_text(WRAPPER)
+    wrapper.chmod(0o755)
+    (folder := tmp_path / "lives").mkdir()
+    rendezvous = ["--rdzv_backend=file", f"--rdzv_endpoint={tmp_path / 'rdzv'}", f"--rdzv_id={name}"]
+    job = [sys.executable, WORKERS / "barrier.py", "--until", tmp_path / "done", "--lives", folder]
+    command = [*rendezvous, "--no_python", wrapper, *job]
+    first = stage.run(*command)
+    trains(first)
+    [orphan] = [pid for pid in first.named("barrier.py") if "wrap.sh" not in command_line(pid)]
+    kill_agent_and_warden(first)
+    second = stage.run(*command)
+    second.wait_for("which may still be training, to answer or be fenced off")
+    os.kill(orphan, signal.SIGKILL)
+    trains(second)
+    finishes(second, tmp_path)
+    assert two_alive(lives(folder)) == []
+
+
 def test_a_spare_beside_a_node_that_vanishes_takes_its_place(
     stage: Stage, command: list[object], tmp_path: Path
 ) -> None:
@@ -78,3 +118,75 @@ def test_a_spare_beside_a_node_that_vanishes_takes_its_place(
     first.kill_node()
     trains(spare)
     finishes(spare, tmp_path)
+
+
+TWIN = """
+import sys
+from elastic_core.agent import enrolment, identity, start
+
+machine, take = sys.argv.pop(1), identity.Seat.take
+enrolment.host_id = lambda: "of both"
+identity.Seat.take = lambda job: take(f"{job} on {machine}")  # its seats, and those of the other, are two machines'
+
+from elastic_core.__main__ import main
+sys.exit(main())
+"""
+
+
+def on_machine(stage: Stage, machine: str, *command: object) -> Agent:
+    """An agent on a machine that has the same host id as another one, which was started from the same image."""
+    return stage.start([sys.executable, "-c", TWIN, machine, "run", *map(str, command)])
+
+
+def test_two_machines_with_one_host_id_do_not_take_each_others_nodes_for_gone(
+    stage: Stage, command: list[object], tmp_path: Path
+) -> None:
+    command = [*BRISK, *command, "--tell=0.2"]
+    first = on_machine(stage, "one", *command)
+    trains(first)
+    others = [on_machine(stage, machine, *command) for machine in ("two", "three")]
+    for agent in others:
+        agent.wait_for("the job has all 1 node")
+    first.wait_for_report("step", count=len(first.reports("step")) + 20)  # eight beats
+    finishes(first, tmp_path)
+    assert [agent.exit_code() for agent in others] == [0, 0]
+    assert len(first.reports("training")) == 1, "its round was never halted"
+    assert [agent.reports("training") for agent in others] == [[], []]
+
+
+def as_host(stage: Stage, host: str, *command: object, env: dict[str, str] | None = None) -> Agent:
+    """An agent on a machine of this name."""
+    script = f"from elastic_core.agent import enrolment\nenrolment.host_name = lambda: {host!r}\n{TWIN}"
+    argv = [sys.executable, "-c", script.replace('"of both"', repr(host)), host, "run", *map(str, command)]
+    return stage.start(argv, env=env)
+
+
+@pytest.mark.parametrize("by", ["an operator", "a plugin"])
+def test_when_all_nodes_are_replaced_at_once_the_job_goes_on_when_somebody_vouches_for_one(
+    stage: Stage, name: str, tmp_path: Path, by: str
+) -> None:
+    where = ["--rdzv_backend=file", f"--rdzv_endpoint={tmp_path / 'rdzv'}", f"--rdzv_id={name}"]
+    command = ["--nnodes=2", *where, WORKERS / "barrier.py", "--until", tmp_path / "done"]
+    (gone := tmp_path / "gone").mkdir()
+    plugin = {} if by == "an operator" else {"ELASTIC_PLUGINS": "gone-hosts", "ELASTIC_GONE_HOSTS": str(gone)}
+    old = [as_host(stage, host, *command, env=plugin) for host in ("pod-1", "pod-2")]
+    for agent in old:
+        agent.wait_for_report("training", world_size=2)
+    for agent in old:
+        agent.signal(signal.SIGSTOP)  # or the second would say that its worker has lost the first one's
+    for agent in old:
+        agent.vanish()
+    new = [as_host(stage, host, *command, env=plugin) for host in ("pod-3", "pod-4")]
+    told = stage.wait_until(lambda: any("elastic release pod-" in agent.output for agent in new))
+    assert told, "\n".join(agent.output for agent in new)
+    assert not any(agent.reports("training") for agent in new)
+    if by == "an operator":
+        releasing = stage.start([sys.executable, "-m", "elastic_core", "release", *map(str, where), "pod-1"])
+        assert releasing.exit_code() == 0, releasing.output
+        assert "The job goes on without the 1 agent that pod-1 had." in releasing.output
+    else:
+        (gone / "pod-2").touch()
+    for agent in new:
+        agent.wait_for_report("training", world_size=2)
+    (tmp_path / "done").touch()
+    assert [agent.exit_code() for agent in new] == [0, 0]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from redis_servers import Daemon, redis_server
-from stage import WORKERS, Agent, Stage
+from redis_servers import Daemon, opened, redis_server
+from stage import WORKERS, Agent, Stage, variable
 
 from elastic_core.exit_codes import ExitCode
+from elastic_core.job_token import VARIABLE
+from elastic_core.rendezvous.seal import PREFIX
 
 pytestmark = pytest.mark.timeout(300)  # every agent and every worker imports torch
 
@@ -102,3 +106,18 @@ def test_elastic_run_does_not_join_a_job_of_torchruns(
     assert other.exit_code() == ExitCode.REFUSED
     assert "failure_policies" in other.output
     both_finish(done, first)
+
+
+def test_a_job_token_seals_what_torchruns_agents_write_and_their_workers_do_not_see_it(
+    stage: Stage, server: Daemon, done: Path
+) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc_per_node=1"]
+    where = ["--rdzv_backend=redis", f"--rdzv_endpoint={server.endpoint}", "--rdzv_id=job"]
+    command = [*launcher, *where, str(WORKERS / "allreduce.py"), "--until", str(done)]
+    agent = stage.start(command, env={VARIABLE: secrets.token_hex(32)})
+    agent.wait_for_report("training", world_size=1)
+    with closing(opened(server.endpoint)) as store:
+        assert (store.read(1) or b"").startswith(PREFIX)
+    assert {variable(pid, VARIABLE) for pid in agent.workers().values()} == {None}
+    done.touch()
+    assert agent.exit_code() == 0, agent.output

@@ -116,6 +116,31 @@ def lives(agent: Agent) -> Iterator[tuple[int, int]]:
             last = max(last, report["step"])
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("ranks", "kills"),
+    [(3, 2), (4, 2), *(pytest.param(ranks, 10, marks=pytest.mark.variant) for ranks in (3, 4))],
+)
+def test_the_weights_of_three_and_more_ranks_are_those_of_a_run_that_is_left_alone(
+    stage: Stage, tmp_path: Path, ranks: int, kills: int
+) -> None:
+    hold = tmp_path / "hold"
+    job = ["--standalone", f"--nproc_per_node={ranks}", f"--max_restarts={kills}", TRAIN, "--deep", "--epochs=3"]
+    job += ["--samples=160", "--global_batch=8", "--accumulate=2"]
+    left_alone = stage.run(*job, env=QUICK)
+    assert left_alone.exit_code() == 0, left_alone.output
+    assert len(digests(left_alone)) == 1
+    at = [2 + 2 * kill for kill in range(kills)]
+    agent = stage.run(*job, *barred(hold, *at), env=QUICK)
+    for life, step in enumerate(at):
+        agent.wait_for_report("holding", count=ranks, step=step)
+        agent.kill_worker(life % ranks)
+        released(hold, step)
+    assert agent.exit_code() == 0, agent.output
+    assert [r["step"] for r in agent.reports("began", rank=0)] == [0, *at]
+    assert digests(agent) == digests(left_alone)
+
+
 @pytest.mark.parametrize(
     "how",
     [

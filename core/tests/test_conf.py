@@ -61,12 +61,27 @@ def test_what_cannot_be_meant_is_refused_quoting_it(text: str, message: str) -> 
     assert refused.value.message == message
 
 
+@pytest.mark.parametrize(
+    ("text", "fence", "lost"),
+    [("fence_after=2", "2", "6"), ("fence_after=29.9", "29.9", "6"), ("lost_after=150", "600", "150")],
+)
+def test_a_fence_that_would_stop_healthy_workers_is_refused_with_both_values(text: str, fence: str, lost: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        read(text)
+    assert refused.value.message == f"--rdzv_conf fence_after={fence} is less than 5 times lost_after={lost}."
+
+
+def test_a_fence_of_five_times_lost_after_is_taken() -> None:
+    assert read("fence_after=30").timing.fence_after == 30
+    assert read("fence_after=7.5,lost_after=1.5,beat_interval=0.5").timing.lost_after == 1.5
+
+
 def test_an_unknown_key_is_answered_with_all_that_there_are() -> None:
     with pytest.raises(UsageError) as refused:
         read("foo=1")
     assert refused.value.hint == (
         "With the c10d backend the keys are: beat_interval, fence_after, is_host, join_timeout, last_call_timeout, "
-        "lost_after, password, plan_timeout, read_timeout, run_uid."
+        "lost_after, password, plan_timeout, read_timeout, run_uid, token_file."
     )
 
 

@@ -113,4 +113,4 @@ def test_a_tombstone_that_can_be_written_over_is_noticed() -> None:
     make = forgetful()
     test = LedgerConformance.test_an_old_entry_shrinks_and_its_place_stays_taken
     with pytest.raises(AssertionError, match="a place is never free again"):
-        test(LedgerConformance(), make("job"), lambda: make("job"))
+        test(LedgerConformance(), make("job"), lambda: make("job"), b"value")

@@ -77,3 +77,33 @@ def test_no_error_shows_a_password_that_it_quotes(quoted: str, shown: str) -> No
     for error in (UsageError(quoted), UsageError("Wrong.", hint=quoted)):
         assert "s3" not in repr(error) + str(error)
     assert str(UsageError(quoted)) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("user:secret@host/db", "***@host/db"),
+        (":secret@host:6379", "***@host:6379"),
+        ("at u:s/e@c:ret@host, and on", "at ***@host, and on"),
+        ("--rdzv_endpoint 'user:se cret@host' is none", "--rdzv_endpoint '***@host' is none"),
+        ("one:secret@a:1,two:secret@b:2", "***@b:2"),
+        ("redis://user:secret@host:6379", "redis://***@host:6379"),
+    ],
+)
+def test_a_password_of_an_endpoint_is_not_shown_whether_it_has_a_scheme_or_not(text: str, shown: str) -> None:
+    assert errors.without_passwords(text) == shown
+    assert str(UsageError(text)) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "10.0.0.1:29400 does not answer",
+        "[fd00::1]:29400: no answer",
+        "rank 1 on host: exit code 1, at 10:46 by someone@example.com",
+        "file:///shared/job",
+        "Raised at /a/b.py:12.",
+    ],
+)
+def test_what_has_no_password_is_shown_as_it_is(text: str) -> None:
+    assert errors.without_passwords(text) == text

@@ -2,7 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_core.incidents import Action, Incident, IncidentKind, Verdict, signal_name, strictest
+from elastic_core.incidents import (
+    Action,
+    Incident,
+    IncidentKind,
+    Verdict,
+    by_cause,
+    follows_peer_loss,
+    signal_name,
+    strictest,
+)
 
 
 def incident(**facts: object) -> Incident:
@@ -49,3 +58,52 @@ def test_the_strictest_verdict_wins_and_among_equals_the_first(actions: list[Act
 def test_no_verdict_at_all_is_a_defect() -> None:
     with pytest.raises(ValueError, match="no failure policy gave a verdict"):
         strictest([])
+
+
+GLOO = (
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.0.0.2]:4711"
+)
+CHAINED = f"{GLOO}\n\nThe above exception was the direct cause of the following exception:\n\nTrainError: step 7"
+NCCL = "terminate called after throwing 'c10::DistBackendError'\n  what(): NCCL error: remote process exited"
+
+
+@pytest.mark.parametrize(
+    ("facts", "follows"),
+    [
+        pytest.param({"exit_code": 1, "message": GLOO}, True, id="gloo, closed"),
+        pytest.param({"exit_code": 1, "message": "ConnectionResetError: [Errno 104] Connection reset by peer"}, True),
+        pytest.param(
+            {"exit_code": 1, "message": "RuntimeError: Timed out waiting 1800000ms for recv operation to complete"},
+            True,
+        ),
+        pytest.param({"exit_code": 1, "message": "RuntimeError: Gloo connectFullMesh failed with …"}, True),
+        pytest.param(
+            {
+                "exit_code": 1,
+                "message": "torch.distributed.DistStoreError: Timed out after 61 seconds, 1/2 clients joined.",
+            },
+            True,
+        ),
+        pytest.param({"exit_code": 1, "message": "DistNetworkError: failed to recv, got 0 bytes"}, True),
+        pytest.param({"exit_code": 1, "message": "DistBackendError: NCCL communicator was aborted on rank 1."}, True),
+        pytest.param({"exit_code": 1, "detail": GLOO}, True, id="no exception was found, and stderr tells"),
+        pytest.param({"exit_code": 1, "message": "TrainError: step 7", "detail": CHAINED}, True, id="its cause tells"),
+        pytest.param({"exit_code": -6, "message": "", "detail": NCCL}, True, id="SIGABRT of the NCCL watchdog"),
+        pytest.param({"exit_code": -15}, True, id="SIGTERM"),
+        pytest.param({"exit_code": 143}, True, id="SIGTERM, as a shell says"),
+        pytest.param({"exit_code": 1, "message": "ValueError: nan", "detail": f"retry: {GLOO}"}, False, id="its own"),
+        pytest.param({"exit_code": -9, "detail": GLOO}, False, id="SIGKILL"),
+        pytest.param({"exit_code": -11}, False, id="SIGSEGV"),
+        pytest.param({"exit_code": -6, "detail": "assertion failed"}, False, id="SIGABRT of its own"),
+        pytest.param({"exit_code": 1}, False, id="nothing is known"),
+        pytest.param({"kind": IncidentKind.STORE_DIED, "message": "broken pipe"}, False, id="no worker's"),
+    ],
+)
+def test_what_follows_from_a_peers_loss_is_told_from_what_does_not(facts: dict[str, object], follows: bool) -> None:
+    assert follows_peer_loss(incident(**facts)) is follows
+
+
+def test_a_cause_comes_before_what_follows_whatever_the_clocks_say() -> None:
+    killed, later = incident(exit_code=-9, after=5.2), incident(exit_code=1, message="ValueError: x", after=5.3)
+    peer, other = incident(exit_code=1, message=GLOO, after=5.0), incident(exit_code=-15, after=5.1)
+    assert sorted([other, later, peer, killed], key=by_cause) == [killed, later, peer, other]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from simulation.campaign import Result
-from simulation.defects import MUTANTS
+from simulation.defect import Defect
+from simulation.defects import DEFECTS
 from simulation.faults import KINDS
-from simulation.mutant import Mutant
 from simulation.plan import Plan
 from simulation.play import play
 
@@ -54,6 +54,8 @@ REACHED = (
     "L6 too few nodes for too long",
     "S4 a node without contact is fenced",
     "S6 a latecomer hears the verdict",
+    "S6 a newcomer imports while a round is live",
+    "S6 a latecomer reports the verdict on the run that it came for",
     "S6 an abandoned run is closed",
     "a restart is spent",
     "a restart is given back",
@@ -139,9 +141,9 @@ def test_what_was_found_once_is_not_found_again(path: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name.replace(" ", "-") for mutant in MUTANTS])
-def test_a_planted_defect_is_noticed(mutant: Mutant) -> None:
-    result = _python("-m", "simulation.mutants", mutant.name)
+@pytest.mark.parametrize("defect", DEFECTS, ids=[defect.name.replace(" ", "-") for defect in DEFECTS])
+def test_a_planted_defect_is_noticed(defect: Defect) -> None:
+    result = _python("-m", "simulation.plant", defect.name)
     assert result.returncode == 0, result.stdout + result.stderr
 
 

@@ -24,12 +24,12 @@ import contextlib
 import sys
 import types
 
-from simulation import campaign, mutants
+from simulation import campaign, plant
 from simulation.__main__ import main
-from simulation.defects import MUTANTS
+from simulation.defects import DEFECTS
 
 name = sys.argv.pop(1)
-mutants.plant(next(mutant for mutant in MUTANTS if mutant.name == name))
+plant.plant(next(defect for defect in DEFECTS if defect.name == name))
 here = types.SimpleNamespace(map=map)  # other processes would not have the defect
 campaign.pool = lambda jobs: contextlib.nullcontext(here)
 sys.exit(main())

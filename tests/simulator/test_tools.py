@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
+import ast
 from dataclasses import replace
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from simulation import engine, shrinking
-from simulation.defects import MUTANTS
+from simulation.defect import Defect, plant_in_source
+from simulation.defects import DEFECTS
 from simulation.engine import Clock, Hub, Process
 from simulation.lots import ORDER, PROFILES, draw
-from simulation.mutant import Mutant
 from simulation.plan import Fault, Plan
 from simulation.play import Outcome, play
 from simulation.truth import Violation
@@ -29,12 +30,77 @@ def test_a_plan_with_something_unknown_is_refused() -> None:
         Plan.load(text)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name.replace(" ", "-") for mutant in MUTANTS])
-def test_a_defect_quotes_what_its_module_has_once(mutant: Mutant) -> None:
-    spec = importlib.util.find_spec(mutant.module)
-    assert spec is not None
-    assert spec.origin is not None
-    assert Path(spec.origin).read_text().count(mutant.old) == 1
+@pytest.mark.parametrize("defect", DEFECTS, ids=[defect.name.replace(" ", "-") for defect in DEFECTS])
+def test_a_defect_can_be_planted(defect: Defect) -> None:
+    planted = plant_in_source(defect)
+    assert ast.dump(planted.tree) != ast.dump(ast.parse(planted.path.read_text()))
+    compile(planted.tree, planted.path, "exec")
+
+
+MODULES = {
+    "first.py": """
+        THREE = 3
+        def double(one):
+            return one + one  # a comment
+        class Pair:
+            def swap(self):
+                a = self.one
+                b = self.two
+                return b, a
+            def double(self):
+                return self.one * 2
+    """,
+    "second.py": """
+        TWO = 2
+        THREE = 3
+        def half(one):
+            return one / 2 + one / 2
+    """,
+}
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with these modules, in which definitions are looked for."""
+    (tmp_path / "somewhere").mkdir()
+    for name, text in MODULES.items():
+        (tmp_path / "somewhere" / name).write_text(dedent(text))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("simulation.defect.PACKAGES", ("somewhere",))
+
+
+@pytest.mark.usefixtures("modules")
+@pytest.mark.parametrize(
+    ("within", "old", "new", "leads_to"),
+    [
+        ("double", "(one+\n one) # with spaces", "one", "def double(one):\n    return one"),
+        ("Pair.double", "self.one * 2", "self.one", "def double(self):\n        return self.one"),
+        ("Pair.swap", "a = self.one\nb = self.two", "a = b = 0", "a = b = 0\n        return (b, a)"),
+        ("double", "return one + one", "if one:\n    return 0", "if one:\n        return 0"),
+        ("Pair", "return self.one * 2", "pass", "def double(self):\n        pass"),
+        ("TWO", "2", "4", "TWO = 4\nTHREE = 3"),
+        ("first.THREE", "3", "4", "THREE = 4\n\ndef double"),
+    ],
+)
+def test_a_piece_of_code_is_found_by_its_syntax_tree(within: str, old: str, new: str, leads_to: str) -> None:
+    planted = plant_in_source(Defect("it", within, old, new, "agents"))
+    assert leads_to in ast.unparse(planted.tree)
+    compile(planted.tree, planted.path, "exec")
+
+
+@pytest.mark.usefixtures("modules")
+@pytest.mark.parametrize(
+    ("within", "old", "problem"),
+    [
+        ("double", "one - one", r"in none of 1 definition\(s\)"),
+        ("swap", "self.one", r"in none of 0 definition\(s\)"),
+        ("half", "one / 2", r"2 times \(somewhere\.second:5, somewhere\.second:5\)"),
+        ("THREE", "3", r"2 times \(somewhere\.first:2, somewhere\.second:3\)"),
+    ],
+)
+def test_a_defect_whose_piece_of_code_is_not_there_once_is_refused(within: str, old: str, problem: str) -> None:
+    with pytest.raises(LookupError, match=rf"'it': {within} has .* {problem}.* not once"):
+        plant_in_source(Defect("it", within, old, "0", "agents"))
 
 
 def test_a_campaign_takes_every_profile() -> None:

@@ -25,6 +25,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import elastic_core as elastic
 import elastic_torch
+from elastic_core.errors import ElasticError
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=3)
@@ -36,6 +37,7 @@ parser.add_argument("--audit", type=Path)
 parser.add_argument("--disk", type=Path)
 parser.add_argument("--interval", type=int, default=2, help="steps between two checkpoints on disk")
 parser.add_argument("--plain", action="store_true")
+parser.add_argument("--deep", action="store_true", help="a model of several layers, made in another order than used")
 parser.add_argument("--pace", type=float, default=0.0)
 parser.add_argument("--at", type=int, nargs="*", default=[])
 parser.add_argument("--hold", type=Path)
@@ -54,12 +56,33 @@ def stay(step: int, ranks: int, disk: elastic_torch.Disk | None) -> None:
     """Be held where that is asked for, and be slow before."""
     if barred(step):
         if disk is not None:
-            disk.wait()
+            with contextlib.suppress(ElasticError):  # a full disk is no reason to end
+                disk.wait()
         report("holding", step=step, world_size=ranks)
     while barred(step):
         time.sleep(0.02)
     if any(barred(other) for other in args.at):
         time.sleep(args.pace)
+
+
+class Deep(nn.Module):
+    """A model whose gradients become ready in another order than that in which its parameters were made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(32, 1)
+        self.norm = nn.BatchNorm1d(32)
+        self.middle = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+        self.dropout = nn.Dropout(0.2)
+        self.first = nn.Linear(16, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """From (batch, 16) to (batch, 1)."""
+        x = self.norm(self.first(x)).relu()
+        for layer in self.middle:
+            x = self.dropout(layer(x).relu())
+        out: torch.Tensor = self.last(x)
+        return out
 
 
 def make_loader(data: TensorDataset) -> tuple[DataLoader[tuple[torch.Tensor, ...]], object]:
@@ -83,7 +106,8 @@ def main() -> None:
     inputs = torch.randn(args.samples, 16, generator=generator)
     loader, sampler = make_loader(TensorDataset(inputs, inputs.sum(1, keepdim=True).sin()))
     dropout = nn.Dropout(0.0 if args.plain else 0.2)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), dropout, nn.Linear(32, 1)))
+    small = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), dropout, nn.Linear(32, 1))
+    model = DistributedDataParallel(Deep() if args.deep else small, bucket_cap_mb=0.005 if args.deep else None)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [10, 20, 30])
     disk = None if args.disk is None else elastic_torch.Disk(args.disk, interval=args.interval)

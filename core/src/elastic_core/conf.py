@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
+from elastic_core import job_token
 from elastic_core.config import Timing
 from elastic_core.errors import UsageError, did_you_mean
 from elastic_core.values import NodeRange
@@ -15,8 +16,12 @@ from elastic_core.values import NodeRange
 if TYPE_CHECKING:
     from elastic_core.hookspecs import RendezvousOptions
 
-RUN_UID = "run_uid"
+RUN_UID, TOKEN_FILE = "run_uid", "token_file"
 TIMING_KEYS = tuple(item.name for item in fields(Timing))
+FENCE_FACTOR = 5.0
+"""``fence_after`` is at least this many times ``lost_after``. A node without store contact stops its workers at 80 % of
+``fence_after``, and must have the time of two losses to reach the store again: one for the store to come back, one for
+its own reconnects."""
 _TLS = "this backend does not speak TLS"
 TORCH_KEYS: Mapping[str, str] = {
     "timeout": "say join_timeout for what it means",
@@ -40,6 +45,8 @@ class RendezvousConf:
 
     timing: Timing = field(default_factory=Timing)
     run_uid: str | None = None
+    token_file: str | None = None
+    """Where the job's token is (``job_token``)."""
     backend: Mapping[str, str] = field(default_factory=dict)
     """The backend's own keys, as typed; their values are the backend's to check."""
     without_effect: tuple[str, ...] = ()
@@ -55,13 +62,17 @@ def parse(text: str, *, backend: str, options: RendezvousOptions) -> RendezvousC
         options: What it takes. A handler of others gets all keys, known or not; ``fence_after`` is core's, too.
 
     Raises:
-        UsageError: A pair has no ``=``, a key is unknown or given twice, or a duration is not a number of seconds.
+        UsageError: A pair has no ``=``, a key is unknown or given twice, a duration is not a number of seconds, or
+            ``fence_after`` is too small for ``lost_after``.
     """
     pairs = _pairs(text)
     if options.handler:
+        if TOKEN_FILE in pairs:
+            raise no_ledger(backend)
         fence = {key: _seconds(key, pairs[key]) for key in ("fence_after",) if key in pairs}
         return RendezvousConf(backend=pairs, timing=Timing(**fence))
-    known = {*TIMING_KEYS, RUN_UID, *options.conf}
+    own = {*TIMING_KEYS, RUN_UID, TOKEN_FILE}
+    known = own | {*options.conf}
     reasons = {**TORCH_KEYS, **options.ignored}
     ignored = [key for key in pairs if key not in known and key in reasons]
     for number, key in enumerate(pairs, 1):
@@ -75,11 +86,35 @@ def parse(text: str, *, backend: str, options: RendezvousOptions) -> RendezvousC
     run_uid = pairs.get(RUN_UID)
     if run_uid == "":
         raise UsageError("--rdzv_conf 'run_uid=': the run's uid is empty.")
+    if pairs.get(TOKEN_FILE) == "":
+        raise UsageError("--rdzv_conf 'token_file=': the path is empty.")
+    timing = Timing(**{key: _seconds(key, pairs[key]) for key in TIMING_KEYS if key in pairs})
+    _check_fence(timing)
     return RendezvousConf(
-        timing=Timing(**{key: _seconds(key, pairs[key]) for key in TIMING_KEYS if key in pairs}),
+        timing=timing,
         run_uid=run_uid,
-        backend={key: value for key, value in pairs.items() if key not in (*TIMING_KEYS, RUN_UID, *ignored)},
+        token_file=pairs.get(TOKEN_FILE),
+        backend={key: value for key, value in pairs.items() if key not in (*own, *ignored)},
         without_effect=tuple(f"--rdzv_conf {key}={pairs[key]} has no effect: {reasons[key]}." for key in ignored),
+    )
+
+
+def _check_fence(timing: Timing) -> None:
+    if timing.fence_after < FENCE_FACTOR * timing.lost_after:
+        raise UsageError(
+            f"--rdzv_conf fence_after={timing.fence_after:g} is less than {FENCE_FACTOR:g} times "
+            f"lost_after={timing.lost_after:g}.",
+            hint="A short outage of the store would stop healthy workers. Set fence_after to at least "
+            f"{FENCE_FACTOR * timing.lost_after:g}, or lost_after to at most {timing.fence_after / FENCE_FACTOR:g}.",
+        )
+
+
+def no_ledger(backend: str) -> UsageError:
+    """A job token is given for a backend that keeps no ledger."""
+    return UsageError(
+        f"The {backend} backend is a rendezvous handler, which keeps no ledger: a job token protects nothing there.",
+        hint=f"Unset {job_token.VARIABLE} and leave out {TOKEN_FILE}, or take a backend that keeps a ledger, such as "
+        "c10d, redis, etcd or file.",
     )
 
 

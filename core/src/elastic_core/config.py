@@ -8,15 +8,25 @@ import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from elastic_core.errors import UsageError
 from elastic_core.program import Program
 
+if TYPE_CHECKING:
+    from elastic_core.job_token import JobToken
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """On which signals a node leaves, as far as they are not ignored, unless ``--signals_to_handle`` says otherwise."""
+DEFAULT_ID = "none"
+"""The job id of a run that nobody has named: torchrun's."""
 SHUTDOWN_TIMEOUT = 30.0
 MONITOR_INTERVAL = 0.1
 LINE_PREFIX = "[rank${rank}]:"
+MAX_NODES = 20_000
+"""Nodes of a job, at most: a ROUND that names so many fits into one value of a store (``rendezvous/limits.py``)."""
+MAX_ROLE = 64
+"""Characters of a role, at most, for the same reason."""
 DEVICES = ("auto", "cpu", "gpu", "xpu")
 """What ``--nproc_per_node`` can count."""
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
@@ -90,6 +100,19 @@ class Timing:
             )
 
 
+def check_node_limit(max_nodes: int) -> None:
+    """Refuse more nodes than a job can have.
+
+    Raises:
+        UsageError: They are more than MAX_NODES.
+    """
+    if max_nodes > MAX_NODES:
+        raise UsageError(
+            f"The maximum of {max_nodes} nodes is more than a job can have, {MAX_NODES}.",
+            hint=f"All of them have to fit into one value of the store. Use --nnodes=MIN:{MAX_NODES} or less.",
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """One ``elastic run``, whoever asks for it. Durations are in seconds.
@@ -110,9 +133,11 @@ class RunConfig:
     rdzv_backend: str = "local"
     rdzv_endpoint: str = field(default="", repr=False)
     """As typed; like ``rdzv_conf`` it may hold a password, and is not shown."""
-    rdzv_id: str = "none"
+    rdzv_id: str = DEFAULT_ID
     rdzv_conf: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The backend's own keys; core's are in ``timing`` and ``run_uid``."""
+    job_token: JobToken | None = field(default=None, repr=False)
+    """The secret that all nodes of the job share; None for a job without one."""
     timing: Timing = field(default_factory=Timing)
     run_uid: str | None = None
     """The scheduler's own id of this run (rule S6), from ``run_uid=…`` or the scheduler's environment."""
@@ -159,6 +184,9 @@ class RunConfig:
                 raise UsageError(f"{name} {value!r} is not a whole number of at least {least}.")
         if self.min_nodes > self.max_nodes:
             raise UsageError(f"The minimum of {self.min_nodes} nodes is greater than the maximum, {self.max_nodes}.")
+        check_node_limit(self.max_nodes)
+        if (length := len(self.role)) > MAX_ROLE:
+            raise UsageError(f"--role {self.role[:MAX_ROLE]!r}… has {length} characters; {MAX_ROLE} are allowed.")
         for name in ("shutdown_timeout", "failure_grace", "preemption_grace", "monitor_interval"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UsageError(f"{name} {getattr(self, name)!r} is not a number of seconds.")

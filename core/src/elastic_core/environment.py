@@ -74,6 +74,11 @@ VARIABLES = (
         "Names of plugins to load besides those of --plugin, separated by commas. Workers find those of both in it.",
     ),
     Variable(
+        "ELASTIC_JOB_TOKEN",
+        Use.READ,
+        "A secret of 32 characters or more, the same on all nodes of a job: by it they know each other's entries.",
+    ),
+    Variable(
         "PYTHONPATH",
         Use.READ,
         "Where workers find modules. The template has a directory of ours in front of it while it starts.",
@@ -110,14 +115,15 @@ VARIABLES = (
 """All but those of the flags."""
 
 
-_SECRET = re.compile(r"ELASTIC_\w+_PASSWORD")
-"""Variables by which backends take passwords."""
+_SECRET = re.compile(r"ELASTIC_\w+_PASSWORD|ELASTIC_JOB_TOKEN")
+"""Variables by which backends take passwords, and the job its token."""
 
 
 def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
-    """What the processes that an agent starts inherit of its environment: all but its passwords.
+    """What the processes that an agent starts inherit of its environment: all but its secrets.
 
-    Those are in ``ELASTIC_…_PASSWORD``, and perhaps in the variables of the rendezvous's flags.
+    Those are in ``ELASTIC_JOB_TOKEN``, in ``ELASTIC_…_PASSWORD``, and perhaps in the variables of the rendezvous's
+    flags.
     """
     return {
         name: value

@@ -101,13 +101,19 @@ class StoreLostError(RendezvousConnectionError):
 _WHOLE_URL = re.compile(r"""(\A\w+://).*@|(['"]\w+://)[^'"]*@""", re.DOTALL)
 """One that is seen to end, with quotes or with the text, may have blanks before the ``@``."""
 _IN_URL = re.compile(r"(?<=://)\S*@")
+_WITHOUT_SCHEME = re.compile(r"""(?<![^\s'"(=,])[^\s'"(=,:/@]*:(?!//)\S*@""")
+"""``user:password@`` of an endpoint without a scheme."""
+_QUOTED_WITHOUT_SCHEME = re.compile(r"""(['"])[^\s'":/@]*:(?!//)[^'"]*@""")
 _IN_PAIR = re.compile(r"""(?i)\b(\w*(?:passw|pwd|secret)(?:(?!_file)\w)*=)[^,\s]+?(['":.]*(?:[,\s]|$))""")
 
 
 def without_passwords(text: str) -> str:
-    """A text with ``***`` for what a URL has before ``@``, and for the value of ``password=`` and the like."""
-    text = _WHOLE_URL.sub(lambda found: f"{found[1] or found[2]}***@", text)
-    return _IN_PAIR.sub(r"\1***\2", _IN_URL.sub("***@", text))
+    """A text with ``***`` for what a URL, or ``user:password@host``, has before ``@``, and for the value of
+    ``password=`` and the like.
+    """
+    text = _IN_URL.sub("***@", _WHOLE_URL.sub(lambda found: f"{found[1] or found[2]}***@", text))
+    text = _WITHOUT_SCHEME.sub("***@", _QUOTED_WITHOUT_SCHEME.sub(r"\1***@", text))
+    return _IN_PAIR.sub(r"\1***\2", text)
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 PROJECT = "elastic"
 
-HOOKSPEC_VERSION = (1, 3)
+HOOKSPEC_VERSION = (1, 4)
 """(major, minor). A plugin may name its major in an attribute ``elastic_hookspec_major``: another one than ours is
 refused, none is accepted."""
 
@@ -83,6 +83,23 @@ def elastic_judge_failure(incident: Incident, history: History) -> Verdict | Non
     wins. The answer is awaited for 10 s; a policy that raises, takes longer, or gives a verdict whose fields are of
     other types is reported and abstains. It must not keep state: the next incident may be judged on another node.
     ``history`` comes from the ledger and is all there is to remember.
+    """
+
+
+@hookspec
+def elastic_node_gone(node: NodeInfo) -> bool | None:
+    """Say whether a node is gone for good, with all its processes; None where that is not known.
+
+    Asked when a round may not begin because nodes of the last one are silent and may still be training (rule S4). True
+    is a promise: no process of that node runs, nor will run again, as of a pod that was deleted, an instance that was
+    terminated, or a Slurm node that is down with its steps ended. A network that does not answer proves nothing. If a
+    promise is wrong, two rounds train at once, until that node reaches the store again or fences itself. The heartbeat
+    of a node that goes on overrules it.
+
+    ``node`` has what the node has said of itself: ``host`` (its name, of a pod too), ``host_id``, ``address``. All
+    plugins are asked, and one True is enough. Called on the chair only, in a thread of its own, off every loop, with
+    10 s to answer; again every 10 s while the job waits. A plugin that raises, takes longer, or answers something else
+    is reported, and its answer is None.
     """
 
 

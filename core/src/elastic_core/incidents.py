@@ -7,6 +7,7 @@ the chair, and ends in the ledger as the root cause that every node prints.
 from __future__ import annotations
 
 import enum
+import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,8 +40,8 @@ class Incident:
         node_id: The agent that saw it; a new one each time that an agent starts.
         host: The name of that agent's host, ``node7``; ``node7 (agent 2)`` where several share it.
         after: Seconds from this node's start of the round to the failure, on its own monotonic clock. Rounds start
-            within a store's wake-up of each other everywhere, so the smallest is the first failure, whatever the
-            hosts' clocks say.
+            within a store's wake-up of each other everywhere, so of failures of one kind (:func:`by_cause`) the
+            smallest is the first.
         rank: The worker's RANK; None where no worker is to blame, as for the fields that follow.
         local_rank: Its LOCAL_RANK.
         pid: Its process id on its host.
@@ -71,6 +72,47 @@ class Incident:
         if self.exit_code >= 0:
             return f"exited with code {self.exit_code}"
         return f"was killed by {signal_name(-self.exit_code)}" + _SIGNAL_NOTES.get(-self.exit_code, "")
+
+
+PEER_LOSS_PATTERNS: Mapping[str, str] = {
+    "the kernel: the peer's process has ended": r"connection (closed|reset) by peer|broken pipe",
+    "gloo: the peer does not answer": r"timed out waiting \d+ ?ms for (send|recv)|application timeout caused pair",
+    "gloo: the peer cannot be reached": r"gloo connectfullmesh failed",
+    "NCCL: the peer's process has ended": r"ncclremoteerror|remote process exited|peer process terminated",
+    "NCCL: the peer does not answer": r"caught collective operation timeout|operations have failed or timed out",
+    "NCCL: torch has given the group up": r"nccl communicator was aborted|timeout signal from another rank",
+    "TCPStore: the peer does not come": r"socket timeout|wait timeout after \d+ ?ms|\d+/\d+ clients joined",
+    "TCPStore: the peer that holds it is gone": r"failed to recv, got 0 bytes|distnetworkerror",
+}
+"""What a worker says when a peer of it has failed, by what that tells; regular expressions, in small letters."""
+_PEER_LOSS = re.compile("|".join(PEER_LOSS_PATTERNS.values()), re.IGNORECASE)
+_CHAINED = "The above exception was the direct cause of the following exception"
+
+
+def follows_peer_loss(incident: Incident) -> bool:
+    """Whether a failure is what follows when another worker has failed, or when the round is being stopped.
+
+    That is an exception that tells of a peer (:data:`PEER_LOSS_PATTERNS`), raised by itself or as another one's cause,
+    the SIGABRT of native code that tells so, and SIGTERM, which somebody has sent. Any other signal, and an exception
+    of the program's own, has a cause here.
+    """
+    if incident.kind is not IncidentKind.WORKER_FAILED:
+        return False
+    if incident.exit_code in (-signal.SIGTERM, 128 + signal.SIGTERM):
+        return True
+    if incident.exit_code is not None and incident.exit_code < 0 and incident.exit_code != -signal.SIGABRT:
+        return False
+    native = incident.exit_code == -signal.SIGABRT or not incident.message
+    text = incident.detail if native or _CHAINED in incident.detail else ""
+    return _PEER_LOSS.search(f"{incident.message}\n{text}") is not None
+
+
+def by_cause(incident: Incident) -> tuple[bool, float]:
+    """The place of a failure among those of one round: what follows from a peer's loss comes last, whatever clocks say.
+
+    Hosts begin a round at slightly different times, and the peers of a killed worker fail within the same millisecond.
+    """
+    return follows_peer_loss(incident), incident.after
 
 
 _SIGNAL_NOTES: Mapping[int, str] = {

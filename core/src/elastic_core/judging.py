@@ -10,10 +10,12 @@ import reprlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 
 from elastic_core.events import Event, Level
 from elastic_core.incidents import Action, History, Incident, Verdict, strictest
 from elastic_core.observers import Implementation, failure_events
+from elastic_core.rendezvous.rows import NodeInfo
 
 LONGEST_REASON = 500
 """Characters of a verdict's reason: it becomes part of the ledger, and of what every node prints."""
@@ -46,6 +48,46 @@ def judge(
         elif (verdict := answer.result()) is not None:
             verdicts.append(verdict)
     return strictest(verdicts)
+
+
+def node_gone(
+    plugins: Sequence[Implementation], node: NodeInfo, *, report: Callable[[Event], None], timeout: float = 10.0
+) -> bool:
+    """Whether some plugin vouches within ``timeout`` seconds that a node is gone for good; blocks until then at most.
+
+    ``report`` hears of each plugin that failed.
+    """
+    answers = {plugin: _in_a_thread(plugin, partial(plugin, node=node)) for plugin in plugins}
+    wait(answers.values(), timeout=timeout)
+    vouches = False
+    for plugin, answer in answers.items():
+        if not answer.done():
+            message = f"The plugin {plugin.plugin!r} did not say within {timeout:g} s whether {node} is gone."
+            report(Event("plugin_timed_out", message, Level.WARNING, {"plugin": plugin.plugin, "timeout_s": timeout}))
+        elif isinstance(exc := answer.exception(), Exception):
+            for event in failure_events("plugin_failed", plugin, exc, f"Whether {node} is gone is not known."):
+                report(event)
+        elif answer.result() is True:
+            message = f"The plugin {plugin.plugin!r} vouches that {node} is gone for good."
+            report(Event("node_gone", message, fields={"plugin": plugin.plugin, "node": node.node_id}))
+            vouches = True
+    return vouches
+
+
+def _in_a_thread(plugin: Implementation, question: Callable[[], object]) -> Future[object]:
+    """The answer to come, from a daemon thread of its own: a plugin that hangs does not keep the agent alive."""
+    answer: Future[object] = Future()
+
+    def ask() -> None:
+        try:
+            if (said := question()) not in (True, False, None):
+                raise TypeError(f"{reprlib.repr(said)} is neither True, False nor None")
+            answer.set_result(said)
+        except Exception as exc:
+            answer.set_exception(exc)
+
+    threading.Thread(target=ask, name=f"plugin {plugin.plugin}", daemon=True).start()
+    return answer
 
 
 def _ask(policy: Implementation, incident: Incident, history: History) -> Future[Verdict | None]:

@@ -17,9 +17,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from elastic_core import conf, plugins
+from elastic_core import conf, job_token, plugins
 from elastic_core.agent import calls
-from elastic_core.config import LINE_PREFIX, MONITOR_INTERVAL, SHUTDOWN_TIMEOUT, RunConfig, Stream, StreamMap
+from elastic_core.config import (
+    DEFAULT_ID,
+    LINE_PREFIX,
+    MONITOR_INTERVAL,
+    SHUTDOWN_TIMEOUT,
+    RunConfig,
+    Stream,
+    StreamMap,
+)
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.exit_codes import signalled
 from elastic_core.incidents import Incident, signal_name
@@ -144,7 +152,7 @@ def launch(config: RunConfig, entrypoint: Callable[..., Any] | str, args: tuple[
     directory = Path(tempfile.mkdtemp(prefix="elastic_call_"))
     try:
         calls.write(calls.Call(entrypoint, args), directory)
-        _run(replace(config, program=Program(ProgramKind.FUNCTION, str(directory))))
+        _run(replace(config, program=Program(ProgramKind.FUNCTION, str(directory), function=_name_of(entrypoint))))
         return calls.results(directory)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -177,8 +185,9 @@ def configure(config: LaunchConfig) -> RunConfig:
         max_restarts=config.max_restarts,
         rdzv_backend=config.rdzv_backend,
         rdzv_endpoint=config.rdzv_endpoint,
-        rdzv_id=config.run_id or (uuid.uuid4().hex if alone else "none"),
+        rdzv_id=config.run_id or (uuid.uuid4().hex if alone else DEFAULT_ID),
         rdzv_conf=settings.backend,
+        job_token=job_token.read(os.environ, settings.token_file),
         timing=settings.timing,
         run_uid=settings.run_uid or conf.scheduler_uid(os.environ),
         local_addr=config.local_addr,
@@ -223,6 +232,14 @@ def _signals(text: str | None) -> tuple[signal.Signals, ...] | None:
 def stream_map(streams: Streams) -> StreamMap:
     """What the agent takes, from a flag or flags by local rank."""
     return StreamMap(default=streams) if isinstance(streams, Stream) else StreamMap(by_rank=dict(streams))
+
+
+def _name_of(entrypoint: Callable[..., Any]) -> str:
+    """The same for the same function on every node; '' where it has no name."""
+    module, qualname = getattr(entrypoint, "__module__", None), getattr(entrypoint, "__qualname__", None)
+    if module is None or qualname is None:
+        return ""
+    return f"{os.path.basename(sys.argv[0]) if module == '__main__' else module}:{qualname}"
 
 
 def _warn(warning: str) -> None:

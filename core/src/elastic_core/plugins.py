@@ -17,6 +17,7 @@ import pluggy
 
 from elastic_core import defaults, discovery, hookspecs
 from elastic_core.agent.assignment import Assignment
+from elastic_core.conf import no_ledger
 from elastic_core.config import RunConfig
 from elastic_core.discovery import Catalogue, Group, Offer
 from elastic_core.errors import ElasticError, PluginError, did_you_mean
@@ -28,7 +29,7 @@ from elastic_core.program import Program
 from elastic_core.rendezvous import registry
 from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters, as_handler
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.guard import GuardedBackend
+from elastic_core.rendezvous.seal import protected
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,8 +118,10 @@ class Plugins:
         """
         for made in self._ask_backend("elastic_make_rendezvous", params=params):
             if isinstance(made, RendezvousBackend):
-                return GuardedBackend(made, self._described[self._backend_name])
+                return protected(made, self._described[self._backend_name], params.token, params.run_id)
             if (handler := as_handler(made)) is not None:
+                if params.token is not None:
+                    raise no_ledger(params.backend)
                 return handler
         raise PluginError(
             f"The plugin of the rendezvous backend {params.backend!r} made no RendezvousBackend or RendezvousHandler."
@@ -149,6 +152,16 @@ class Plugins:
         return judge(
             self.implementations("elastic_judge_failure"), incident, history, timeout=timeout, report=self.publish
         )
+
+    @property
+    def node_gone(self) -> Callable[[NodeInfo], bool] | None:
+        """Asks all plugins of the hook ``elastic_node_gone`` about a node; None where none implements it."""
+        asked = self.implementations("elastic_node_gone")
+        if not asked:
+            return None
+        from elastic_core.judging import node_gone  # with concurrent.futures: a healthy run never needs it
+
+        return functools.partial(node_gone, asked, report=self.publish)
 
     # Observers -------------------------------------------------------------------------------------------------------
 

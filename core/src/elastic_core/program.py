@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import enum
+import hashlib
+import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,6 +38,8 @@ class Program:
     kind: ProgramKind
     target: str
     args: tuple[str, ...] = ()
+    function: str = ""
+    """The qualified name of the function, for FUNCTION: its ``target`` is a directory."""
 
 
 def interpreter(environ: Mapping[str, str]) -> list[str]:
@@ -55,3 +60,46 @@ def python_program(program: Program) -> list[str]:
             return ["-m", CALLS, program.target]
         case ProgramKind.EXECUTABLE:
             return []
+
+
+_INTERPRETER = re.compile(r"(python|pypy)[\d.]*|(ba|da|z|k)?sh")
+"""Executables that run the file which their arguments name."""
+_OF_ONE_NODE = re.compile(r"rank|node|host|addr", re.IGNORECASE)
+"""Options whose value is expected to differ between the nodes of a job."""
+
+
+def name(program: Program) -> str:
+    """What the nodes of one job must agree on: the name of the script, module, function or executable.
+
+    Directories are left out: a checkout can be somewhere else on each node.
+    """
+    base = os.path.basename(os.path.normpath(program.target)) if program.target else ""
+    match program.kind:
+        case ProgramKind.MODULE:
+            return f"-m {program.target}"
+        case ProgramKind.FUNCTION:
+            return program.function
+        case ProgramKind.EXECUTABLE if _INTERPRETER.fullmatch(base):
+            script = next((arg for arg in program.args if not arg.startswith("-")), "")
+            return f"{base} {os.path.basename(script)}".rstrip()
+    return base
+
+
+def arguments_digest(program: Program, host: str) -> str:
+    """16 hex digits, equal where two nodes give the program equal arguments; '' where it has none that can be compared.
+
+    The value of an option that names a rank, a node, a host or an address is left out, and so is this ``host``'s name
+    wherever it occurs: these differ between nodes of one job.
+    """
+    if program.kind is ProgramKind.FUNCTION:
+        return ""
+    compared, skip = [], False
+    for arg in program.args:
+        option, equals, _ = arg.partition("=")
+        if skip and not arg.startswith("-"):
+            skip = False
+            continue
+        of_one_node = arg.startswith("-") and _OF_ONE_NODE.search(option) is not None
+        skip = of_one_node and not equals
+        compared.append(option if of_one_node else arg.replace(host, "*") if host else arg)
+    return hashlib.sha256("\0".join(compared).encode(errors="surrogateescape")).hexdigest()[:16]

@@ -12,6 +12,7 @@ from elastic_core.agent.outcome import left, narrated, report, root_cause, round
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
+from elastic_core.rendezvous.entries import HostLosses
 from elastic_core.rendezvous.ledger import Chair, Closed, Counters, Halt, HaltReason, Ledger, Open, Round, advance
 
 CRASH = Incident(
@@ -232,10 +233,16 @@ def test_what_follows_the_end_of_a_run_is_another_runs() -> None:
     ("counters", "most", "said"),
     [
         (Counters(), 3, None),
-        (Counters(losses={"id-host-c": 2}), 3, None),
-        (Counters(), 2, "the job has all 2 node(s) that it takes: waiting until one of them leaves"),
+        (Counters(losses={"id-host-c": HostLosses(2, 0.0)}), 3, None),
         (
-            Counters(losses={"id-host-c": 3}),
+            Counters(),
+            2,
+            "the job has all 2 node(s) that it takes: this node is a spare of the job that host-a opened, starts no "
+            "worker until one of them leaves, and ends when the job does. "
+            "(Another job needs an --rdzv_id of its own.)",
+        ),
+        (
+            Counters(losses={"id-host-c": HostLosses(3, 0.0)}),
             3,
             "this host was lost 3 times: waiting as long as nodes of other hosts are enough",
         ),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
-from elastic_core.agent.ports import HeldPort
+from elastic_core.agent import ports
+from elastic_core.agent.ports import HeldPort, own_address
+
+LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 
 
 @pytest.fixture
@@ -84,3 +89,44 @@ def test_a_port_is_free_once_it_is_let_go(held: HeldPort) -> None:
     held.close()
     with socket.socket() as anybody:
         anybody.bind(("127.0.0.1", held.port))
+
+
+def at(port: HeldPort) -> str:
+    with socket.socket(fileno=os.dup(port.fileno())) as same:
+        return str(same.getsockname()[0])
+
+
+LOOPBACKS = ["127.0.0.1", "127.0.1.1", "localhost", *(["::1"] if socket.has_dualstack_ipv6() else [])]
+
+
+@pytest.mark.parametrize("address", LOOPBACKS)
+def test_a_port_at_an_address_of_this_host_is_bound_there_and_nowhere_else(address: str) -> None:
+    with closing(HeldPort.take_at(address)) as port:
+        number = "127.0.0.1" if address == "localhost" else address
+        assert (at(port), port.reached_at) == (number, number)
+        port.listen()
+        socket.create_connection((port.reached_at, port.port), timeout=30).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port.port), timeout=30)
+
+
+@pytest.mark.parametrize("address", ["192.0.2.77", "2001:db8::77", "node0.example", ""])
+def test_a_port_at_what_is_no_address_of_this_host_is_bound_everywhere(address: str) -> None:
+    """It is translated on the way, or other hosts look the name up otherwise."""
+    with closing(HeldPort.take_at(address)) as port:
+        assert (own_address(address), at(port) in ("0.0.0.0", "::")) == (None, True)
+        port.listen()
+        socket.create_connection((port.reached_at, port.port), timeout=30).close()
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"), [("127.0.0.1", "127.0.0.1"), ("192.0.2.77", None), ("2001:db8::77", None)]
+)
+def test_where_the_kernel_binds_anything_it_is_asked_for_its_own(
+    monkeypatch: pytest.MonkeyPatch, address: str, expected: str | None
+) -> None:
+    real = socket.socket.bind
+    monkeypatch.setattr(ports, "_binds_anything", lambda family: True)
+    monkeypatch.setattr(socket.socket, "bind", lambda sock, to: real(sock, (LOOPBACK[sock.family], *to[1:])))
+    own = own_address(address)
+    assert (None if own is None else own[1]) == expected

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
+import selectors
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -12,8 +17,8 @@ import pytest
 from scenes import info, members, offer
 
 from elastic_core.agent import probing
-from elastic_core.agent.probing import Door, Target, neighbours, probe, targets, unreachable
-from elastic_core.rendezvous.ledger import Offer, Round
+from elastic_core.agent.probing import SPREAD_MAX_SECONDS, Door, Target, neighbours, probe, spread, targets, unreachable
+from elastic_core.rendezvous.ledger import Member, Offer, Round
 from elastic_core.rendezvous.node import Probed
 from elastic_core.rendezvous.rows import NodeInfo
 
@@ -49,6 +54,38 @@ def full() -> Iterator[int]:
         yield address[1]
         for client in waiting:
             client.close()
+
+
+def test_who_connects_while_no_descriptor_is_free_is_let_go_of(door: Door) -> None:
+    """Else the listener stays readable, and the agent's loop runs at full speed for as long as none is free."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    clients = [socket.create_connection(("127.0.0.1", door.port)) for _ in range(3)]
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(door, selectors.EVENT_READ)
+        assert waiting.select(PATIENCE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), hard))
+        fillers = []
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    fillers.append(os.open(os.devnull, os.O_RDONLY))
+            door.greet()
+            assert not waiting.select(0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for filler in fillers:
+                os.close(filler)
+    for client in clients:
+        client.close()
+
+
+def test_the_members_of_a_large_round_do_not_probe_rank_0_all_at_once() -> None:
+    many = tuple(Member(f"{i:04}", 2, "default") for i in range(2000))
+    current = Round(number=3, offer=offer("a"), members=many)
+    tenths = Counter(int(10 * spread(current, member.node_id) / SPREAD_MAX_SECONDS) for member in many)
+    assert tenths.keys() == set(range(10))
+    assert max(tenths.values()) < len(many) / 5
+    assert spread(a_round("abcd"), "b") == 0
 
 
 def a_round(names: str, **more: Offer) -> Round:

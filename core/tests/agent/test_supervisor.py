@@ -34,6 +34,8 @@ class Job:
         self.ports.append(HeldPort.take(address))
         return self.ports[-1]
 
+    take_at = take
+
     def run(self) -> None:
         plugins: Any = Plugins()
         plugins.make_rendezvous = lambda _: LocalBackend(self.store)

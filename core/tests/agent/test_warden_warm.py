@@ -248,6 +248,24 @@ def test_a_warm_worker_inherits_no_descriptor_but_its_streams(listener: Workers)
     assert [listener.end(tag).returncode for tag in tags] == [0] * 3
 
 
+def test_a_warm_worker_inherits_a_copy_of_the_seat_and_the_template_does_not_keep_one(listener: Workers) -> None:
+    """The template may outlive its node for a moment, and must not keep the seat taken then (rule S8)."""
+    reading, writing = os.pipe()
+    listener.warden.hold(writing)
+    os.close(writing)
+    seat = os.readlink(f"/proc/self/fd/{reading}")
+    template = listener.template(program="import os; os.write(1, os.readlink('/proc/self/fd/200').encode())")
+    shown, shows = os.pipe()
+    tag = listener.spawn(stdout=shows)
+    os.close(shows)
+    assert os.read(shown, 100).decode() == seat
+    assert listener.end(tag).returncode == 0
+    held = {os.readlink(entry) for entry in Path(f"/proc/{template.pid}/fd").iterdir()}
+    assert seat not in held
+    os.close(reading)
+    os.close(shown)
+
+
 def test_the_template_does_not_run_the_program(listener: Workers, tmp_path: Path) -> None:
     witness = tmp_path / "witness"
     listener.template(program=f"open({str(witness)!r}, 'a').write('run ')")

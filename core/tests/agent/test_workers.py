@@ -66,6 +66,10 @@ class Node:
     def said(self, message: str) -> None:
         raise AssertionError(message)
 
+    def keep_no_logs(self) -> None:
+        self.output.close(PATIENCE)
+        self.output = Output(redirects=StreamMap(), tee=StreamMap(), report=self.said)
+
     def start(self, script: str, members: Sequence[Member] = ONE, *, number: int = 1, restarts: int = 0) -> None:
         """Start the workers of a round, which run a shell script."""
         program = Program(ProgramKind.EXECUTABLE, "sh", ("-c", script))
@@ -323,6 +327,50 @@ def test_only_the_first_failure_is_told_since_the_others_follow_from_it(node: No
     node.group.stop(PATIENCE)
     assert node.next() is None
     assert [event.name for event in node.published].count("worker_failed") == 1
+
+
+PEER_FAILS = "test $RANK = 1 && echo 'RuntimeError: Connection closed by peer' >&2 && exit 1"
+
+
+def test_a_kill_that_is_known_only_after_a_peer_has_failed_of_it_is_told_as_well(node: Node) -> None:
+    """A killed process is reaped when its devices are closed, and its peers may see it go long before."""
+    gate = node.folder / "gate"
+    os.mkfifo(gate)
+    node.start(f"{PEER_FAILS}; trap '' TERM; echo > {gate}; sleep 300", TWO)
+    gate.read_text()
+    assert node.failure().rank == 1
+    node.group.stop(PATIENCE, broken=True)
+    pid = next(worker.pid for worker in node.group._workers.values() if worker.assignment.rank == 2)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    cause = node.failure()
+    assert (cause.rank, cause.exit_code) == (2, -signal.SIGKILL)
+
+
+@pytest.mark.parametrize("grace", [0.0, 0.5])
+def test_what_the_warden_kills_after_a_peers_failure_is_no_cause(node: Node, grace: float) -> None:
+    gate = node.folder / "gate"
+    os.mkfifo(gate)
+    node.start(f"{PEER_FAILS}; trap '' TERM; echo > {gate}; sleep 300", TWO)
+    gate.read_text()
+    assert node.failure().rank == 1
+    node.group.stop(grace, broken=True)
+    assert node.next() is None
+
+
+def test_an_exception_that_was_printed_before_a_peer_failed_of_it_is_told_as_well(node: Node) -> None:
+    """Its program takes seconds to end, and closes its connections on the way."""
+    said, gate = node.folder / "said", node.folder / "gate"
+    os.mkfifo(said)
+    os.mkfifo(gate)
+    script = f"test $RANK = 2 && echo 'ValueError: boom' >&2 && trap '' TERM && echo > {said} && read line < {gate}"
+    node.start(f"{PEER_FAILS}; {script}; exit 1", TWO)
+    said.read_text()
+    assert node.failure().rank == 1
+    node.group.stop(PATIENCE, broken=True)
+    gate.write_text("go\n")
+    assert (cause := node.failure()).rank == 2
+    assert cause.message == "ValueError: boom"
 
 
 def test_a_worker_that_says_that_it_has_failed_is_not_waited_for(node: Node) -> None:
@@ -611,3 +659,28 @@ def test_news_of_a_worker_of_an_earlier_round_is_ignored(node: Node) -> None:
         heard += node.warden.receive()
     assert [node.group.handle(event) for event in heard] == [None] * len(heard)
     assert node.published == []
+
+
+@pytest.mark.parametrize("temporary", [True, False], ids=["nobody asked for logs", "logs are kept"])
+def test_a_round_leaves_no_directory_that_nobody_can_ask_for(node: Node, temporary: bool) -> None:
+    node.keep_no_logs()
+    for number in range(1, 4):
+        node.start('echo "{}" > "$(dirname $TORCHELASTIC_ERROR_FILE)/kept_$RANK"; exit 1', number=number)
+        node.group.temporary = temporary
+        node.failure()
+        node.group.stop(1.0)
+        assert node.next() is None
+        node.group.gone()
+    rounds = sorted(path.name for path in node.folder.glob("round_*"))
+    assert rounds == (["round_3"] if temporary else ["round_1", "round_2", "round_3"])
+
+
+def test_a_round_whose_workers_left_nothing_leaves_no_directory(node: Node) -> None:
+    node.keep_no_logs()
+    for number in range(1, 4):
+        node.start("exit 1", number=number)
+        node.failure()
+        node.group.stop(1.0)
+        assert node.next() is None
+        node.group.gone()
+    assert [path.name for path in node.folder.glob("round_*")] == ["round_3"]

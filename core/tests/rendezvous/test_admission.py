@@ -8,8 +8,17 @@ import pytest
 from scenes import VERSIONS, live, settings, start, then
 
 from elastic_core.errors import RendezvousRefusedError
-from elastic_core.rendezvous.admission import Join, OpenNext, Report, admit, check_settings, needs_liveness
+from elastic_core.rendezvous.admission import (
+    Join,
+    OpenNext,
+    Report,
+    admit,
+    check_settings,
+    differences,
+    needs_liveness,
+)
 from elastic_core.rendezvous.ledger import Closed, Ledger
+from elastic_core.rendezvous.settings import Command
 
 CLOSED = Closed(success=True, why="done", exit_code=0)
 
@@ -84,6 +93,42 @@ def test_other_versions_are_refused_unless_allowed_and_name_both_nodes() -> None
         "host-b has Python 3.11.7, no torch, but host-a, which opened the run, has Python 3.11.7, torch 2.13.0."
     )
     check_settings(opener, mine, allow_version_mismatch=True)
+
+
+A, B = Command(name="a.py", arguments="1"), Command(name="b.py", arguments="1")
+OTHERWISE = Command(name="a.py", arguments="2")
+
+
+@pytest.mark.parametrize(
+    ("mine", "unnamed", "says"),
+    [
+        (A, True, ""),
+        (B, False, "host-b is to run 'b.py', but the job with this id, which host-a opened, runs 'a.py'"),
+        (OTHERWISE, False, ""),
+        (OTHERWISE, True, "host-b and host-a, which opened the job, run 'a.py' with different arguments"),
+        (Command(), True, ""),
+    ],
+    ids=["the_same", "another_program", "other_arguments", "other_arguments_and_no_name", "not_known"],
+)
+def test_another_command_is_refused_where_it_can_be_told_from_a_node_of_the_job(
+    mine: Command, unnamed: bool, says: str
+) -> None:
+    opener, own = replace(settings(), command=A), replace(settings(host="host-b"), command=mine)
+    if says:
+        with pytest.raises(RendezvousRefusedError, match=says):
+            check_settings(opener, own, allow_version_mismatch=True, unnamed=unnamed)
+    else:
+        check_settings(opener, own, allow_version_mismatch=True, unnamed=unnamed)
+
+
+def test_what_differs_and_does_not_keep_a_node_out_is_said_with_both_values_and_whose_count() -> None:
+    opener = replace(settings(fence_after=300.0), command=A)
+    mine = replace(settings(host="host-b", lost_after=8.0), command=OTHERWISE)
+    timing, arguments = differences(opener, mine)
+    assert "lost_after is 8 here, 6 there; fence_after is 600 here, 300 there" in timing
+    assert "The run's values count, which are those of host-a" in timing
+    assert "'a.py' has other arguments here than on host-a" in arguments
+    assert differences(opener, replace(opener, host="host-b")) == []
 
 
 def test_durations_may_differ_and_are_the_openers() -> None:

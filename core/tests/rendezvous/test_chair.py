@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
-from scenes import halted, incident, live, offer, seen, settings, start, watch
+from scenes import halted, incident, info, live, offer, seen, settings, start, watch
 
 from elastic_core.incidents import Action, Verdict
 from elastic_core.rendezvous.backend import ORIGIN
@@ -13,7 +14,7 @@ from elastic_core.rendezvous.chair import PATIENCE, ChairDriver
 from elastic_core.rendezvous.codec import decode_entry, encode_entry, encode_row
 from elastic_core.rendezvous.history import resume
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import HaltReason, Round, advance, compose, opened
+from elastic_core.rendezvous.ledger import Closed, HaltReason, Round, advance, compose, opened
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.rows import Phase
 from elastic_core.rendezvous.watch import interrupted
@@ -122,3 +123,21 @@ def test_what_the_store_has_taken_and_lost_is_put_back_and_not_decided_anew() ->
     after = advance(ledger, decode_entry(taken[1]), now)
     assert after.round is not None
     assert list(after.round.group_ranks) == ["a", "b"]
+
+
+def test_an_entry_that_fits_into_no_value_ends_the_run_and_says_why() -> None:
+    """It would not fit for the successor either: each would fail in turn, one every six seconds."""
+    store, ledger = LocalBackend(MemoryStore()), start(settings(3000, 3000))
+    store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
+    for number in range(3000):
+        here = info(f"{number:04}", number, role=f"{number:04}" + "r" * 80)  # no two nodes of a kind
+        store.enter(here.node_id, encode_row(seen("a", node=here, offer=offer("a")).row))
+    clock = Clock(now=lambda: 20.0, new_id=lambda: "x")
+    chair = ChairDriver("a", lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: None)
+    chair.turn(store, ledger)
+    data = store.read(2)
+    assert data is not None
+    closed = decode_entry(data).body
+    assert isinstance(closed, Closed)
+    says = r"The value for ledger entry 2, a ROUND of 3000 nodes, has \d+ bytes; at most \d+ are allowed\."
+    assert re.fullmatch(says, closed.why)

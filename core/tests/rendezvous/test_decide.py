@@ -13,7 +13,8 @@ from elastic_core.config import OnNodeLoss
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, IncidentKind, Verdict
 from elastic_core.rendezvous.decide import MAX_BARREN_ROUNDS, Append, Ask, Decision, LookAgain, decide
-from elastic_core.rendezvous.ledger import Chair, Closed, Halt, HaltReason, Ledger, Round
+from elastic_core.rendezvous.entries import HostLosses
+from elastic_core.rendezvous.ledger import Chair, Closed, Halt, HaltReason, Ledger, Round, restored
 from elastic_core.rendezvous.rows import Phase, Seats
 from elastic_core.rendezvous.scene import Judgement, Scene
 from elastic_core.rendezvous.watch import Heard, Sighting
@@ -21,6 +22,7 @@ from elastic_core.rendezvous.watch import Heard, Sighting
 NOW = 100.0
 RESTART = Verdict(Action.RESTART, "restarts are left")
 GIVE_UP = Verdict(Action.GIVE_UP, "no restart is left")
+THRICE = HostLosses(3, 0.0)
 
 
 def scene(ledger: Ledger, *nodes: Sighting, now: float = NOW, verdict: Verdict | None = None, **more: Any) -> Scene:
@@ -32,6 +34,11 @@ def scene(ledger: Ledger, *nodes: Sighting, now: float = NOW, verdict: Verdict |
 def body(decision: Decision) -> Any:
     assert isinstance(decision, Append), decision
     return decision.body
+
+
+def losses_of(decision: Decision) -> dict[str, int]:
+    assert isinstance(decision, Append), decision
+    return {host: losses.count for host, losses in decision.counters.losses.items()}
 
 
 def ids(sealed: Round) -> str:
@@ -122,9 +129,12 @@ class TestLiveRound:
         nodes = [running("a"), seen("b", Phase.FINISHED, head=2, changed=0.0)]
         assert isinstance(decide(scene(live("ab"), *nodes)), LookAgain)
 
-    def test_a_newer_incarnation_of_a_seat_proves_the_older_one_dead_at_once(self) -> None:
+    def test_a_newer_incarnation_of_a_seat_proves_the_older_one_dead_within_a_beat_and_a_half(self) -> None:
+        """Until then it is not known whether the round is to be resized or has lost a member."""
         again = seen("c", node=info("c", host="host-b", seats=Seats(100)))
-        halt = body(decide(scene(live("ab"), running("a"), running("b"), again)))
+        nodes = [running("a"), running("b", changed=NOW - 2.0), again]
+        assert decide(scene(live("ab"), *nodes)) == LookAgain(NOW + 1.0)
+        halt = body(decide(scene(live("ab"), *nodes, now=NOW + 1.0)))
         assert (halt.reason, halt.incident.node_id) == (HaltReason.NODE_LOST, "b")
         assert halt.why.startswith("host-b is lost: its seat on the host is free, or a newer agent's")
 
@@ -197,19 +207,21 @@ class TestNewcomers:
         assert body(decide(replace(known, now=allowed_at))).reason is HaltReason.RESIZE
 
     def test_a_host_that_was_lost_three_times_is_left_out_while_others_suffice(self) -> None:
-        ledger = with_counters(live("a"), losses={"id-host-b": 3})
+        ledger = with_counters(live("a"), losses={"id-host-b": THRICE})
         assert isinstance(decide(scene(ledger, running("a"), seen("b", head=2))), LookAgain)
-        needy = with_counters(live("a", settings(min_nodes=2)), losses={"id-host-b": 3})
+        needy = with_counters(live("a", settings(min_nodes=2)), losses={"id-host-b": THRICE})
         assert body(decide(scene(needy, running("a"), seen("b", head=2)))).reason is HaltReason.RESIZE
 
     def test_where_a_member_is_others_are_welcome_whatever_the_host_has_lost(self) -> None:
-        ledger = with_counters(live("a"), losses={"id-host-a": 3})
+        ledger = with_counters(live("a"), losses={"id-host-a": THRICE})
         b = seen("b", head=2)
         beside = replace(b, row=replace(b.row, info=replace(b.row.info, host_id="id-host-a", seat=1)))
         assert body(decide(scene(ledger, running("a"), beside))).reason is HaltReason.RESIZE
 
     def test_who_stopped_for_a_newcomer_stays_whatever_its_host_has_lost(self) -> None:
-        ledger = with_counters(halted("a", HaltReason.RESIZE, settings(1, 3)), losses={"id-host-a": 3, "id-host-c": 3})
+        ledger = with_counters(
+            halted("a", HaltReason.RESIZE, settings(1, 3)), losses={"id-host-a": THRICE, "id-host-c": THRICE}
+        )
         nodes = [stopped("a"), seen("b", head=3), seen("c", head=3)]
         assert ids(body(decide(scene(ledger, *nodes)))) == "ab"
 
@@ -287,6 +299,13 @@ class TestGivingUp:
         closed = body(decide(scene(self.ledger(), *nodes, verdict=GIVE_UP)))
         assert closed == Closed(success=False, why=GIVE_UP.reason, exit_code=ExitCode.JOB_FAILED, incident=first)
 
+    def test_closes_with_what_does_not_follow_from_a_peers_loss_whatever_the_clocks_say(self) -> None:
+        peer = replace(incident("a", after=4.9), message="RuntimeError: Connection closed by peer")
+        killed = replace(incident("b", after=5.2), exit_code=-9)
+        ledger = halted("ab", HaltReason.GIVING_UP, settings(max_restarts=0), at=NOW - 0.5, blame=peer)
+        nodes = [stopped("a", incident=peer), stopped("b", incident=killed)]
+        assert body(decide(scene(ledger, *nodes, verdict=GIVE_UP))).incident == killed
+
     def test_waits_for_everybodys_report(self) -> None:
         nodes = [running("a", head=2), stopped("b", incident=self.blame)]
         assert decide(scene(self.ledger(), *nodes, verdict=GIVE_UP)) == LookAgain(NOW + 0.5)
@@ -296,7 +315,7 @@ class TestGivingUp:
         decision = decide(scene(self.ledger(), *nodes, verdict=GIVE_UP))
         assert isinstance(decision, Append)
         assert (ids(body(decision)), body(decision).charged, decision.counters.restarts) == ("b", False, 0)
-        assert decision.counters.losses == {"id-host-a": 1}
+        assert losses_of(decision) == {"id-host-a": 1}
 
     def test_suspicion_is_enough_for_that(self) -> None:
         nodes = [running("a", head=2, now=NOW + 0.6), stopped("b", now=NOW + 0.6, incident=self.blame)]
@@ -437,6 +456,13 @@ class TestFence:
         nodes = [running("a", changed=0.0), running("b", changed=0.0), seen("c", head=3, node=node)]
         assert ids(body(decide(scene(self.ledger, *nodes)))) == "c"
 
+    def test_a_proof_that_a_beat_contradicts_is_none_until_it_has_stood_still_for_a_beat_and_a_half(self) -> None:
+        """Two machines may have one host id."""
+        node = info("c", host="host-b", seats=Seats(100))
+        nodes = [running("a", changed=0.0), running("b", changed=NOW - 2.9), seen("c", head=3, node=node)]
+        assert isinstance(decide(scene(self.ledger, *nodes)), LookAgain)
+        assert ids(body(decide(scene(self.ledger, *nodes, now=NOW + 0.1)))) == "c"
+
     def test_a_newer_agent_that_found_the_seat_held_is_none(self) -> None:
         node = info("c", host="host-b", seat=1, seats=Seats(100, (0,)))
         nodes = [running("a", changed=0.0), running("b", changed=0.0), seen("c", head=3, node=node)]
@@ -469,7 +495,7 @@ class TestBooks:
         ledger = halted("ab", HaltReason.NODE_LOST)
         decision = decide(scene(ledger, stopped("a"), running("b", changed=0.0)))
         assert isinstance(decision, Append)
-        assert (decision.counters.restarts, decision.counters.losses) == (0, {"id-host-b": 1})
+        assert (decision.counters.restarts, losses_of(decision)) == (0, {"id-host-b": 1})
 
     def test_a_leaving_node_does_not_count_against_its_host(self) -> None:
         ledger = halted("ab", HaltReason.NODE_LEFT)
@@ -522,18 +548,39 @@ class TestWhatMayBeJudged:
         assert body(decide(scene(ledger, *nodes, seen("c", head=3)))).success
 
     def test_a_bad_host_is_taken_when_there_is_no_other(self) -> None:
-        ledger = with_counters(halted("ab", HaltReason.NODE_LOST, settings(2, 2)), losses={"id-host-c": 3})
+        ledger = with_counters(halted("ab", HaltReason.NODE_LOST, settings(2, 2)), losses={"id-host-c": THRICE})
         nodes = [stopped("a"), running("b", changed=10.0), seen("c", head=3)]
         assert ids(body(decide(scene(ledger, *nodes)))) == "ac"
 
     def test_the_fence_counts_from_the_last_sign_of_who_may_still_train(self) -> None:
         ledger = halted("a", HaltReason.NODE_LOST, settings(1, 2, fence_after=30.0), at=20.0)
-        nodes = [running("a", changed=45.0), seen("b", head=3)]
+        nodes = [replace(running("a", changed=45.0), sign_at=45.0), seen("b", head=3)]
         waiting = decide(scene(ledger, *nodes, now=60.0))
         assert isinstance(waiting, LookAgain)
         assert waiting.at == 75.0
         assert "host-a, which may still be training" in waiting.waiting
         assert ids(body(decide(scene(ledger, *nodes, now=75.0)))) == "b"
+
+    @pytest.mark.parametrize("knows", ["all of it", "what its newest entry stands on"])
+    def test_the_fence_goes_on_with_the_next_chair(self, knows: str) -> None:
+        """One dies every 12 s, long before the fence is over; what the next has seen of the lost begins with itself."""
+        ledger, at = halted("a", HaltReason.NODE_LOST, settings(1, 2, fence_after=30.0), at=20.0), 20.0
+        for _ in range(2):
+            at += 12.0
+            ledger = then(ledger, Chair(why="no beat"), at=at, author="b")
+        if knows != "all of it":
+            stands_on = {
+                1: start(settings(1, 2, fence_after=30.0)).head,
+                2: live("a").head,
+                3: halted("a", HaltReason.NODE_LOST).head,
+            }
+            ledger = restored(ledger.head, stands_on, at)
+        nodes = [running("a", changed=at), seen("c", head=5)]
+        waiting = decide(scene(ledger, *nodes, now=49.9))
+        assert isinstance(waiting, LookAgain)
+        assert "for up to 0 s (--rdzv_conf fence_after=30)" in waiting.waiting
+        silent = running("a", changed=44.0)
+        assert ids(body(decide(scene(ledger, silent, seen("c", head=5), now=50.0)))) == "c"
 
     def test_who_is_only_suspected_does_not_end_a_job_that_fails_on_node_loss(self) -> None:
         ledger = halted("ab", HaltReason.NODE_LEFT, settings(1, 2, on_node_loss=OnNodeLoss.FAIL), at=98.0)
@@ -575,3 +622,31 @@ class TestADeposedChair:
         assert isinstance(waiting, LookAgain)
         assert waiting.at == suspected_at
         assert ids(body(decide(replace(after, now=suspected_at)))) == "b"
+
+
+class TestTheCause:
+    """A failure that follows from a peer's loss is judged when nothing better has come for a tenth of a second."""
+
+    peer = replace(incident("a"), message="RuntimeError: Connection closed by peer")
+    killed = replace(incident("b", after=5.2), exit_code=-9)
+
+    def test_it_is_waited_for(self) -> None:
+        nodes = [replace(running("a", incident=self.peer), reported_at=NOW - 0.04), running("b")]
+        decision = decide(scene(live("ab"), *nodes))
+        assert isinstance(decision, LookAgain)
+        assert decision.at == pytest.approx(NOW + 0.06)
+
+    def test_but_not_for_long(self) -> None:
+        nodes = [replace(running("a", incident=self.peer), reported_at=NOW - 0.2), running("b")]
+        assert decide(scene(live("ab"), *nodes)) == Ask(self.peer)
+
+    def test_it_is_judged_at_once(self) -> None:
+        nodes = [
+            replace(running("a", incident=self.peer), reported_at=NOW),
+            replace(running("b", incident=self.killed), reported_at=NOW),
+        ]
+        assert decide(scene(live("ab"), *nodes)) == Ask(self.killed)
+
+    def test_nobody_is_left_to_report_it(self) -> None:
+        nodes = [replace(running("a", incident=self.peer), reported_at=NOW)]
+        assert decide(scene(live("a"), *nodes)) == Ask(self.peer)

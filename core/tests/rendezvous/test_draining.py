@@ -11,7 +11,7 @@ from scenes import entry, info, seen, start
 from elastic_core.errors import RendezvousTimeoutError, UsageError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor
 from elastic_core.rendezvous.codec import decode_row, encode_entry, encode_row
-from elastic_core.rendezvous.draining import ask
+from elastic_core.rendezvous.draining import ask, release
 from elastic_core.rendezvous.ledger import Closed
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.rows import Phase
@@ -86,4 +86,50 @@ def test_who_does_not_answer_is_named_and_nothing_is_left() -> None:
     store = job()
     with pytest.raises(RendezvousTimeoutError, match=r"host-b \(b\) did not say within the time that it leaves"):
         ask(store, "host-b", "job", patience=0.01)
+    assert [row.node_id for row in store.roster()] == ["a", "b"]
+
+
+def test_a_host_is_released_once_the_leader_has_taken_it_in() -> None:
+    store = job()
+    other = store.connect()
+    found: list[int] = []
+    releasing = threading.Thread(target=lambda: found.append(release(store, "host-b", "job")))
+    releasing.start()
+    version = 0
+    while len(rows := other.roster()) < 3:
+        version = other.wait(Cursor(1, version), roster=True, timeout=5).roster
+    assert decode_row(rows[-1].value).release == ("b",)
+    assert found == []
+    other.remove(rows[-1].node_id)
+    releasing.join()
+    assert found == [1]
+
+
+def test_a_host_whose_heartbeat_goes_on_is_not_released() -> None:
+    store = job()
+    other, over = store.connect(), threading.Event()
+
+    def beat() -> None:
+        count = 0
+        while not over.wait(0.01):
+            other.beat("b", count := count + 1)
+
+    beating = threading.Thread(target=beat)
+    beating.start()
+    with pytest.raises(UsageError, match=r"'host-b' is not gone: the heartbeats of all its agents in job 'job' go on"):
+        release(store, "host-b", "job")
+    over.set()
+    beating.join()
+    assert [row.node_id for row in store.roster()] == ["a", "b"]
+
+
+def test_what_cannot_be_released_is_named() -> None:
+    with pytest.raises(UsageError, match=r"No agent of job 'job' was on 'host-x'\.") as caught:
+        release(job(), "host-x", "job")
+    assert caught.value.hint == "They are or were on: host-a, host-b."
+    with pytest.raises(UsageError, match="There is no job 'job' that goes on here"):
+        release(job(closed=True), "host-a", "job")
+    store = job()
+    with pytest.raises(RendezvousTimeoutError, match=r"No agent of job 'job' took in within 0\.01 s"):
+        release(store, "host-b", "job", patience=0.01)
     assert [row.node_id for row in store.roster()] == ["a", "b"]

@@ -319,15 +319,23 @@ def _foreign(path: Path, monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
         monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
 
 
-def test_a_job_directory_planted_by_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _foreign(tmp_path / "job", monkeypatch, 0o777)
-    with pytest.raises(RendezvousStateError, match="belongs to another user"):
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o700])
+def test_a_job_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
+    _foreign(tmp_path / "job", monkeypatch, mode)
+    with pytest.raises(RendezvousStateError, match=r"belongs to another user(.|\n)*shared=true"):
+        FileBackend.open(tmp_path, "job")
+
+
+def test_a_job_directory_where_everybody_can_write_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job").chmod(0o1777)
+    with pytest.raises(RendezvousStateError, match="can be written to by everybody \\(mode 1777\\)"):
         FileBackend.open(tmp_path, "job")
 
 
 def test_a_job_directory_that_users_share_on_purpose_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _foreign(tmp_path / "job", monkeypatch, 0o770)
-    assert FileBackend.open(tmp_path, "job").enter("node", b"") == 1
+    assert FileBackend.open(tmp_path, "job", shared=True).enter("node", b"") == 1
 
 
 @pytest.mark.parametrize("plant", [lambda path: path.symlink_to(path.parent), lambda path: path.write_bytes(b"")])
@@ -352,7 +360,7 @@ def made(endpoint: str, **config: str) -> FileBackend:
 def test_the_hooks_ask_for_a_directory() -> None:
     options = file.elastic_rendezvous_options()
     assert (options.endpoint, options.endpoint_required, options.single_node) == ("DIRECTORY", True, False)
-    assert list(options.conf) == ["poll_interval"]
+    assert list(options.conf) == ["poll_interval", "shared"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError, UsageError
 from elastic_core.exit_codes import ExitCode
-from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
+from elastic_core.rendezvous.backend import ORIGIN, BeatReply, Cursor, Link, RendezvousBackend
 from elastic_core.rendezvous.guard import GuardedBackend
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.testing.backend_conformance import BackendConformance
@@ -79,3 +79,23 @@ def test_connections_that_come_of_it_are_guarded_and_say_the_same_of_themselves(
 
     child = GuardedBackend(Guest(MemoryStore()), "backend").connect()
     assert (type(child), child.embedded, child.hosting, child.may_forget) == (GuardedBackend, True, False, True)
+
+
+@pytest.mark.parametrize(
+    ("counts", "call", "words"),
+    [
+        ({"head": -5}, "wait", "gives -5 as the index of its newest entry"),
+        ({"head": -5}, "beat", "gives -5 as the index of its newest entry"),
+        ({"revision": -(2**63)}, "beat", "gives -9223372036854775808 as the revision of the row of node"),
+    ],
+)
+def test_numbers_that_count_nothing_are_refused(counts: dict[str, int], call: str, words: str) -> None:
+    class Planted(LocalBackend):
+        def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
+            return BeatReply(counts.get("head", 0), counts.get("revision"), None)
+
+        def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
+            return Cursor(counts["head"])
+
+    with pytest.raises(RendezvousStateError, match=words):
+        CALLS[call](GuardedBackend(Planted(MemoryStore()), "backend"))

@@ -8,12 +8,13 @@ import pytest
 from scenes import entry, info
 from test_session import CLOCK, PATIENCE, quick, restart
 
+from elastic_core.errors import RendezvousRefusedError
 from elastic_core.rendezvous.backend import Cursor, RosterRow
 from elastic_core.rendezvous.codec import decode_row, encode_entry
 from elastic_core.rendezvous.join import Applicant, Clock, Joined, join
 from elastic_core.rendezvous.ledger import Chair, HistoryChangedError, Offer
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
-from elastic_core.rendezvous.reading import has_round
+from elastic_core.rendezvous.rows import Seats
 from elastic_core.rendezvous.session import Session, SessionCalls
 
 PLACE = Offer("10.0.0.2", 29500, "the first")
@@ -76,7 +77,6 @@ def test_a_newcomer_waits_until_lost_entries_are_put_back_but_not_for_ever(missi
 
     store, clock = Losing(memory), Clock(now=lambda: now, sleep=sleep)
     store.missing = missing
-    assert not has_round(store, now)
     applicant = Applicant(info=info("b"), settings=quick(), offer=PLACE)
     if missing == 2:
         found = join(store, applicant, clock)
@@ -108,3 +108,27 @@ def test_a_node_that_waits_has_written_one_row_and_enters_it_anew_when_it_is_los
     assert (before.value, before.revision) == (after.value, after.revision)
     assert (decode_row(after.value), after.revision) == (found.row, 0)
     assert not errors
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_run_is_not_abandoned_whose_node_beats_though_its_seat_proves_it_gone(alive: bool) -> None:
+    """Two machines may have one host id (rule S8)."""
+    store, now, beats = LocalBackend(MemoryStore()), [0.0], [0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if alive:
+            beats[0] += 1
+            store.beat("a", beats[0], "a")
+
+    clock = Clock(now=lambda: now[0], sleep=sleep, new_id=CLOCK.new_id)
+    first, twin = (info(name, host="h", seats=Seats(at)) for name, at in (("a", 100), ("b", 200)))
+    assert isinstance(join(store, Applicant(info=first, settings=quick(), scheduler_uid="1"), clock), Joined)
+    if alive:
+        with pytest.raises(RendezvousRefusedError, match="is alive under this job id"):
+            join(store, Applicant(info=twin, settings=quick(), scheduler_uid="2"), clock)
+    else:
+        found = join(store, Applicant(info=twin, settings=quick(), scheduler_uid="2"), clock)
+        assert isinstance(found, Joined)
+        assert found.ledger.scheduler_uid == "2"
+        assert now[0] < quick().timing.lost_after

@@ -8,6 +8,8 @@ import pytest
 from scenes import RUN, entry, halted, live, members, offer, settings, start, then
 
 from elastic_core.errors import RendezvousStateError
+from elastic_core.rendezvous.backend import ORIGIN
+from elastic_core.rendezvous.history import resume
 from elastic_core.rendezvous.ledger import (
     Body,
     Chair,
@@ -19,9 +21,13 @@ from elastic_core.rendezvous.ledger import (
     HaltReason,
     Ledger,
     Open,
+    Plan,
     Round,
+    StopAt,
     advance,
     compose,
+    opened,
+    read_by,
     restored,
 )
 
@@ -39,6 +45,51 @@ def test_a_chair_entry_raises_the_term_and_may_name_a_successor() -> None:
     assert (took.chair, took.head.term) == ("b", 2)
     handed = then(ledger, Chair(why="leaves"), at=20.0, author="a", chair="b")
     assert (handed.chair, handed.head.author) == ("b", "a")
+
+
+def test_an_entry_by_a_node_that_does_not_decide_is_refused_and_named() -> None:
+    ledger = live("ab")
+    for body, words in (
+        (Round(number=2, offer=offer("b", 2), same_as=1), "entry 3 is a ROUND by 'b', but 'a' decides"),
+        (Halt(round=1, reason=HaltReason.RESIZE, why="planted"), "a HALT by 'b'"),
+        (CLOSED, "a CLOSED by 'b'"),
+        (Drain(nodes=("a",), why="planted"), "a DRAIN by 'b'"),
+    ):
+        planted = entry(ledger, body, at=20.0, author="b")
+        with pytest.raises(RendezvousStateError, match=words):
+            advance(ledger, planted, 20.0)
+
+
+def test_only_a_chair_entry_changes_who_decides() -> None:
+    ledger = live("ab")
+    given = entry(ledger, CLOSED, at=20.0, author="a", chair="b")
+    with pytest.raises(RendezvousStateError, match="entry 3, which makes 'b' the one who decides, is a CLOSED by 'a'"):
+        advance(ledger, given, 20.0)
+    for_another = entry(ledger, Chair(why="planted"), at=20.0, author="b", chair="c")
+    with pytest.raises(RendezvousStateError, match="which makes 'c' the one who decides, is a CHAIR by 'b'"):
+        advance(ledger, for_another, 20.0)
+
+
+def test_a_newcomer_refuses_a_newest_entry_by_a_node_that_does_not_decide() -> None:
+    ledger = live("ab")
+    planted = entry(ledger, CLOSED, at=20.0, author="b", chair="a")
+    with pytest.raises(RendezvousStateError, match="a CLOSED by 'b', but 'a' decides"):
+        restored(planted, {}, 20.0)
+
+
+def test_for_how_long_a_halt_has_stood_goes_along_from_entry_to_entry() -> None:
+    ledger = halted("ab", HaltReason.NODE_LOST, at=20.0)
+    assert (ledger.head.since_halt, ledger.halted_at) == (0.0, 20.0)
+    ledger = then(ledger, Chair(why="no beat"), at=27.0, author="b")
+    ledger = then(ledger, Chair(why="no beat"), at=36.5, author="c")
+    assert (ledger.head.since_halt, ledger.halted_at) == (16.5, 20.0)
+    late = read_by(ledger, 1000.0)  # a newcomer, by a clock of its own
+    assert (late.halt_at, late.halted_at) == (1000.0, 983.5)
+    lost = compose(ledger, resume(ledger, "lost"), entry_id="r", author="b", now=40.5, store=ORIGIN)
+    assert lost.since_halt == 20.5
+    assert opened(lost, 100.0).halted_at == 79.5
+    sealed = then(ledger, Round(number=2, offer=offer("b"), members=members("bc")), at=40.0)
+    assert then(sealed, Chair(why="no beat"), at=50.0, author="b").head.since_halt == 0.0
 
 
 def test_a_same_as_round_is_spelled_out() -> None:
@@ -122,6 +173,9 @@ def test_nothing_follows_closed_but_another_runs_open() -> None:
 
 
 ROUND_2 = Round(number=2, offer=offer("a", 2), same_as=1, charged=True)
+HALT_1 = Halt(round=1, reason=HaltReason.FAILURE, why="x")
+PLAN = Plan(round=1, reason=HaltReason.RESIZE, why="x", deadline=5.0)
+STOP_AT = StopAt(round=1, step=7, leaving=False)
 HALT_2 = Halt(round=2, reason=HaltReason.FAILURE, why="x")
 
 
@@ -135,6 +189,11 @@ HALT_2 = Halt(round=2, reason=HaltReason.FAILURE, why="x")
         [Round(number=1, offer=offer("a"), members=members("ab")), ROUND_2, HALT_2],
         [Round(number=1, offer=offer("a"), members=members("ab")), ROUND_2, HALT_2, Chair(why="x")],
         [Round(number=1, offer=offer("a"), members=members("ab")), CLOSED],
+        [Round(number=1, offer=offer("a"), members=members("ab")), PLAN],
+        [Round(number=1, offer=offer("a"), members=members("ab")), PLAN, STOP_AT],
+        [Round(number=1, offer=offer("a"), members=members("ab")), PLAN, STOP_AT, Chair(why="x")],
+        [Round(number=1, offer=offer("a"), members=members("ab")), PLAN, STOP_AT, HALT_1],
+        [Round(number=1, offer=offer("a"), members=members("ab")), PLAN, STOP_AT, ROUND_2],
     ],
 )
 def test_a_newcomer_knows_the_same_from_the_newest_entry_and_its_anchors(bodies: list[Body]) -> None:
@@ -144,11 +203,36 @@ def test_a_newcomer_knows_the_same_from_the_newest_entry_and_its_anchors(bodies:
         entries[ledger.head.index + 1] = entry(ledger, body, at=5.0)
         ledger = then(ledger, body, at=5.0)
     at = ledger.head.anchors
-    needed = {i: entries[i] for i in (at.open, at.chair, at.round, at.latest, at.halt) if i}
+    needed = {i: entries[i] for i in (at.open, at.chair, at.round, at.latest, at.halt, at.plan, at.stop_at) if i}
     new = restored(ledger.head, needed, 5.0)
     assert (new.head, new.round, new.halt, new.closed) == (ledger.head, ledger.round, ledger.halt, ledger.closed)
     assert (new.settings, new.scheduler_uid, new.chair, new.live) == (ledger.settings, "s1", ledger.chair, ledger.live)
+    assert (new.plan, new.stop_at) == (ledger.plan, ledger.stop_at)
     assert new.head.run == RUN
+
+
+@pytest.mark.parametrize("bodies", [[], [PLAN], [PLAN, STOP_AT], [HALT_1]])
+def test_a_newcomer_knows_what_a_resumed_run_goes_on_with(bodies: list[Body]) -> None:
+    mine = live("ab")
+    for body in bodies:
+        mine = then(mine, body, at=20.0)
+    head = compose(None, resume(mine, "lost"), entry_id="r1", author="a", now=30.0, run=RUN)
+    resumed = opened(head, 30.0)
+    assert (resumed.halt, resumed.plan, resumed.stop_at) == (mine.halt, mine.plan, mine.stop_at)
+    for ledger in (resumed, then(resumed, Chair(why="x"), at=30.0)):
+        new = restored(ledger.head, {head.index: head, ledger.head.index: ledger.head}, 30.0)
+        for what in ("round", "round_at", "halt", "halt_at", "plan", "plan_at", "stop_at", "resized_at"):
+            assert getattr(new, what) == getattr(ledger, what), what
+
+
+def test_a_newcomer_refuses_a_plan_that_is_none() -> None:
+    ledger = then(live("ab"), PLAN, at=20.0)
+    entries = {1: start().head, 2: live("ab").head, 3: start().head}
+    with pytest.raises(RendezvousStateError, match="are no PLAN and STOP_AT"):
+        restored(ledger.head, entries, 20.0)
+    ledger = then(ledger, STOP_AT, at=21.0)
+    with pytest.raises(RendezvousStateError, match="are no PLAN and STOP_AT"):
+        restored(ledger.head, {**entries, 3: then(live("ab"), PLAN, at=20.0).head, 4: start().head}, 21.0)
 
 
 def test_a_newcomer_takes_the_last_resize_for_just_now() -> None:

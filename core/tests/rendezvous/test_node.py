@@ -172,6 +172,21 @@ def test_only_the_first_failure_of_a_round_is_reported() -> None:
     assert row_of(node.state).incident == first
 
 
+@pytest.mark.parametrize("reported_by", ["a", "b"])
+def test_a_cause_that_is_known_while_workers_are_stopped_replaces_what_followed_from_it(reported_by: str) -> None:
+    """The node itself has reported that a peer is gone, or the round was halted because another node has."""
+    node, peer = running(), replace(incident(reported_by), message="RuntimeError: Connection closed by peer")
+    if reported_by == "a":
+        node.hears(WorkerFailed(peer))
+    else:
+        node.reads(replace(halt(), incident=peer))
+    killed = replace(incident("a"), exit_code=-9)
+    node.hears(WorkerFailed(killed))
+    assert row_of(node.state).incident == killed
+    node.hears(WorkerFailed(replace(incident("a"), exit_code=-11)))
+    assert row_of(node.state).incident == killed
+
+
 def test_a_failure_in_a_round_that_is_being_stopped_is_no_incident() -> None:
     node = running()
     node.reads(halt())

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
-from elastic_core.rendezvous.retry import RETRY_FIRST, RETRY_MOST, Backoff
+import pytest
+
+from elastic_core.errors import RendezvousConnectionError
+from elastic_core.rendezvous.local import LocalBackend, MemoryStore
+from elastic_core.rendezvous.retry import RETRY_FIRST, RETRY_MOST, Backoff, persist
 
 
 def test_each_failure_in_a_row_doubles_the_pause_up_to_a_limit() -> None:
@@ -20,3 +24,56 @@ def test_after_a_success_the_next_failure_is_a_first_one() -> None:
 def test_it_never_waits_longer_than_it_is_given() -> None:
     backoff = Backoff(most=0.5)
     assert [backoff.failed() for _ in range(5)] == [0.1, 0.2, 0.4, 0.5, 0.5]
+
+
+class Restarting(LocalBackend):
+    """A store whose server is down for the first ``down`` calls and connections."""
+
+    down = 0
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.memory = store
+
+    def _answer(self) -> None:
+        if Restarting.down > 0:
+            Restarting.down -= 1
+            raise RendezvousConnectionError("connection refused")
+
+    def connect(self) -> Restarting:
+        self._answer()
+        return Restarting(self.memory)
+
+    def read(self, index: int) -> bytes | None:
+        self._answer()
+        return super().read(index)
+
+
+def persisted(store: Restarting, down: int, timeout: float = 60.0) -> tuple[list[str], list[float]]:
+    """What was told, and how long each pause was, of an attempt that the store answers in the end."""
+    told: list[str] = []
+    pauses: list[float] = []
+    Restarting.down = down
+
+    def tell(exc: RendezvousConnectionError) -> None:
+        told.append(exc.message)
+
+    persist(store, lambda to: to.read(1), tell, timeout=timeout, now=lambda: sum(pauses), sleep=pauses.append)
+    return told, pauses
+
+
+def test_a_node_that_joins_waits_for_a_store_that_restarts() -> None:
+    """It ended with exit code 69, though the store was back a second later."""
+    assert persisted(Restarting(MemoryStore()), 4) == (["connection refused"], [0.1, 0.2, 0.4, 0.8])
+
+
+def test_a_store_that_does_not_come_back_in_time_is_out_of_reach() -> None:
+    with pytest.raises(RendezvousConnectionError, match="connection refused"):
+        persisted(Restarting(MemoryStore()), 1000, timeout=5.0)
+
+
+def test_an_embedded_store_does_not_come_back() -> None:
+    store = Restarting(MemoryStore())
+    store.embedded = True
+    with pytest.raises(RendezvousConnectionError, match="connection refused"):
+        persisted(store, 1)

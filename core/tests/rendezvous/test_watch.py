@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import UserDict
-from collections.abc import ValuesView
+from collections.abc import Iterable, ValuesView
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ from elastic_core.rendezvous.watch import (
     forget,
     interrupted,
     observe,
+    proved,
 )
 
 TIMING = Timing()
@@ -67,6 +69,29 @@ def test_after_a_gap_in_its_own_reads_the_chair_judges_nobody_for_a_full_period(
     assert dead(watch, "a", TIMING, 66.0)
 
 
+def test_only_what_the_chair_has_itself_seen_to_change_is_a_sign() -> None:
+    first, then = [row("a", 1), row("b", 2)], [row("a", 1, beat=2), row("b", 2)]
+    found = watched((10.0, first), (12.0, then), (30.0, then))
+    assert [seen.sign_at for seen in found.nodes.values()] == [12.0, -math.inf]
+    assert [seen.changed_at for seen in found.nodes.values()] == [30.0, 30.0], "after a gap, nobody is judged"
+
+
+def test_what_the_chair_chose_to_sleep_is_no_gap() -> None:
+    """With 11,000 rows it lets changes gather for 1.1 s after each look, and then waits for a beat."""
+    watch = observe(Watch(), [row("a", 1)], 0.0)
+    for now in (3.2, 6.4):
+        watch = observe(watch, [row("a", 1)], now, slept=3.1)
+    assert dead(watch, "a", TIMING, 6.4)
+    assert not dead(observe(watch, [row("a", 1)], 13.0, slept=3.1), "a", TIMING, 13.0), (
+        "3.5 s without an answer are one"
+    )
+
+
+def test_a_look_that_always_takes_long_is_no_gap() -> None:
+    assert contact_gap(TIMING, 1.0) == contact_gap(TIMING)
+    assert contact_gap(TIMING, 4.0) == 6.0
+
+
 def test_a_connection_that_broke_is_a_gap_however_short() -> None:
     """Others were cut off as well, and try again at instants of their own."""
     watch = interrupted(watched((0.0, [row("a", 1)]), (2.0, [row("a", 1)])))
@@ -97,7 +122,44 @@ def test_a_row_that_the_store_lost_is_judged_like_a_beat_that_stopped() -> None:
 def test_a_newer_incarnation_on_the_same_seat_is_proof_of_death() -> None:
     """Newer by the clock of their host: a store that was emptied may have taken the older one's row last."""
     watch = watched((0.0, [row("a", 2, host="h", seats=Seats(100)), row("b", 1, host="h", seats=Seats(200))]))
-    assert [dead(watch, name, TIMING, 0.0) for name in "ab"] == [True, False]
+    assert [dead(watch, name, TIMING, 3.0) for name in "ab"] == [True, False]
+
+
+TWINS = {"a": Seats(100), "b": Seats(200)}
+"""Of two machines with one host id: b's row proves that a is gone."""
+
+
+def twins(beats: Iterable[tuple[float, int, int]]) -> Watch:
+    """What is seen of them at these times, with these beats."""
+    return watched(
+        *(
+            (at, [row(n, i, b, host="h", seats=TWINS[n]) for i, (n, b) in enumerate(zip("ab", both, strict=True))])
+            for at, *both in beats
+        )
+    )
+
+
+def test_a_proof_waits_until_the_beat_has_stood_still_for_a_beat_and_a_half() -> None:
+    watch = twins([(0.0, 1, 1), (2.0, 2, 2)])
+    assert watch.gone == {"a"}
+    assert [dead(watch, "a", TIMING, now) for now in (2.0, 4.9, 5.0)] == [False, False, True]
+    assert [proved(watch, watch.nodes["a"], TIMING, now) for now in (4.9, 5.0)] == [False, True]
+    assert [dead(watch, "b", TIMING, now) for now in (5.0, 7.9)] == [False, False]
+
+
+def test_a_host_is_distrusted_when_the_beat_of_one_that_is_proved_to_be_gone_goes_on() -> None:
+    watch = twins([(0.0, 1, 1), (2.0, 2, 2), (4.0, 3, 3)])
+    assert [*watch.gone, *watch.distrusted] == ["id-h"]
+    assert not dead(watch, "a", TIMING, 9.9), "it is judged by its beats alone from then on"
+    assert dead(watch, "a", TIMING, 10.0)
+    again = observe(watch, [row("a", 1, 3, host="h"), row("c", 3, host="h", seats=Seats(300))], 6.0)
+    assert again.gone == set(), "for as long as this leader decides"
+
+
+def test_one_late_beat_of_a_dead_node_contradicts_nothing_nor_does_a_store_that_goes_back() -> None:
+    watch = twins([(0.0, 5, 1), (2.0, 6, 2), (4.0, 4, 3), (6.0, 6, 4)])
+    assert [*watch.gone, *watch.distrusted] == ["a"]
+    assert dead(watch, "a", TIMING, 9.0)
 
 
 def test_an_older_row_from_a_copy_of_the_store_takes_nothing_back() -> None:
@@ -121,13 +183,13 @@ def test_a_row_that_the_store_lost_proves_nothing_of_one_that_came_after() -> No
     """An empty store counts serials from 1 again."""
     a, b = row("a", 7, host="h", seats=Seats(100)), row("b", 1, host="h", seats=Seats(200))
     watch = watched((0.0, [a]), (2.0, [b]))
-    assert [dead(watch, name, TIMING, 2.0) for name in "ab"] == [True, False]
+    assert [dead(watch, name, TIMING, 4.0) for name in "ab"] == [True, False]
 
 
 def test_what_a_row_has_shown_stands_when_the_store_has_lost_it() -> None:
     a, b = row("a", 1, host="h", seats=Seats(100)), row("b", 2, host="h", seats=Seats(200))
     watch = watched((0.0, [a, b]), (2.0, [a]))
-    assert [dead(watch, name, TIMING, 2.0) for name in "ab"] == [True, False]
+    assert [dead(watch, name, TIMING, 4.0) for name in "ab"] == [True, False]
 
 
 A = NodeRow(info=info("a", host="h", seat=2, seats=Seats(100)))
@@ -149,7 +211,7 @@ A = NodeRow(info=info("a", host="h", seat=2, seats=Seats(100)))
 def test_a_look_at_seats_shows_who_is_gone(why: str, other: NodeInfo, shown: str) -> None:
     assert gone([A, NodeRow(info=other)]) == gone([NodeRow(info=other), A]) == set(shown), why
     watch = watched((0.0, [Observation(A, 1, 0), Observation(NodeRow(info=other), 2, 0)]))
-    assert [dead(watch, name, TIMING, 0.0) for name in "ab"] == [name in shown for name in "ab"]
+    assert [dead(watch, name, TIMING, 3.0) for name in "ab"] == [name in shown for name in "ab"]
 
 
 def test_a_later_look_counts_and_never_against_its_own_node() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import pytest
 from scenes import halted, incident, info, live, offer, start, then
 
 from elastic_core.rendezvous.codec import decode_row, encode_row
-from elastic_core.rendezvous.deferral import AT_MOST, FOR_EACH, deferral
+from elastic_core.rendezvous.deferral import AT_MOST, FOR_EACH, SPREAD_ABOVE, deferral
 from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.ledger import HaltReason, Ledger, Member, Plan, Round
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
@@ -34,8 +35,7 @@ def of(size: int) -> Ledger:
     [
         pytest.param(RUNS, live("ab"), 2 * FOR_EACH, id="it runs"),
         pytest.param(replace(RUNS, progressed=True, takes_notices=True), live("ab"), 2 * FOR_EACH, id="it goes on"),
-        pytest.param(RUNS, of(100), 100 * FOR_EACH, id="of a hundred"),
-        pytest.param(RUNS, of(5000), AT_MOST, id="of thousands"),
+        pytest.param(RUNS, of(SPREAD_ABOVE), SPREAD_ABOVE * FOR_EACH, id="of sixty-four"),
         pytest.param(replace(RUNS, info=info("a")), live("ab"), 0.0, id="where rank 0 would meet next"),
         pytest.param(replace(RUNS, incident=incident("b")), live("ab"), 0.0, id="a worker failed"),
         pytest.param(replace(RUNS, leaving=True), live("ab"), 0.0, id="it leaves"),
@@ -50,6 +50,18 @@ def of(size: int) -> Ledger:
 )
 def test_what_somebody_waits_for_is_said_at_once(row: NodeRow, ledger: Ledger, seconds: float) -> None:
     assert deferral(row, ledger) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("members", [100, 5000])
+def test_the_members_of_a_large_round_do_not_all_say_so_at_once(members: int) -> None:
+    ledger, most = of(members), min(AT_MOST, members * FOR_EACH)
+    assert ledger.round is not None
+    rows = [replace(RUNS, info=info(member.node_id)) for member in ledger.round.members[1:]]
+    delays = [deferral(row, ledger) for row in rows]
+    assert delays == [deferral(row, ledger) for row in rows]
+    tenths = Counter(int(10 * (delay - most / 2) / (most / 2)) for delay in delays)
+    assert tenths.keys() == set(range(10))
+    assert max(tenths.values()) < members / 5
 
 
 class Listening(LocalBackend):
@@ -77,7 +89,7 @@ class Desk:
         self.stopping, self.wake = threading.Event(), threading.Condition()
         calls = WriterCalls(
             connected=lambda: self.store,
-            contact=lambda began: None,
+            worked=lambda: None,
             failed=lambda exc: None,
             doubtful=lambda: None,
             given_up=lambda exc: None,

@@ -15,6 +15,8 @@ from elastic_core.incidents import Action, History, Incident, IncidentKind
 from elastic_core.plugins import Plugins, load
 from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.rows import NodeInfo
+from elastic_core.rendezvous.settings import Versions
 
 
 @pytest.fixture
@@ -24,11 +26,12 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plugins:
     return load(RunConfig(program=program, rdzv_backend="sqlite", plugins=("usage-errors", "event-file")))
 
 
-def test_elastic_plugins_lists_all_three_and_their_hooks() -> None:
+def test_elastic_plugins_lists_all_and_their_hooks() -> None:
     listed = [row for row in inventory(Catalogue.read()) if row.distribution == "elastic-example-plugin"]
     assert {(row.group, row.name, row.hooks, row.error) for row in listed} == {
         ("elastic.rendezvous", "sqlite", ("elastic_make_rendezvous", "elastic_rendezvous_options"), None),
         ("elastic.plugins", "usage-errors", ("elastic_judge_failure",), None),
+        ("elastic.plugins", "gone-hosts", ("elastic_node_gone",), None),
         ("elastic.plugins", "event-file", ("elastic_observe",), None),
     }
 
@@ -55,6 +58,21 @@ def test_the_policy_gives_up_on_usage_errors_only(plugins: Plugins, exit_code: i
     incident = Incident(kind=IncidentKind.WORKER_FAILED, round=0, node_id="n", host="h", exit_code=exit_code)
     history = History(restarts=0, max_restarts=3, rounds_without_progress=0)
     assert plugins.judge(incident, history).action is action
+
+
+def test_a_host_with_a_file_is_vouched_for_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTIC_GONE_HOSTS", str(tmp_path))
+    (tmp_path / "pod-1").touch()
+    program = Program(ProgramKind.SCRIPT, "train.py")
+    asked = load(RunConfig(program=program, plugins=("gone-hosts",))).node_gone
+    assert asked is not None
+    nodes = [
+        NodeInfo(
+            node_id=host, host=host, host_id=host, seat=0, local_world_size=1, role="", versions=Versions(python="3")
+        )
+        for host in ("pod-1", "pod-2")
+    ]
+    assert [asked(node) for node in nodes] == [True, False]
 
 
 def test_the_observer_writes_every_event_as_a_line(plugins: Plugins, tmp_path: Path) -> None:

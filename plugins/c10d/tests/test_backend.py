@@ -34,7 +34,7 @@ from elastic_rdzv_c10d.backend import C10dBackend
 from elastic_rdzv_c10d.client import StoreClient
 from elastic_rdzv_c10d.endpoint import Address
 from elastic_rdzv_c10d.plugin import Options, elastic_make_rendezvous
-from elastic_rdzv_c10d.records import Keys
+from elastic_rdzv_c10d.records import KEPT_BELLS, ROW_CHANGED, Keys
 
 FIRST = Link(1, "first")
 READ_TIMEOUT = 20.0
@@ -340,6 +340,52 @@ def test_a_waiter_that_is_woken_for_nothing_waits_on(port: int) -> None:
         store.append(ORIGIN, FIRST, b"entry")
         assert woken(waiting, "append()").head == 1
         assert waiter.read(1) == b"entry"
+
+
+def test_a_store_does_not_grow_with_changes(port: int) -> None:
+    with closing(opened(port, "job")) as host:
+        host.enter("a", b"0")
+        for revision in range(1, 2 * KEPT_BELLS):
+            host.amend("a", revision, b"%d" % revision)
+        names = host._client.names() or []
+        assert len([name for name in names if "/change/" in name]) <= KEPT_BELLS + 1
+        assert len(names) < KEPT_BELLS + 20
+
+
+@pytest.mark.parametrize("near", [(1 << 62) - 2, ((1 << 30) - 1 << 32) + (1 << 32) - 2], ids=["rows", "changes"])
+def test_the_count_of_changes_stays_in_range_and_wakes_waiters_all_the_same(port: int, near: int) -> None:
+    with closing(opened(port, "job")) as host, closing(host.connect()) as waiter:
+        host.enter("a", b"0")
+        host._client.put(Keys("job").changes, b"%d" % near)
+        for revision in range(1, 6):
+            before = waiter.wait(Cursor(), roster=True, timeout=0)
+            waiting = long_wait(waiter, before, roster=True)
+            host.amend("a", revision, b"%d" % revision)
+            assert woken(waiting, "an amendment") != before
+        count = host._client.count(Keys("job").changes)
+        assert count < (1 << 62) + 6 * ROW_CHANGED
+        assert [row.revision for row in host.roster()] == [5]
+
+
+def test_a_waiter_that_was_stopped_for_a_thousand_changes_finds_out_by_itself(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bell is deleted by the time at which it begins to wait for it."""
+    monkeypatch.setattr("elastic_rdzv_c10d.backend.BELL_PATIENCE", 0.2)
+    with closing(opened(port, "job")) as host, closing(host.connect()) as waiter:
+        host.enter("a", b"0")
+        before = waiter.wait(Cursor(), roster=True, timeout=0)
+        wait_for = waiter._client.wait_for
+
+        def stopped_before_it_waits(key: str, timeout: float) -> bool:
+            monkeypatch.setattr(waiter._client, "wait_for", wait_for)
+            for revision in range(1, KEPT_BELLS + 3):
+                host.amend("a", revision, b"%d" % revision)
+            assert not host._client.exist(key), "nothing would wake it"
+            return wait_for(key, timeout)
+
+        monkeypatch.setattr(waiter._client, "wait_for", stopped_before_it_waits)
+        assert waiter.wait(before, roster=True, timeout=60) != before
 
 
 def test_a_node_writes_its_row_without_looking_for_it(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,8 @@ ELSEWHERE = Address(socket.AF_INET, "192.0.2.7", 29400)
         ("node 1", None, None),
         ("0.0.0.0:5000", None, None),
         ("[::]:5000", None, None),
+        ("255.255.255.255:1", None, None),
+        ("[ff02::1]:5000", None, None),
     ],
 )
 def test_an_endpoint_is_a_host_and_perhaps_a_port_or_is_refused(text: str, host: str | None, port: int | None) -> None:

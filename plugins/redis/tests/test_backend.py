@@ -128,7 +128,7 @@ def test_what_an_entry_was_at_the_last_wake_up_is_not_believed_later(
     waiting = long_wait(waiter, Cursor(), roster=False)
     store.append(ORIGIN, FIRST, b"entry")
     woken(waiting, "append()")
-    admin.hdel(LEDGER, "1")
+    admin.hdel(LEDGER, "1", "head")
     then(waiter)
     assert waiter.read(1) is None
     waiter.close()
@@ -343,7 +343,7 @@ def test_a_key_of_another_kind_is_reported(store: RedisBackend, admin: redis.Red
 
 def test_a_counter_that_is_none_is_reported(store: RedisBackend, admin: redis.Redis) -> None:
     admin.hset(LEDGER, "head", "many")
-    with pytest.raises(RendezvousStateError, match="is not ours: a counter"):
+    with pytest.raises(RendezvousStateError, match="is not ours: the index of the newest entry"):
         store.beat("node", 1)
 
 

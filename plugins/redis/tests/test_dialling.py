@@ -22,8 +22,7 @@ from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
 from elastic_core.testing.backend_conformance import BackendConformance
 from elastic_core.testing.connections import MakeBackend, long_wait, woken
 from elastic_core.testing.racing import PATIENCE, background
-from elastic_rdzv_redis.client import Client
-from elastic_rdzv_redis.dialling import Dialler
+from elastic_rdzv_redis.dialling import Dialler, Master
 from elastic_rdzv_redis.endpoint import Endpoint, Host
 from elastic_rdzv_redis.options import Options
 
@@ -426,14 +425,14 @@ class Clockwork(Dialler):
             raise RendezvousConnectionError(f"{sentinel} is down.")
         return Host(self.named[sentinel.name], 6379)
 
-    def _to_master(self, host: Host | None, whose: str, deadline: float) -> Client:
+    def _to_master(self, host: Host | None, whose: str, deadline: float) -> Master:
         assert host is not None
         began, answers_at = self.now, self.now + self.takes[host.name]
         self.now = min(answers_at, deadline)
         self.asked.append((host.name, began, deadline))
         if answers_at > deadline:
             raise RendezvousConnectionError(f"{host} does not answer.")
-        return cast("Client", host)
+        return cast("Master", host)
 
 
 @pytest.mark.parametrize(

@@ -308,10 +308,15 @@ def test_a_sampler_that_does_not_know_how_far_it_is_goes_on_with_as_many_ranks_o
     state["form"] = state["form"].replace('["ranks", 1]', '["ranks", 2]')
     folder = Folder("another run")
     folder.save(state, 3)
+    told = r"^Epoch 0 is to go on with 1 rank\(s\) after 3 batches of 2, and the loader's position"
     second = Training(disk=folder, rng=False)
     second.state.restore()
-    with pytest.warns(UserWarning, match=r"^Epoch 0 goes on with 1 rank\(s\) after 3 batches of 2, and the sampler"):
+    with pytest.raises(UsageError, match=told):
         next(second.run())
+    lossy = Training(disk=folder, rng=False, exact_samples=False)
+    lossy.state.restore()
+    with pytest.warns(UserWarning, match=told):
+        next(lossy.run())
 
 
 @pytest.mark.usefixtures("agent")

@@ -12,6 +12,6 @@ General layout, from what everything stands on up to what is run:
   ``unreached`` of peers, ``seating`` of who gets a place; ``amendments`` and ``finishing`` only count how often other
   rules were come to; ``goals`` says when a job has got where it must.
 * ``play`` runs one plan. ``shrinking`` makes a failing one small, ``campaign`` runs thousands on all cores, ``thawing``
-  makes that cheaper. ``mutants`` plants the ``defects``, and those of ``repairs``, and sees whether they are noticed.
-  ``python -m simulation`` is the command line.
+  makes that cheaper. ``plant`` plants one of the ``defects``, or of ``repairs``, where ``defect`` finds its place, and
+  sees whether it is noticed. ``python -m simulation`` is the command line.
 """

@@ -17,7 +17,8 @@ from elastic_core.events import Event
 from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.program import Program, ProgramKind
-from elastic_core.rendezvous.join import Applicant, Clock, join
+from elastic_core.rendezvous.arrival import Arrival
+from elastic_core.rendezvous.join import Applicant, Clock, arrive, join
 from elastic_core.rendezvous.ledger import Closed, Offer, Round
 from elastic_core.rendezvous.node import (
     NodeEvent,
@@ -143,7 +144,7 @@ class Hands:
         step = gang.stepper.take()
         self.step = self.step if step is None else step
 
-    def stop(self, grace: float) -> None:
+    def stop(self, grace: float, *, broken: bool = False) -> None:
         self._over = True
         self._asked += 1
         self._stop(grace)
@@ -271,8 +272,12 @@ class Stores:
 class SimAgent:
     """One incarnation, from its start to its end."""
 
-    def __init__(self, host: Host, node_id: str, seat: int, uid: str | None, seats: Seats) -> None:
+    def __init__(self, host: Host, node_id: str, seat: int, uid: str | None, seats: Seats, again: bool) -> None:
         self.host, self.node_id, self.seat, self.uid = host, node_id, seat, uid
+        self.again = again
+        """Whether the same process was another node before."""
+        self.verdicts_before: int | None = None
+        """How many verdicts there were when it had first read the ledger; None for an agent that reads it to join."""
         self.process_hub = host.world.hub
         self.process = Process(node_id, host.clock, host)
         self.process.lag = host.lag
@@ -352,7 +357,7 @@ class SimAgent:
         if self.host.suspended:
             self.host.held.append(self._rejoin)
         else:
-            self.host.start(self.uid)
+            self.host.start(self.uid, again=True)
 
     def _run(self) -> tuple[int, str]:
         world, plan = self.host.world, self.host.world.plan
@@ -369,8 +374,9 @@ class SimAgent:
         now: Callable[[], float] = self.host.now
         clock = Clock(now=now, sleep=self._sleep, new_id=world.new_id)
         store = Connection(world.store, self.host.line, self.process, hosting=self.hosting)
-        found = join(store, applicant, clock)
+        found = join(store, applicant, clock, self._arrive(store, applicant, clock))
         if isinstance(found, Closed):
+            world.truth.reported_verdict(self, found)
             world.count("S6 a latecomer hears the verdict")
             return found.exit_code, found.why
         self.run = found.ledger.head.run
@@ -379,6 +385,7 @@ class SimAgent:
         plugins = SimpleNamespace(
             rendezvous_options=RendezvousOptions,
             judge=self._judge,
+            node_gone=None,
             round_starts=lambda *_: None,
             stop_planned=lambda *_: None,
         )
@@ -401,6 +408,18 @@ class SimAgent:
                 self.supervisor.close()
         self.rejoins = ending.rejoin and not self.leaving
         return ending.exit_code, ending.why
+
+    def _arrive(self, store: Connection, applicant: Applicant, clock: Clock) -> Arrival | None:
+        """Read the ledger, and import what workers need where a round is live, as an agent with a template does."""
+        world, most = self.host.world, self.host.world.plan.preload
+        if not (most or self.again):
+            return None
+        arrival = arrive(store, applicant, clock, again=self.again)
+        self.verdicts_before = len(world.truth.verdicts)
+        if most and arrival.round:
+            world.count("S6 a newcomer imports while a round is live")
+            self._sleep(most * world.hub.random.random())
+        return arrival
 
     def _sleep(self, seconds: float) -> None:
         task = self.process_hub.task()

@@ -238,6 +238,10 @@ class Event:
         self._set = True
         self._condition.notify_all()
 
+    def clear(self) -> None:
+        """Make it as it was."""
+        self._set = False
+
     def wait(self, timeout: float | None = None) -> bool:
         """Block until it is set."""
         if not self._set:

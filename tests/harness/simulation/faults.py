@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from simulation.workers import Gang
     from simulation.world import Host, World
 
-STORE_WIDE = frozenset({"restart", "read-only", "wipe", "rollback", "masters"})
+STORE_WIDE = frozenset({"restart", "read-only", "wipe", "rollback", "masters", "split"})
 """Kinds that everybody feels."""
 
 

@@ -60,6 +60,11 @@ def check_pair(world: World, one: Training, other: Training) -> None:
     """S4, I12: two rounds train at once, which only somebody who does not know of it may do, and not for long."""
     if not one.whole or not other.whole:
         return
+    fence = world.plan.fence_after
+    if world.plan.stale_reads and world.split_at is not None and world.hub.now - world.split_at > fence:
+        since = f"{world.hub.now - world.split_at:.1f} s after a master was replaced, of {fence:g} s"
+        world.truth.violated("S4", f"rounds {one.round.number} and {other.round.number} train at once {since}")
+        return
     for training in (one, other):
         if node_id := _overdue(world, training):
             both = f"rounds {one.round.number} of {one.run} and {other.round.number} of {other.run}"

@@ -72,7 +72,8 @@ def _content(world: World, agent: SimAgent, training: Training, members: set[str
 def _left_out(world: World, agent: SimAgent, ledger: Ledger, members: set[str]) -> bool:
     """L4, L5: whether its host was lost too often, or excluded, and no member is there."""
     counters = ledger.counters
-    bad = counters.losses.get(agent.boot_id, 0) >= LOSSES or agent.boot_id in counters.excluded
+    losses = counters.losses.get(agent.boot_id)
+    bad = (losses is not None and losses.count >= LOSSES) or agent.boot_id in counters.excluded
     others = {other.boot_id for node_id in members if (other := world.agent(node_id)) is not None}
     return bad and agent.boot_id not in others
 

@@ -24,6 +24,8 @@ class Histories:
     """The round before each one, in its own history."""
     forked: set[str] = field(default_factory=set)
     """Runs of which there are two histories, since a store has forgotten one."""
+    uids: dict[str, str | None] = field(default_factory=dict)
+    """The scheduler's uid of each run."""
     _after: dict[str, str] = field(default_factory=dict)
     """What was first built upon each entry."""
     _sealed: set[tuple[str, int, tuple[Member, ...]]] = field(default_factory=set)
@@ -34,6 +36,8 @@ class Histories:
     def add(self, replica: Replica, entry: Entry) -> Entry | None:
         """Take note of the newest entry of a server; the one before it there."""
         self.written[entry.id] = entry
+        if isinstance(entry.body, Open):
+            self.uids[entry.run] = entry.body.scheduler_uid
         body, newest = entry.body, self._newest.get(entry.run, (0, 0))
         if entry.prev and self._after.setdefault(entry.prev, entry.id) != entry.id:
             self.forked.add(entry.run)

@@ -86,6 +86,30 @@ def _lonely(lots: random.Random) -> dict[str, Any]:
     return {"thinking": 0.0, "max_restarts": lots.choice([0, 1, 3, 3])}
 
 
+def _causes(lots: random.Random) -> dict[str, Any]:
+    return {"peers_tell": True, "peers_notice": True, "max_restarts": lots.choice([0, 0, 1]), "work": 10_000.0}
+
+
+def _split(lots: random.Random) -> dict[str, Any]:
+    return {
+        **_fenced(lots),
+        "may_forget": True,
+        "stale_reads": True,
+        "guarded": lots.random() < 0.5,
+        "latency": lots.choice([0.0005, 0.002, 0.02]),
+    }
+
+
+def _sizes(lots: random.Random) -> dict[str, Any]:
+    return {"limit": lots.choice([640, 660, 700, 800]), "min_nodes": 1, "join_timeout": 20.0}
+
+
+def _latecomers(lots: random.Random) -> dict[str, Any]:
+    work, preload = lots.choice([2.0, 4.0, 8.0, 16.0]), lots.choice([3.0, 8.0, 20.0])
+    uid = lots.random() < 0.5
+    return {"min_nodes": 1, "work": work, "preload": preload, "uid": uid, "max_restarts": lots.choice([0, 0, 1])}
+
+
 def _few(lots: random.Random) -> dict[str, Any]:
     return {"enough": False, "join_timeout": lots.choice([10.0, 20.0])}
 
@@ -99,6 +123,7 @@ PROFILES: dict[str, Profile] = {
     "ending": Profile({"start": 9, "crash": 3, "freeze": 3, "cut": 2, "leave": 2, "fail": 1}, job=_ending),
     "reused": Profile({"start": 12, "crash": 6, "power": 2, "leave": 3, "fail": 3}, finishing=0.6, job=_reused),
     "embedded": Profile({**AGENTS, "power": 1, "crash": 2, "slow": 2, "cut": 2}, job=_embedded),
+    "latecomers": Profile({"start": 18, "fail": 3, "crash": 3, "power": 1, "leave": 2, "cut": 1}, job=_latecomers),
     "few": Profile({"crash": 5, "power": 3, "leave": 4, "start": 1, "fail": 2, "cut": 1}, job=_few),
     "forgetful": Profile(
         {"wipe": 3, "rollback": 4, "masters": 4, "fail": 5, "crash": 3, "start": 3, "cut": 2, "lossy": 1},
@@ -120,6 +145,26 @@ PROFILES: dict[str, Profile] = {
         job=_graceful,
     ),
     "fenced": Profile({"cut": 6, "suspend": 2, "freeze": 3, "start": 2}, length=50.0, most=4, job=_fenced),
+    "causes": Profile(
+        {"fail": 8, "crash": 1, "start": 2, "slow": 2, "lossy": 1, "cut": 1},
+        hosts=(2, 3, 4, 5),
+        job=_causes,
+    ),
+    "sizes": Profile(
+        {"start": 8, "crash": 5, "power": 4, "fail": 3, "leave": 3, "drain": 2, "freeze": 1, "isolate": 1},
+        length=35.0,
+        most=16,
+        hosts=(4, 6, 9, 12),
+        job=_sizes,
+    ),
+    "split": Profile(
+        {"split": 8, "refuse": 3, "read-only": 1, "hang-up": 3, "cut": 2, "crash": 1, "freeze": 1, "start": 1},
+        length=70.0,
+        most=4,
+        hosts=(2, 2, 3),
+        finishing=0.0,
+        job=_split,
+    ),
     "fleet": Profile(ALL, length=14.0, most=10, hosts=(8, 10, 12)),
 }
 """All of them."""
@@ -144,6 +189,10 @@ ORDER = (
     "barren",
     "flapping",
     "graceful",
+    "sizes",
+    "latecomers",
+    "causes",
+    "split",
 )
 """In which order a campaign takes them, again and again."""
 
@@ -223,7 +272,7 @@ def _numbers(lots: random.Random, kind: str, plan: Plan) -> tuple[float, float]:
             return 0.0, lots.uniform(-4000, 4000) if kind == "wall" else 0.0
         case "start":
             lot = lots.random()
-            return 0.0, 2.0 if plan.profile == "reused" and lot < 0.3 else 1.0 if lot < 0.2 else 0.0
+            return 0.0, 2.0 if plan.profile in ("reused", "latecomers") and lot < 0.3 else 1.0 if lot < 0.2 else 0.0
         case "suspend":
             return span, float(lots.randrange(2))
         case "freeze" if plan.profile == "ending":
@@ -232,6 +281,12 @@ def _numbers(lots: random.Random, kind: str, plan: Plan) -> tuple[float, float]:
             return lots.choice([short, long, plan.fence_after]), float(lots.randrange(3))
         case "masters":
             return long, float(lots.randrange(1 << plan.hosts))
+        case "split":
+            return lots.choice([2.0, 3.0]) * plan.fence_after, float(lots.randrange(1 << plan.hosts))
+        case "hang-up":
+            return lots.choice([short, long, plan.fence_after]), float(lots.randrange(4))
+        case "refuse" | "read-only" if plan.profile == "split":
+            return lots.choice([short, long, 2 * plan.fence_after]), 0.0
         case "ports":
             return lots.choice([short, 30.0]), 0.0
         case "slow":

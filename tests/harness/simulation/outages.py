@@ -9,6 +9,7 @@ from simulation.store import Replica
 
 if TYPE_CHECKING:
     from simulation.plan import Fault
+    from simulation.store import Connection
     from simulation.world import Host, World
 
 FOR_EVER = 1e9
@@ -124,7 +125,39 @@ def _masters(world: World, host: Host, fault: Fault) -> bool:
     return True
 
 
+def _split(world: World, host: Host, fault: Fault) -> bool:
+    """The same as two masters; the old one refuses writes from then on where the plan says so."""
+    if world.split_at is not None or not _masters(world, host, fault):
+        return False
+    world.split_at = world.hub.now
+    return True
+
+
+def _refuse(world: World, host: Host, fault: Fault) -> bool:
+    """The store takes no writes from this host alone, for ``span``, and answers all else."""
+    host.line.read_only = True
+    world.hub.at(world.hub.now + fault.span, _end, host.line, "read_only")
+    return True
+
+
+def _hang_up(world: World, host: Host, fault: Fault) -> bool:
+    """One of the host's connections, by ``value``, brings nothing there any more, for ``span``; the others do."""
+    own = [one for one in world.store.connections if one.line is host.line]
+    if not own:
+        return False
+    connection = own[int(fault.value) % len(own)]
+    connection.hung_until = world.hub.now + fault.span
+    world.hub.at(world.hub.now + KEEPALIVE, _find_hung, world, connection)
+    return True
+
+
+def _find_hung(world: World, connection: Connection) -> None:
+    if connection.hung_until > world.hub.now:
+        world.store.reset(lambda one: one is connection and one.call is not None and one.call.name == "wait")
+
+
 def one_master(world: World) -> None:
+    world.split_at = None
     for host in world.hosts:
         _ask(world, host, world.store.master)
 
@@ -146,8 +179,11 @@ KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
     "wipe": _wipe,
     "rollback": _rollback,
     "masters": _masters,
+    "split": _split,
+    "refuse": _refuse,
+    "hang-up": _hang_up,
 }
-FORGETTING = frozenset({"wipe", "rollback", "masters"})
+FORGETTING = frozenset({"wipe", "rollback", "masters", "split"})
 """Kinds after which the store does not hold all that it has taken."""
 LAG = 0.3
 """Seconds that a replica or a file is behind."""

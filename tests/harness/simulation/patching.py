@@ -17,7 +17,10 @@ from typing import Any
 
 import elastic_core.rendezvous
 from elastic_core.agent import probing
-from elastic_core.rendezvous import tombstones
+from elastic_core.rendezvous import codec, tombstones
+from elastic_core.rendezvous.backend import SEAL_BYTES
+from elastic_core.rendezvous.ledger import Entry
+from elastic_core.rendezvous.rows import NodeRow
 from simulation import engine, peers
 from simulation.lines import Wire
 
@@ -66,6 +69,14 @@ class Future:
         self._changed.wait()
 
 
+def _encoded_entry(entry: Entry) -> Wire:
+    return Wire.of(codec.decode_entry(codec.encode_entry(entry)))
+
+
+def _encoded_row(row: NodeRow) -> Wire:
+    return Wire.of(codec.decode_row(codec.encode_row(row)))
+
+
 def _unwrap(data: bytes) -> Any:
     assert isinstance(data, Wire), data
     return data.value
@@ -80,18 +91,23 @@ EXCHANGED: dict[str, object] = {
     "decode_row": _unwrap,
 }
 """What replaces what, by the name under which modules have it."""
+LIMITED: dict[str, object] = {**EXCHANGED, "encode_entry": _encoded_entry, "encode_row": _encoded_row}
+"""The same, where a value has a limit: it is encoded, and what travels is what it is read as."""
 KEPT = {"codec", "local", "file", "disk", "inotify", "polling", "asker", "registry"}
 """Modules that no simulated agent comes to: stores of core's own, the codec, and handlers of others."""
 
 
 @contextmanager
-def virtual_time(whole: int) -> Iterator[None]:
+def virtual_time(whole: int, limit: int = 0) -> Iterator[None]:
     """Exchange the names meanwhile.
 
     Args:
         whole: The newest entries, which do not shrink: few plans come to as many as core keeps.
+        limit: The most bytes of a value; 0 for values that are not encoded.
     """
-    patches = [*_patches(), (tombstones, "WHOLE", whole)]
+    patches = [*_patches(limit > 0), (tombstones, "WHOLE", whole)]
+    if limit:
+        patches.append((codec, "MAX_VALUE_BYTES", limit + SEAL_BYTES))
     before = [getattr(module, name) for module, name, _ in patches]
     for module, name, substitute in patches:
         setattr(module, name, substitute)
@@ -103,9 +119,10 @@ def virtual_time(whole: int) -> Iterator[None]:
 
 
 @functools.cache
-def _patches() -> tuple[tuple[ModuleType, str, object], ...]:
-    names = [(module, name) for module in _modules() for name in EXCHANGED if hasattr(module, name)]
-    found = [(module, name, EXCHANGED[name]) for module, name in names]
+def _patches(limited: bool) -> tuple[tuple[ModuleType, str, object], ...]:
+    exchanged = LIMITED if limited else EXCHANGED
+    names = [(module, name) for module in _modules() for name in exchanged if hasattr(module, name)]
+    found = [(module, name, exchanged[name]) for module, name in names]
     return (*found, (probing, "unreachable", peers.unreachable))
 
 

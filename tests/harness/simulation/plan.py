@@ -62,7 +62,13 @@ class Plan:
     grace: float = 0.0
     """``--preemption_grace``."""
     plan_timeout: float = 300.0
+    preload: float = 0.0
+    """Seconds, at most, that a newcomer imports before it joins where a round is live."""
     may_forget: bool = False
+    stale_reads: bool = False
+    """Whether a master that was replaced goes on answering, so that only heartbeats which it takes count as contact."""
+    guarded: bool = False
+    """Whether it refuses writes from then on; else sentinels are asked whether it is still the master."""
     embedded: bool = False
     """Whether the store lives in host 0's first agent."""
     quiet_at: float = 60.0
@@ -76,6 +82,10 @@ class Plan:
     other hosts."""
     whole: int = 64
     """The newest entries of the ledger, which do not shrink."""
+    limit: int = 0
+    """The most bytes that a value may have, which is encoded then; 0 where values travel as they are."""
+    peers_tell: bool = False
+    """Whether a worker whose peer is gone says so, so that the cause can be told from what follows from it."""
     faults: tuple[Fault, ...] = ()
 
     def dump(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_core.exit_codes import ExitCode
-from elastic_core.incidents import IncidentKind
+from elastic_core.incidents import Incident, IncidentKind, follows_peer_loss
 from elastic_core.rendezvous.ledger import Closed, Entry, Halt, HaltReason, Ledger, Round
 from elastic_core.rendezvous.node import Work
 from elastic_core.rendezvous.rows import NodeRow
@@ -31,6 +31,7 @@ FREED = 2.0
 
 def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None:
     """L1: who is healthy is not lost. L4: resizes are batched."""
+    check_cause(world, entry, body.incident)
     lost = body.incident if body.incident is not None and body.incident.kind is IncidentKind.NODE_LOST else None
     if lost is not None and calm(world, lost.node_id) is not None:
         world.truth.violated("L1", f"{lost.node_id} is healthy, and taken for lost")
@@ -44,6 +45,17 @@ def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None
         world.truth.violated("L4", f"the second resize within {now - resized_at:.1f} s")
 
 
+def check_cause(world: World, entry: Entry, blamed: Incident | None) -> None:
+    """Nobody is blamed for the loss of a peer where the leader has read of a failure that explains that."""
+    if blamed is None or not follows_peer_loss(blamed):
+        return
+    world.count("what follows from a peer's loss is blamed, since nothing else is known")
+    for row in endings.read_before(world, entry.id, entry.run):
+        cause = row.incident
+        if cause is not None and cause.round == blamed.round and not follows_peer_loss(cause):
+            world.truth.violated("cause", f"{blamed.node_id} is blamed; {cause.node_id} has reported {cause.message}")
+
+
 def check_chair(world: World, before: Entry | None, entry: Entry, kind: str) -> None:
     """L1: who is healthy is not deposed."""
     if before is not None and kind in ("after silence", "unanswered") and calm(world, before.chair) is not None:
@@ -53,6 +65,7 @@ def check_chair(world: World, before: Entry | None, entry: Entry, kind: str) -> 
 def check_closed(world: World, replica: Replica, entry: Entry, body: Closed) -> None:
     """Success means that all have finished; P3: a verdict names who is missing; S6: the living are not abandoned."""
     unreached.check_closed(world, entry, body)
+    check_cause(world, entry, body.incident)
     current = world.truth.histories.newest_round(replica, entry.run)
     if body.success:
         for member in current.members if current is not None else ():
@@ -68,6 +81,8 @@ def check_closed(world: World, replica: Replica, entry: Entry, body: Closed) -> 
         here = [agent.node_id for agent in world.living() if agent.run == entry.run and calm(world, agent.node_id)]
         if len(here) >= world.plan.min_nodes:
             world.truth.violated("P1", f"too few nodes, it is said, but {', '.join(here)} are healthy")
+    if "The value for" in body.why:
+        world.count("a run ends because an entry is too large")
     if "without progress" in body.why:
         world.count("L4 ten rounds without progress")
     if "--on_node_loss=fail" in body.why:
@@ -93,22 +108,48 @@ def check_seats(world: World, before: Entry | None, entry: Entry, body: Round, e
             world.truth.violated("S7", f"{agent.node_id} is seated and has not joined run {entry.run}")
         if agent.state is not None and agent.state.ledger.head.epoch < entry.epoch:
             world.truth.violated("S7", f"{agent.node_id} is seated and has not read that the run was resumed")
-    losses = before.counters.losses if before is not None else {}  # those that this round counts come with it
+    counted = before.counters.losses if before is not None else {}  # those that this round counts come with it
+    often = {host for host, losses in counted.items() if losses.count >= LOSSES}
     if entry.counters.barren >= BARREN:
         world.truth.violated("L4", f"a round follows {entry.counters.barren} that got nowhere")
     halt = world.truth.histories.halt_before(entry)
     resized = halt is not None and halt.reason is HaltReason.RESIZE
     stays = {member.node_id for member in earlier.members} if resized and earlier is not None else set()
     good = {agent.boot_id for agent in agents if agent.node_id in stays}
-    bad = [agent for agent in agents if losses.get(agent.boot_id, 0) >= LOSSES and agent.boot_id not in good]
+    bad = [agent for agent in agents if agent.boot_id in often - good]
     if bad and len(agents) - len(bad) >= world.plan.min_nodes:
         world.truth.violated("L4", f"{bad[0].node_id} was lost too often, and others suffice")
 
 
 def check_joined(world: World, agent: SimAgent, ledger: Ledger) -> None:
-    """S6: nobody joins another job's run."""
+    """S6: nobody joins another job's run, nor the next one when its own has ended since it came."""
+    for verdict in _verdicts_since(world, agent):
+        if verdict.run != ledger.head.run:
+            why = f"{agent.node_id} joins run {ledger.head.run}, and run {verdict.run}, for which it came, is over"
+            world.truth.violated("S6", why)
     if agent.uid is not None and ledger.scheduler_uid != agent.uid:
         world.truth.violated("S6", f"{agent.node_id} of {agent.uid} joins the run of {ledger.scheduler_uid}")
+
+
+def check_reported(world: World, agent: SimAgent, closed: Closed) -> None:
+    """S6: an abandoned run has no verdict."""
+    if closed.abandoned:
+        world.truth.violated("S6", f"{agent.node_id} reports the end of a run that was abandoned")
+    if _verdicts_since(world, agent):
+        world.count("S6 a latecomer reports the verdict on the run that it came for")
+
+
+def _verdicts_since(world: World, agent: SimAgent) -> list[Entry]:
+    """The verdicts on runs that an agent could take part in when it had first read the ledger, or later."""
+    if agent.verdicts_before is None or world.forgot:
+        return []
+    since = [(entry, entry.body) for entry in world.truth.verdicts[agent.verdicts_before :]]
+    uids = world.truth.histories.uids
+    return [
+        entry
+        for entry, body in since
+        if isinstance(body, Closed) and not body.abandoned and agent.uid in (None, uids.get(entry.run))
+    ]
 
 
 def check_obedience(world: World, agent: SimAgent) -> None:

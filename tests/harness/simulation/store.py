@@ -140,7 +140,7 @@ class SimStore:
         self.hub, self.latency, self.timeout, self.count = hub, latency, timeout, count
         self.master = Replica(appended, shrunk)
         self.down = False
-        self.embedded = self.may_forget = False
+        self.embedded = self.may_forget = self.stale_reads = self.guarded = False
         self.connections: dict[Connection, None] = {}
         self.looks: dict[str, list[RosterRow]] = {}
         """The whole roster, as each agent has read it last, over whichever of its connections."""
@@ -173,9 +173,13 @@ class SimStore:
         if self.down:
             hub.at(hub.now + way, call.fail, REFUSED)
             return
-        if line.read_only and call.name in WRITES:
+        replaced = self.guarded and line.replica is not self.master
+        if (line.read_only or replaced) and call.name in WRITES:
             self.count("store full or read-only")
             hub.at(hub.now + way, call.fail, "the store is read-only")
+            return
+        if hub.now < call.connection.hung_until:
+            hub.at(call.deadline, call.fail, "no answer")
             return
         if line.lossy and hub.random.random() < line.lossy:
             self._lose(call, way)
@@ -312,6 +316,9 @@ class Connection(RendezvousBackend):
     def __init__(self, store: SimStore, line: Line, process: Process, *, hosting: bool = True) -> None:
         self.store, self.line, self.process = store, line, process
         self.embedded, self.hosting, self.may_forget = store.embedded, hosting, store.may_forget
+        self.stale_reads = store.stale_reads
+        self.hung_until = 0.0
+        """Until when nothing that is sent over this connection arrives."""
         self.call: Call | None = None
         self.broken = ""
         self._look: list[RosterRow] | None = None
@@ -379,6 +386,12 @@ class Connection(RendezvousBackend):
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
         found: Cursor = self._do("wait", cursor, roster, timeout)
         return found
+
+    def confirm(self) -> bool:
+        """Whether the sentinels name this connection's server; one that refuses writes needs none."""
+        if max(self.line.to_cut, self.line.from_cut) > self.store.hub.now or self.store.down:
+            raise RendezvousConnectionError("No sentinel answers.")
+        return self.store.guarded or self.line.replica is self.store.master
 
     def _do(self, name: str, *args: Any) -> Any:
         if self.broken:

@@ -222,6 +222,10 @@ class Truth:
         rules.check_joined(self.world, agent, ledger)
         self.world.note(agent.node_id, f"has joined run {ledger.head.run} at entry {ledger.head.index}")
 
+    def reported_verdict(self, agent: SimAgent, closed: Closed) -> None:
+        """An agent that has not joined reports a verdict."""
+        rules.check_reported(self.world, agent, closed)
+
     def read(self, agent: SimAgent, entries: Sequence[Entry]) -> None:
         """An agent's loop will be told of these."""
         node = self._node(agent)

@@ -139,8 +139,9 @@ class Training:
         for gang in self.gangs.values():
             if gang.state in (State.STARTING, State.RUNNING):
                 blocked = BLOCKED if world.plan.embedded else FOR_EVER
-                wait = 0.01 + 0.5 * hub.random.random() if world.plan.peers_notice else blocked
-                hub.at(hub.now + wait, gang.fail, f"a peer is gone: {why}")
+                wait = _noticed_within(world) if world.plan.peers_notice else blocked
+                what = "Connection closed by peer" if world.plan.peers_tell else "a peer is gone"
+                hub.at(hub.now + wait, gang.fail, f"{what}: {why}")
 
     def settle(self) -> None:
         """The first member has done its part: what the others still do, they do without it."""
@@ -152,6 +153,11 @@ class Training:
         self.ended_at = world.hub.now
         world.saved(world.hub.now - (self.whole_at or 0.0))
         world.truth.no_longer_whole(self)
+
+
+def _noticed_within(world: World) -> float:
+    """Seconds from the end of a worker to its peers' failure; at once where they tell why."""
+    return (0.0005 if world.plan.peers_tell else 0.01) + 0.5 * world.hub.random.random()
 
 
 class Gang:

@@ -77,10 +77,10 @@ class Host:
         """The agents that run here."""
         return [agent for agent in self.agents if not agent.over]
 
-    def start(self, uid: str | None) -> SimAgent:
+    def start(self, uid: str | None, *, again: bool = False) -> SimAgent:
         """Somebody starts an agent."""
         seat = next(number for number in range(len(self.seats) + 1) if number not in self.seats)
-        agent = SimAgent(self, f"{self.name}{len(self.agents) + 1}", seat, uid, self.look(seat))
+        agent = SimAgent(self, f"{self.name}{len(self.agents) + 1}", seat, uid, self.look(seat), again)
         self.agents.append(agent)
         self.world.enlist(agent)
         self.seats[seat] = agent
@@ -131,10 +131,13 @@ class World:
         self.store.told = lambda value: seating.check_row(self, value.value)
         self.store.hammered = lambda what: self.truth.violated("fault 31", what)
         self.store.embedded, self.store.may_forget = plan.embedded, plan.may_forget
+        self.store.stale_reads, self.store.guarded = plan.stale_reads, plan.guarded
         self.hosts = [Host(self, number) for number in range(plan.hosts)]
         self.work_left = plan.work
         self.step: dict[str, int] = {}
         """The step that each run has last saved, where its workers count any."""
+        self.split_at: float | None = None
+        """When a master was replaced that goes on answering some hosts; None while there is only one."""
         self.forgot = False
         """Whether the store ever came back without something that it had taken."""
         self.remembered: dict[Fault, Replica] = {}
@@ -163,6 +166,10 @@ class World:
     def said(self, agent: SimAgent, event: Event) -> None:
         """An agent tells its observers something."""
         self.reached[f"says {event.name}"] += 1
+        if event.name == "store_lost" and not self.store.embedded and not self.forgot:
+            self.truth.violated(
+                "S3", f"{agent.node_id} gives up a store that holds nothing unreadable: {event.message}"
+            )
         if event.name == "workers_done":
             self.truth.done(agent)
         if event.name == "signal" and "other nodes have finished" in event.message:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 
+from elastic_core import __version__
 from elastic_core.agent.identity import Seat, host_id, host_name
 from elastic_core.agent.probing import Door
-from elastic_core.config import RunConfig
+from elastic_core.config import DEFAULT_ID, RunConfig
 from elastic_core.plugins import Plugins
+from elastic_core.program import arguments_digest, name
 from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.join import Applicant, Clock
 from elastic_core.rendezvous.rows import NodeInfo
-from elastic_core.rendezvous.settings import Agreement, Settings, Versions
+from elastic_core.rendezvous.settings import Agreement, Command, Settings, Versions
 
 
 def parameters(config: RunConfig) -> RendezvousParameters:
@@ -24,6 +26,7 @@ def parameters(config: RunConfig) -> RendezvousParameters:
         max_nodes=config.max_nodes,
         local_addr=config.local_addr,
         node_rank=config.node_rank,
+        token=config.job_token,
         config=config.rdzv_conf,
     )
 
@@ -52,12 +55,20 @@ def applicant_for(config: RunConfig, plugins: Plugins, seat: Seat, clock: Clock,
         failure_policies=plugins.failure_policies(),
         worker_plugins=plugins.in_workers,
     )
-    settings = Settings(agreement=agreement, timing=config.timing, versions=versions, host=str(info))
+    settings = Settings(
+        agreement=agreement,
+        timing=config.timing,
+        versions=versions,
+        host=str(info),
+        release=__version__,
+        command=Command(name=name(config.program), arguments=arguments_digest(config.program, info.host)),
+    )
     return Applicant(
         info=info,
         settings=settings,
         scheduler_uid=config.run_uid,
         allow_version_mismatch=config.allow_version_mismatch,
+        unnamed=config.rdzv_id == DEFAULT_ID and config.node_rank is None,
     )
 
 

@@ -90,7 +90,9 @@ def hands(
         reports = Reports(inbox.at)
         stack.callback(reports.close)
         inbox.watch(reports, reports.receive)
-        group = WorkerGroup(config, plugins, warden, output, reports, info, run_uid, directory, publish, cpus, warm)
+        group = WorkerGroup(
+            config, plugins, warden, output, reports, info, run_uid, directory, publish, cpus, warm, temporary
+        )
         stack.callback(warden.close, CLOSING)  # the workers before their output, whatever went wrong
         yield Hands(inbox, signals, warden, group)
 

@@ -12,13 +12,13 @@ from elastic_core.errors import UsageError
 
 
 def make_log_dir(path: Path) -> None:
-    """Make the directory for logs, or find that there can be none while nothing has started yet.
+    """Make the directory for logs, for this user alone, or find that there can be none while nothing has started yet.
 
     Raises:
         UsageError: It cannot be made, or not be written to.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as exc:
         raise UsageError(f"--log_dir {str(path)!r} cannot be made: {exc.strerror}.") from exc
     if not os.access(path, os.W_OK | os.X_OK):

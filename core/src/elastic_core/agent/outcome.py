@@ -21,6 +21,7 @@ from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.plugins import Plugins
+from elastic_core.rendezvous.arrival import Arrival
 from elastic_core.rendezvous.ledger import (
     Closed,
     Drain,
@@ -65,14 +66,19 @@ def untaken(ledger: Ledger, info: NodeInfo, most: int) -> Event | None:
     if not ledger.live or ledger.round is None or info.node_id in ledger.round.group_ranks:
         return None
     if len(ledger.round.members) >= most:
-        return Event("spare", f"the job has all {most} node(s) that it takes: waiting until one of them leaves")
+        message = (
+            f"the job has all {most} node(s) that it takes: this node is a spare of the job that "
+            f"{ledger.settings.host} opened, starts no worker until one of them leaves, and ends when the job does. "
+            "(Another job needs an --rdzv_id of its own.)"
+        )
+        return Event("spare", message, Level.WARNING)
     counters, host = ledger.counters, info.host_id
     if host not in counters.bad_hosts():
         return None
     why = (
         "excluded by a failure policy, or not reached by others"
         if host in counters.excluded
-        else (f"lost {counters.losses[host]} times")
+        else (f"lost {counters.losses[host].count} times")
     )
     message = f"this host was {why}: waiting as long as nodes of other hosts are enough"
     return Event("left_out", message, Level.WARNING)
@@ -83,8 +89,30 @@ def publish_as(plugins: Plugins, info: NodeInfo, event: Event) -> None:
     plugins.publish(replace(event, fields={"node": str(info), **event.fields}))
 
 
-def finish(publish: Publish, closed: Closed, *, known: str = FIRST_OF_ALL) -> Ending:
-    """Tell the observers how the job ended, and whose fault it was; ``known`` says what the incident is taken for."""
+TOO_LATE = "the run has ended before this node had joined it"
+SPARE = "the job needed no more nodes"
+
+
+def under_way(arrival: Arrival, modules: Iterable[str]) -> Event:
+    """A round is live, and this node joins it once its template is ready."""
+    message = (
+        f"round {arrival.round} of run {arrival.run} is under way: "
+        f"joining it when the template has imported {', '.join(modules)}"
+    )
+    return Event("under_way", message, fields={"run": arrival.run, "round": arrival.round})
+
+
+def finish(publish: Publish, closed: Closed, *, known: str = FIRST_OF_ALL, idle: str = "") -> Ending:
+    """Tell the observers how the job ended, and whose fault it was.
+
+    Args:
+        publish: Tells them.
+        closed: The verdict.
+        known: What the incident is taken for.
+        idle: Why this node has had no part in it; '' where it has.
+    """
+    if idle:
+        publish(Event("idle", f"this node started no worker: {idle}", Level.WARNING))
     level = Level.INFO if closed.success else Level.ERROR
     publish(Event("job_closed", report(closed, known), level, {"success": closed.success}))
     return Ending(closed.exit_code, closed.why, closed.incident)

@@ -3,18 +3,20 @@
 As torchrun has it, ``--redirects`` sends a stream to a file only, ``--tee`` to a file and, with ``[rank3]:`` before
 each line, to the console. A stream that is neither goes to the console unchanged. One *pump* thread reads all pipes,
 and threads of their own write to the console (``console.py``), so no flood and no stuck terminal is ever felt by the
-agent's loop. Files get every byte.
+agent's loop. Files get every byte. A worker writes to a pipe and never to its log file: a full disk ends the log, not
+the worker.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import selectors
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +30,8 @@ TAIL = 4096
 LONGEST_LINE = 1 << 16
 """Bytes of a line that wait for its end; a longer one is shown in pieces."""
 
+_CANNOT_TAKE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
+"""Errors of a disk that cannot take a log just now."""
 _CHUNK = 1 << 16
 _FLUSH = 2.0
 _FILES = {Stream.OUT: "stdout.log", Stream.ERR: "stderr.log"}
@@ -188,14 +192,7 @@ class WorkerStreams:
 
     def tail(self) -> str:
         """The last whole lines of stderr, 4 KiB at most; of a longer line, its end."""
-        if Stream.ERR in self.pumps:
-            return last_lines(self.pumps[Stream.ERR].tail, TAIL)
-        try:
-            with open(self.stderr_path or os.devnull, "rb", opener=_without_waiting) as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL - 1))
-                return last_lines(file.read(TAIL + 1), TAIL)
-        except OSError:
-            return ""
+        return last_lines(self.pumps[Stream.ERR].tail, TAIL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +245,11 @@ class Output:
 
         Lines that ``filters`` name go to ``filtered_stdout.log`` and ``filtered_stderr.log`` in the folder above.
 
+        A file that its disk cannot take is reported, and its stream goes on without it.
+
         Raises:
-            OSError: A file cannot be opened (a symbolic link is not followed), or no descriptor is left.
+            OSError: A file cannot be opened for another reason (a symbolic link is not followed), or no descriptor is
+                left.
         """
         given: dict[Stream, int | None] = {}
         pumps: dict[Stream, Pump] = {}
@@ -260,17 +260,15 @@ class Output:
                 teed = shown and stream in self._tee[local_rank]
                 redirected = not teed and (stream in self._redirects[local_rank] or not shown)
                 path, file, filtered = directory / name, None, None
-                if teed or redirected or self._keep:
-                    kept[stream], file = path, _open_log(path)
+                if (teed or redirected or self._keep) and (file := self._open_log(path)) is not None:
+                    kept[stream] = path
                     undo.callback(os.close, file)
                 if needles := self._filters.get(stream):
                     matches = directory.parent / f"filtered_{name}"
-                    copies = _open_log(matches)
-                    undo.callback(os.close, copies)
-                    filtered = Filtered(needles, copies, matches)
-                if redirected and filtered is None:
-                    given[stream] = file
-                elif stream is Stream.OUT and file is None and filtered is None:
+                    if (copies := self._open_log(matches)) is not None:
+                        undo.callback(os.close, copies)
+                        filtered = Filtered(needles, copies, matches)
+                if stream is Stream.OUT and not (teed or redirected) and file is None and filtered is None:
                     given[stream] = None
                 else:
                     reading, writing = _pipe()
@@ -285,15 +283,24 @@ class Output:
         os.eventfd_write(self._bell, 1)
         return WorkerStreams(given, pumps, kept.get(Stream.ERR))
 
+    def _open_log(self, path: Path) -> int | None:
+        try:
+            return _open_log(path)
+        except OSError as exc:
+            if exc.errno not in _CANNOT_TAKE:
+                raise
+            self._report(f"{path} cannot be written: {exc.strerror}; the worker runs without it")
+            return None
+
     def drain(self, streams: WorkerStreams, timeout: float) -> None:
         """Wait until all that an ended worker wrote was read, ``timeout`` seconds at most: its children may live on."""
         deadline = time.monotonic() + timeout
         for pump in streams.pumps.values():
             pump.ended.wait(max(0.0, deadline - time.monotonic()))
 
-    def catch_up(self, streams: WorkerStreams, timeout: float) -> None:
-        """Wait until what a living worker has written by now was read, ``timeout`` seconds at most."""
-        request = _CatchUp(tuple(streams.pumps.values()), threading.Event())
+    def catch_up(self, workers: Iterable[WorkerStreams], timeout: float) -> None:
+        """Wait until what living workers have written by now was read, ``timeout`` seconds at most."""
+        request = _CatchUp(tuple(pump for streams in workers for pump in streams.pumps.values()), threading.Event())
         self._new.put(request)
         os.eventfd_write(self._bell, 1)
         request.done.wait(timeout)
@@ -346,15 +353,11 @@ class Output:
 
 
 def _open_log(path: Path) -> int:
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
     never_waiting = os.O_NONBLOCK  # as opening a FIFO would
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | never_waiting, 0o644)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | never_waiting, 0o640)
     os.set_blocking(fd, True)
     return fd
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _pipe() -> tuple[int, int]:

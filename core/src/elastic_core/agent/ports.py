@@ -3,47 +3,67 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
+from elastic_core.agent.addresses import LOOPBACK
 from elastic_core.errors import ElasticError
+
+_PORT = 9  # any will do: connecting a datagram socket chooses a route and sends nothing
 
 
 class HeldPort:
     """A port of this host, bound and not listened on.
 
     Linux lets another socket listen there if both set SO_REUSEADDR, as torch's TCPStore does, and gives the port to
-    nobody who asks for *any* one. It is bound as TCPStore listens: on every address of both families, where the host
-    has both.
+    nobody who asks for *any* one.
+
+    Attributes:
+        port: Its number.
+        reached_at: An address at which this host itself reaches it.
     """
 
-    def __init__(self, held: socket.socket) -> None:
-        self._held = held
+    def __init__(self, held: socket.socket, reached_at: str) -> None:
+        self._held, self.reached_at = held, reached_at
         self.port: int = held.getsockname()[1]
 
     @classmethod
     def take(cls, address: str) -> HeldPort:
-        """Hold a free port for a worker that others reach at ``address``.
+        """Hold a free port for a worker that others reach at ``address``, and that opens the store there itself.
+
+        It is bound as torch's TCPStore listens: on every address of both families, where the host has both.
 
         Raises:
             ElasticError: No port is free, or no descriptor is left.
         """
         try:
-            return cls(_bind(socket.AF_INET6, "::"))
+            held = _bind(socket.AF_INET6, "::")
+            return cls(held, LOOPBACK if _mapped(held) else "::1")
         except OSError as exc:
             error = exc
         if ":" not in address:  # a host without IPv6
             try:
-                return cls(_bind(socket.AF_INET, "0.0.0.0"))
+                return cls(_bind(socket.AF_INET, "0.0.0.0"), LOOPBACK)
             except OSError as exc:
                 error = exc
-        raise ElasticError(
-            f"No port could be held for rank 0's store: {error}.",
-            hint="Check ip_local_port_range and the limit of open files (ulimit -n).",
-        ) from error
+        raise _none_free(error) from error
 
-    @property
-    def reached_at(self) -> str:
-        """An address at which this host itself reaches it."""
-        return "127.0.0.1" if self._held.family is socket.AF_INET or _mapped(self._held) else "::1"
+    @classmethod
+    def take_at(cls, address: str) -> HeldPort:
+        """Hold a free port for a process of ours that others reach at ``address``: there, and nowhere else.
+
+        Where the address is none of this host's own, since it is translated on the way (NAT) or is a name, which
+        other hosts may look up otherwise, packets can come to any address, and it is bound as :meth:`take` does.
+
+        Raises:
+            ElasticError: No port is free, or no descriptor is left.
+        """
+        if (own := own_address(address)) is None:
+            return cls.take(address)
+        family, host = own
+        try:
+            return cls(_bind(family, host), host)
+        except OSError as exc:
+            raise _none_free(exc) from exc
 
     def listen(self) -> None:
         """Take connections, for somebody else to accept: nobody is refused meanwhile."""
@@ -58,17 +78,55 @@ class HeldPort:
         self._held.close()
 
 
+def own_address(address: str) -> tuple[socket.AddressFamily, str] | None:
+    """The family and the number of an address that is this host's own; None for any other, and for a name.
+
+    The kernel binds no address that the host does not have; unless it is told to (ip_nonlocal_bind): then it is asked
+    whether it would send there from that very address, as it does to itself.
+    """
+    if address == "localhost":
+        address = LOOPBACK
+    try:
+        [(family, *_, at)] = socket.getaddrinfo(address, _PORT, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((at[0], 0, *at[2:]))
+        if _binds_anything(family):
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(at)
+                if probe.getsockname()[0] != at[0]:
+                    return None
+    except OSError:
+        return None
+    return family, address
+
+
+def _binds_anything(family: socket.AddressFamily) -> bool:
+    version = "ipv6" if family == socket.AF_INET6 else "ipv4"
+    try:
+        return Path(f"/proc/sys/net/{version}/ip_nonlocal_bind").read_text(encoding="ascii").strip() != "0"
+    except OSError:
+        return False
+
+
+def _none_free(exc: OSError) -> ElasticError:
+    return ElasticError(
+        f"No port could be held for rank 0's store: {exc}.",
+        hint="Check ip_local_port_range and the limit of open files (ulimit -n).",
+    )
+
+
 def _mapped(held: socket.socket) -> bool:
     """Whether a socket of IPv6 takes connections of IPv4, too."""
     return held.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 0
 
 
-def _bind(family: socket.AddressFamily, wildcard: str) -> socket.socket:
+def _bind(family: socket.AddressFamily, address: str) -> socket.socket:
+    [(*_, at)] = socket.getaddrinfo(address, 0, family, socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     held = socket.socket(family, socket.SOCK_STREAM)
     try:
         if family is socket.AF_INET6:
             held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        held.bind((wildcard, 0))
+        held.bind(at)
         # Only now: with it set before, the kernel might choose a port that somebody else holds the same way.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     except OSError:

@@ -15,6 +15,7 @@ from elastic_core.environment import threads
 from elastic_core.program import ProgramKind, interpreter, python_program
 
 if TYPE_CHECKING:
+    from elastic_core.agent.lookout import Lookout
     from elastic_core.agent.warden import Warden
     from elastic_core.agent.warden_events import WardenEvent
     from elastic_core.config import RunConfig
@@ -77,17 +78,25 @@ def later(config: RunConfig, names: tuple[str, ...]) -> tuple[str, ...]:
     return LATER if config.preload is None and STORE_MODULE in names else ()
 
 
-def settled(warden: Warden, more: tuple[str, ...] = (), now: Callable[[], float] = time.monotonic) -> list[WardenEvent]:
+def settled(
+    warden: Warden,
+    more: tuple[str, ...] = (),
+    lookout: Lookout | None = None,
+    now: Callable[[], float] = time.monotonic,
+) -> list[WardenEvent]:
     """What the warden says until its template is ready, and has imported ``more`` or cannot, or there is none, or
-    ``PATIENCE`` is over.
+    ``PATIENCE`` is over, or ``lookout`` knows that the run has ended.
     """
     from elastic_core.agent.warden_events import Died, TemplateFailed, TemplateGrown, TemplateReady, TemplateStayed
 
     last = TemplateGrown | TemplateStayed if more else TemplateReady
     heard: list[WardenEvent] = []
+    watched: list[Warden | Lookout] = [warden, *([] if lookout is None else [lookout])]
     deadline = now() + PATIENCE
     while now() < deadline:
-        select.select([warden], [], [], max(0.0, deadline - now()))
+        readable, _, _ = select.select(watched, [], [], max(0.0, deadline - now()))
+        if lookout in readable:
+            break
         heard += warden.receive()
         if any(isinstance(event, last | TemplateFailed | Died) for event in heard):
             break

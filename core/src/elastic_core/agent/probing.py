@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import selectors
 import socket
 import threading
@@ -17,10 +18,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from elastic_core.agent.ports import HeldPort
+from elastic_core.rendezvous.deferral import SPREAD_ABOVE, share
 from elastic_core.rendezvous.ledger import Round
 from elastic_core.rendezvous.node import Probed
 from elastic_core.rendezvous.rows import NodeInfo
 
+SPREAD_SECONDS_PER_MEMBER = 0.001
+SPREAD_MAX_SECONDS = 0.5
+"""Over how long the probes of a round's members are spread, so that rank 0's host does not get all at once."""
 PATIENCE = 2.0
 """Seconds that a connection may take; more than two packets lost on the way."""
 
@@ -45,10 +50,12 @@ class Door:
             ElasticError: No port is free, or no descriptor is left.
         """
         self.address = address
-        self._held = HeldPort.take(address)
+        self._held = HeldPort.take_at(address)
         self._held.listen()
         self._socket = socket.socket(fileno=self._held.fileno())
         self._socket.setblocking(False)
+        self._spare: int | None = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        """A descriptor that is given up for a moment where no other is free."""
 
     @property
     def port(self) -> int:
@@ -60,16 +67,30 @@ class Door:
         return self._held.fileno()
 
     def greet(self) -> list[object]:
-        """Close what has connected; there is nothing to say. It is an event of nothing."""
+        """Close what has connected; there is nothing to say. It is an event of nothing.
+
+        Where no descriptor is free, what has connected would stay, and the loop would be called for it for ever.
+        """
         with contextlib.suppress(OSError):
             while True:
-                self._socket.accept()[0].close()
+                try:
+                    self._socket.accept()[0].close()
+                except OSError as exc:
+                    if exc.errno not in (errno.EMFILE, errno.ENFILE) or self._spare is None:
+                        raise
+                    os.close(self._spare)
+                    self._spare = None
+                    self._socket.accept()[0].close()
+                    self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         return []
 
     def close(self) -> None:
         """Listen no longer."""
         self._socket.detach()
         self._held.close()
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
 
 
 def neighbours(current: Round, node_id: str) -> tuple[str, ...]:
@@ -122,6 +143,12 @@ def _reached(number: int) -> bool:
     return number in (0, errno.ECONNREFUSED)
 
 
+def spread(current: Round, node_id: str) -> float:
+    """Seconds after which a member of a round begins to probe: none in a small one."""
+    members = len(current.members) - SPREAD_ABOVE
+    return share(node_id) * min(SPREAD_MAX_SECONDS, max(0.0, SPREAD_SECONDS_PER_MEMBER * members))
+
+
 def probe(
     current: Round,
     node_id: str,
@@ -142,6 +169,8 @@ def probe(
         threading.Thread(target=run, args=(aims,), name="elastic-probe", daemon=True).start()
 
     def run(aims: list[Target]) -> None:
+        if (pause := spread(current, node_id)) > 0:
+            threading.Event().wait(pause)
         try:
             failed = unreachable(aims)
         except OSError:  # no descriptors are left, or an address is none: that says nothing of others

@@ -19,6 +19,8 @@ from elastic_core.reporting import CONTROL_VARIABLE
 
 OUT_OF_THE_WAY = 48
 """From here on a control channel gets its number: a script's files have theirs from 3 on, a shell's near 63 and 255."""
+SEAT_DESCRIPTOR = 200
+"""From here on the node's seat gets its number: below 255, where bash keeps its script."""
 STANDARD_STREAMS = ("stdin", "stdout", "stderr")
 OOM_SCORE = 300
 """Added to a worker's oom_score_adj: when memory runs out, a worker dies before the agent and the warden do."""
@@ -41,6 +43,8 @@ class Child:
         kind: What it is.
         request: What was asked for.
         descriptors: What it is to be given, for as long as it may be needed once more.
+        seat: The warden's own descriptor of the node's seat, of which a worker inherits a copy; None where there is
+            none (rule S8).
         forked: Whether it is the template that forks it. It then says ``pid N``, and in the end ``ok N`` or ``no`` and
             the reason. What we fork ourselves says an error's text, or nothing but the end: its program runs.
         pid: Its number, as soon as that is known.
@@ -60,16 +64,18 @@ class Child:
         "pid",
         "pipe",
         "request",
+        "seat",
         "since",
         "started",
         "tag",
         "unwanted",
     )
 
-    def __init__(self, kind: Kind, request: Message, descriptors: list[int]) -> None:
+    def __init__(self, kind: Kind, request: Message, descriptors: list[int], seat: int | None = None) -> None:
         self.kind = kind
         self.request = request
         self.descriptors = descriptors
+        self.seat = seat
         self.tag: int | None = request.get("tag")
         self.forked = False
         self.pid: int | None = None
@@ -89,7 +95,8 @@ class Child:
         names = self.request["descriptors"]
         if len(self.descriptors) < len(names):
             raise OSError("no descriptors are left for its streams: raise the limit of open files (ulimit -n)")
-        return dict(zip(names, self.descriptors, strict=True))
+        given = dict(zip(names, self.descriptors, strict=True))
+        return given if self.seat is None else {**given, "seat": self.seat}
 
     def hear(self) -> bool:
         """Take in what it has said; whether that was all."""
@@ -136,16 +143,16 @@ def start(child: Child) -> None:
         close_all(child.descriptors)
 
 
-def inheritable(control: int) -> int:
-    """A copy of a control channel, for the program to inherit: the same number for every worker, if it can be had.
+def inheritable(descriptor: int, number: int = OUT_OF_THE_WAY) -> int:
+    """A copy for the program to inherit, which gets this number or the next free one, if so many are allowed.
 
     Raises:
         OSError: No descriptor is left.
     """
     try:
-        return fcntl.fcntl(control, fcntl.F_DUPFD, OUT_OF_THE_WAY)
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD, number)
     except OSError:  # so few are allowed
-        return fcntl.fcntl(control, fcntl.F_DUPFD, 3)
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD, 3)
 
 
 def volunteer_for_oom() -> None:
@@ -188,6 +195,8 @@ def _become(request: Message, given: dict[str, int], pipe: int, warden: int) -> 
         environment = request["env"]
         if "control" in given:
             environment[CONTROL_VARIABLE] = str(inheritable(given["control"]))
+        if "seat" in given:
+            inheritable(given["seat"], SEAT_DESCRIPTOR)
         if request.get("worker", True):
             volunteer_for_oom()
         if request["cpus"] is not None:

@@ -68,12 +68,13 @@ def run(config: RunConfig, plugins: Plugins, warden: Warden | None = None, *, al
         from elastic_core.agent.logs import make_log_dir
 
         make_log_dir(config.log_dir)
-    while (ending := _run_once(config, plugins, warden, alone=alone)).rejoin:
-        warden = None  # the store has another run now: begin again, as a node that was never there (S3)
+    again = False
+    while (ending := _run_once(config, plugins, warden, alone=alone, again=again)).rejoin:
+        warden, again = None, True  # the store has another run now, and this node belongs to that one (S3, S6)
     return ending
 
 
-def _run_once(config: RunConfig, plugins: Plugins, warden: Warden | None, *, alone: bool) -> Ending:
+def _run_once(config: RunConfig, plugins: Plugins, warden: Warden | None, *, alone: bool, again: bool) -> Ending:
     with ExitStack() as stack:
         if warden is None:
             warden = stack.enter_context(begun(alone=alone))
@@ -87,4 +88,4 @@ def _run_once(config: RunConfig, plugins: Plugins, warden: Warden | None, *, alo
         warden.hold(seat.fileno())
         warden.keep_off()  # plugins may have started something
         names = preloading.complete(warden, config, plugins)
-        return supervisor.supervise(config, plugins, seat, warden, names)
+        return supervisor.supervise(config, plugins, seat, warden, names, again=again)

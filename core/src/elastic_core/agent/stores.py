@@ -60,7 +60,7 @@ class Stores:
         """
         if self._places and self.dead(self._places[-1].offer):
             self._give_up(self._places.pop())  # nobody has used it, so the one before still is in use
-        port = HeldPort.take(self._address)
+        port = HeldPort.take_at(self._address) if self._hosted else HeldPort.take(self._address)
         offer = Offer(self._address, port.port, self._new_id(), hosted=self._hosted)
         place = _Place(offer, port, next(self._tags))
         self._places.append(place)

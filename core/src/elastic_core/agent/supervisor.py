@@ -20,8 +20,10 @@ from elastic_core.agent.enrolment import applicant_for, cpus_of_workers, paramet
 from elastic_core.agent.hands import WARDEN_PATIENCE, Hands, hands
 from elastic_core.agent.identity import Seat
 from elastic_core.agent.inbox import SignalReceived
+from elastic_core.agent.lookout import Lookout
 from elastic_core.agent.notes import AliveFor, Crashed, Depart, Overdue, Tick
 from elastic_core.agent.outcome import Ending, Publish, finish, publish_as
+from elastic_core.agent.ports import own_address
 from elastic_core.agent.probing import Door, probe
 from elastic_core.agent.stores import Stores
 from elastic_core.agent.warden import CLOSING, Warden
@@ -35,15 +37,18 @@ from elastic_core.agent.warden_events import (
     Stuck,
     TemplateEvent,
     TemplateFailed,
+    WardenEvent,
 )
 from elastic_core.agent.workers import start_failure
 from elastic_core.config import RunConfig
-from elastic_core.errors import ElasticError
+from elastic_core.errors import ElasticError, RendezvousConnectionError, in_one_line, without_passwords
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.plugins import Plugins
+from elastic_core.rendezvous.admission import differences
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.join import Applicant, Clock, Joined, join
+from elastic_core.rendezvous.contact import FENCE_SHARE
+from elastic_core.rendezvous.join import Applicant, Clock, Joined, arrive, join
 from elastic_core.rendezvous.ledger import Closed, Round
 from elastic_core.rendezvous.node import (
     Answered,
@@ -72,19 +77,26 @@ from elastic_core.rendezvous.node import (
     row_of,
     step,
 )
-from elastic_core.rendezvous.reading import has_round
+from elastic_core.rendezvous.retry import persist
 from elastic_core.rendezvous.rows import Seats
 from elastic_core.rendezvous.session import Session, SessionCalls
 
 SILENT_PROGRESS = 30.0
 """Seconds that all ranks of a silent script must be alive to count as progress (rule L4)."""
-FENCE_SHARE = 0.8
-"""Part of ``fence_after`` without store contact after which a node stops its own workers (rule S4)."""
+EVERYWHERE = "the workers' store here listens at all of them, for connections that are translated on the way"
 FAREWELL = 10.0
 """Most seconds to spend on leaving the roster properly."""
 
 
-def supervise(config: RunConfig, plugins: Plugins, seat: Seat, warden: Warden, preloaded: tuple[str, ...]) -> Ending:
+def supervise(
+    config: RunConfig,
+    plugins: Plugins,
+    seat: Seat,
+    warden: Warden,
+    preloaded: tuple[str, ...],
+    *,
+    again: bool = False,
+) -> Ending:
     """Join, and take part to the end. Main thread only.
 
     Args:
@@ -93,6 +105,7 @@ def supervise(config: RunConfig, plugins: Plugins, seat: Seat, warden: Warden, p
         seat: This agent's, on this host.
         warden: Starts the workers.
         preloaded: What its template imports; () without a template.
+        again: Whether this agent has just been in another run of the job, which the newest one has replaced (rule S3).
 
     Raises:
         ElasticError: What the user must hear before anything was started: no store, refused, too few nodes.
@@ -113,16 +126,31 @@ def supervise(config: RunConfig, plugins: Plugins, seat: Seat, warden: Warden, p
         publish = partial(publish_as, plugins, info)
         message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {info}"
         publish(Event("joining", message, fields={"node_id": info.node_id}))
-        running = bool(preloaded) and has_round(store, clock.now())
-        # A running job pauses only for the switch.
-        heard = preloading.settled(warden, preloading.later(config, preloaded)) if running else []
+        for warning in store.warnings:
+            publish(Event("store_warning", f"{warning.message} {warning.hint}", Level.WARNING))
+        if own_address(address) is None:
+            publish(Event("listens_everywhere", f"{address} is not an address of this host: {EVERYWHERE}"))
+        heard: list[WardenEvent] = []
+        waits = partial(_wait_for_store, publish, config.rdzv_endpoint)
+        patience = config.timing.join_timeout
+        arrival = None
+        if preloaded or again:
+            arrival = persist(store, lambda to: arrive(to, applicant, clock, again=again), waits, timeout=patience)
+        if preloaded and arrival is not None and arrival.round:  # a running job pauses only for the switch
+            publish(outcome.under_way(arrival, preloaded))
+            with closing(Lookout(store, applicant, clock, arrival)) as lookout:
+                heard = preloading.settled(warden, preloading.later(config, preloaded), lookout)
+                if (verdict := lookout.verdict()) is not None:
+                    return finish(publish, verdict, idle=outcome.TOO_LATE)
         hosted = preloading.STORE_MODULE in preloaded
         stores = stack.enter_context(closing(Stores(warden, address, clock.new_id, hosted=hosted)))
         applicant = replace(applicant, offer=stores.offer())
-        found = join(store, applicant, clock)
+        found = persist(store, lambda to: join(to, applicant, clock, arrival), waits, timeout=patience)
         if isinstance(found, Closed):
-            return finish(publish, found)
+            return finish(publish, found, idle=outcome.TOO_LATE)
         run = found.ledger.head.run
+        for difference in differences(found.ledger.settings, applicant.settings):
+            publish(Event("settings_differ", difference, Level.WARNING))
         try:
             given = stack.enter_context(
                 hands(config, plugins, publish, info, run, warden, warm=bool(preloaded), heard=heard, cpus=cpus)
@@ -136,6 +164,13 @@ def supervise(config: RunConfig, plugins: Plugins, seat: Seat, warden: Warden, p
             given.inbox.watch(door, door.greet)
         stack.callback(supervisor.close)
         return supervisor.run()
+
+
+def _wait_for_store(publish: Publish, endpoint: str, exc: RendezvousConnectionError) -> None:
+    """Say that a node that joins waits for its store to be back."""
+    where = f" at {without_passwords(endpoint)}" if endpoint else ""
+    message = f"the store{where} does not answer; this node joins when it does: {in_one_line(exc)}"
+    publish(Event("store_unreachable", message, Level.WARNING))
 
 
 class Supervisor:
@@ -159,6 +194,7 @@ class Supervisor:
         self._state = NodeState(info=applicant.info, ledger=joined.ledger, offer=applicant.offer)
         self._stores, self._look, self._seats = stores, look, applicant.info.seats
         self._exit: Exit | None = None
+        self._ticked_at = clock.now()
         self._row = joined.row
         self._untaken: Event | None = None
         calls = SessionCalls(
@@ -166,6 +202,7 @@ class Supervisor:
             publish=publish,
             judge=plugins.judge,
             crashed=lambda error: self._inbox.post(Crashed(error)),
+            node_gone=plugins.node_gone,
         )
         self._session = Session(store, joined, clock, calls)
         self._departing = Departing(
@@ -260,8 +297,12 @@ class Supervisor:
             self._step(news)
 
     def _on_gone(self, event: Gone | Fenced) -> None:
-        if isinstance(event, Fenced) and self._state.work in (Work.RUNNING, Work.STOPPING):
+        if isinstance(event, Fenced) and self._state.work is Work.RUNNING:
             self._say("fenced", "no contact with the store for too long: the workers are stopped", Level.ERROR)
+        elif isinstance(event, Fenced) and self._state.work is Work.STOPPING:
+            limit = FENCE_SHARE * self._state.ledger.settings.timing.fence_after
+            what = f"the workers had not stopped {limit:.0f} s after their round was over, and were killed"
+            self._say("fenced", f"{what} (80 % of fence_after; others may go on then)", Level.ERROR)
         if self._warden.is_over(event):
             self._group.gone()
             self._step(WorkersGone())
@@ -278,6 +319,10 @@ class Supervisor:
     def _tick(self) -> None:
         """Once a beat: tell the pulse that the loop lives (L1), renew the dead-man's switch (S4), look around (S8)."""
         self._session.tick()
+        now, interval = self._clock.now(), self._state.ledger.settings.timing.beat_interval
+        if now - self._ticked_at < 2 * interval + 1.0:  # else this agent was frozen, and not the store
+            self._session.check_answers(self._config.rdzv_endpoint)
+        self._ticked_at = now
         self._arm_fence()
         self._look_around()
         self._inbox.at(self._clock.now() + self._state.ledger.settings.timing.beat_interval, Tick())
@@ -293,7 +338,7 @@ class Supervisor:
 
         Once an embedded store is known to be gone nobody can go on without them, and they may finish.
         """
-        if self._state.work is not Work.RUNNING or self._session.store_gone:
+        if self._state.work not in (Work.RUNNING, Work.STOPPING) or self._session.store_gone:
             self._warden.fence(None)
             return
         silence = self._clock.now() - self._session.contact.at
@@ -360,7 +405,7 @@ class Supervisor:
         if planned:
             self._plugins.stop_planned(self._state.round, seconds, why)
         self._say("stopping", f"stopping the workers of round {self._state.round}: {why}", Level.DEBUG)
-        self._group.stop(seconds)
+        self._group.stop(seconds, broken=grace is Grace.BROKEN)
 
     # What is said ----------------------------------------------------------------------------------------------------
 
@@ -383,7 +428,7 @@ class Supervisor:
     def _conclude(self, end: Exit) -> Ending:
         closed = self._state.ledger.closed
         if closed is not None:
-            return finish(self._publish, closed)
+            return finish(self._publish, closed, idle="" if self._state.round else outcome.SPARE)
         if end.rejoin:
             return Ending(end.code, end.why, rejoin=True)
         incident = self._state.incident if end.code == ExitCode.STORE_LOST else None

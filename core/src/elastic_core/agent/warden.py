@@ -97,9 +97,9 @@ class Warden:
         """Count what has been started below this process besides, up to now, among what is none of the warden's."""
         self._others |= {process for process in descendants(os.getpid(), without={self.pid}) if process[0] != self.pid}
 
-    def hold(self, descriptor: int) -> None:
-        """Have it keep a descriptor open until its last descendant is gone."""
-        self._send({"do": "hold", "descriptors": ["held"]}, [descriptor])
+    def hold(self, seat: int) -> None:
+        """Have it keep the node's seat open until its last descendant is gone, and every worker inherit a copy."""
+        self._send({"do": "hold", "descriptors": ["seat"]}, [seat])
 
     def spawn(
         self,
@@ -274,11 +274,13 @@ class Warden:
             self._ready.modify(self._channel, select.EPOLLIN | (select.EPOLLOUT if self._channel.pending else 0))
 
     def _event(self, message: Message) -> WardenEvent:
-        from elastic_core.agent.warden_events import Spawned, event  # see the top
+        from elastic_core.agent.warden_events import Gone, Spawned, event  # see the top
 
         told = event(message)
         if isinstance(told, Spawned):
             self._workers.add(told.pid)
+        elif isinstance(told, Gone):  # no process is left in the sessions of this round's workers
+            self._workers.clear()
         return told
 
     def _bury(self) -> int | None:

@@ -3,8 +3,9 @@
 It runs as ``python -I -S warden_main.py SOCKET_FD``, has one thread, and imports a little of the standard library and
 two modules of ours. It is a child subreaper, so whatever a worker forks, however often and in whatever session, stays
 among its descendants: *no child left* means *no descendant left*. It outlives the agent in order to clean up:
-end-of-file on the socket is the order to kill everything and exit. What it is given to hold, a seat for instance, it
-keeps until then.
+end-of-file on the socket is the order to kill everything and exit. It holds the node's seat until then. Each worker
+inherits a copy of the seat's descriptor, so that the seat stays taken also where the warden itself is killed and a
+process that a worker has started lives on (rule S8).
 
 Workers start fresh (``spawning``) or are forked by the template (``nursery``). The template and what else is to outlive
 a round, *services*, are left alone by a stop; they end by name, or last of all.
@@ -67,6 +68,7 @@ class Warden:
         self._fence_at = math.inf
         self._fences = 0
         self._sweep: list[str] = []
+        self._seat: int | None = None
         self._wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing is written there
         signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
@@ -113,7 +115,7 @@ class Warden:
     def _obey(self, message: Message, descriptors: list[int]) -> None:
         match message["do"]:
             case "spawn":
-                child = Child(Kind.WORKER, message, descriptors[:])
+                child = Child(Kind.WORKER, message, descriptors[:], self._seat)
                 descriptors.clear()  # they are the child's
                 if not message["warm"]:
                     self._start_fresh(child)
@@ -129,7 +131,7 @@ class Warden:
             case "hold":
                 if not descriptors:
                     raise SystemExit("elastic: too many files are open for the warden to hold the node's seat")
-                descriptors.clear()  # nobody closes them before this process ends
+                self._seat = descriptors.pop()  # this process never closes it
             case "preload":
                 self._adopt(self._nursery.begin(message))
             case "preload_rest":
@@ -169,7 +171,7 @@ class Warden:
             self._fail(child, BEING_STOPPED)
         else:
             self._tell("started_fresh", tag=child.tag, why=why)
-            fresh = Child(child.kind, child.request, child.descriptors[:])
+            fresh = Child(child.kind, child.request, child.descriptors[:], child.seat)
             child.descriptors.clear()
             self._start_fresh(fresh)
 

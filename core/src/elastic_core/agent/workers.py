@@ -6,9 +6,12 @@ left in its error file and on its stderr.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
+import shutil
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,7 +51,7 @@ from elastic_core.config import RunConfig
 from elastic_core.environment import inheritable
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
-from elastic_core.incidents import Incident, IncidentKind, signal_name
+from elastic_core.incidents import Incident, IncidentKind, follows_peer_loss, signal_name
 from elastic_core.plugins import Plugins
 from elastic_core.rendezvous.ledger import Round
 from elastic_core.rendezvous.node import (
@@ -105,6 +108,8 @@ class WorkerGroup:
     """The CPUs of each local rank; none when they are not bound."""
     warm: bool = False
     """Whether the warden's template is to fork them."""
+    temporary: bool = False
+    """Whether ``directory`` is removed at the end, since nobody asked for logs."""
     now: Callable[[], float] = time.monotonic
     started_at: float = 0.0
     _tags: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
@@ -119,17 +124,28 @@ class WorkerGroup:
     """Why workers started fresh, as far as it has been said."""
     _over: bool = False
     """Whether the round is already lost, or being stopped: what fails now is a consequence."""
+    _cause_wanted: bool = False
+    """Whether the round is being stopped for a failure, and what is known of that follows from a peer's loss."""
+    _killed: set[int] = field(default_factory=set)
+    """The processes that the warden has sent SIGKILL."""
+    _raised: dict[int, str] = field(default_factory=dict)
+    """The exception of each local worker that had not ended when the stop began, by tag."""
+    _directory_of: int = 0
+    """The round whose workers were started before the present ones; 0 for none."""
 
     def start(self, current: Round, restart_count: int) -> None:
         """Start every local rank of a round. What fails comes back later, as an event."""
-        self.started_at, self._over = self.now(), False
+        self.started_at, self._over, self._cause_wanted = self.now(), False, False
+        self._killed.clear()
+        self._raised.clear()
         self._recovered, self._initialized = None, False
         self._workers.clear()
         self.reports.clear()
         for assignment in self._assignments(current, restart_count):
             tag = next(self._tags)
             directory = Path(assignment.error_file).parent
-            directory.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(OSError):  # the output says what it cannot keep there, and goes on without it
+                directory.mkdir(mode=0o750, parents=True, exist_ok=True)
             argv, env = self.plugins.worker_command(self.config.program, assignment), self._environment(assignment)
             streams = self.output.open(
                 rank=assignment.rank,
@@ -147,6 +163,8 @@ class WorkerGroup:
                     )
             finally:
                 streams.close()
+        self._remove_directory_of(self._directory_of)
+        self._directory_of = current.number
 
     def alive(self) -> bool:
         """Whether every local rank has been started and none has ended."""
@@ -166,8 +184,8 @@ class WorkerGroup:
             case Failed(tag) if (worker := self._workers.get(tag)) and worker.exit_code is None:
                 if self._recovery is None:
                     self._recovery = Recovery(began=self.now(), detected=self.now())
-                self.output.catch_up(worker.streams, DRAIN)
-                return self._fail(self._died(worker, UNCAUGHT))
+                self.output.catch_up([worker.streams], DRAIN)
+                return self._fail(tag, self._died(worker, UNCAUGHT))
             case Lingers(tag) if (worker := self._workers.get(tag)) and worker.exit_code is None:
                 self.publish(worker_lingers(worker.assignment.rank, worker.pid))
             case Stepped(tag, step, leaves) if worker := self._workers.get(tag):
@@ -184,20 +202,21 @@ class WorkerGroup:
                     message = f"rank {worker.assignment.rank} starts fresh, not from the template: {why}"
                     self.publish(Event("started_fresh", message, fields={"rank": worker.assignment.rank, "why": why}))
             case SpawnFailed(tag, error) if worker := self._workers.get(tag):
-                return self._fail(self._incident(worker, IncidentKind.START_FAILED, message=error))
+                return self._fail(tag, self._incident(worker, IncidentKind.START_FAILED, message=error))
             case Exited(tag, pid, code, at) if worker := self._workers.get(tag):
                 worker.pid, worker.exit_code = pid, code
                 if code != 0 and self._recovery is None:
                     self._recovery = Recovery(began=at, detected=self.now())
                 if code != 0:
                     self.output.drain(worker.streams, DRAIN)
-                    return self._fail(self._died(worker, code))
+                    return self._fail(tag, self._died(worker, code))
                 if all(other.exit_code == 0 for other in self._workers.values()):
                     self._settle()
                     self._take_in_steps()  # that it stops it has said before, which may not have been received yet
                     left = any(other.leaves for other in self._workers.values())
                     return SteppedDown() if left else WorkersDone()
             case Signalled(signum, pids):
+                self._killed.update(pids if signum == signal.SIGKILL else ())
                 name, who = signal_name(signum), ", ".join(map(str, pids))
                 level = Level.DEBUG if signum == 15 else Level.INFO
                 self.publish(Event("workers_signalled", f"sent {name} to {who}", level, {"signal": name, "pids": who}))
@@ -231,10 +250,15 @@ class WorkerGroup:
             after=round(self.now() - self.started_at, 6),
             message=f"the process that holds the workers' store was {how}",
         )
-        return self._fail(incident)
+        return self._fail(0, incident)
 
-    def stop(self, grace: float) -> None:
-        """Stop them all, SIGKILL after ``grace`` seconds; the warden answers Gone."""
+    def stop(self, grace: float, *, broken: bool = False) -> None:
+        """Stop them all, SIGKILL after ``grace`` seconds; the warden answers Gone.
+
+        A round that is ``broken`` is stopped for a failure, and its cause may be a worker here that is about to end.
+        """
+        if broken and not self._over:
+            self._want_cause()
         self._over = True
         if self._recovery is None:
             self._recovery = Recovery(began=self.now(), detected=self.now())
@@ -290,11 +314,36 @@ class WorkerGroup:
         known = first and all(other.step is not None for other in self._workers.values())
         return TakesNotices(worker.assignment.round) if known else None
 
-    def _fail(self, incident: Incident) -> WorkerFailed | None:
-        """The first failure only."""
+    def _fail(self, tag: int, incident: Incident) -> WorkerFailed | None:
+        """The first failure; and another one after it, if that explains more."""
         if self._over:
-            return None
+            return self._told(incident) if self._is_cause(tag, incident) else None
         self._over = True
+        if follows_peer_loss(incident):
+            self._want_cause()
+        return self._told(incident)
+
+    def _want_cause(self) -> None:
+        """From now on, look for a failure here that does not follow from a peer's loss."""
+        self._cause_wanted = True
+        living = {tag: worker for tag, worker in self._workers.items() if worker.exit_code is None}
+        self.output.catch_up([worker.streams for worker in living.values()], DRAIN)
+        self._raised = {tag: self._exception(worker)[0] for tag, worker in living.items()}
+
+    def _is_cause(self, tag: int, incident: Incident) -> bool:
+        """Whether the failure of a worker that ends while all are being stopped is none of the stop's, and a cause.
+
+        A killed process may be reaped long after its peers have seen its connections close: a device, or a core dump,
+        keeps it. An exception may take its program seconds to end.
+        """
+        if not self._cause_wanted or incident.exit_code is None or follows_peer_loss(incident):
+            return False
+        own = incident.pid not in self._killed if incident.exit_code < 0 else bool(self._raised.get(tag))
+        self._cause_wanted = not own or incident.exit_code in (-signal.SIGABRT, -signal.SIGINT, -signal.SIGHUP)
+        return not self._cause_wanted
+
+    def _told(self, incident: Incident) -> WorkerFailed:
+        """Tell people, and the node."""
         if incident.rank is None:
             self.publish(Event("store_died", incident.message, Level.WARNING, {"round": incident.round}))
             return WorkerFailed(incident)
@@ -305,13 +354,19 @@ class WorkerGroup:
 
     def _died(self, worker: Worker, exit_code: int) -> Incident:
         tail = worker.streams.tail()
-        recorded = read_error_file(Path(worker.assignment.error_file))
-        message, detail = recorded if recorded is not None else (last_exception_line(tail), tail)
+        message, detail = self._exception(worker)
         young = self.now() - self.started_at < OPENS_STORE_WITHIN
         port = re.compile(rf"\b{worker.assignment.master_port}\b")
         taken = worker.assignment.rank == 0 and young and any(map(port.search, _lines_about_use(message, tail)))
         kind = IncidentKind.PORT_TAKEN if taken else IncidentKind.WORKER_FAILED
         return self._incident(worker, kind, message=message, detail=detail, exit_code=exit_code)
+
+    def _exception(self, worker: Worker) -> tuple[str, str]:
+        """The exception that a worker has recorded or printed, in a line, and what there is to say of it."""
+        if (recorded := read_error_file(Path(worker.assignment.error_file))) is not None:
+            return recorded
+        tail = worker.streams.tail()
+        return last_exception_line(tail), tail
 
     def _incident(
         self, worker: Worker, kind: IncidentKind, *, message: str, detail: str = "", exit_code: int | None = None
@@ -331,6 +386,16 @@ class WorkerGroup:
             detail=detail[-DETAIL:],
             log=worker.streams.stderr_path or "",
         )
+
+    def _remove_directory_of(self, number: int) -> None:
+        """Remove what nobody can ask for of a round that is over: all of it, or its empty directories beside logs."""
+        base = self.directory / f"round_{number}"
+        if self.temporary:
+            shutil.rmtree(base, ignore_errors=True)
+            return
+        for directory in (*base.glob("rank_*"), base):
+            with contextlib.suppress(OSError):  # there is a log in it
+                directory.rmdir()
 
     def _settle(self) -> None:
         """Take in what the ended workers' pipes still hold."""

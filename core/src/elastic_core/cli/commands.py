@@ -13,6 +13,7 @@ from elastic_core.errors import PluginError, UsageError, did_you_mean
 BUILT_IN: Mapping[str, tuple[str, str]] = {
     "run": ("elastic_core.cli.run", "Start a program on this node as part of a job."),
     "drain": ("elastic_core.cli.drain", "Have the agents of a host leave their job."),
+    "release": ("elastic_core.cli.release", "Say of a host that it is gone for good."),
     "doctor": ("elastic_core.cli.doctor", "Say whether nodes can meet, and what is wrong if they cannot."),
     "plugins": ("elastic_core.cli.listing", "List the plugins that are installed."),
 }

@@ -101,7 +101,7 @@ def subject_of(flags: Flags) -> Subject:
         UsageError: A value is wrong, or two contradict each other.
         PluginError: The backend is not installed, or cannot be imported.
     """
-    from elastic_core import plugins
+    from elastic_core import job_token, plugins
     from elastic_core.discovery import Catalogue
     from elastic_core.doctor.examination import Subject, bounded_conf, needs_torch, trial_id
     from elastic_core.rendezvous.api import RendezvousParameters
@@ -123,6 +123,7 @@ def subject_of(flags: Flags) -> Subject:
         max_nodes=nnodes.most,
         local_addr=flags.local_addr,
         node_rank=(flags.node_rank or 0) if backend in NUMBERED else None,
+        token=job_token.read(os.environ, conf.token_file),
         config=bounded_conf(conf.backend, options),
     )
     installed = [offer for offer in catalogue.offers(plugins.BACKENDS[0]) if offer.name == backend]

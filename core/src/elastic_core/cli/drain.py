@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from elastic_core.cli.flags import Flags
 from elastic_core.cli.run import meeting_place, plugins_named, with_sources
 from elastic_core.cli.surface import FLAGS
+from elastic_core.config import DEFAULT_ID
 from elastic_core.errors import PluginError, UsageError
+
+if TYPE_CHECKING:
+    from elastic_core.rendezvous.backend import RendezvousBackend
 
 TAKEN = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "plugin")
 """The flags of ``elastic run`` that say which job it is."""
 
 
-class DrainCommand(click.Command):
-    """``elastic drain``: takes its flags in both spellings, as ``elastic run`` does."""
+class RequestCommand(click.Command):
+    """A request about a host to the nodes of a job: takes its flags in both spellings, as ``elastic run`` does."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, callback: Callable[..., int], text: str, epilog: str) -> None:
         super().__init__(
-            "drain",
-            callback=drain,
+            name,
+            callback=callback,
             params=[click.Argument(["host"]), *(flag for flag in FLAGS if flag.name in TAKEN)],
-            help="Have all agents of HOST leave the job that these flags of `elastic run` name, as if they had got "
-            "SIGTERM.\n\nWorkers that call should_checkpoint() then stop together, and no step is lost; others get "
-            "SIGTERM. The job goes on without HOST, as far as --nnodes lets it. The host of the job's own store (c10d) "
-            "is refused while there are others.",
-            epilog="HOST is the host's name, as agents say it. Whoever can write to the job's store can do this, and "
-            "nobody else. Ends as soon as the agents have said that they leave.",
+            help=text,
+            epilog=epilog,
             context_settings={
                 "token_normalize_func": lambda token: token.replace("-", "_"),
                 "help_option_names": ["-h", "--help"],
@@ -49,12 +50,26 @@ class DrainCommand(click.Command):
 
 def drain(*, host: str, **given: Any) -> int:
     """Ask, and wait for the answer; return the exit code."""
-    from elastic_core import plugins  # none of this for --help
+    from elastic_core.rendezvous.draining import ask  # not for --help
+
+    count = over_the_store(given, lambda store, job: ask(store, host, job))
+    click.echo(f"{count} agent{'s' if count > 1 else ''} on {host} leave{'' if count > 1 else 's'}.")
+    return 0
+
+
+def over_the_store(given: Mapping[str, Any], request: Callable[[RendezvousBackend, str], int]) -> int:
+    """What ``request`` returns, called with a connection to the store that the flags name, and the job's id.
+
+    Raises:
+        UsageError: The flags name no job's store.
+        PluginError: The backend's plugin cannot be loaded.
+        RendezvousConnectionError: The store cannot be reached.
+    """
+    from elastic_core import job_token, plugins  # none of this for --help
     from elastic_core.conf import parse
     from elastic_core.discovery import Catalogue
     from elastic_core.rendezvous.api import RendezvousParameters
     from elastic_core.rendezvous.backend import RendezvousBackend
-    from elastic_core.rendezvous.draining import ask
 
     known = {item.name for item in fields(Flags)}
     flags = Flags(**{name: value for name, value in given.items() if name in known})
@@ -75,21 +90,29 @@ def drain(*, host: str, **given: Any) -> int:
     params = RendezvousParameters(
         backend=backend,
         endpoint=endpoint,
-        run_id=flags.rdzv_id or "none",
+        run_id=flags.rdzv_id or DEFAULT_ID,
         min_nodes=1,
         max_nodes=2,
         local_addr=None,
         node_rank=None,
+        token=job_token.read(os.environ, conf.token_file),
         config=conf.backend,
     )
     store = loaded.make_rendezvous(params)
     assert isinstance(store, RendezvousBackend)
     try:
-        count = ask(store, host, params.run_id)
+        return request(store, params.run_id)
     finally:
         store.close()
-    click.echo(f"{count} agent{'s' if count > 1 else ''} on {host} leave{'' if count > 1 else 's'}.")
-    return 0
 
 
-command = DrainCommand()
+command = RequestCommand(
+    "drain",
+    drain,
+    "Have all agents of HOST leave the job that these flags of `elastic run` name, as if they had got "
+    "SIGTERM.\n\nWorkers that call should_checkpoint() then stop together, and no step is lost; others get "
+    "SIGTERM. The job goes on without HOST, as far as --nnodes lets it. The host of the job's own store (c10d) "
+    "is refused while there are others.",
+    "HOST is the host's name, as agents say it. Whoever can write to the job's store can do this, and "
+    "nobody else. Ends as soon as the agents have said that they leave.",
+)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from elastic_core import values
+from elastic_core import job_token, values
 from elastic_core.cli import program
 from elastic_core.cli.flags import Flags, RunCommand
 from elastic_core.conf import check_reach, parse, scheduler_uid
-from elastic_core.config import LINE_PREFIX, MONITOR_INTERVAL, SHUTDOWN_TIMEOUT, RunConfig
+from elastic_core.config import DEFAULT_ID, LINE_PREFIX, MONITOR_INTERVAL, SHUTDOWN_TIMEOUT, RunConfig
 from elastic_core.environment import flag_variable
 from elastic_core.errors import ElasticError, PluginError, UsageError
 
@@ -166,8 +166,9 @@ def configure(
         on_node_loss=flags.on_node_loss,
         rdzv_backend=backend,
         rdzv_endpoint=endpoint,
-        rdzv_id=flags.rdzv_id or (uuid.uuid4().hex if flags.standalone else "none"),  # both as torchrun's
+        rdzv_id=flags.rdzv_id or (uuid.uuid4().hex if flags.standalone else DEFAULT_ID),  # both as torchrun's
         rdzv_conf=conf.backend,
+        job_token=job_token.read(environ, conf.token_file),
         timing=conf.timing,
         run_uid=conf.run_uid or scheduler_uid(environ),
         allow_version_mismatch=flags.allow_version_mismatch,

@@ -175,6 +175,8 @@ def examine_store(subject: Subject, listener: Listener) -> None:
         own = first.embedded and first.hosting
         listener.made(not own)
         listener.found(_connected(subject, first, _since(began)))
+        for found in first.warnings:
+            listener.found(warning("store", found.message, found.hint))
         trial = _Trial(subject, first, listener)
         try:
             for finding in trial.findings():

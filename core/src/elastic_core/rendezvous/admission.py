@@ -8,9 +8,10 @@ alive.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeAlias
 
+from elastic_core.config import Timing
 from elastic_core.errors import RendezvousRefusedError
 from elastic_core.rendezvous.ledger import Closed, Ledger
 from elastic_core.rendezvous.settings import Settings
@@ -73,13 +74,39 @@ def admit(ledger: Ledger, uid: str | None, alive: Sequence[str]) -> Admission:
     return OpenNext(abandoned=True)
 
 
-def check_settings(opener: Settings, mine: Settings, *, allow_version_mismatch: bool) -> None:
+def takes(
+    opener: Settings,
+    run_uid: str | None,
+    mine: Settings,
+    uid: str | None,
+    *,
+    allow_version_mismatch: bool,
+    unnamed: bool = False,
+) -> bool:
+    """Whether a run that is open, with scheduler uid ``run_uid``, takes a node with scheduler uid ``uid``."""
+    if uid is not None and uid != run_uid:
+        return False
+    try:
+        check_settings(opener, mine, allow_version_mismatch=allow_version_mismatch, unnamed=unnamed)
+    except RendezvousRefusedError:
+        return False
+    return True
+
+
+def check_settings(opener: Settings, mine: Settings, *, allow_version_mismatch: bool, unnamed: bool = False) -> None:
     """Refuse a node whose settings differ from the run's.
 
+    Args:
+        opener: The run's.
+        mine: The node's.
+        allow_version_mismatch: Whether other versions are no reason to refuse it.
+        unnamed: Whether nobody has named the job, so that only the command shows whether it is the same one.
+
     Raises:
-        RendezvousRefusedError: They differ, or the versions do and that was not allowed; names the field and both
-        nodes.
+        RendezvousRefusedError: They differ, or the program, its arguments or the versions do and that was not allowed;
+            names what differs and both nodes.
     """
+    _check_command(opener, mine, unnamed=unnamed)
     if (difference := mine.agreement.difference(opener.agreement)) is not None:
         raise RendezvousRefusedError(
             f"{mine.host} cannot join the run that {opener.host} opened: they differ in {difference}.",
@@ -90,3 +117,49 @@ def check_settings(opener: Settings, mine: Settings, *, allow_version_mismatch: 
             f"{mine.host} has {mine.versions}, but {opener.host}, which opened the run, has {opener.versions}.",
             hint="Install the same versions on both, or pass --allow_version_mismatch if you know that they fit.",
         )
+
+
+def _check_command(opener: Settings, mine: Settings, *, unnamed: bool) -> None:
+    theirs, own = opener.command, mine.command
+    if theirs.name and own.name and theirs.name != own.name:
+        raise RendezvousRefusedError(
+            f"{mine.host} is to run {own.name!r}, but the job with this id, which {opener.host} opened, runs "
+            f"{theirs.name!r}.",
+            hint="Give each job an --rdzv_id of its own.",
+        )
+    if unnamed and _arguments_differ(opener, mine):
+        raise RendezvousRefusedError(
+            f"{mine.host} and {opener.host}, which opened the job, run {own.name!r} with different arguments, and "
+            f"neither has an --rdzv_id: these may be two jobs.",
+            hint="Give each job an --rdzv_id of its own. Nodes of one job with the same --rdzv_id may differ in "
+            "arguments.",
+        )
+
+
+def _arguments_differ(opener: Settings, mine: Settings) -> bool:
+    theirs, own = opener.command.arguments, mine.command.arguments
+    return bool(theirs and own) and theirs != own
+
+
+def differences(opener: Settings, mine: Settings) -> list[str]:
+    """What the node was told otherwise than the run's opener, and that does not keep it out; a sentence each."""
+    found = []
+    pairs = {item.name: (getattr(mine.timing, item.name), getattr(opener.timing, item.name)) for item in fields(Timing)}
+    if others := [
+        f"{name} is {own:g} here, {theirs:g} there" for name, (own, theirs) in pairs.items() if own != theirs
+    ]:
+        found.append(
+            f"--rdzv_conf differs from that of {opener.host}, which opened the run: {'; '.join(others)} (seconds). "
+            f"The run's values count, which are those of {opener.host}."
+        )
+    if opener.release and mine.release and opener.release != mine.release:
+        found.append(
+            f"elastic-core is {mine.release} here and {opener.release} on {opener.host}, which opened the run: both "
+            "speak one protocol version, and what only one of them knows has no effect."
+        )
+    if _arguments_differ(opener, mine):
+        found.append(
+            f"{mine.command.name!r} has other arguments here than on {opener.host}, which opened the run. If this is "
+            "another job, stop it and give it an --rdzv_id of its own."
+        )
+    return found

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from elastic_core.conf import boolean
+from elastic_core.config import check_node_limit
 from elastic_core.errors import UsageError
+from elastic_core.job_token import JobToken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +23,7 @@ class RendezvousParameters:
     """What a backend is made from.
 
     Raises:
-        UsageError: min_nodes < 1, or max_nodes < min_nodes.
+        UsageError: min_nodes < 1, max_nodes < min_nodes, or max_nodes is more than a job can have.
     """
 
     backend: str
@@ -35,12 +37,15 @@ class RendezvousParameters:
     """The address that peers reach this node at (``--local_addr``), or None to find it."""
     node_rank: int | None = None
     """This node's rank, where nodes are numbered by hand (``--node_rank``)."""
+    token: JobToken | None = field(default=None, repr=False)
+    """The job's token, by which core seals what it writes to a backend's store; no backend needs it."""
     config: Mapping[str, str] = field(default_factory=dict, repr=False)
     """``--rdzv_conf``, less the keys that core reads itself; already checked against the backend's declared options."""
 
     def __post_init__(self) -> None:
         if self.min_nodes < 1:
             raise UsageError(f"The minimum of nodes is {self.min_nodes}; it must be at least 1.")
+        check_node_limit(self.max_nodes)
         if self.max_nodes < self.min_nodes:
             raise UsageError(
                 f"The minimum of nodes, {self.min_nodes}, is greater than the maximum, {self.max_nodes}.",

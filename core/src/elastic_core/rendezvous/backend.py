@@ -16,9 +16,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 MAX_VALUE_BYTES = 256 * 1024
 """The most bytes a roster value or a ledger entry may have; readers refuse more before they parse it."""
+SEAL_BYTES = 97
+"""Those that a seal takes of them (``seal``), left free in jobs without a token too, so that all jobs grow alike."""
 
 
 TOMBSTONE = b""
@@ -75,6 +78,15 @@ class Link:
 ORIGIN = Link(0, "")
 
 
+class StoreWarning(NamedTuple):
+    """Something about a store that an operator should mend; it keeps nobody from using the store."""
+
+    message: str
+    """What was found, with its value: a sentence."""
+    hint: str
+    """What to do: a sentence."""
+
+
 class RendezvousBackend(ABC):
     """One connection to the store of one job.
 
@@ -92,11 +104,19 @@ class RendezvousBackend(ABC):
         may_forget: Whether the store can come back empty or without its last entries (a server without durable
             storage, or one restored from a backup). A new job then waits 4 s before its first round, in case one was
             running. False unless a backend says otherwise.
+        stale_reads: Whether a server that another one has replaced, and that does not know it, may go on answering
+            (asynchronous replication with failover). A read from such a store is no contact for the fence (rule S4): a
+            heartbeat that it has taken is, for as long as :meth:`confirm` says that the server is still the right one.
+            False unless a backend says otherwise.
+        warnings: What an operator should know and mend about this store, found while the hook made the first
+            connection. The agent prints each once; ``elastic doctor`` lists them.
     """
 
     embedded: bool = False
     hosting: bool = True
     may_forget: bool = False
+    stale_reads: bool = False
+    warnings: tuple[StoreWarning, ...] = ()
 
     @abstractmethod
     def connect(self) -> RendezvousBackend:
@@ -189,3 +209,24 @@ class RendezvousBackend(ABC):
         ``cursor`` returns at once. Without ``roster`` the returned ``roster`` may be stale. Who passes a head of 0 may
         be told of one a little behind: an append on it fails, and a wait from there goes on.
         """
+
+    def confirm(self) -> bool:
+        """Whether the server at the other end of this connection is still the one to which new connections are led.
+
+        Asked only where ``stale_reads`` is true: every quarter of ``fence_after``, for the connection that beats, and
+        from a thread of its own, at the same time as that connection's other calls. It may take seconds. False is no
+        error, and neither is RendezvousConnectionError: either way the server is not confirmed, and the heartbeats that
+        it takes from then on count as contact only once it is (rule S4). A store that cannot tell is right to say True;
+        nothing but its refusal of writes then tells a node of a server that was replaced.
+        """
+        return True
+
+
+TRAITS = ("embedded", "hosting", "may_forget", "stale_reads", "warnings")
+"""The attributes by which a backend says what its store is."""
+
+
+def take_after(wrapper: RendezvousBackend, inner: RendezvousBackend) -> None:
+    """Give a backend that wraps another one all of that one's attributes."""
+    for name in TRAITS:
+        setattr(wrapper, name, getattr(inner, name))

@@ -10,8 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic_core.incidents import Action, Incident, IncidentKind
+from elastic_core.rendezvous.entries import HostLosses
 from elastic_core.rendezvous.ledger import Counters, Halt, Round
+from elastic_core.rendezvous.limits import MAX_HOSTS
 from elastic_core.rendezvous.scene import Scene
+
+LOSSES_KEPT_SECONDS = 3600.0
+"""For how long the ledger remembers the losses of a host that has no row."""
 
 
 def charged(incident: Incident | None) -> bool:
@@ -41,17 +46,32 @@ def reformed(
     # Of a ROUND from before the run was resumed, only its number tells who saw it.
     never_saw = [seen for seen in sightings if seen.row.head < anchors.latest and seen.row.round < old.number]
     given_back = old.charged and bool(never_saw)
-    losses = dict(counters.losses)
-    for seen in sightings:
-        losses[seen.row.info.host_id] = losses.get(seen.row.info.host_id, 0) + 1
     after = replace(
         counters,
         restarts=counters.restarts + spends - given_back,
         barren=_barren(scene, old),
-        losses=losses,
+        losses=_losses(scene, [seen.row.info.host_id for seen in sightings]),
         excluded=_excluded(scene, halt, unreachable),
     )
     return after, spends
+
+
+def _losses(scene: Scene, lost: list[str]) -> dict[str, HostLosses]:
+    """The losses by host, now that the hosts ``lost`` were lost (one of them twice, if two of its nodes were).
+
+    Kept are hosts that have a row, and those that were lost within the last hour. If there are too many, those with the
+    most losses stay, and among equals the last that were lost.
+    """
+    age = scene.age
+    losses = dict(scene.ledger.counters.losses)
+    for host in lost:
+        before = losses.get(host)
+        losses[host] = HostLosses(1 if before is None else before.count + 1, age)
+    here = scene.hosts
+    kept = [(host, one) for host, one in losses.items() if host in here or age - one.age < LOSSES_KEPT_SECONDS]
+    if len(kept) > MAX_HOSTS:
+        kept = sorted(kept, key=lambda item: (item[1].count, item[1].age))[-MAX_HOSTS:]
+    return dict(kept)
 
 
 def _barren(scene: Scene, old: Round) -> int:
@@ -65,5 +85,9 @@ def _excluded(scene: Scene, halt: Halt, unreachable: str | None) -> tuple[str, .
     out = [unreachable]
     if verdict is not None and verdict.action is Action.EXCLUDE_HOST and halt.incident is not None:
         out.append(halt.incident.node_id)
-    hosts = {seen.row.info.host_id for node_id in out if node_id and (seen := scene.seen(node_id)) is not None}
-    return tuple(sorted({*before, *hosts}))
+    hosts = [seen.row.info.host_id for node_id in out if node_id and (seen := scene.seen(node_id)) is not None]
+    every = tuple(dict.fromkeys((*before, *hosts)))
+    if len(every) <= MAX_HOSTS:
+        return every
+    here = scene.hosts
+    return tuple(sorted(every, key=lambda host: host in here)[-MAX_HOSTS:])  # stable: among equals the newest stay

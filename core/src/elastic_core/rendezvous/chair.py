@@ -6,27 +6,35 @@ every change and at the instants that it asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field, replace
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.events import Event, Level
+from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import History, Incident, Verdict
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.codec import encode_entry
+from elastic_core.rendezvous.codec import OversizedError, encode_entry
 from elastic_core.rendezvous.decide import Append, Ask, LookAgain, decide
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import Entry, Ledger, compose
+from elastic_core.rendezvous.ledger import Closed, Counters, Entry, Ledger, compose, next_anchors
 from elastic_core.rendezvous.reading import check_head, said_by
-from elastic_core.rendezvous.rows import NodeRow
+from elastic_core.rendezvous.rows import NodeInfo, NodeRow
 from elastic_core.rendezvous.scene import Judgement, Scene
 from elastic_core.rendezvous.tombstones import due
-from elastic_core.rendezvous.watch import Observation, Watch, contact_gap, dead, forget, observe, resumed
+from elastic_core.rendezvous.watch import Observation, Watch, contact_gap, dead, forget, observe, resumed, vouched
 
 Judge = Callable[[Incident, History], Verdict]
 """Asks the failure policies; returns within its own time limit."""
+NodeGone = Callable[[NodeInfo], bool]
+"""Asks the plugins whether somebody knows that a node is gone for good; returns within its own time limit."""
+ASK_AGAIN = 10.0
+"""Seconds between two questions about nodes for whose fence the job waits."""
 
+LOOKS = 2
+"""Looks at the roster of which the shorter one tells how long a look takes; a gap makes one of them long."""
 THINKING = 0.3
 """Seconds that the policies may think before the broken round is halted; reporters give a chair 1 s (rule L2)."""
 
@@ -43,10 +51,18 @@ class ChairDriver:
     judge: Judge
     clock: Clock
     publish: Callable[[Event], None]
+    node_gone: NodeGone | None = None
+    """None where no plugin would be asked."""
     watch: Watch = field(default_factory=Watch)
+    slept: float = 0.0
+    """Seconds that whoever takes the turns has waited since the last one because it chose to: no gap in its contact."""
+    _unanswered: tuple[float, ...] = ()
+    """For the newest looks, seconds since the look before less what was slept: how long a look takes."""
     _looked_at: float = 0.0
     _judgement: Judgement | None = None
     _thinking: Future[Verdict] | None = None
+    _asking: Future[list[str]] | None = None
+    _ask_at: float = -math.inf
     _waiting_for: str = ""
     _tell_at: float | None = None
     _malformed: frozenset[str] = frozenset()
@@ -69,11 +85,15 @@ class ChairDriver:
         """
         self._looked_at = self.clock.now()  # before the look: a pause after it must not count as anybody's silence
         alone, gap_at = self.alone(ledger), self.watch.gap_at
-        gap = contact_gap(ledger.settings.timing)
+        slept, self.slept = self.slept, 0.0
+        gap = contact_gap(ledger.settings.timing, min(self._unanswered, default=0.0))
         watch = resumed(self.watch, ledger.head.epoch)
-        self.watch = observe(watch, self._rows(store, ledger), self._looked_at, gap=gap)
+        if watch.read_at is not None and math.isfinite(watch.read_at):
+            self._unanswered = (*self._unanswered, self._looked_at - watch.read_at - slept)[-LOOKS:]
+        self.watch = observe(watch, self._rows(store, ledger), self._looked_at, gap=gap, slept=slept)
         if alone:  # it may have slept, and has missed nobody; its own row is judged anew after a gap all the same
             self.watch = replace(self.watch, gap_at=gap_at)
+        self._hear_of_gone()
         self._prune(store, ledger)
         self._shrink(store, ledger)
         if (lost := self._taken) is not None and lost.prev == ledger.head.id:
@@ -95,8 +115,9 @@ class ChairDriver:
                     kept=self._kept,
                 )
                 return self._append(store, ledger, entry)
-            case LookAgain(at, waiting):
+            case LookAgain(at, waiting, silent):
                 self._tell(waiting)
+                self._ask_who_is_gone(silent)
                 if self._thinking is not None:  # nothing else can be decided before the verdict, which has a time limit
                     self._thinking.exception()
                     self.watch = replace(self.watch, gap_at=self.clock.now())
@@ -107,8 +128,16 @@ class ChairDriver:
         raise AssertionError(f"decide() asks again about what was just judged: {decision}")
 
     def _append(self, store: RendezvousBackend, ledger: Ledger, entry: Entry) -> float:
-        """Append it, and look again at once."""
-        if store.append(ledger.head.link, entry.link, encode_entry(entry)):
+        """Append it, and look again at once.
+
+        An entry that does not fit into a value would not fit for a successor either, so the run ends, and says why.
+        """
+        try:
+            data = encode_entry(entry)
+        except OversizedError as exc:
+            entry = _closed_for(ledger, entry, exc)
+            data = encode_entry(entry)
+        if store.append(ledger.head.link, entry.link, data):
             self._taken = entry
         else:
             check_head(store, ledger)  # somebody else was faster, and the reader finds the entry
@@ -171,7 +200,8 @@ class ChairDriver:
         timing, now = ledger.settings.timing, self._looked_at
         members = ledger.round.group_ranks if ledger.round is not None else {}
         others = [node_id for node_id in self.watch.nodes if node_id not in members]
-        done = [node_id for node_id in others if dead(self.watch, node_id, timing, now)]
+        answered = {node_id for node_id in others if self.watch.nodes[node_id].row.release}  # the watch remembers
+        done = [node_id for node_id in others if node_id in answered or dead(self.watch, node_id, timing, now)]
         for node_id in done:
             store.remove(node_id)
         if done:
@@ -193,7 +223,7 @@ class ChairDriver:
             restarts=counters.restarts,
             max_restarts=ledger.settings.agreement.max_restarts,
             rounds_without_progress=counters.barren,
-            losses=dict(counters.losses),
+            losses={host: losses.count for host, losses in counters.losses.items()},
         )
         if self._judgement is None or self._judgement.round != incident.round:
             pool = ThreadPoolExecutor(1, thread_name_prefix="elastic-judge")
@@ -206,6 +236,23 @@ class ChairDriver:
             except FutureTimeoutError:
                 return
 
+    def _ask_who_is_gone(self, node_ids: Sequence[str]) -> None:
+        """Ask the plugins about these nodes, on a thread of its own, which nobody waits for."""
+        now, node_gone = self.clock.now(), self.node_gone
+        if node_gone is None or not node_ids or self._asking is not None or now < self._ask_at:
+            return
+        self._ask_at = now + ASK_AGAIN
+        infos = [seen.row.info for node_id in node_ids if (seen := self.watch.get(node_id)) is not None]
+        pool = ThreadPoolExecutor(1, thread_name_prefix="elastic-node-gone")
+        self._asking = pool.submit(lambda: [info.node_id for info in infos if node_gone(info)])
+        pool.shutdown(wait=False)
+
+    def _hear_of_gone(self) -> None:
+        """Take in what the plugins have answered by now."""
+        if self._asking is not None and self._asking.done():
+            answer, self._asking = self._asking.result(), None
+            self.watch = vouched(self.watch, answer)
+
     def _tell(self, waiting: str) -> None:
         """Say whom the job waits for, once, and not before it is clear that it has to."""
         key, now = waiting.split(", for up to")[0], self.clock.now()  # the time left changes at every look
@@ -214,3 +261,11 @@ class ChairDriver:
         elif key and self._tell_at is not None and now >= self._tell_at:
             self._tell_at = None
             self.publish(Event("waiting", f"waiting for {waiting}", fields={"for": key}))
+
+
+def _closed_for(ledger: Ledger, entry: Entry, exc: OversizedError) -> Entry:
+    """The CLOSED in the place of an entry that is too large; it has no part that grows with the job."""
+    closed = Closed(success=False, why=exc.message, exit_code=ExitCode.JOB_FAILED)
+    counters = Counters(restarts=entry.counters.restarts, barren=entry.counters.barren)
+    anchors = next_anchors(ledger, closed, entry.index)
+    return replace(entry, body=closed, counters=counters, anchors=replace(anchors, kept=entry.anchors.kept))

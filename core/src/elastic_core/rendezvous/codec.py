@@ -6,13 +6,18 @@ exactly the fields that its class declares; anything missing, unknown or of anot
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import functools
 import json
+import string
 from collections.abc import Mapping
 from typing import Any, cast
 
-from elastic_core.errors import RendezvousStateError
-from elastic_core.rendezvous.backend import MAX_VALUE_BYTES
+from elastic_core import __version__
+from elastic_core.errors import ElasticError, RendezvousStateError
+from elastic_core.rendezvous import seal
+from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, SEAL_BYTES
 from elastic_core.rendezvous.entries import (
     Chair,
     Closed,
@@ -44,14 +49,21 @@ _KINDS: Mapping[str, type] = {
 _NAMES: Mapping[type, str] = {body: name for name, body in _KINDS.items()}
 
 
+class OversizedError(ElasticError):
+    """A value of this node's own is larger than a store must take; nothing is wrong with the store."""
+
+
 def encode_entry(entry: Entry) -> bytes:
-    """An entry as bytes; a ROUND costs about 16 bytes a member.
+    """An entry as bytes; a ROUND costs 8 or 9 bytes a member.
 
     Raises:
-        RendezvousStateError: It would be larger than a store must take.
+        OversizedError: It would be larger than a store must take.
     """
     name = _NAMES[type(entry.body)]
-    return _dump({**_entry_writer(name)(entry), "kind": name}, f"ledger entry {entry.index}")
+    what = f"ledger entry {entry.index}, a {name}"
+    if isinstance(entry.body, Round) and entry.body.members:
+        what += f" of {len(entry.body.members)} nodes,"
+    return _dump({**_entry_writer(name)(entry), "kind": name}, what)
 
 
 def decode_entry(data: bytes) -> Entry:
@@ -85,7 +97,7 @@ def encode_row(row: NodeRow) -> bytes:
     """A roster row as bytes.
 
     Raises:
-        RendezvousStateError: It would be larger than a store must take.
+        OversizedError: It would be larger than a store must take.
     """
     return _dump(writer(NodeRow)(row), f"the roster row of {row.info.node_id}")
 
@@ -106,17 +118,19 @@ _FOREIGN = (
 
 
 def _dump(plain: dict[str, Any], what: str) -> bytes:
-    data = json.dumps({"v": PROTOCOL, **plain}, separators=(",", ":"), allow_nan=False).encode()
-    if len(data) > MAX_VALUE_BYTES:
-        raise RendezvousStateError(
-            f"The value for {what} has {len(data)} bytes; at most {MAX_VALUE_BYTES} are allowed."
-        )
+    data = json.dumps({"v": PROTOCOL, "by": __version__, **plain}, separators=(",", ":"), allow_nan=False).encode()
+    if len(data) > (most := MAX_VALUE_BYTES - SEAL_BYTES):
+        raise OversizedError(f"The value for {what} has {len(data)} bytes; at most {most} are allowed.")
     return data
 
 
 def _load(data: bytes, what: str) -> dict[str, Any]:
     if len(data) > MAX_VALUE_BYTES:
         raise RendezvousStateError(f"{what} has {len(data)} bytes; at most {MAX_VALUE_BYTES} are read.", hint=_FOREIGN)
+    if key := seal.fingerprint(data):
+        raise RendezvousStateError(
+            f"{what} is sealed with a job token ({key}), and this node has none.", hint=seal.HINT
+        )
     try:
         plain = json.loads(data)
     except (ValueError, RecursionError) as exc:
@@ -124,9 +138,13 @@ def _load(data: bytes, what: str) -> dict[str, Any]:
     if not isinstance(plain, dict):
         raise RendezvousStateError(f"{what} is not a JSON object: it begins with {data[:40]!r}.", hint=_FOREIGN)
     version = plain.pop("v", None)
+    release = plain.pop("by", None)
     if version != PROTOCOL:
+        writer = f", written by elastic-core {release}" if isinstance(release, str) and release.isprintable() else ""
         raise RendezvousStateError(
-            f"{what} is of protocol version {version!r}; this node speaks {PROTOCOL}.", hint=_FOREIGN
+            f"{what} is of protocol version {version!r}{writer[:60]}; this node speaks {PROTOCOL} "
+            f"(elastic-core {__version__}).",
+            hint=_FOREIGN,
         )
     return plain
 
@@ -135,14 +153,33 @@ _MEMBER = functools.partial(tuple.__new__, Member)
 """What ``Member`` does, in half the time."""
 
 
+_ID_DIGITS = 12
+"""Hex digits of an agent's id."""
+_KIND_LETTERS = string.ascii_letters + string.digits + "-_"
+
+
 def _pack_members(members: tuple[Member, ...]) -> list[Any]:
-    """``[ids, sizes, roles]``, the last two collapsed to one value where all nodes have the same, as they mostly do."""
+    """``[ids, kinds, which]``: the kinds of nodes (their size and role), and which one each node is of.
 
-    def collapsed(values: list[Any]) -> Any:
-        return values[0] if values and all(value == values[0] for value in values) else values
-
+    Ids of 12 hex digits, as agents have them, take 8 characters each, in one text. ``which`` is one letter for each
+    node; a list of numbers, where there are more kinds than letters; '' where all are of one kind.
+    """
     ids = [member.node_id for member in members]
-    return [ids, collapsed([m.local_world_size for m in members]), collapsed([m.role for m in members])]
+    kinds = {kind: number for number, kind in enumerate(dict.fromkeys((m.local_world_size, m.role) for m in members))}
+    numbers = [kinds[m.local_world_size, m.role] for m in members] if len(kinds) > 1 else []
+    lettered = len(kinds) <= len(_KIND_LETTERS)
+    which = "".join(_KIND_LETTERS[number] for number in numbers) if lettered else numbers
+    return [_pack_ids(ids), [list(kind) for kind in kinds], which]
+
+
+def _pack_ids(ids: list[str]) -> str | list[str]:
+    """Ids of 12 hex digits as base64 of their bytes; any others as they are."""
+    with contextlib.suppress(ValueError):
+        text = "".join(ids)
+        raw = bytes.fromhex(text)
+        if raw.hex() == text and all(len(node_id) == _ID_DIGITS for node_id in ids):
+            return base64.b64encode(raw).decode()
+    return ids
 
 
 def _unpack_members(packed: object) -> tuple[Member, ...]:
@@ -152,13 +189,35 @@ def _unpack_members(packed: object) -> tuple[Member, ...]:
         SchemaError: They are something else.
     """
     match packed:
-        case [list() as ids, sizes, roles]:
-            sizes = sizes if isinstance(sizes, list) else [sizes] * len(ids)
-            roles = roles if isinstance(roles, list) else [roles] * len(ids)
-            columns = ((ids, str), (sizes, int), (roles, str))
-            if len(sizes) == len(roles) == len(ids) and all({*map(type, column)} <= {kind} for column, kind in columns):
-                return tuple(map(_MEMBER, zip(ids, sizes, roles, strict=True)))
+        case [str() | list() as packed_ids, list() as kinds, str() | list() as which] if all(map(_is_kind, kinds)):
+            with contextlib.suppress(ValueError, LookupError):
+                ids = _unpack_ids(packed_ids)
+                numbers = [_KIND_LETTERS.index(letter) for letter in which] if isinstance(which, str) else which
+                numbers = numbers or [0] * len(ids)
+                typed = {*map(type, ids)} <= {str} and {*map(type, numbers)} <= {int}
+                if typed and len(numbers) == len(ids) and min(numbers, default=0) >= 0:
+                    return tuple(_MEMBER((node_id, *kinds[k])) for node_id, k in zip(ids, numbers, strict=True))
     raise SchemaError("", "are not of the schema")
+
+
+def _is_kind(value: object) -> bool:
+    """Whether a value is ``[local world size, role]``."""
+    match value:
+        case [int() as size, str()]:
+            return type(size) is int
+    return False
+
+
+def _unpack_ids(packed: str | list[str]) -> list[str]:
+    """What :func:`_pack_ids` was given.
+
+    Raises:
+        ValueError: The text is no base64.
+    """
+    if not isinstance(packed, str):
+        return packed
+    text = base64.b64decode(packed, validate=True).hex()
+    return [text[at : at + _ID_DIGITS] for at in range(0, len(text), _ID_DIGITS)]
 
 
 def _read(reading: Reader, plain: object, where: str) -> Any:

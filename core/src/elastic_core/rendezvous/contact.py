@@ -1,10 +1,11 @@
-"""Whether the store serves the threads of a session, and since when.
+"""Whether the store serves the threads of a session, and since when it is known to have had no news for this node.
 
-The fence counts from that (rule S4), and people are told when it changes.
+The fence counts from the second (rule S4), and people are told when the first changes.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 
@@ -12,8 +13,10 @@ from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.rendezvous.ledger import HistoryChangedError
 
-__all__ = ["Contact"]
+__all__ = ["FENCE_SHARE", "Contact"]
 
+FENCE_SHARE = 0.8
+"""Part of ``fence_after`` without store contact after which a node stops its own workers (rule S4)."""
 SILENT, UNREADABLE = "does not answer", "cannot be read on"
 """How a store fails."""
 
@@ -24,28 +27,71 @@ class Contact:
     Args:
         now: This instant, by the monotonic clock: joining was an operation that succeeded.
         publish: Told when the store stops to serve, and when it serves again.
+        confirms: Whether the store's server has to be confirmed (:meth:`RendezvousBackend.confirm`) for what it answers
+            to count.
     """
 
-    def __init__(self, now: float, publish: Callable[[Event], None]) -> None:
-        self.at = now
-        """When the newest of the store operations that succeeded was begun, by the monotonic clock (rule S4)."""
+    def __init__(self, now: float, publish: Callable[[Event], None], *, confirms: bool = False) -> None:
         self.failing: set[str] = set()
         """The threads whose last operation failed."""
         self._told: set[str] = set()
         """What people have been told, until the store serves again."""
+        self._confirms = confirms
+        self._before = self._current_at = now
+        self._confirmed_at = now if confirms else math.inf
+        self._ended_at = math.inf
         self._publish = publish
         self._lock = threading.Lock()
         self._over = False
 
-    def worked(self, who: str, began: float) -> None:
-        """The store has answered what was asked at ``began``, and serves this thread ('' where that is to be seen yet).
+    @property
+    def at(self) -> float:
+        """When this node last knew all that the store had taken, by the monotonic clock (rule S4).
+
+        It is an instant before the store was asked. While the newest round that was read of is not live, it is the last
+        such instant at which it was: who has read that a round is over puts off the fence no longer.
+        """
+        return min(self._ended_at, self.known_at)
+
+    @property
+    def known_at(self) -> float:
+        """The same, whether or not a round is live."""
+        return max(self._before, min(self._current_at, self._confirmed_at))
+
+    def current(self, began: float) -> None:
+        """What the store answered to a question of ``began`` shows that it had no news for this node then.
 
         When the answer is read says nothing: this node may have been frozen since it came.
         """
         with self._lock:
+            if not self._over:
+                self._current_at = max(self._current_at, began)
+
+    def confirmed(self, began: float) -> None:
+        """The server that takes the heartbeats was still the right one when that was asked, at ``began``."""
+        with self._lock:
+            if not self._over:
+                self._confirmed_at = max(self._confirmed_at, began)
+
+    def moved(self) -> None:
+        """Heartbeats go to another server from now on, which has to be confirmed by itself."""
+        with self._lock:
+            if self._confirms:
+                self._before = max(self._before, min(self._current_at, self._confirmed_at))
+                self._current_at = self._confirmed_at = -math.inf
+
+    def live(self, live: bool) -> None:
+        """Whether the newest round that was read of is live; called before anything counts that knows of it."""
+        if live:
+            self._ended_at = math.inf
+        else:
+            self._ended_at = self.at
+
+    def worked(self, who: str) -> None:
+        """The store has served this thread."""
+        with self._lock:
             if self._over:
                 return
-            self.at = max(self.at, began)
             back = self.failing == {who}
             self.failing.discard(who)
             silent = SILENT in self._told

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from elastic_core.config import OnNodeLoss
-from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
+from elastic_core.incidents import Action, Incident, IncidentKind, Verdict, by_cause
 from elastic_core.rendezvous.books import charged
 from elastic_core.rendezvous.complaints import accused, told, unprobed
 from elastic_core.rendezvous.decisions import Append, Ask, Decision, LookAgain
@@ -112,6 +112,8 @@ def _supervise(scene: Scene, current: Round) -> Decision:
     if len(finished) == len(ids):
         return succeed(scene, current)
     if incidents := scene.incidents(current):
+        if not scene.judged(current.number) and scene.now < (until := scene.cause_known_at(current)):
+            return LookAgain(until)
         return _judge(scene, current, incidents[0], finished)
     for node_id in ids:
         if node_id not in finished and (halt := _departure(scene, current, node_id)) is not None:
@@ -123,7 +125,8 @@ def _supervise(scene: Scene, current: Round) -> Decision:
     if ledger.plan is not None:
         return pursue(scene, current, ledger.plan, finished)
     looks = [suspect_at] if late else []
-    if scene.room(current) and not finished:  # L7: after the first FINISHED nobody joins
+    # L7: after the first FINISHED nobody joins. S8: while a member may be gone, this is no planned stop.
+    if scene.room(current) and not finished and scene.watch.gone.isdisjoint(ids):
         resize_at = _resize_allowed_at(scene)
         if scene.now >= resize_at:
             who = scene.names(seen.node_id for seen in scene.newcomers())
@@ -198,8 +201,8 @@ def _departure(scene: Scene, current: Round, node_id: str) -> Append | None:
 def _how_lost(scene: Scene, seen: Sighting | None) -> str:
     if seen is None:
         return "its roster row is gone"
-    if seen.node_id in scene.watch.gone:
-        return "its seat on the host is free, or a newer agent's, so its last process is gone"
+    if scene.proved(seen):
+        return "its seat on the host is free, or a newer agent's, or somebody vouches for it: its last process is gone"
     return f"no beat for {scene.now - seen.changed_at:.1f} s"
 
 
@@ -273,15 +276,20 @@ def _reform(scene: Scene, old: Round, halt: Halt) -> Decision:
         return ending
     if muster.busy:
         return LookAgain(scene.look(*map(scene.suspect_at, muster.busy), nodes=scene.sightings(old)))
-    fence = max([ledger.halt_at, *(seen.changed_at for seen in scene.sightings(old))]) + scene.timing.fence_after
+    fence = max([ledger.halted_at, *(seen.sign_at for seen in scene.sightings(old))]) + scene.timing.fence_after
     if scene.now < fence and not _is_over(scene, old):
         silent = [*muster.lost, *muster.suspected]
         if not silent:
             return LookAgain(
                 scene.look(fence, nodes=scene.sightings(old)), f"{scene.names(muster.leaving)} to stop its workers"
             )
-        who = f"{scene.names(silent)}, which may still be training, to answer or be fenced off"
-        return LookAgain(scene.look(fence, nodes=scene.sightings(old)), f"{who}, for up to {fence - scene.now:.0f} s")
+        hosts = sorted({seen.row.info.host for node_id in silent if (seen := scene.seen(node_id)) is not None})
+        who = (
+            f"{scene.names(silent)}, which may still be training, to answer or be fenced off, "
+            f"for up to {fence - scene.now:.0f} s (--rdzv_conf fence_after={scene.timing.fence_after:g}), "
+            f"or until somebody says that it is gone for good: elastic release {hosts[0] if hosts else 'HOST'}"
+        )
+        return LookAgain(scene.look(fence, nodes=scene.sightings(old)), who, tuple(silent))
     out = muster.unreachable
     survivors = [seen for i in muster.fit if i != out and (seen := scene.seen(i)) is not None]
     nodes = _choose(scene, halt, survivors, muster.joining)[: scene.agreement.max_nodes]
@@ -299,7 +307,7 @@ def _ending(scene: Scene, old: Round, halt: Halt, muster: _Muster) -> Decision |
     gone = muster.gone(scene, old)
     if gone and scene.agreement.on_node_loss is OnNodeLoss.FAIL:
         why = f"{scene.names(gone)} is lost, and --on_node_loss=fail ends the job then"
-        return fail(scene, why, halt.incident)
+        return fail(scene, why, _first_cause(scene, old, halt))
     if halt.incident is None or not charged(halt.incident):
         return None
     verdict = scene.verdict(old.number)
@@ -314,11 +322,17 @@ def _ending(scene: Scene, old: Round, halt: Halt, muster: _Muster) -> Decision |
         return None
     if muster.busy:  # every follower's report first: the first cause is found among them
         return LookAgain(scene.look(*map(scene.suspect_at, muster.busy), nodes=scene.sightings(old)))
-    first = [*scene.incidents(old), halt.incident][0]
     reason = verdict.reason if verdict is not None else "the failure policy gave up"
     if (blamed := accused(scene, old)) is not None:
         reason += f"; {told(scene, old, blamed)}"
-    return fail(scene, reason, first, requeue=verdict is not None and verdict.requeue)
+    return fail(scene, reason, _first_cause(scene, old, halt), requeue=verdict is not None and verdict.requeue)
+
+
+def _first_cause(scene: Scene, old: Round, halt: Halt) -> Incident | None:
+    """The incident of a HALT, or a member's report that explains more."""
+    if halt.incident is None or not charged(halt.incident):
+        return halt.incident
+    return min((*scene.incidents(old), halt.incident), key=by_cause)
 
 
 def _is_over(scene: Scene, old: Round) -> bool:
@@ -332,7 +346,7 @@ def _is_over(scene: Scene, old: Round) -> bool:
         stopped = row.round == old.number and row.phase in (Phase.STOPPED, Phase.FINISHED)
         failed = row.incident is not None and row.incident.round == old.number
         idle = row.phase is not Phase.RUNNING and row.head >= scene.ledger.head.anchors.halt
-        if stopped or failed or idle or seen.node_id in scene.watch.gone:
+        if stopped or failed or idle or scene.proved(seen):
             return True
     return False
 

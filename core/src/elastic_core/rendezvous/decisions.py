@@ -31,6 +31,8 @@ class LookAgain:
     at: float | None
     waiting: str = ""
     """For people: whom the job waits for, when it cannot go on without."""
+    silent: tuple[str, ...] = ()
+    """Nodes that may still train, and for whose fence the job waits: somebody may know that they are gone for good."""
 
 
 Decision: TypeAlias = "Append | Ask | LookAgain"

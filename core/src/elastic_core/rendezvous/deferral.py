@@ -5,11 +5,15 @@ The first to read would else keep the store from giving the round to the last.
 
 from __future__ import annotations
 
+import zlib
+
 from elastic_core.rendezvous.ledger import Ledger, Round
 from elastic_core.rendezvous.rows import NodeRow, Phase
 
 FOR_EACH = 0.001
 """Seconds, for each member of the round."""
+SPREAD_ABOVE = 64
+"""Members of a round, up to which what all of them do after an entry need not be spread."""
 AT_MOST = 0.25
 """Seconds: who has not shown within 1 s that it read the ROUND is suspected (rule L2)."""
 
@@ -17,6 +21,11 @@ AT_MOST = 0.25
 def longest(current: Round) -> float:
     """Seconds for which members of a round keep to themselves that they have read of it, and run."""
     return min(AT_MOST, FOR_EACH * len(current.members))
+
+
+def share(node_id: str) -> float:
+    """A number from 0 to 1, another one for each node: what all do at once, each does at a time of its own."""
+    return zlib.crc32(node_id.encode()) / (1 << 32)
 
 
 def deferral(row: NodeRow, ledger: Ledger) -> float:
@@ -29,4 +38,9 @@ def deferral(row: NodeRow, ledger: Ledger) -> float:
         return 0.0
     if row.incident is not None or row.leaving or row.stepped_down:
         return 0.0
-    return 0.0 if current.members[0].node_id == row.info.node_id else longest(current)
+    if current.members[0].node_id == row.info.node_id:
+        return 0.0
+    within = longest(current)
+    if len(current.members) <= SPREAD_ABOVE:
+        return within
+    return within * (1 + share(row.info.node_id)) / 2  # the first half is for all to read of the round

@@ -1,19 +1,28 @@
-"""Asking the agents of a host to leave: a row of the roster that is no node's, which the chair answers with a DRAIN."""
+"""Requests of people: a row of the roster that is no node's.
+
+``elastic drain`` asks the agents of a host to leave, and the chair answers with a DRAIN. ``elastic release`` vouches
+that a host is gone for good, which the chair takes for a proof (rule S8), and removes the row.
+"""
 
 from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from elastic_core.agent.identity import host_name
 from elastic_core.errors import RendezvousRefusedError, RendezvousTimeoutError, UsageError
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
 from elastic_core.rendezvous.codec import encode_row
 from elastic_core.rendezvous.ledger import Ledger
+from elastic_core.rendezvous.limits import listing
 from elastic_core.rendezvous.parting import readable
 from elastic_core.rendezvous.reading import load, peek
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
 from elastic_core.rendezvous.settings import Versions
+from elastic_core.rendezvous.watch import PROOF_BEATS, Observation
 
 PATIENCE = 20.0
 """Seconds in which the agents must have said that they leave: more than it takes to replace a chair that is gone."""
@@ -43,7 +52,7 @@ def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = PATI
     here = [seen.row for seen in readable(store.roster()) if seen.row.run == ledger.head.run]
     wanted = {row.info.node_id for row in here if row.info.host == host and not row.leaving}
     if not wanted:
-        hosts = ", ".join(sorted({row.info.host for row in here if not row.leaving})) or "nowhere"
+        hosts = listing(sorted({row.info.host for row in here if not row.leaving})) or "nowhere"
         raise UsageError(f"No agent of job {job!r} runs on {host!r}.", hint=f"They run on: {hosts}.")
     if store.embedded and _opener(store, ledger) in wanted and any(row.info.host != host for row in here):
         raise UsageError(
@@ -51,22 +60,83 @@ def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = PATI
             hint="Drain the other hosts, or keep the store where no agent has to stay, with another --rdzv_backend. "
             "To end the job all the same, send that agent SIGTERM.",
         )
-    request = f"drain-{uuid.uuid4().hex[:12]}"
+    with _requested(store, "drain", drain=host):
+        _await(store, wanted, time.monotonic() + patience)
+    return len(wanted)
+
+
+def release(store: RendezvousBackend, host: str, job: str, *, patience: float = PATIENCE) -> int:
+    """Vouch that ``host`` is gone for good, and wait until the leader has taken that in; how many nodes were there.
+
+    Args:
+        store: A connection to the job's store.
+        host: The host's name, as its agents said it.
+        job: The job's id, for messages.
+        patience: Seconds to wait for the leader.
+
+    Raises:
+        UsageError: There is no such job, no agent of it was there, or all of them still beat.
+        RendezvousTimeoutError: No agent of the job is there to decide.
+        RendezvousConnectionError: The store cannot be reached.
+        RendezvousStateError: It holds something that cannot be.
+    """
+    if store.embedded and store.hosting:
+        raise RendezvousRefusedError(f"No agent of job {job!r} is there: nobody hosts its store.")
+    ledger = load(store, time.monotonic())
+    if ledger is None or ledger.closed is not None:
+        raise UsageError(f"There is no job {job!r} that goes on here.", hint="See --rdzv_id, as the agents have it.")
+
+    def beats() -> dict[str, int]:
+        found = readable(store.roster())
+        return {seen.row.info.node_id: seen.beat for seen in found if seen.row.info.host == host and not _asks(seen)}
+
+    before = beats()
+    if not before:
+        hosts = ", ".join(sorted({seen.row.info.host for seen in readable(store.roster()) if not _asks(seen)}))
+        raise UsageError(f"No agent of job {job!r} was on {host!r}.", hint=f"They are or were on: {hosts or 'none'}.")
+    time.sleep(PROOF_BEATS * ledger.settings.timing.beat_interval)
+    after = beats()
+    still = tuple(node_id for node_id, beat in before.items() if after.get(node_id) == beat)
+    if not still:
+        raise UsageError(
+            f"{host!r} is not gone: the heartbeats of all its agents in job {job!r} go on.",
+            hint=f"To have them leave, use elastic drain {host}.",
+        )
+    with _requested(store, "release", release=still) as request:
+        deadline, cursor = time.monotonic() + patience, Cursor()
+        while any(seen.node_id == request for seen in store.roster([request])):  # the leader removes it
+            if (left := deadline - time.monotonic()) <= 0:
+                raise RendezvousTimeoutError(
+                    f"No agent of job {job!r} took in within {patience:g} s that {host!r} is gone.",
+                    hint="Start the agents that are to go on with the job, and then say it again.",
+                )
+            cursor = store.wait(cursor, roster=True, timeout=min(left, 1.0))
+    return len(still)
+
+
+def _asks(seen: Observation) -> bool:
+    """Whether a row is a request, and no node's."""
+    return bool(seen.row.drain or seen.row.release)
+
+
+@contextmanager
+def _requested(store: RendezvousBackend, what: str, **asked: Any) -> Iterator[str]:
+    """A request's row, by its id, for as long as the block runs."""
+    request = f"{what}-{uuid.uuid4().hex[:12]}"
     info = NodeInfo(
         node_id=request,
         host=host_name(),
         host_id=request,
         seat=0,
         local_world_size=0,
-        role="drain",
+        role=what,
         versions=Versions.here(),
     )
-    store.enter(request, encode_row(NodeRow(info=info, drain=host)))
+    store.enter(request, encode_row(NodeRow(info=info, **asked)))
     try:
-        _await(store, wanted, time.monotonic() + patience)
+        yield request
     finally:
         store.remove(request)
-    return len(wanted)
 
 
 def _opener(store: RendezvousBackend, ledger: Ledger) -> str | None:
@@ -85,7 +155,7 @@ def _await(store: RendezvousBackend, wanted: set[str], deadline: float) -> None:
         if not staying:
             return
         if (left := deadline - time.monotonic()) <= 0:
-            names = ", ".join(f"{rows[node_id].info} ({node_id})" for node_id in staying)
+            names = listing(f"{rows[node_id].info} ({node_id})" for node_id in staying)
             raise RendezvousTimeoutError(
                 f"{names} did not say within the time that it leaves.",
                 hint="Nobody may be there any more, or its workers finish because others have. See the agent's output.",

@@ -17,6 +17,15 @@ MAX_LOSSES = 3
 """Losses after which a host is left out while others suffice (rule L4)."""
 
 
+@dataclass(frozen=True, slots=True)
+class HostLosses:
+    """How often a host was lost, and when that was last."""
+
+    count: int
+    age: float
+    """The :attr:`Entry.age` of the ROUND that counted the last loss."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
     """What the job remembers across rounds and chairs; every entry carries it."""
@@ -27,14 +36,14 @@ class Counters:
     """Rounds in a row that ended without progress (rule L4)."""
     worst_seen: float = 0.0
     """The longest that a member took to show that it had seen an entry, in seconds (rule L2)."""
-    losses: Mapping[str, int] = field(default_factory=dict)
-    """How often each host was lost, by stable host id."""
+    losses: Mapping[str, HostLosses] = field(default_factory=dict)
+    """By stable host id: hosts that were lost and have a row again, or were lost within the last hour. At most 256."""
     excluded: tuple[str, ...] = ()
-    """Host ids that a failure policy wants left out while others suffice."""
+    """Host ids that a failure policy wants left out while others suffice, the newest last. At most 256."""
 
     def bad_hosts(self) -> set[str]:
         """The host ids that are left out while others suffice: excluded, or lost too often (rules L4, L5)."""
-        return {host for host, losses in self.losses.items() if losses >= MAX_LOSSES} | set(self.excluded)
+        return {host for host, losses in self.losses.items() if losses.count >= MAX_LOSSES} | set(self.excluded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +225,8 @@ class Closed:
     incident: Incident | None = None
     """The root cause: the first failure across all nodes."""
     requeue: bool = False
+    abandoned: bool = False
+    """Whether nobody of the run was alive: a node of the next run has closed it, which is no verdict (rule S6)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,9 +265,17 @@ class Entry:
     """Who decides after this entry: the author, unless a leaving chair names its successor."""
     elapsed: float
     """Seconds since the previous entry, by the author's monotonic clock: a duration, never an instant."""
+    since_halt: float = 0.0
+    """Seconds for which the newest HALT has stood, added up from :attr:`elapsed`; 0 for that HALT, and without one.
+
+    Never more than has really passed, but for what clocks drift: each author counts from when it had read the entry
+    before, and that had been written by then.
+    """
     counters: Counters
     anchors: Anchors
     body: Body
+    age: float = 0.0
+    """Seconds since the run was opened: what :attr:`elapsed` of all its entries adds up to."""
     epoch: int = 0
     """How often the run was resumed; indices are comparable within one epoch."""
 

@@ -83,16 +83,19 @@ class FileBackend(RendezvousBackend):
         """Where rows were last seen, by name: most are still there, and need not be searched for."""
 
     @classmethod
-    def open(cls, parent: Path, run_id: str, poll_interval: float | None = None, *, made: bool = False) -> FileBackend:
+    def open(
+        cls, parent: Path, run_id: str, poll_interval: float | None = None, *, made: bool = False, shared: bool = False
+    ) -> FileBackend:
         """The first connection to the store of job ``run_id`` below ``parent``.
 
-        ``made`` says that ``parent`` was made for it, so that :meth:`erase` deletes that, too.
+        ``made`` says that ``parent`` was made for it, so that :meth:`erase` deletes that, too; ``shared`` that other
+        users may own the job's directory.
 
         Raises:
             RendezvousConnectionError: It cannot be made.
             RendezvousStateError: Somebody else has put something else there.
         """
-        store = JobDirectory(os.path.join(parent, safe_name(run_id)), parent_is_ours=made)
+        store = JobDirectory(os.path.join(parent, safe_name(run_id)), parent_is_ours=made, shared=shared)
         store.make()
         return cls(store, poll_interval)
 
@@ -317,7 +320,8 @@ def elastic_rendezvous_options() -> RendezvousOptions:
         endpoint_required=True,
         conf={
             "poll_interval": f"seconds between two looks for changes; by default {POLL_INTERVAL} on a network mount, "
-            "and elsewhere none, as the kernel tells of them"
+            "and elsewhere none, as the kernel tells of them",
+            "shared": "true: other users may own the job's directory, and write there [false]",
         },
     )
 
@@ -333,7 +337,8 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend:
     """
     interval = params.config.get("poll_interval")
     parent, made = _directory(params.endpoint)
-    return FileBackend.open(parent, params.run_id, None if interval is None else _seconds(interval), made=made)
+    seconds, shared = None if interval is None else _seconds(interval), params.get_as_bool("shared") or False
+    return FileBackend.open(parent, params.run_id, seconds, made=made, shared=shared)
 
 
 def _directory(endpoint: str) -> tuple[Path, bool]:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
-from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RendezvousBackend, RosterRow
+from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RendezvousBackend, RosterRow, take_after
 
 
 class GuardedBackend(RendezvousBackend):
@@ -25,7 +25,7 @@ class GuardedBackend(RendezvousBackend):
 
     def __init__(self, inner: RendezvousBackend, described: str) -> None:
         self.inner, self.described = inner, described
-        self.embedded, self.hosting, self.may_forget = inner.embedded, inner.hosting, inner.may_forget
+        take_after(self, inner)
 
     @contextmanager
     def _calling(self, method: str) -> Iterator[None]:
@@ -64,7 +64,10 @@ class GuardedBackend(RendezvousBackend):
     def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
         """As the backend's."""
         with self._calling("beat"):
-            return self.inner.beat(node_id, count, watch)
+            reply = self.inner.beat(node_id, count, watch)
+            _check_count("the index of its newest entry", reply.head)
+            _check_count(f"the revision of the row of {node_id}", reply.revision or 0)
+            return reply
 
     def remove(self, node_id: str) -> None:
         """As the backend's."""
@@ -99,4 +102,20 @@ class GuardedBackend(RendezvousBackend):
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
         """As the backend's."""
         with self._calling("wait"):
-            return self.inner.wait(cursor, roster=roster, timeout=timeout)
+            now = self.inner.wait(cursor, roster=roster, timeout=timeout)
+            _check_count("the index of its newest entry", now.head)
+            return now
+
+    def confirm(self) -> bool:
+        """As the backend's."""
+        with self._calling("confirm"):
+            return self.inner.confirm()
+
+
+def _check_count(what: str, count: int) -> None:
+    """Refuse a number of the store's that counts nothing: whoever compares it with their own would do so for ever."""
+    if count < 0:
+        raise RendezvousStateError(
+            f"The store gives {count} as {what}.",
+            hint="Something else writes to the store: use another --rdzv_id, or keep it out (docs/security.md).",
+        )

@@ -18,10 +18,12 @@ class JobDirectory:
     Args:
         directory: Where.
         parent_is_ours: Whether what it is in was made for this job.
+        shared: Whether other users may own it, and write there.
     """
 
-    def __init__(self, directory: str, *, parent_is_ours: bool = False) -> None:
+    def __init__(self, directory: str, *, parent_is_ours: bool = False, shared: bool = False) -> None:
         self.directory = directory
+        self._shared = shared
         self._parent = os.path.dirname(directory)
         self._parent_is_ours = parent_is_ours
         self.ledger = Numbered(f"{directory}/ledger")
@@ -37,7 +39,7 @@ class JobDirectory:
         """Make the directories that are not there, also when somebody has deleted them under a running job.
 
         Only this job's user may enter: who can write here decides what the job does, and incidents quote its output.
-        Users that share a job make the directory themselves, with the mode they want.
+        Users that share a job make the directory themselves, with the mode they want, and say that it is shared.
 
         Raises:
             RendezvousStateError: The job's directory is not one, or was planted by somebody else.
@@ -48,12 +50,10 @@ class JobDirectory:
             with suppress(FileExistsError):
                 os.mkdir(self.directory, 0o700)
             status = os.lstat(self.directory)
-            planted = status.st_uid not in (os.geteuid(), 0) and status.st_mode & stat.S_IWOTH
-            if not stat.S_ISDIR(status.st_mode) or planted:
-                raise RendezvousStateError(
-                    f"{self.directory!r} is not a directory, or belongs to another user and is open to everybody.",
-                    hint=PLANTED,
-                )
+            if not stat.S_ISDIR(status.st_mode):
+                raise RendezvousStateError(f"{self.directory!r} is not a directory.", hint=PLANTED)
+            if not self._shared:
+                self._check_private(status)
             numbered = (self.ledger.directory, self.serials.directory)
             for part in (*numbered, self.roster, self.values, self.beats, self.scratch):
                 Path(part).mkdir(exist_ok=True)
@@ -69,6 +69,20 @@ class JobDirectory:
         if self._parent_is_ours:
             with suppress(OSError):  # somebody else is there
                 os.rmdir(self._parent)
+
+    def _check_private(self, status: os.stat_result) -> None:
+        """Refuse a directory in which others decide: they own it, or everybody may write there."""
+        mode, fault = stat.S_IMODE(status.st_mode), ""
+        if status.st_uid not in (os.geteuid(), 0):
+            fault = f"belongs to another user ({status.st_uid})"
+        elif mode & stat.S_IWOTH:
+            fault = f"can be written to by everybody (mode {mode:04o})"
+        if fault:
+            raise RendezvousStateError(
+                f"{self.directory!r} {fault}: whoever writes there decides what the job does.",
+                hint="Use a directory of this user's. If several users are to share the job, or the file server has "
+                "other user ids than this host, say --rdzv_conf shared=true.",
+            )
 
     def _check_mount(self) -> None:
         """Refuse to begin anew, each host for itself, on the bare mount point of a share that is gone."""

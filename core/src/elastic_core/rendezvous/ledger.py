@@ -33,6 +33,7 @@ from elastic_core.rendezvous.entries import (
     Round,
     StopAt,
 )
+from elastic_core.rendezvous.limits import fitted
 from elastic_core.rendezvous.settings import Settings
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "compose",
     "next_anchors",
     "opened",
+    "read_by",
     "restored",
 ]
 
@@ -84,8 +86,6 @@ class Ledger:
     halt: Halt | None = None
     """The HALT that ended :attr:`round`; None while it is live."""
     halt_at: float = 0.0
-    since_halt: float = 0.0
-    """While there is one: seconds from it to the newest entry, as the authors of what was read after it count them."""
     plan: Plan | None = None
     """The PLAN for :attr:`round`, while that is live."""
     plan_at: float = 0.0
@@ -113,6 +113,14 @@ class Ledger:
         return self.head.epoch, self.head.index
 
     @property
+    def halted_at(self) -> float:
+        """The latest instant at which :attr:`halt` can have been written, by this node's clock.
+
+        Other than :attr:`halt_at`, when this node read it, it does not begin anew with a node that comes later.
+        """
+        return min(self.halt_at, self.head_at - self.head.since_halt)
+
+    @property
     def chair(self) -> str:
         """The node that decides."""
         return self.head.chair
@@ -132,7 +140,8 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
 
     Raises:
         HistoryChangedError: It was not built on the newest one, or another run goes on here.
-        RendezvousStateError: It does not follow: a term that fell, an entry after CLOSED in the same run.
+        RendezvousStateError: It does not follow: a term that fell, an entry after CLOSED in the same run, or one by a
+            node that does not decide (rule S1).
     """
     head = ledger.head
     if entry.index != head.index + 1 or entry.prev != head.id:
@@ -150,16 +159,16 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
             f"Ledger entry {entry.index} (run {entry.run}, term {entry.term}) cannot follow run {head.run}, "
             f"term {head.term}" + (", which is closed." if ledger.closed else ".")
         )
-    since_halt = ledger.since_halt + entry.elapsed
-    after = partial(replace, ledger, head=entry, head_at=now, since_halt=since_halt)
+    _check_author(entry, head.chair)
+    after = partial(replace, ledger, head=entry, head_at=now)
     match entry.body:
         case Round() as body:
             sealed = _spelled_out(body, ledger.round)
-            at, cost = _resize(ledger, sealed, now, since_halt)
+            at, cost = _resize(ledger, sealed, now, entry.since_halt)
             after = partial(after, round=sealed, round_at=now, resized_at=at, resize_cost=cost)
             return after(halt=None, plan=None, stop_at=None)
         case Halt() as body:
-            return after(halt=body, halt_at=now, since_halt=0.0, plan=None, stop_at=None)
+            return after(halt=body, halt_at=now, plan=None, stop_at=None)
         case Plan() as body if ledger.live:
             return after(plan=body, plan_at=now, stop_at=None)
         case StopAt() as body if ledger.plan is not None:
@@ -172,6 +181,24 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
         case Closed() as body:
             return after(closed=body)
     return after()
+
+
+def _check_author(entry: Entry, chair: str) -> None:
+    """Refuse an entry of a node that does not decide: who did before it is ``chair`` (rule S1).
+
+    A CHAIR may be anybody's who takes the place; only who has it can give it to somebody else.
+    """
+    takes = isinstance(entry.body, Chair)
+    if entry.author == chair and (takes or entry.chair == chair):
+        return
+    if takes and entry.author == entry.chair:
+        return
+    kind = type(entry.body).__name__.upper()
+    made = "" if entry.chair == entry.author else f", which makes {entry.chair!r} the one who decides,"
+    raise RendezvousStateError(
+        f"Ledger entry {entry.index}{made} is a {kind} by {entry.author!r}, but {chair!r} decides.",
+        hint="Something else writes to the store: docs/security.md says how to keep it out. Use another --rdzv_id.",
+    )
 
 
 def opened(entry: Entry, now: float) -> Ledger:
@@ -198,8 +225,11 @@ def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
     """The ledger of a newcomer, from the newest entry and those that its anchors name (by index).
 
     Raises:
-        RendezvousStateError: An anchor is missing or is not the kind of entry that it should be.
+        RendezvousStateError: An anchor is missing or is not the kind of entry that it should be, or the newest entry is
+            by a node that does not decide.
     """
+    if not isinstance(head.body, (Chair, Open, Resume)):
+        _check_author(head, head.chair)
     at, bodies = head.anchors, {index: entry.body for index, entry in anchors.items()}
     rounds = {i: body.round if isinstance(body, Resume) else body for i, body in bodies.items()}
 
@@ -224,6 +254,11 @@ def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
     if not isinstance(ended, Halt):
         raise RendezvousStateError(f"Ledger entry {head.index} stands on {at.halt}, which is not a HALT.")
     return replace(ledger, halt=ended, halt_at=now)
+
+
+def read_by(ledger: Ledger, now: float) -> Ledger:
+    """The ledger of a newcomer that had read it all at ``now``: its newest entries may have been written until then."""
+    return replace(ledger, head_at=now, halt_at=now)
 
 
 def _restored_plan(ledger: Ledger, bodies: Mapping[int, Body], now: float) -> Ledger:
@@ -308,12 +343,16 @@ def compose(
     goes on from the head. ``chair`` is given by a leaving chair that names its successor; the author stays, or
     becomes, chair otherwise. ``kept`` says which entries are no tombstones yet. A RESUME is built on ``store``, the
     newest entry of a store that has lost this ledger, and starts an epoch.
+
+    Texts that are longer than an entry has room for are cut (``limits``).
     """
-    head = None if ledger is None else ledger.head
+    head, body = None if ledger is None else ledger.head, fitted(body)
     prev = store or (ORIGIN if head is None else head.link)
     index = prev.index + 1
     anchors = next_anchors(ledger, body, index)
     fresh = head is None or isinstance(body, Open)
+    elapsed = 0.0 if ledger is None else round(now - ledger.head_at, 6)
+    counts = ledger is not None and ledger.halt is not None and not isinstance(body, (Open, Halt))
     return Entry(
         index=index,
         id=entry_id,
@@ -322,9 +361,11 @@ def compose(
         term=1 if fresh or head is None else head.term + isinstance(body, Chair),
         author=author,
         chair=chair or author,
-        elapsed=0.0 if ledger is None else round(now - ledger.head_at, 6),
+        elapsed=elapsed,
+        since_halt=round(head.since_halt + elapsed, 6) if head is not None and counts else 0.0,
         counters=counters or (Counters() if fresh or head is None else head.counters),
         anchors=anchors if kept is None else replace(anchors, kept=kept),
         body=body,
+        age=0.0 if fresh or head is None else round(head.age + elapsed, 6),
         epoch=0 if fresh or head is None else head.epoch + isinstance(body, Resume),
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from elastic_core.exit_codes import ExitCode
-from elastic_core.incidents import Incident
+from elastic_core.incidents import Incident, follows_peer_loss
 from elastic_core.rendezvous.ledger import HaltReason, Ledger, Offer, Resume, Round, advance
 from elastic_core.rendezvous.node_words import (
     Answered,
@@ -78,6 +78,10 @@ __all__ = [
 ]
 
 
+REMEMBERED_ROUNDS = 1024
+"""Rounds that a node knows to have started: each costs it 100 bytes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
     """All that a node knows and is."""
@@ -101,8 +105,10 @@ class NodeState:
     """The newest round after whose failure this node has probed its peers; 0 for none."""
     unreachable: tuple[str, ...] = ()
     """Those that it did not reach then."""
-    ran: frozenset[str] = frozenset()
-    """The rounds whose workers were ever started here, by their offers: none is started twice (S3)."""
+    ran: tuple[str, ...] = ()
+    """The newest REMEMBERED_ROUNDS rounds whose workers were started here, by their offers: none is started twice (S3).
+
+    A store that goes back further than that has lost more than any copy of it is old."""
     outrun: str = ""
     """Why the store's run is not this node's any more; '' while it is."""
     takes_notices: bool = False
@@ -180,6 +186,8 @@ def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
             return replace(state, offer=offer, spent=False)
         case WorkerFailed(incident) if state.work is Work.RUNNING and state.incident is None:
             return replace(state, incident=incident)
+        case WorkerFailed(incident) if state.work is Work.STOPPING and _is_better_cause(state, incident):
+            return replace(state, incident=incident)
         case WorkersDone() if state.work is Work.RUNNING and state.incident is None:
             return replace(state, work=Work.DONE, phase=Phase.FINISHED, progressed=True)
         case WorkersGone():
@@ -202,6 +210,14 @@ def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
         case Outrun(why):
             return replace(state, outrun=why)
     return state
+
+
+def _is_better_cause(state: NodeState, incident: Incident) -> bool:
+    """Whether a failure that is known only while workers are being stopped explains more than what was reported."""
+    halt = state.ledger.halt
+    known = state.incident or (halt.incident if halt is not None and halt.round == state.round else None)
+    better = known is not None and follows_peer_loss(known) and not follows_peer_loss(incident)
+    return better and incident.round == state.round
 
 
 def _nobody_asks(state: NodeState, found: Probed) -> bool:
@@ -349,6 +365,6 @@ def _start(state: NodeState, wanted: Round) -> tuple[NodeState, tuple[Effect, ..
     effects: tuple[Effect, ...] = (Start(wanted, state.ledger.counters.restarts),)
     if state.spent:
         effects = (*effects, MakeOffer())
-    ran = state.ran | {wanted.offer.id}
+    ran = (*state.ran, wanted.offer.id)[-REMEMBERED_ROUNDS:]
     state = replace(_untold(state), work=Work.RUNNING, phase=Phase.RUNNING, round=wanted.number, spent=False, ran=ran)
     return state, effects

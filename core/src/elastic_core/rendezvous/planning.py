@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from elastic_core.rendezvous.decisions import Append, Decision, LookAgain
 from elastic_core.rendezvous.ledger import Drain, HaltReason, Plan, Round, StopAt
+from elastic_core.rendezvous.limits import MAX_DRAINED, listing
 from elastic_core.rendezvous.rows import Phase
 from elastic_core.rendezvous.scene import Scene
 from elastic_core.rendezvous.sealing import end_round
@@ -92,9 +93,9 @@ def drain(scene: Scene) -> Append | None:
         and seen.row.run == scene.ledger.head.run
         and seen.node_id not in scene.ledger.asked
         and not scene.dead(seen.node_id)
-    )
+    )[:MAX_DRAINED]
     if not nodes:
         return None
     asked = {requests[seen.row.info.host].row.info.host for n in nodes if (seen := scene.seen(n)) is not None}
-    why = f"asked to leave by elastic drain on {', '.join(sorted(asked))}"
+    why = f"asked to leave by elastic drain on {listing(sorted(asked))}"
     return Append(Drain(nodes=nodes, why=why), scene.ledger.counters)

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 import threading
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError
 from elastic_core.rendezvous.backend import BeatReply, RendezvousBackend
+from elastic_core.rendezvous.deferral import share
 from elastic_core.rendezvous.ledger import Ledger
 from elastic_core.rendezvous.succession import ChairSigns, standing, takeover_at
 from elastic_core.rendezvous.watch import CONTACT_GAP, Heard, contact_gap
@@ -31,8 +31,8 @@ RETRY = 0.1
 class PulseCalls:
     """What the pulse tells its session; each call must return at once."""
 
-    contact: Callable[[float], None]
-    """A store operation succeeded that was begun then."""
+    contact: Callable[[float, bool], None]
+    """A beat was taken that was begun then; whether this node had read all that the store held when it took it."""
     lost: Callable[[RendezvousConnectionError], None]
     """The connection broke; give the pulse a new one by :meth:`Pulse.reconnected`."""
     row: Callable[[int | None], None]
@@ -45,11 +45,6 @@ class PulseCalls:
     """The store holds what cannot be; whoever hears of it ends the pulse."""
     crashed: Callable[[BaseException], None]
     """The thread met a defect."""
-
-
-def phase(node_id: str) -> float:
-    """When a node beats, as a share of the interval: those that come at once must not beat at once for ever."""
-    return zlib.crc32(node_id.encode()) / (1 << 32)
 
 
 class Pulse:
@@ -75,10 +70,17 @@ class Pulse:
         self._place = 0.0
         """How many take the chair before us; a node without a rank finds that out when it matters."""
         self._guessed = False
+        self.asked_at: float | None = None
+        """When the store call was begun that has not been answered; None while there is none."""
         self._stopped = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="elastic-pulse", daemon=True)
         self.follow(ledger)
+
+    @property
+    def store(self) -> RendezvousBackend | None:
+        """What it beats over; None while it has no connection."""
+        return self._store
 
     def start(self) -> None:
         """Begin to beat."""
@@ -143,7 +145,7 @@ class Pulse:
             self._calls.crashed(exc)
 
     def _beat_on(self) -> None:
-        beat_at = self._now() + phase(self._node_id) * self._ledger.settings.timing.beat_interval
+        beat_at = self._now() + share(self._node_id) * self._ledger.settings.timing.beat_interval
         while True:
             with self._changed:
                 while not self._stopped and (wait := self._pause(beat_at)) > 0:
@@ -167,7 +169,11 @@ class Pulse:
 
     def _beat(self, store: RendezvousBackend, ledger: Ledger) -> None:
         try:
-            reply = store.beat(self._node_id, self._count, ledger.chair)
+            self.asked_at = self._now()
+            try:
+                reply = store.beat(self._node_id, self._count, ledger.chair)
+            finally:
+                self.asked_at = None
             self._absorb(reply, ledger)
             if reply.head < ledger.head.index and ledger.closed is None:
                 self._calls.behind()
@@ -207,7 +213,7 @@ class Pulse:
         if gap or self._watched != ledger.chair or reply.watched != self._chair_beat:
             self._watched, self._chair_beat, self._chair_changed_at = ledger.chair, reply.watched, now
         self._contact_at = now
-        self._calls.contact(self._tried_at)
+        self._calls.contact(self._tried_at, ledger.head.index <= reply.head <= self._ledger.head.index)
         self._calls.row(reply.revision)
 
     def _heir(self, ledger: Ledger) -> bool:

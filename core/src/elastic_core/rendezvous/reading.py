@@ -11,11 +11,18 @@ from elastic_core.rendezvous.codec import decode_entry, decode_row
 from elastic_core.rendezvous.ledger import Entry, HistoryChangedError, Ledger, restored
 from elastic_core.rendezvous.rows import NodeRow
 
+_PLANTED = "Something else writes to the store: use another --rdzv_id, or keep it out (docs/security.md)."
+
+
+class MissingHeadError(HistoryChangedError):
+    """The store has no entry where it says that its newest one is: nobody puts that back."""
+
 
 def load(store: RendezvousBackend, now: float) -> Ledger | None:
     """The ledger as it stands; None for an empty store.
 
     Raises:
+        MissingHeadError: The newest entry is missing.
         HistoryChangedError: An entry is missing, as while somebody deletes or restores them.
         RendezvousStateError: The store holds something that cannot be.
         RendezvousConnectionError: The store cannot be reached.
@@ -47,21 +54,19 @@ def peek(store: RendezvousBackend, index: int) -> Entry | None:
         RendezvousConnectionError: The store cannot be reached.
     """
     data = store.read(index) if index else None
-    return None if data is None or data == TOMBSTONE else decode_entry(data)
+    return None if data is None or data == TOMBSTONE else _decoded(index, data)
 
 
-def has_round(store: RendezvousBackend, now: float) -> bool:
-    """Whether a job is running, so that a newcomer would interrupt it; False where that cannot be told just now.
+def _decoded(index: int, data: bytes) -> Entry:
+    """The entry at ``index``.
 
     Raises:
-        RendezvousStateError: The store holds something that cannot be.
-        RendezvousConnectionError: The store cannot be reached.
+        RendezvousStateError: It cannot be, or is that of another place.
     """
-    try:
-        ledger = load(store, now)
-    except HistoryChangedError:
-        return False
-    return ledger is not None and ledger.live and ledger.round is not None
+    entry = decode_entry(data)
+    if entry.index != index:
+        raise RendezvousStateError(f"The store has ledger entry {entry.index} in the place of {index}.", hint=_PLANTED)
+    return entry
 
 
 def news(store: RendezvousBackend, ledger: Ledger, head: int | None = None) -> tuple[Entry, ...]:
@@ -78,7 +83,7 @@ def news(store: RendezvousBackend, ledger: Ledger, head: int | None = None) -> t
         if data == TOMBSTONE:
             raise HistoryChangedError(f"Ledger entry {index} was shrunk before it was read.")
         try:
-            found.append(decode_entry(data))
+            found.append(_decoded(index, data))
         except RendezvousStateError:
             if store.read(index) == data:
                 raise
@@ -121,5 +126,6 @@ def said_by(found: RosterRow) -> NodeRow:
 def _entry(store: RendezvousBackend, index: int) -> Entry:
     entry = peek(store, index)
     if entry is None:
-        raise missing_entry(index)
+        message = f"Ledger entry {index} is missing from the store, which says that it is the newest."
+        raise MissingHeadError(message, hint=_PLANTED)
     return entry

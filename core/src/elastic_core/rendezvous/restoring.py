@@ -21,7 +21,7 @@ from elastic_core.rendezvous.history import (
     settle,
 )
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import Entry, HistoryChangedError, Ledger, advance, compose, opened
+from elastic_core.rendezvous.ledger import Entry, HistoryChangedError, Ledger, advance, compose, opened, read_by
 from elastic_core.rendezvous.reading import check_head, load, news, peek
 
 ATTEMPTS = 8
@@ -75,6 +75,7 @@ def restore(
                 continue
         try:
             theirs = load(store, clock.now())
+            theirs = None if theirs is None else read_by(theirs, clock.now())
         except HistoryChangedError as exc:
             gone = exc
             continue  # somebody deletes or restores entries at this very moment

@@ -106,6 +106,9 @@ class NodeRow:
     """Those that it did not reach then, by node id."""
     drain: str = ""
     """The host whose agents somebody wants to leave; such a row is a request, and no node's (``elastic drain``)."""
+    release: tuple[str, ...] = ()
+    """The ids of nodes of which somebody vouches that they are gone for good; such a row, too, is a request
+    (``elastic release``)."""
     seats: Seats | None = None
     """What it had last seen of its host's seats when it amended this; None before it has."""
 

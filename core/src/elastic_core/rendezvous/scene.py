@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from elastic_core.config import Timing
-from elastic_core.incidents import Incident, Verdict
+from elastic_core.incidents import Incident, Verdict, by_cause, follows_peer_loss
 from elastic_core.rendezvous.ledger import HaltReason, Ledger, Resume, Round
+from elastic_core.rendezvous.limits import listing
 from elastic_core.rendezvous.rows import Phase
 from elastic_core.rendezvous.settings import Agreement
-from elastic_core.rendezvous.watch import Sighting, Watch, dead, silent_at
+from elastic_core.rendezvous.watch import Sighting, Watch, dead, proved, silent_at
 
 SUSPICION = 1.0
 """Seconds after which a node that has not shown that it saw an entry is suspected, at least (rule L2)."""
 SUSPICION_FACTOR = 3.0
 """… or this many times the worst delay that the job has known, if that is longer."""
+CAUSE_PATIENCE_SECONDS = 0.1
+"""For how long a round whose reported failures all follow from a peer's loss waits for the report of that."""
 LAST_CHANCE = 0.1
 """Seconds that one whose silence has already had consequences has left to show that it is there."""
 
@@ -70,6 +73,16 @@ class Scene:
         """What they said of it; None when they were not asked, or still think."""
         return self.judgement.verdict if self.judgement is not None and self.judged(number) else None
 
+    @property
+    def age(self) -> float:
+        """Seconds since the run was opened, as its ledger counts them."""
+        return self.ledger.head.age + max(0.0, self.now - self.ledger.head_at)
+
+    @cached_property
+    def hosts(self) -> frozenset[str]:
+        """The ids of the hosts that have a row."""
+        return frozenset(seen.row.info.host_id for seen in self.watch.nodes.values() if seen.listed)
+
     # One node --------------------------------------------------------------------------------------------------------
 
     def seen(self, node_id: str) -> Sighting | None:
@@ -79,6 +92,10 @@ class Scene:
     def dead(self, node_id: str) -> bool:
         """Whether a node is lost."""
         return dead(self.watch, node_id, self.timing, self.now)
+
+    def proved(self, seen: Sighting) -> bool:
+        """Whether a node is proved to be gone, with its last process (rule S8)."""
+        return proved(self.watch, seen, self.timing, self.now)
 
     def leaving(self, node_id: str) -> bool:
         """Whether a node has said that it goes away."""
@@ -152,9 +169,19 @@ class Scene:
         return [seen for member in current.members if (seen := self.seen(member.node_id)) is not None]
 
     def incidents(self, current: Round) -> list[Incident]:
-        """What the members report of a round, the first failure first."""
+        """What the members report of a round, the first cause first (``incidents.by_cause``)."""
         found = [seen.row.incident for seen in self.sightings(current) if seen.row.incident is not None]
-        return sorted((i for i in found if i.round == current.number), key=lambda incident: incident.after)
+        return sorted((i for i in found if i.round == current.number), key=by_cause)
+
+    def cause_known_at(self, current: Round) -> float:
+        """Until when to wait for a failure that does not follow from another one; -inf where one is reported.
+
+        The peers of a killed worker may report before its own node does, and the policies are to judge the cause.
+        """
+        incidents = self.incidents(current)
+        if not incidents or not follows_peer_loss(incidents[0]) or len(incidents) == len(current.members):
+            return -math.inf
+        return CAUSE_PATIENCE_SECONDS + min(seen.reported_at for seen in self.sightings(current) if seen.row.incident)
 
     def unseen(self, current: Round, index: int) -> list[str]:
         """Members that have not shown that they saw ledger entry ``index``; who is leaving need not."""
@@ -217,9 +244,9 @@ class Scene:
     # For people and timers -------------------------------------------------------------------------------------------
 
     def names(self, node_ids: Iterable[str]) -> str:
-        """The nodes' hosts, as far as known."""
+        """The nodes' hosts, as far as known: the first eight, and how many others."""
         known = [(node_id, self.seen(node_id)) for node_id in node_ids]
-        return ", ".join(str(seen.row.info) if seen is not None else node_id for node_id, seen in known) or "nobody"
+        return listing(str(seen.row.info) if seen is not None else node_id for node_id, seen in known) or "nobody"
 
     def silences(self, nodes: Iterable[Sighting]) -> list[float]:
         """When each of these would be lost, if nothing more is heard of it."""

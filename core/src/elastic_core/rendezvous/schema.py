@@ -11,8 +11,14 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
+
+SKIPPABLE: Mapping[str, bool] = types.MappingProxyType({"skippable": True})
+"""Metadata of a field, with a default, that was added within a protocol version: its name is written with a mark. A
+reader that does not know a marked field skips it; any other unknown field is refused."""
+MARK = "?"
+"""Stands behind the name of such a field."""
 
 Reader: TypeAlias = "Callable[[Any], Any]"
 Writer: TypeAlias = "Callable[[Any], Any]"
@@ -51,14 +57,14 @@ def writer(kind: type, **fields: Writer) -> Writer:
 @functools.cache
 def _object_writer(kind: Any, fixed: tuple[tuple[str, Writer], ...]) -> Writer:
     hints, own = typing.get_type_hints(kind), dict(fixed)
-    fields = [(f.name, f.default, own.get(f.name) or _writer(hints[f.name])) for f in dataclasses.fields(kind)]
+    fields = [(_key(f), f.name, f.default, own.get(f.name) or _writer(hints[f.name])) for f in dataclasses.fields(kind)]
 
     def write(value: Any) -> dict[str, Any]:
         found = {}
-        for name, default, writing in fields:
+        for key, name, default, writing in fields:
             part = getattr(value, name)
             if default is dataclasses.MISSING or part != default:
-                found[name] = part if writing is None else writing(part)
+                found[key] = part if writing is None else writing(part)
         return found
 
     return write
@@ -78,6 +84,10 @@ def _writer(hint: Any) -> Writer | None:
     if dataclasses.is_dataclass(hint):
         return _object_writer(hint, ())  # type: ignore[arg-type]  # a class can be hashed
     return (lambda value: value.value) if issubclass(hint, enum.Enum) else None
+
+
+def _key(item: dataclasses.Field[Any]) -> str:
+    return item.name + MARK if item.metadata.get("skippable") else item.name
 
 
 def _perhaps(inner: Writer | None) -> Writer | None:
@@ -108,7 +118,7 @@ def reader(kind: type, **fields: Reader) -> Reader:
 @functools.cache
 def _object_reader(kind: Any, fixed: tuple[tuple[str, Reader], ...]) -> Reader:
     hints, own = typing.get_type_hints(kind), dict(fixed)
-    readers = {f.name: own.get(f.name) or _reader(hints[f.name]) for f in dataclasses.fields(kind)}
+    readers = {_key(f): (f.name, own.get(f.name) or _reader(hints[f.name])) for f in dataclasses.fields(kind)}
     missing = dataclasses.MISSING
     required = {f.name for f in dataclasses.fields(kind) if f.default is missing and f.default_factory is missing}
 
@@ -117,10 +127,12 @@ def _object_reader(kind: Any, fixed: tuple[tuple[str, Reader], ...]) -> Reader:
             raise _wrong(value)
         parts = {}
         for name, part in value.items():
-            if (reading := readers.get(name)) is None:
+            if (known := readers.get(name)) is None:
+                if name.endswith(MARK):
+                    continue
                 raise SchemaError("", f"has an unknown field {name!r}")
             try:
-                parts[name] = reading(part)
+                parts[known[0]] = known[1](part)
             except SchemaError as exc:
                 raise exc.within(f".{name}") from None
         if not required <= parts.keys():

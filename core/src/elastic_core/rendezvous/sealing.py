@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from elastic_core.exit_codes import ExitCode
-from elastic_core.incidents import Incident, IncidentKind
+from elastic_core.incidents import Incident, IncidentKind, by_cause
 from elastic_core.rendezvous.books import reformed, restarted
 from elastic_core.rendezvous.decisions import Append, Decision, LookAgain
 from elastic_core.rendezvous.ledger import Closed, Halt, HaltReason, Member, Round
+from elastic_core.rendezvous.limits import listing
 from elastic_core.rendezvous.scene import Scene, by_rank, head_patience
 from elastic_core.rendezvous.watch import Sighting
 
@@ -101,7 +102,7 @@ def _unless_barren(scene: Scene, old: Round, sealed: Append) -> Append:
     )
     halt = scene.ledger.halt
     first = [*scene.incidents(old), *([halt.incident] if halt is not None and halt.incident is not None else [])]
-    return fail(scene, why, first[0] if first else None)
+    return fail(scene, why, min(first, key=by_cause, default=None))
 
 
 def succeed(scene: Scene, current: Round) -> Append:
@@ -118,7 +119,7 @@ def fail(scene: Scene, why: str, incident: Incident | None, *, requeue: bool = F
 
 def too_few(scene: Scene, came: list[Sighting], since: float) -> Append:
     """The CLOSED of a job that has waited for more nodes ``since`` then, in vain (rule L6)."""
-    here = ", ".join(str(seen.row.info) for seen in came) or "nobody"
+    here = listing(str(seen.row.info) for seen in came) or "nobody"
     missing = _missing(scene, came)
     who = f"missing: {missing}" if missing else f"{scene.agreement.min_nodes - len(came)} more never came"
     why = (

@@ -1,27 +1,35 @@
-"""A node's dealings with its store: three threads, so that nothing the store does can hold up the agent.
+"""A node's dealings with its store: threads of their own, so that nothing the store does can hold up the agent.
 
 * The **reader** waits for the ledger to grow and posts what is new. While this node is chair it also waits for the
   roster, and takes the chair's turns.
 * The **writer** (``writer``) keeps the node's roster row up to date, and does the rare jobs (taking the chair, handing
   it over).
 * The **pulse** beats.
+* Where a store's server can be replaced behind its back, a fourth thread has it confirmed now and then (rule S4).
 
-Each has a connection of its own. They reconnect for as long as it takes, since losing sight of the store does not
-stop healthy workers (rule S4), unless the store is embedded and so gone for good.
+Each of the three has a connection of its own. They reconnect for as long as it takes, since losing sight of the store
+does not stop healthy workers (rule S4), unless the store is embedded and so gone for good.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError, StoreLostError
+from elastic_core.errors import (
+    ElasticError,
+    RendezvousConnectionError,
+    RendezvousStateError,
+    StoreLostError,
+    without_passwords,
+)
 from elastic_core.events import Event, Level
 from elastic_core.incidents import Incident
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
 from elastic_core.rendezvous.chair import ChairDriver
-from elastic_core.rendezvous.contact import Contact
+from elastic_core.rendezvous.contact import FENCE_SHARE, Contact
 from elastic_core.rendezvous.deferral import deferral
 from elastic_core.rendezvous.history import Memory, Rejoin
 from elastic_core.rendezvous.join import Clock, Joined
@@ -29,7 +37,7 @@ from elastic_core.rendezvous.ledger import HistoryChangedError, Ledger, advance
 from elastic_core.rendezvous.node import EntriesRead, HistoryReplaced, NodeEvent, Outrun, StoreLost
 from elastic_core.rendezvous.parting import append_chair, others_finished, part, readable
 from elastic_core.rendezvous.pulse import Pulse, PulseCalls
-from elastic_core.rendezvous.reading import missing_entry, news
+from elastic_core.rendezvous.reading import MissingHeadError, missing_entry, news
 from elastic_core.rendezvous.restoring import restore
 from elastic_core.rendezvous.retry import RETRY_FIRST, RETRY_MOST, Backoff
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
@@ -39,6 +47,10 @@ from elastic_core.rendezvous.writer import Writer, WriterCalls
 
 __all__ = ["Session", "SessionCalls"]
 
+ANSWER_WITHIN_SECONDS = 10.0
+"""Seconds after which a heartbeat without an answer is told of; backends with a timeout give up sooner."""
+CONFIRMED_SHARE = 0.25
+"""Part of ``fence_after`` after which the server that takes the heartbeats has to be confirmed again."""
 IDLE_WAIT = 60.0
 """Seconds that a follower waits for the ledger at a time; the store wakes it earlier."""
 UNTOLD = 0.2
@@ -74,19 +86,23 @@ class Session:
         """The nodes that were looked up last, by id. The writer's."""
         self._unread: HistoryChangedError | None = None
         """Why the reader could not read on from where it is."""
-        self._chair = ChairDriver(node_id, calls.judge, clock, calls.publish)
+        self._headless_since: float | None = None
+        """Since when the store's newest entry is missing, as far as nothing else was read meanwhile. The reader's."""
+        self._chair = ChairDriver(node_id, calls.judge, clock, calls.publish, calls.node_gone)
         self._heard: Heard | None = None
         self._wake = threading.Condition()
         self._stopping = threading.Event()
         self._reading: RendezvousBackend | None = None
-        self.contact = Contact(clock.now(), calls.publish)
+        self.contact = Contact(clock.now(), calls.publish, confirms=store.stale_reads)
         """What the operations of the three came to."""
+        self._unconfirmed = threading.Event()
+        """Set when heartbeats go to another server, which has to be confirmed."""
         self.store_gone = False
         """Whether an embedded store is known to be gone, so that nobody can go on elsewhere (rule S4)."""
         self._lost = False  # whether there will be no further entry for this node, for good
         writer_calls = WriterCalls(
             connected=partial(self._connected, "writer"),
-            contact=partial(self.contact.worked, "writer"),
+            worked=partial(self.contact.worked, "writer"),
             failed=partial(self._store_failed, "writer"),
             doubtful=self._compare,
             given_up=self._give_up,
@@ -95,7 +111,7 @@ class Session:
         )
         self._writer = Writer(joined.row, clock, self._wake, self._stopping, writer_calls)
         pulse_calls = PulseCalls(
-            contact=partial(self.contact.worked, "pulse"),
+            contact=self._beaten,
             lost=self._pulse_lost,
             row=self._writer.row_seen,
             behind=self._compare,
@@ -104,9 +120,12 @@ class Session:
             crashed=calls.crashed,
         )
         self._pulse = Pulse(node_id, store.connect(), ledger, clock.now, pulse_calls)
+        bodies = {"reader": self._read, "writer": self._writer.run}
+        if store.stale_reads:
+            bodies["confirmer"] = self._confirm
         self._threads = [
             threading.Thread(target=self._guard, args=(body,), name=f"elastic-{name}", daemon=True)
-            for name, body in (("reader", self._read), ("writer", self._writer.run))
+            for name, body in bodies.items()
         ]
 
     def start(self) -> None:
@@ -118,6 +137,21 @@ class Session:
     def tick(self) -> None:
         """The agent's loop is alive; beats go on only while it says so."""
         self._pulse.tick()
+
+    def check_answers(self, endpoint: str, *, within: float = ANSWER_WITHIN_SECONDS) -> None:
+        """Say so once if a heartbeat has had no answer for long, which a backend without a timeout does not notice.
+
+        The store at ``endpoint`` may accept connections and be stopped, or what goes there may be dropped.
+        """
+        asked_at = self._pulse.asked_at
+        if asked_at is None or (silence := self._clock.now() - asked_at) < within:
+            return
+        fence = self._ledger.settings.timing.fence_after
+        where = f" at {without_passwords(endpoint)}" if endpoint else ""
+        message = f"a heartbeat to the store{where} has had no answer for {silence:.0f} s."
+        hint = "See whether its server is stopped or overloaded, and whether packets get there. "
+        hint += f"Workers are stopped after {0.8 * fence:.0f} s without it."
+        self.contact.failed("pulse", RendezvousConnectionError(message, hint=hint))
 
     def publish_row(self, row: NodeRow) -> None:
         """Make the roster say this, at once or soon, as the news is; returns at once, and the newest row wins."""
@@ -148,6 +182,7 @@ class Session:
         self._writer.later(lambda store: self._farewell(store, timeout))
         self._writer.done.wait(timeout)
         self._stopping.set()
+        self._unconfirmed.set()
         self._pulse.stop()
         with self._wake:
             self._wake.notify()
@@ -180,8 +215,12 @@ class Session:
                     seen = self._look(store, seen)
                     if self._ledger.position != before or (seen is not None and seen.head == self._ledger.head.index):
                         backoff.worked()
+                        self._headless_since = None
             except HistoryChangedError as exc:
                 self._unread = exc  # a new connection begins with a comparison
+                if self._is_headless(exc):
+                    self._give_up(exc)
+                    return
                 if (pause := backoff.failed()) > UNTOLD:
                     self._store_failed("reader", exc)
                 self._stopping.wait(pause)
@@ -197,14 +236,25 @@ class Session:
                     self._reading = None
                 store.close()
 
+    def _is_headless(self, exc: HistoryChangedError) -> bool:
+        """Whether the store's newest entry has been missing for so long that none is about to arrive there.
+
+        A store may tell of an entry before all of its servers have it. What it tells for longer, nobody has written.
+        """
+        now, patience = self._clock.now(), self._ledger.settings.timing.lost_after
+        if not isinstance(exc, MissingHeadError):
+            self._headless_since = None
+        elif self._headless_since is None:
+            self._headless_since = now
+        return self._headless_since is not None and now - self._headless_since >= patience
+
     def _look(self, store: RendezvousBackend, seen: Cursor | None) -> Cursor | None:
         """Read what is new, take the chair's turn if it is ours, and wait for more.
 
         ``seen`` is what the last look returned: how far the store has come, None where that is not known.
         """
-        now = self._clock.now()
         if entries := news(store, self._ledger, None if seen is None else seen.head):
-            ledger = self._ledger
+            ledger, now = self._ledger, self._clock.now()  # after reading: they were written by then (rule S4)
             for entry in entries:
                 ledger = advance(ledger, entry, now)
                 if ledger.closed is not None:
@@ -217,24 +267,33 @@ class Session:
         if self._ledger.closed is not None:
             self._stopping.wait()
             return seen
-        wait = IDLE_WAIT
+        wait, rest = IDLE_WAIT, 0.0
         chairs = self._ledger.chair == self._node_id
-        if chairs:
+        if chairs and store.stale_reads and self._cut_off():
+            wait = self._ledger.settings.timing.beat_interval
+        elif chairs:
             if self._chair.watch.read_at is None:
                 self._chair.watch = Watch(heard=self._heard)
             at = self._chair.turn(store, self._ledger)
             if not self._chair.alone(self._ledger):
                 wait = self._ledger.settings.timing.beat_interval  # their beats, or that there is none, wake nobody
             wait = wait if at is None else min(wait, max(0.0, at - self._clock.now()))
-            self._stopping.wait(min(REST * len(self._chair.watch.nodes), wait))
+            rest = min(REST * len(self._chair.watch.nodes), wait)
         elif self._chair.watch.nodes:
             self._chair.watch = Watch()  # deposed: what was seen then must not be judged by later
         if "reader" in self.contact.failing:
             wait = min(wait, PROOF)
         cursor = Cursor(self._ledger.head.index, 0 if seen is None else seen.roster)
+        rests_at = self._clock.now()
+        if rest:
+            self._stopping.wait(rest)
         waits_at = self._clock.now()
-        seen = store.wait(cursor, roster=chairs, timeout=wait)
-        self.contact.worked("reader" if seen.head <= cursor.head else "", waits_at)  # else there is more to be read
+        seen = store.wait(cursor, roster=chairs, timeout=max(0.0, wait - rest))
+        self._chair.slept = min(self._clock.now() - rests_at, wait)
+        if seen.head <= cursor.head:  # else there is more to be read
+            self.contact.worked("reader")
+        if seen.head == cursor.head and not store.stale_reads:
+            self.contact.current(waits_at)
         if seen.head < cursor.head:
             self._restore(store)
             return None
@@ -253,13 +312,13 @@ class Session:
     def _follow(self, ledger: Ledger) -> None:
         with self._wake:  # together, for who reports meanwhile
             self._ledger = ledger
+            self.contact.live(ledger.live)
             self._pulse.follow(ledger)
 
     def _restore(self, store: RendezvousBackend) -> None:
         """Compare the store's history with ours, and make them one (rule S3)."""
         unread, self._unread = self._unread, None
         self._doubt = True  # and whoever has doubts meanwhile must let this comparison come to its end
-        began = self._clock.now()
         try:
             found = restore(store, self._ledger, self._memory, self._node_id, self._clock, unread=unread)
         except RendezvousConnectionError:
@@ -267,7 +326,6 @@ class Session:
             raise
         finally:
             self._doubt = False
-        self.contact.worked("", began)
         if isinstance(found, Rejoin):
             self._end_for(Outrun(found.why), Event("outrun", f"{found.why}: joining anew", Level.WARNING))
         elif found is not None:
@@ -333,6 +391,30 @@ class Session:
         current = self._ledger.round
         return self._ledger.live and current is not None and incident.round == current.number
 
+    # Contact ---------------------------------------------------------------------------------------------------------
+
+    def _beaten(self, began: float, current: bool) -> None:
+        self.contact.worked("pulse")
+        if current:
+            self.contact.current(began)
+
+    def _cut_off(self) -> bool:
+        """Whether the server may have been replaced for so long that nothing may be decided there any more (S4)."""
+        fence_after = self._ledger.settings.timing.fence_after
+        return self._clock.now() - self.contact.known_at >= FENCE_SHARE * fence_after
+
+    def _confirm(self) -> None:
+        """Have the server confirmed to which the heartbeats go, again and again (rule S4)."""
+        while not (self._stopping.is_set() or self._lost):
+            self._unconfirmed.clear()
+            began, store, confirmed = self._clock.now(), self._pulse.store, False
+            with contextlib.suppress(RendezvousConnectionError):
+                confirmed = store is not None and store.confirm()
+            if confirmed and self._pulse.store is store:
+                self.contact.confirmed(began)
+            timing = self._ledger.settings.timing
+            self._unconfirmed.wait(CONFIRMED_SHARE * timing.fence_after if confirmed else timing.beat_interval)
+
     # Connections -----------------------------------------------------------------------------------------------------
 
     def _connected(self, who: str) -> RendezvousBackend | None:
@@ -364,7 +446,9 @@ class Session:
 
     def _mend_pulse(self) -> None:
         if (store := self._connected("pulse")) is not None:
+            self.contact.moved()
             self._pulse.reconnected(store)
+            self._unconfirmed.set()
 
     def _store_failed(self, who: str, exc: ElasticError) -> None:
         if not (self._stopping.is_set() or self._root.embedded):
@@ -385,6 +469,7 @@ class Session:
             first, self._lost = not (self._lost or self._stopping.is_set()), True
             self._wake.notify()
         self.contact.end()
+        self._unconfirmed.set()
         self._pulse.stop()
         self._writer.done.set()
         if first and self._ledger.closed is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastic_core.events import Event
-from elastic_core.rendezvous.chair import Judge
+from elastic_core.rendezvous.chair import Judge, NodeGone
 from elastic_core.rendezvous.node import NodeEvent
 
 
@@ -19,3 +19,5 @@ class SessionCalls:
     judge: Judge
     crashed: Callable[[BaseException], None]
     """A thread met a defect; the agent ends with it."""
+    node_gone: NodeGone | None = None
+    """Asks the plugins whether a node is gone for good, on a thread of its own; None where there is none to ask."""

@@ -2,14 +2,14 @@
 
 Two kinds of field. Those of :class:`Agreement` must be the same on every node; a joiner that differs is refused,
 naming the field. The rest is the opener's and is taken over by everybody (:class:`~elastic_core.config.Timing`) or
-only compared (:class:`Versions`). Never here: observers, argv, nproc, role, addresses, which may differ from node to
-node.
+only compared (:class:`Versions`, :class:`Command`). Never here: observers, nproc, role, addresses, which may differ
+from node to node.
 """
 
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from importlib import metadata
 
 from elastic_core.config import OnNodeLoss, Timing
@@ -69,6 +69,16 @@ class Versions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What the workers run, as far as two nodes of a run can be compared (``elastic_core.program``)."""
+
+    name: str = ""
+    """The script, module, function or executable, without directories; '' where it is not known."""
+    arguments: str = ""
+    """A digest of its arguments, without what is expected to differ between nodes; '' where they are not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """All that ``OPEN`` says about the run."""
 
@@ -77,3 +87,6 @@ class Settings:
     versions: Versions
     host: str
     """The opener's host, for messages."""
+    command: Command = field(default_factory=Command)
+    release: str = ""
+    """The opener's release of elastic-core, for messages."""

@@ -30,8 +30,8 @@ class WriterCalls:
 
     connected: Callable[[], RendezvousBackend | None]
     """A new connection, however long that takes; None when there is none to be had any more."""
-    contact: Callable[[float], None]
-    """Store operations succeeded that were begun then."""
+    worked: Callable[[], None]
+    """Store operations succeeded."""
     failed: Callable[[RendezvousConnectionError], None]
     """A connection broke; there will be another."""
     doubtful: Callable[[], None]
@@ -87,7 +87,18 @@ class Writer:
             self._wake.notify()
 
     def row_seen(self, revision: int | None) -> None:
-        """Rule S7: send again if the store is behind what was sent, or lost the row (None)."""
+        """Rule S7: send again if the store is behind what was sent, or lost the row (None).
+
+        A revision that this node has never sent is somebody else's, and none of its own would be taken any more.
+        """
+        if revision is not None and revision > self._revision:
+            self._calls.given_up(
+                RendezvousStateError(
+                    f"The store has revision {revision} of this node's row, which has sent {self._revision}.",
+                    hint="Something else writes to the store: use another --rdzv_id. See docs/security.md.",
+                )
+            )
+            return
         with self._wake:
             if self.done.is_set() or (revision is not None and revision >= self._sent):
                 return
@@ -107,7 +118,6 @@ class Writer:
                 jobs, self._jobs = self._jobs, []
             if (store := self.connection or self._calls.connected()) is None:
                 break
-            began = self._clock.now()
             try:
                 with self._wake:
                     self.connection = store
@@ -116,10 +126,10 @@ class Writer:
                 while jobs:
                     jobs[0](store)
                     jobs.pop(0)
-                self._calls.contact(began)
+                self._calls.worked()
                 backoff.worked()
             except HistoryChangedError:
-                self._calls.contact(began)
+                self._calls.worked()
                 self._calls.doubtful()
                 self._put_back(jobs[1:])
             except RendezvousConnectionError as exc:

@@ -34,6 +34,11 @@ class Connections:
         raise NotImplementedError(f"{type(self).__name__} must override the fixture make_backend")
 
     @pytest.fixture
+    def full_value(self) -> bytes:
+        """A value of the greatest size allowed, with every byte in it."""
+        return (ALL_BYTES * (MAX_VALUE_BYTES // len(ALL_BYTES) + 1))[:MAX_VALUE_BYTES]
+
+    @pytest.fixture
     def open_job(self, make_backend: MakeBackend) -> Iterator[MakeBackend]:
         """``make_backend``, with every connection closed when the test ends, the last one first."""
         with ExitStack() as stack:
@@ -67,11 +72,6 @@ def chain(length: int) -> list[tuple[Link, Link]]:
     """Pairs of (previous, entry) for a whole chain from the origin."""
     links = [ORIGIN, *(Link(index, f"entry {index}") for index in range(1, length + 1))]
     return list(pairwise(links))
-
-
-def full_value() -> bytes:
-    """A value of the greatest size allowed, with every byte in it."""
-    return (ALL_BYTES * (MAX_VALUE_BYTES // len(ALL_BYTES) + 1))[:MAX_VALUE_BYTES]
 
 
 def long_wait(store: RendezvousBackend, cursor: Cursor, *, roster: bool, settled: bool = True) -> Future[Cursor]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection
 from typing import TypeVar
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RendezvousBackend, RosterRow
+from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RendezvousBackend, RosterRow, take_after
 
 _T = TypeVar("_T")
 _CHUNK = 1 << 16
@@ -211,7 +211,7 @@ class LossyBackend(RendezvousBackend):
 
     def __init__(self, inner: RendezvousBackend, line: LossyCalls) -> None:
         self._inner, self._line = inner, line
-        self.embedded, self.hosting, self.may_forget = inner.embedded, inner.hosting, inner.may_forget
+        take_after(self, inner)
 
     def connect(self) -> LossyBackend:
         """Another one over the same line."""
@@ -260,6 +260,10 @@ class LossyBackend(RendezvousBackend):
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
         """As the backend's, if the line lets it."""
         return self._line.call(lambda: self._inner.wait(cursor, roster=roster, timeout=timeout))
+
+    def confirm(self) -> bool:
+        """As the backend's, whatever the line does: it asks others than the store."""
+        return self._inner.confirm()
 
 
 def _hang_up(connection: socket.socket) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend
-from elastic_core.testing.connections import Connect, Connections, MakeBackend, chain, full_value
+from elastic_core.testing.connections import Connect, Connections, MakeBackend, chain
 from elastic_core.testing.racing import RACERS, race
 
 
@@ -71,19 +71,21 @@ class LedgerConformance(Connections):
             (prev,) = winners
             assert {store.read(index) for store in connections} == {prev.id.encode()}
 
-    def test_an_old_entry_shrinks_and_its_place_stays_taken(self, store: RendezvousBackend, connect: Connect) -> None:
+    def test_an_old_entry_shrinks_and_its_place_stays_taken(
+        self, store: RendezvousBackend, connect: Connect, full_value: bytes
+    ) -> None:
         links = chain(4)
         for prev, entry in links:
-            assert store.append(prev, entry, full_value())
+            assert store.append(prev, entry, full_value)
         ghost, reader = connect(), connect()
         for index in (1, 2, 2, 9):
             store.shrink(index)
-        assert [reader.read(index) in (TOMBSTONE, full_value()) for index in (1, 2)] == [True, True]
-        assert [reader.read(index) for index in (3, 4)] == [full_value()] * 2
+        assert [reader.read(index) in (TOMBSTONE, full_value) for index in (1, 2)] == [True, True]
+        assert [reader.read(index) for index in (3, 4)] == [full_value] * 2
         assert reader.wait(Cursor(), roster=False, timeout=0).head == 4
         for prev, entry in links[:2]:
             assert not ghost.append(prev, Link(entry.index, "ghost"), b"ghost"), "a place is never free again"
-            assert ghost.append(prev, entry, full_value()), "the very same entry, repeated after a lost reply"
+            assert ghost.append(prev, entry, full_value), "the very same entry, repeated after a lost reply"
         assert store.append(links[3][1], Link(5, "next"), b"5")
         assert [connect().read(index) for index in (0, 5, 6)] == [None, b"5", None]
 
@@ -93,13 +95,13 @@ class LedgerConformance(Connections):
         assert not connect().append(ORIGIN, Link(1, "other"), b"other")
         assert connect().append(Link(1, "first"), Link(2, "second"), b"2")
 
-    def test_values_of_the_full_size_fit(self, store: RendezvousBackend, connect: Connect) -> None:
-        assert store.append(ORIGIN, Link(1, "first"), full_value())
-        assert connect().read(1) == full_value()
+    def test_values_of_the_full_size_fit(self, store: RendezvousBackend, connect: Connect, full_value: bytes) -> None:
+        assert store.append(ORIGIN, Link(1, "first"), full_value)
+        assert connect().read(1) == full_value
 
-    def test_an_oversized_entry_is_refused(self, store: RendezvousBackend) -> None:
+    def test_an_oversized_entry_is_refused(self, store: RendezvousBackend, full_value: bytes) -> None:
         with pytest.raises(RendezvousStateError):
-            store.append(ORIGIN, Link(1, "first"), full_value() + b"!")
+            store.append(ORIGIN, Link(1, "first"), full_value + b"!")
         assert store.read(1) is None
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous.backend import BeatReply, Cursor, RendezvousBackend, RosterRow
-from elastic_core.testing.connections import ALL_BYTES, Connect, Connections, chain, full_value
+from elastic_core.testing.connections import ALL_BYTES, Connect, Connections, chain
 from elastic_core.testing.racing import PATIENCE, RACERS, background, outcome, race
 
 
@@ -160,18 +160,20 @@ class RosterConformance(Connections):
         assert [row.node_id for row in store.roster(ids)] == found
         assert [row.value for row in store.roster(ids)] == [node_id.encode() for node_id in found]
 
-    def test_values_of_the_full_size_fit_a_row(self, store: RendezvousBackend, connect: Connect) -> None:
-        store.enter("node", full_value())
-        assert connect().roster()[0].value == full_value()
-        store.amend("node", 1, full_value()[::-1])
-        assert connect().roster()[0].value == full_value()[::-1]
+    def test_values_of_the_full_size_fit_a_row(
+        self, store: RendezvousBackend, connect: Connect, full_value: bytes
+    ) -> None:
+        store.enter("node", full_value)
+        assert connect().roster()[0].value == full_value
+        store.amend("node", 1, full_value[::-1])
+        assert connect().roster()[0].value == full_value[::-1]
 
-    def test_an_oversized_row_is_refused(self, store: RendezvousBackend) -> None:
+    def test_an_oversized_row_is_refused(self, store: RendezvousBackend, full_value: bytes) -> None:
         with pytest.raises(RendezvousStateError):
-            store.enter("large", full_value() + b"!")
+            store.enter("large", full_value + b"!")
         store.enter("node", b"small")
         with pytest.raises(RendezvousStateError):
-            store.amend("node", 1, full_value() + b"!")
+            store.amend("node", 1, full_value + b"!")
         assert [(row.node_id, row.revision, row.value) for row in store.roster()] == [("node", 0, b"small")]
 
 

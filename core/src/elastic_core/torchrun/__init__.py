@@ -20,7 +20,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from elastic_core import conf
+from elastic_core import conf, job_token
 from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters
 from elastic_core.torchrun.handler import TorchrunHandler
 
@@ -46,6 +46,7 @@ def handler_of(plugin: str) -> Callable[[Any], RendezvousHandler]:
             min_nodes=torchs.min_nodes,
             max_nodes=torchs.max_nodes,
             local_addr=torchs.local_addr,
+            token=job_token.read(os.environ, read.token_file),
             config=read.backend,
         )
         uid = read.run_uid or conf.scheduler_uid(os.environ)

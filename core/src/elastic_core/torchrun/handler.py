@@ -26,6 +26,7 @@ from elastic_core.incidents import Action, History, Incident, IncidentKind, Verd
 from elastic_core.rendezvous.api import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo, RendezvousParameters
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.closing import close_run
+from elastic_core.rendezvous.contact import FENCE_SHARE
 from elastic_core.rendezvous.join import Applicant, Clock, join
 from elastic_core.rendezvous.ledger import Closed, Offer, Round
 from elastic_core.rendezvous.node import (
@@ -47,6 +48,7 @@ from elastic_core.rendezvous.node import (
     step,
 )
 from elastic_core.rendezvous.rows import NodeInfo
+from elastic_core.rendezvous.seal import protected
 from elastic_core.rendezvous.session import Session, SessionCalls
 from elastic_core.rendezvous.settings import Agreement, Settings, Versions
 from elastic_core.torchrun import stores
@@ -57,7 +59,6 @@ TICK = 1.0
 """Seconds between two signs of life of this process. (Of the agent's loop there are none while it stops workers.)"""
 SILENT_PROGRESS = 30.0
 """Seconds for which a round's workers must be alive to count as progress (rule L4)."""
-FENCE_SHARE = 0.8
 LOOK = 0.05
 """Seconds between two looks whether all agents of a round are at its store."""
 FAREWELL = 10.0
@@ -198,7 +199,8 @@ class TorchrunHandler(RendezvousHandler):
         single_node = params.max_nodes == 1
         # First: whoever fails after it has joined ends the job for all.
         self._address = advertised(params.endpoint, "HOST", params.local_addr, single_node=single_node)
-        self._store = self._connect(params)
+        made, described = self._connect(params), f"rendezvous backend {params.backend!r}"
+        self._store = protected(made, described, params.token, params.run_id)
         for name in os.environ.keys() - inheritable(os.environ).keys():  # which has been read by now
             self._secrets[name] = os.environ.pop(name)  # torchrun's workers get all that there is
         info = NodeInfo(
@@ -315,7 +317,7 @@ class TorchrunHandler(RendezvousHandler):
     # The round's store -----------------------------------------------------------------------------------------------
 
     def _offer(self) -> Offer:
-        port = HeldPort.take(self._address)
+        port = HeldPort.take_at(self._address)
         port.listen()  # the others may be faster than this node's agent
         offer = Offer(self._address, port.port, self._clock.new_id(), hosted=True)
         self._ports[offer.id] = port

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from elastic_core.agent.channel import Message
-from elastic_core.agent.spawning import STANDARD_STREAMS, inheritable, volunteer_for_oom
+from elastic_core.agent.spawning import SEAT_DESCRIPTOR, STANDARD_STREAMS, inheritable, volunteer_for_oom
 from elastic_core.reporting import CONTROL_VARIABLE
 
 
@@ -29,6 +29,8 @@ def become(request: Message, given: Mapping[str, int], environment: Mapping[str,
     replace_environment(environment)
     if "control" in given:
         os.environ[CONTROL_VARIABLE] = str(inheritable(given["control"]))
+    if "seat" in given:
+        inheritable(given["seat"], SEAT_DESCRIPTOR)
     for number, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__)):
         if stream is not None:
             renew(stream, number)

@@ -33,9 +33,12 @@ from elastic_core.rendezvous.backend import (
 )
 from elastic_rdzv_c10d.client import StoreClient
 from elastic_rdzv_c10d.records import (
+    BELL_PATIENCE,
     ENTRY_APPENDED,
+    KEPT_BELLS,
     REMOVED,
     ROW_CHANGED,
+    ROW_CYCLE,
     UNWRITTEN,
     Entry,
     Keys,
@@ -340,7 +343,10 @@ class C10dBackend(RendezvousBackend):
             left = deadline - time.monotonic()
             if now != cursor or left <= 0:
                 return now
-            self._client.wait_for(self._keys.change(changes + 1) if roster else self._keys.ledger(now.head + 1), left)
+            if roster:
+                self._client.wait_for(self._keys.change(changes + 1), min(left, BELL_PATIENCE))
+            else:
+                self._client.wait_for(self._keys.ledger(now.head + 1), left)
 
     def _await(self, index: int, deadline: float) -> int:
         """Block until there is this entry, the first that is not known, or the deadline; the newest index known then.
@@ -354,6 +360,13 @@ class C10dBackend(RendezvousBackend):
         return index
 
     def _changed(self, what: int, also: Mapping[str, bytes] = MappingProxyType({})) -> None:
-        """Count a change that is made, and wake who waits for one; write ``also`` on that occasion."""
-        changes, _ = split_changes(self._client.add(self._keys.changes, what))
+        """Count a change that is made, and wake who waits for one; write ``also`` on that occasion.
+
+        The bell that is deleted then has no waiter: KEPT_BELLS changes were complete after it.
+        """
+        count = self._client.add(self._keys.changes, what)
+        changes, _ = split_changes(count)
         self._client.put_all({**also, **{self._keys.change(bell): b"1" for bell in (changes, changes - 1)}})
+        self._client.delete(self._keys.change(changes - KEPT_BELLS))
+        if count >= ROW_CYCLE:  # of several that see it one succeeds, and any later change tries again
+            self._client.swap(self._keys.changes, b"%d" % count, b"%d" % (count - ROW_CYCLE))

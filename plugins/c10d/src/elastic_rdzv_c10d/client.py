@@ -238,7 +238,8 @@ def _dial(address: Address, patience: float, waiting: Callable[[], None]) -> _Co
                 silent.shutdown(socket.SHUT_RDWR)
         raise RendezvousConnectionError(
             f"Whoever listens at {address} has not answered for {patience:g} s.",
-            hint="If the agent there hangs, stop it; if it is no agent at all, choose another port.",
+            hint="If the agent there hangs, stop it; if it is no agent at all, choose another port. If many nodes are "
+            "connected already, its store may have no open file left: it needs 4 for each node (ulimit -Hn there).",
         ) from exc
     except DistNetworkError as exc:
         reason = str(exc).partition("\n")[0]

@@ -17,6 +17,8 @@ from pathlib import Path
 from elastic_core.errors import RendezvousConnectionError, UsageError
 
 DEFAULT_PORT = 29400
+_BROADCAST = "255.255.255.255"
+"""A socket can be bound to it, so this host would take it for its own."""
 FORM = "HOST[:PORT]"
 
 _BACKLOG = 4096
@@ -66,7 +68,7 @@ class Endpoint:
         """Read ``HOST``, ``HOST:PORT``, ``[IPv6]`` or ``[IPv6]:PORT``.
 
         Raises:
-            UsageError: It is none of these, or names every address at once.
+            UsageError: It is none of these, or names every address at once, or a group of hosts.
         """
         hint = f"Write {FORM}, e.g. 10.0.0.1, node0.example:{DEFAULT_PORT} or [fd00::1]:{DEFAULT_PORT}."
         if text.startswith("["):
@@ -88,6 +90,11 @@ class Endpoint:
         if literal is not None and literal.is_unspecified:
             raise UsageError(
                 f"--rdzv_endpoint {text!r} names every address of every host, and so no host that others could find.",
+                hint="Name the one host whose agent is to hold the store.",
+            )
+        if literal is not None and (literal.is_multicast or str(literal) == _BROADCAST):
+            raise UsageError(
+                f"--rdzv_endpoint {text!r} is the address of a group of hosts, to which nobody can connect.",
                 hint="Name the one host whose agent is to hold the store.",
             )
         return cls(host, port)

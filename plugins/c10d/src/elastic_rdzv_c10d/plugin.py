@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from elastic_core import job_token
 from elastic_core.conf import boolean, positive_seconds
 from elastic_core.hookspecs import RendezvousOptions, hookimpl
-from elastic_rdzv_c10d.endpoint import DEFAULT_PORT, FORM, Endpoint, find_site
+from elastic_core.rendezvous.backend import StoreWarning
+from elastic_rdzv_c10d.endpoint import DEFAULT_PORT, FORM, Address, Endpoint, find_site
 from elastic_rdzv_c10d.search import Patience, Search, resolve
 
 if TYPE_CHECKING:
@@ -79,12 +82,29 @@ def connect(params: RendezvousParameters, options: Options) -> C10dBackend:
             search.look()
         from elastic_rdzv_c10d.backend import C10dBackend  # imports torch
         from elastic_rdzv_c10d.client import StoreClient
-        from elastic_rdzv_c10d.server import StoreServer
+        from elastic_rdzv_c10d.server import StoreServer, limit_warning
 
         server = None
+        warnings: list[StoreWarning | None] = []
         if site.listener is not None:
             server = StoreServer.start(site.listener)
             undo.callback(server.close)
+            warnings.append(limit_warning(params.max_nodes, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+            if params.token is None:
+                warnings.append(exposure_warning(site.addresses[0]))
         client = StoreClient(search.reach(), options.read_timeout, patience.left(), search.waiting)
         undo.pop_all()
-    return C10dBackend(client, params.run_id, server=server)
+    made = C10dBackend(client, params.run_id, server=server)
+    made.warnings = tuple(filter(None, warnings))
+    return made
+
+
+def exposure_warning(address: Address) -> StoreWarning | None:
+    """What follows where the store of a job without a token listens at ``address``; None where only this host can."""
+    if address.is_loopback:
+        return None
+    return StoreWarning(
+        f"The job has no token, and its store listens at {address}: whoever reaches that port can write the job's "
+        "decisions, and so run code in its workers.",
+        f"Set {job_token.VARIABLE} to one secret on all nodes (docs/security.md), or let only them reach the port.",
+    )

@@ -1,6 +1,8 @@
 """The names of a job's keys, and the bytes that they hold. Nothing here talks to a store.
 
-What one job keeps, below ``elastic/<job id>/``. Keys are never deleted, so that no reader ever has to wait for one::
+What one job keeps, below ``elastic/<job id>/``. Keys that readers name are never deleted, since a read of a missing key
+blocks. Only the bells of old changes are: a waiter names the next bell, and looks again every :data:`BELL_PATIENCE`
+seconds in case that bell was deleted before the waiter came to wait for it::
 
     ledger/7        entry 7: its id, a line break, its data; written once
     newest          the index of the newest entry, a line break, and what its own key holds; for who has just come, and
@@ -10,8 +12,8 @@ What one job keeps, below ``elastic/<job id>/``. Keys are never deleted, so that
     row/3           the row of serial 3: revision and node id, a line break, its value
                     ('-' once it is removed, and '' while it is not written yet)
     beat/3          its beat
-    changes         how often anything changed: the ledger or a row in the low 32 bits, a row in the bits above
-    change/12       set when the twelfth change is complete; what waiters wait for
+    changes         how often anything changed: the ledger or a row in the low 32 bits, a row in the 31 bits above
+    change/12       set when the twelfth change is complete; what waiters wait for; the newest KEPT_BELLS exist
 """
 
 from __future__ import annotations
@@ -30,6 +32,14 @@ UNWRITTEN = b""
 ENTRY_APPENDED = 1
 ROW_CHANGED = (1 << 32) + 1
 """What a change adds to ``changes``: one atomic addition moves both counters."""
+ROW_CYCLE = 1 << 62
+"""What is taken off ``changes`` once it is reached: TCPStore counts in signed 64-bit integers, which end at 2^63."""
+KEPT_BELLS = 1024
+"""The bells of the newest changes, which exist. Older ones are deleted, or a store would grow by 175 bytes a change."""
+BELL_PATIENCE = 10.0
+"""Seconds after which a waiter reads ``changes`` again: it may have been stopped for more than KEPT_BELLS changes."""
+_BELLS = 1 << 32
+"""Bells are numbered modulo this."""
 
 _NUMBER = re.compile(rb"0|[1-9][0-9]{0,18}")
 _HINT = "Something that is not part of this job has written to the store. It has no password: keep its port private."
@@ -66,8 +76,8 @@ class Keys:
         return f"{self.prefix}beat/{serial}"
 
     def change(self, number: int) -> str:
-        """The bell of one change."""
-        return f"{self.prefix}change/{number}"
+        """The bell of one change; the count of changes is modulo 2^32, and so are the names."""
+        return f"{self.prefix}change/{number % _BELLS}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,14 @@ import contextlib
 import ctypes
 import gc
 import os
+import resource
 import signal
 import socket
 from datetime import timedelta
 from typing import NoReturn
 
 from elastic_core.errors import RendezvousConnectionError
+from elastic_core.rendezvous.backend import StoreWarning
 from elastic_rdzv_c10d.quiet_torch import TCPStore
 
 START_TIMEOUT = 30.0
@@ -28,6 +30,34 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _NAME = b"elastic-store"
 _IGNORED = tuple(getattr(signal, f"SIG{name}") for name in ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "PIPE"))
 _READY = b"r"
+
+CONNECTIONS_PER_NODE = 4
+"""Connections that a node has to the store: those of its reader, its writer and its heartbeat, and its first one."""
+OTHER_FILES = 32
+"""Open files of the store's process that are no node's connection, at most."""
+
+
+def open_files_needed(nodes: int) -> int:
+    """Open files that the store's process needs for a job of so many nodes."""
+    return CONNECTIONS_PER_NODE * nodes + OTHER_FILES
+
+
+def limit_warning(max_nodes: int, hard_limit: int) -> StoreWarning | None:
+    """Why a job of ``max_nodes`` nodes is too large for the open files that the store's process may have; None if not.
+
+    Args:
+        max_nodes: The most nodes of the job.
+        hard_limit: The hard limit of RLIMIT_NOFILE, to which the store's process raises its own.
+    """
+    needed = open_files_needed(max_nodes)
+    if hard_limit == resource.RLIM_INFINITY or needed <= hard_limit:
+        return None
+    fit = max(0, (hard_limit - OTHER_FILES) // CONNECTIONS_PER_NODE)
+    return StoreWarning(
+        f"The store's process on this host may open {hard_limit} files, which is enough for {fit} nodes; the job may "
+        f"have {max_nodes} (--nnodes) and needs {needed}.",
+        f"Raise the hard limit where this agent is started: ulimit -Hn {needed}.",
+    )
 
 
 class StoreServer:
@@ -97,6 +127,8 @@ def _become_server(listener: socket.socket, lifeline: socket.socket, agent: int,
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == agent:  # else it died before it could be waited for
             host, port = listener.getsockname()[:2]
+            _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
             store = TCPStore(
                 host,
                 port,

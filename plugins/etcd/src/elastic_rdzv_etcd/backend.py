@@ -25,10 +25,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from elastic_core.config import Timing
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, StoreLostError
 from elastic_core.rendezvous.backend import ORIGIN, BeatReply, Cursor, Link, RendezvousBackend, RosterRow
 from elastic_rdzv_etcd.client import Client, Lost
 from elastic_rdzv_etcd.cluster import Cluster
+from elastic_rdzv_etcd.history import history_warning
 from elastic_rdzv_etcd.records import (
     EXPIRY,
     RENEW,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from elastic_rdzv_etcd.sidecar import Sidecar
 
 TXN, RANGE, GRANT, KEEP_ALIVE = "/v3/kv/txn", "/v3/kv/range", "/v3/lease/grant", "/v3/lease/keepalive"
+STATUS = "/v3/maintenance/status"
 REVOKE = "/v3/lease/revoke"
 LOOK_AGAIN = 15.0
 """Seconds after which a waiter that was told nothing reads all the same: a member may be stuck, its streams open."""
@@ -122,6 +125,38 @@ class EtcdBackend(RendezvousBackend):
         except (RendezvousConnectionError, RendezvousStateError):
             self._client.close()
             raise
+
+    def check_history(self, max_nodes: int) -> None:
+        """Add to :attr:`warnings` what heartbeats of so many nodes do to an etcd whose history is never compacted.
+
+        A cluster that does not let this client ask is not judged.
+        """
+        try:
+            used = int(self._client.call(STATUS, {}).get("dbSize", 0))
+            revision = int(self._client.call(RANGE, _range(self._keys.head))["header"]["revision"])
+            compacted = self._compacted()
+        except (RendezvousConnectionError, RendezvousStateError):
+            return
+        found = history_warning(
+            revision=revision,
+            compacted=compacted,
+            used=used,
+            max_nodes=max_nodes,
+            beat_interval=Timing().beat_interval,
+            where=str(self._cluster),
+        )
+        if found is not None:
+            self.warnings = (*self.warnings, found)
+
+    def _compacted(self) -> bool:
+        """Whether the first revisions are gone."""
+        try:
+            self._client.call(RANGE, {**_range(self._keys.head), "revision": "2"})
+        except RendezvousStateError as exc:
+            if "compacted" in exc.message:
+                return True
+            raise
+        return False
 
     def connect(self) -> EtcdBackend:
         """Another connection to the same job."""

@@ -41,7 +41,9 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> EtcdBackend:
     from elastic_rdzv_etcd.backend import EtcdBackend  # imports an HTTP client
     from elastic_rdzv_etcd.cluster import Cluster
 
-    return EtcdBackend(Cluster(endpoints, options), params.run_id)
+    backend = EtcdBackend(Cluster(endpoints, options), params.run_id)
+    backend.check_history(params.max_nodes)
+    return backend
 
 
 def _standalone(params: RendezvousParameters, options: Options) -> EtcdBackend:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from elastic_core.errors import RendezvousStateError
+from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.rendezvous.backend import (
     MAX_VALUE_BYTES,
     BeatReply,
@@ -26,8 +26,10 @@ from elastic_core.rendezvous.backend import (
     Link,
     RendezvousBackend,
     RosterRow,
+    StoreWarning,
 )
 from elastic_rdzv_redis import scripts
+from elastic_rdzv_redis.capacity import capacity_warning
 from elastic_rdzv_redis.client import Client
 from elastic_rdzv_redis.dialling import Dialler
 
@@ -88,7 +90,11 @@ class RedisBackend(RendezvousBackend):
         self._dialler = dialler
         self._run_id = run_id
         self._keys = Keys(dialler.options.prefix, run_id).all
-        self._client: Client = dialler.dial()
+        self._master = dialler.dial()
+        self._client: Client = self._master.client
+        replaceable = dialler.options.sentinel is not None or self._master.replicas > 0
+        self.stale_reads = replaceable
+        self.warnings = () if self._master.guarded or not replaceable else (self._unguarded(),)
         self._look: _Look | None = None
         self._told: tuple[int, bytes] | None = None
         """The entry that a bell has just brought, after its index: what a read would find, until anything is asked."""
@@ -104,6 +110,34 @@ class RedisBackend(RendezvousBackend):
             RendezvousConnectionError: The server's access list refuses one.
         """
         self._client.ask("EVAL", scripts.REHEARSE.text, len(self._keys), *self._keys)  # all others begin with EVALSHA
+
+    def confirm(self) -> bool:
+        """Whether a majority of the sentinels still names this connection's server as the master."""
+        return self._dialler.names(self._master.host)
+
+    def _unguarded(self) -> StoreWarning:
+        return StoreWarning(
+            f"The Redis server at {self._client.where} takes writes that no replica gets (min-replicas-to-write is 0): "
+            "cut off and replaced, it goes on taking what is thrown away later.",
+            "Set min-replicas-to-write 1 and min-replicas-max-lag 10 on it, and on its replicas if it has two or more.",
+        )
+
+    def check_capacity(self, max_nodes: int) -> None:
+        """Add to :attr:`warnings` what the server's limit of clients means for a job of so many nodes.
+
+        A server whose access list forbids INFO says nothing, and nothing is added.
+
+        Raises:
+            RendezvousConnectionError: The server cannot be reached.
+        """
+        try:
+            clients = bytes(self._client.ask("INFO", "clients")).decode(errors="replace")
+        except RendezvousConnectionError as exc:
+            if "NOPERM" in exc.message:
+                return
+            raise
+        if (found := capacity_warning(clients, max_nodes, self._client.where)) is not None:
+            self.warnings = (*self.warnings, found)
 
     def close(self) -> None:
         """Close this connection; its wait ends."""
@@ -126,7 +160,7 @@ class RedisBackend(RendezvousBackend):
         watched = () if watch is None else (watch,)
         reply = self._known(list, self._run(scripts.BEAT, node_id, count, *watched), length=3)
         head, revision, beat = (self._known(int, number) for number in reply)
-        return BeatReply(head, None if revision < 0 else revision, None if beat < 0 else beat)
+        return BeatReply(self._head(head), None if revision < 0 else revision, None if beat < 0 else beat)
 
     def remove(self, node_id: str) -> None:
         """Delete a row."""
@@ -204,7 +238,7 @@ class RedisBackend(RendezvousBackend):
 
     def _look_around(self) -> _Look:
         head, version, *strokes = self._known(list, self._run(scripts.LOOK), length=4)
-        return _Look(Cursor(self._known(int, head), self._known(int, version)), (strokes[0], strokes[1]))
+        return _Look(Cursor(self._head(head), self._known(int, version)), (strokes[0], strokes[1]))
 
     def _sleep(self, look: _Look, roster: bool, timeout: float) -> _Look | None:
         """What has become of what was seen, as the bells tell; None when none of them has rung, or not by us."""
@@ -232,6 +266,12 @@ class RedisBackend(RendezvousBackend):
         if not isinstance(reply, kind) or (length is not None and len(reply) != length):  # type: ignore[arg-type]  # a list
             raise self._planted("a counter")
         return reply
+
+    def _head(self, reply: Any) -> int:
+        """The index of the newest entry."""
+        if (index := self._known(int, reply)) < 0:
+            raise self._planted("the index of the newest entry")
+        return index
 
     def _planted(self, what: str) -> RendezvousStateError:
         return RendezvousStateError(

@@ -31,6 +31,8 @@ _HINTS = {
     "READONLY": "It is a replica: name the master, or the sentinels with --rdzv_conf sentinel=NAME.",
     "MOVED": "It is a node of a Redis Cluster; name a server that is in none.",
     "LOADING": "It still reads its data from disk.",
+    "max number of clients reached": "Raise the server's maxclients, and its limit of open files: a node of a job has "
+    "4 connections.",
 }
 """What to do about what a server answers with, by the first word of the answer."""
 

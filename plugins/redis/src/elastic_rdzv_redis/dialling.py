@@ -10,6 +10,7 @@ import contextlib
 import socket
 import ssl
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, UsageError, in_one_line
@@ -21,6 +22,19 @@ from elastic_rdzv_redis.options import Credentials, Options
 _KEEPS = "noeviction"
 
 
+@dataclass(frozen=True, slots=True)
+class Master:
+    """A server that will do, as it was when the connection was made."""
+
+    client: Client
+    host: Host | None
+    """Where it is; None for the endpoint's unix socket."""
+    replicas: int
+    """Replicas that were connected to it."""
+    guarded: bool
+    """Whether it refuses writes that too few replicas would have (min-replicas-to-write)."""
+
+
 class Dialler:
     """Makes connections to one server, or to whichever server is the master at the time. Safe to share by threads."""
 
@@ -30,7 +44,7 @@ class Dialler:
         """What names stood for when they were last looked up."""
         self._context = None if options.tls is None else _tls_context(options)
 
-    def dial(self) -> Client:
+    def dial(self) -> Master:
         """A new connection.
 
         Raises:
@@ -41,7 +55,33 @@ class Dialler:
             return self._by_sentinels(self.options.sentinel, deadline)
         return self._to_master(next(iter(self.options.endpoint.hosts), None), "", deadline)
 
-    def _by_sentinels(self, name: str, deadline: float) -> Client:
+    def names(self, host: Host | None) -> bool:
+        """Whether a majority of the sentinels names this server as the master; True where there are no sentinels.
+
+        Two servers cannot both be named: to replace a master takes the majority of the sentinels.
+        """
+        if self.options.sentinel is None or host is None:
+            return True
+        sentinels, deadline = self.options.endpoint.hosts, time.monotonic() + self.options.connect_timeout
+        found = 0
+        for place, sentinel in enumerate(sentinels):
+            now = time.monotonic()
+            until = now + (deadline - now) / (len(sentinels) - place)
+            with contextlib.suppress(RendezvousConnectionError):
+                found += self._same(self._named_by(sentinel, self.options.sentinel, until), host)
+        return 2 * found > len(sentinels)
+
+    def _same(self, named: Host, host: Host) -> bool:
+        """Whether two sentinels' names are one server's."""
+        if named == host:
+            return True
+        if named.port != host.port:
+            return False
+        patience = self.options.connect_timeout
+        addresses = [{address[4][0] for address in _look_up(each, patience)} for each in (named, host)]
+        return bool(addresses[0] & addresses[1])
+
+    def _by_sentinels(self, name: str, deadline: float) -> Master:
         """A connection to the first master that a sentinel names and that will do.
 
         One that has lost sight of the others may go on naming an old master, whose host may be off and answer nothing.
@@ -92,17 +132,23 @@ class Dialler:
             )
         return Host(found[0].decode(), int(found[1]))
 
-    def _to_master(self, host: Host | None, whose: str, deadline: float) -> Client:
+    def _to_master(self, host: Host | None, whose: str, deadline: float) -> Master:
         """A connection to a server that will do, with no host to the endpoint's unix socket."""
         client = self._client(host, self.options.credentials, deadline, whose=whose, db=self.options.endpoint.db)
         try:
-            _check_fitness(client)
+            facts = _check_fitness(client)
             client.settle(self.options.read_timeout)
         except BaseException:
             client.close()
             self._forget(host)
             raise
-        return client
+        replicas = facts.get("connected_slaves", "")
+        return Master(
+            client,
+            host,
+            replicas=int(replicas) if replicas.isdecimal() else 0,
+            guarded="min_slaves_good_slaves" in facts,  # which is there only while both of its settings are
+        )
 
     def _client(
         self, host: Host | None, credentials: Credentials, deadline: float, *, whose: str = "", db: int = 0
@@ -214,8 +260,8 @@ def _look_up(host: Host, patience: float) -> list[Any]:
         ) from exc
 
 
-def _check_fitness(client: Client) -> None:
-    """Refuse a server that may throw entries away, and one that cannot be written to.
+def _check_fitness(client: Client) -> dict[str, str]:
+    """Refuse a server that may throw entries away, and one that cannot be written to; what it says of itself.
 
     Raises:
         RendezvousConnectionError: It is one of those.
@@ -235,6 +281,7 @@ def _check_fitness(client: Client) -> None:
             f"{facts.get('master_port')}, and cannot be written to.",
             hint="Name the master, or the sentinels with --rdzv_conf sentinel=NAME.",
         )
+    return facts
 
 
 def _tls_context(options: Options) -> ssl.SSLContext:

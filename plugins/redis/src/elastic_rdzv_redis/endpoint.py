@@ -92,7 +92,7 @@ def _refused(text: str, why: str) -> UsageError:
     return UsageError(
         f"--rdzv_endpoint {shown(text)!r}: {why}.",
         hint=f"Write {FORM}, e.g. redis.example:{PORT}. "
-        "A URL may have USER:PASSWORD@ before the host, with %2F and %40 for a / and @ of the password.",
+        "A URL may have a user, a colon, a password and an @ before the host; / and @ of a password are %2F and %40.",
     )
 
 

@@ -34,6 +34,7 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> RedisBackend:
     backend = RedisBackend(Dialler(options), params.run_id)
     try:
         backend.rehearse()
+        backend.check_capacity(params.max_nodes)
     except BaseException:
         backend.close()
         raise

@@ -32,6 +32,11 @@ local function keep()
   for _, key in ipairs(KEYS) do redis.call('EXPIRE', key, {EXPIRY}) end
 end
 local function number(key, field) return tonumber(redis.call('HGET', key, field) or 0) end
+local function head() -- written together with its entry: without that, somebody else has written it
+  local at = number(ledger, 'head')
+  if at == 0 or redis.call('HSTRLEN', ledger, redis.call('HGET', ledger, 'head')) > 0 then return at end
+  return -1
+end
 local function ring(bell, now, what) redis.call('XADD', bell, 'MAXLEN', 1, '*', 'now', now, 'what', what) end
 local function rung(bell)
   local last = redis.call('XREVRANGE', bell, '+', '-', 'COUNT', 1)[1]
@@ -45,6 +50,7 @@ local function row(id)
   local found = redis.call('HGET', roster, 'n:' .. id)
   if not found then return nil end
   local serial, revision = string.match(found, '^(%d+) (%d+)$')
+  if not serial or #found > 24 then return nil end -- of more digits Lua would keep the first ones only
   return tonumber(serial), tonumber(revision)
 end
 """
@@ -97,9 +103,9 @@ local serial, revision = row(id)
 if serial then redis.call('HSET', roster, 'b:' .. id, count) end
 keep()
 local watched = watch and row(watch) and number(roster, 'b:' .. watch)
-return {number(ledger, 'head'), serial and revision or -1, watched or -1}
+return {head(), serial and revision or -1, watched or -1}
 """)
-"""The newest index, the row's revision and the watched beat; -1 for what is not there."""
+"""The newest index (-1 if that is none), the row's revision and the watched beat; -1 for what is not there."""
 
 ROSTER = Script(f"""
 local found = {{}}
@@ -163,9 +169,9 @@ for _, key in ipairs(KEYS) do redis.call('EXPIRE', key, 0) end
 """Deletes the keys, by a command that every access list for this backend has."""
 
 LOOK = Script("""
-return {number(ledger, 'head'), number(roster, 'version'), rung(ledger_bell), rung(roster_bell)}
+return {head(), number(roster, 'version'), rung(ledger_bell), rung(roster_bell)}
 """)
-"""The newest index, the roster's version, and the last strokes of both bells."""
+"""The newest index (-1 if that is none), the roster's version, and the last strokes of both bells."""
 
 REHEARSE = Script(
     f"""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         ElasticBatchSampler as ElasticBatchSampler,
         ElasticDistributedSampler as ElasticDistributedSampler,
     )
+    from elastic_torch.seeded import SeededDataset as SeededDataset
     from elastic_torch.shares import loss_weight as loss_weight
     from elastic_torch.stamp import Stamp as Stamp
     from elastic_torch.state import Restored as Restored, TrainState as TrainState
@@ -43,6 +44,7 @@ _HOME: dict[str, str] = {
     "ElasticBatchSampler": "sampler",
     "ElasticDistributedSampler": "sampler",
     "Restored": "state",
+    "SeededDataset": "seeded",
     "Stamp": "stamp",
     "Tier": "agreement",
     "TrainState": "state",
@@ -64,6 +66,7 @@ __all__ = [
     "ElasticBatchSampler",
     "ElasticDistributedSampler",
     "Restored",
+    "SeededDataset",
     "Stamp",
     "Tier",
     "TrainState",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from elastic_core.errors import ElasticError
 from elastic_torch.stamp import Place, Stamp
 from elastic_torch.tiers import Checkpoint, DiskTier, Loaded
 from elastic_torch.tree import put_together, take_apart
+
+logger = logging.getLogger("elastic_torch.checkpoints")
 
 
 class Checkpoints:
@@ -61,16 +64,31 @@ class Checkpoints:
     def newer_than(self, snapshot: Stamp | None, load: Callable[[DiskTier], Loaded | None]) -> Loaded | None:
         """The newest intact checkpoint, if it is newer than the newest snapshot; the same on all ranks.
 
+        Where there is a snapshot, a disk that cannot be read is no reason not to go on from that.
+
         Args:
             snapshot: When that was made, if there is one.
             load: Loads it.
         """
         if self._tier is None:
             return None
-        newest = self._tier.newest(verify=False)
+        try:
+            return self._newer_than(self._tier, snapshot, load)
+        except (ElasticError, OSError) as error:
+            if snapshot is None:
+                raise
+            if self._place.local_rank == 0:
+                text = "No checkpoint on disk can be loaded. Training goes on from step %d, which is in memory. %s"
+                logger.warning(text, snapshot.step, error)
+            return None
+
+    def _newer_than(
+        self, tier: DiskTier, snapshot: Stamp | None, load: Callable[[DiskTier], Loaded | None]
+    ) -> Loaded | None:
+        newest = tier.newest(verify=False)
         if newest is None or not self._counts(newest, snapshot):
             return None
-        loaded = load(self._tier)
+        loaded = load(tier)
         if loaded is None or not self._counts(loaded.checkpoint, snapshot):
             return None
         self._there = loaded.checkpoint.step

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
+from typing import Any, TypeGuard
+
+from torch.utils.data import DataLoader, IterableDataset
 
 from elastic_core.errors import UsageError
 from elastic_torch.sampler import ElasticBatchSampler, ElasticDistributedSampler
@@ -46,10 +49,50 @@ def skip(iterator: Iterator[object], batches: int) -> None:
         next(iterator, None)
 
 
-def warn_of_other_ranks(epoch: int, batches: int, before: int, now: int) -> None:
-    """A sampler that does not know how far it is goes on with another number of ranks."""
-    warnings.warn(
-        f"Epoch {epoch} goes on with {now} rank(s) after {batches} batches of {before}, and the sampler does not know "
-        "how far it is: samples are skipped or repeated. ElasticDistributedSampler goes on with any number of ranks.",
-        stacklevel=5,
+def is_stateful(thing: object) -> TypeGuard[DataLoader[Any]]:
+    """Whether it is a ``DataLoader`` that knows how far it is, as torchdata's ``StatefulDataLoader``."""
+    return isinstance(thing, DataLoader) and hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+
+
+def counts_twice(thing: object) -> bool:
+    """Whether it is a loader of a dataset without a state that can only be iterated.
+
+    torchdata fast-forwards such a one, and then its state counts what was drawn for that once more (0.11). It is drawn
+    anew from the epoch's beginning, as a loader without a state is.
+    """
+    return (
+        is_stateful(thing)
+        and isinstance(dataset := thing.dataset, IterableDataset)
+        and not hasattr(dataset, "state_dict")
     )
+
+
+def goes_on_with_any_ranks(sampler: object) -> bool:
+    """Whether a sampler's position means the same samples to any number of ranks."""
+    return isinstance(sampler, ElasticDistributedSampler) or bool(getattr(sampler, "elastic", False))
+
+
+def draws_elastically(loader: object) -> bool:
+    """Whether a loader draws with an elastic sampler."""
+    drawn = [getattr(loader, name, None) for name in ("batch_sampler", "sampler")]
+    return any(isinstance(each, ElasticBatchSampler | ElasticDistributedSampler) for each in drawn)
+
+
+def refuse_other_ranks(epoch: int, batches: int, before: int, now: int, *, exact: bool) -> None:
+    """An epoch is to go on with another number of ranks, and the loader or its sampler cannot.
+
+    Raises:
+        UsageError: Each sample is to be used once.
+    """
+    what = (
+        f"Epoch {epoch} is to go on with {now} rank(s) after {batches} batches of {before}, and the loader's position "
+        "means other samples to them: samples would be skipped or repeated."
+    )
+    if exact:
+        raise UsageError(
+            what,
+            hint=f"Start with {before} ranks again; or draw with ElasticDistributedSampler, which goes on with any "
+            "number; or give what is in per_rank= a method load_rank_states(states, rank, ranks); or accept it, with "
+            "TrainState(exact_samples=False).",
+        )
+    warnings.warn(what, stacklevel=5)

@@ -21,14 +21,18 @@ import torch.distributed as dist
 
 from elastic_core.errors import UsageError
 from elastic_core.notices import should_checkpoint, somebody_leaves
-from elastic_torch import loaders, rng as generators
+from elastic_torch import loaders, rng as generators, tree
 from elastic_torch.accumulation import Accumulation
 from elastic_torch.agreement import Tier
 from elastic_torch.checkpoints import Checkpoints, packed, unpacked
+from elastic_torch.digests import differences
 from elastic_torch.form import form_of, restored
-from elastic_torch.parts import Stateful, stateful, unwrapped
+from elastic_torch.gradients import GradientOrder
+from elastic_torch.parts import Stateful, data_parallel, stateful, unwrapped
+from elastic_torch.peers import Peers
 from elastic_torch.progress import follow
 from elastic_torch.sampler import ElasticBatchSampler
+from elastic_torch.seeded import SeededDataset
 from elastic_torch.stamp import Place, Stamp, digest
 from elastic_torch.tiers import DiskTier, Loaded
 from elastic_torch.whole import memory_tier
@@ -78,10 +82,17 @@ class TrainState:
         scheduler: The scheduler of its learning rate.
         sampler: What the loader draws with. If it has ``state_dict()`` and ``load_state_dict()``, it knows by itself
             how far it is; if it has ``advance()``, that is called once for each batch, before its step is kept, and
-            ``set_epoch()`` for each epoch. An ``ElasticDistributedSampler`` goes on with any number of ranks; those
-            that do not know how far they are, torch's too, only with as many as before.
+            ``set_epoch()`` for each epoch. In the midst of an epoch an ``ElasticDistributedSampler`` goes on with any
+            number of ranks, and so does one with an attribute ``elastic`` that is true; others only with as many.
         rng: Whether the random generators belong to the state: torch's, the GPU's, Python's, numpy's.
         extra: Anything else that has a state, by name: a scaler, an average of weights.
+        per_rank: What each rank has of its own, by name: a loader that has a state, an optimizer that is spread over
+            ranks. Each rank goes on with that of the rank that had its number. All ranks' are gathered in each commit,
+            so keep them small. Where the number of ranks has changed, they need a method
+            ``load_rank_states(states, rank, ranks)``, which is given those of all ranks there were.
+        exact_samples: Whether an epoch that cannot go on with another number of ranks, each sample being used once, is
+            refused; else a warning says so, and samples are skipped or repeated.
+        compare_ranks: Whether the first commit of a process finds out if all that is the same on all ranks is.
         disk: Checkpoints that outlive the job: saved when they are due, and once more where training stops or ends.
         snapshot_every: Steps between two snapshots in memory.
         replicate_every: Snapshots of a sharded model from one to the next that another node keeps a replica of.
@@ -107,6 +118,9 @@ class TrainState:
         sampler: Any = None,
         rng: bool = True,
         extra: Mapping[str, Stateful] | None = None,
+        per_rank: Mapping[str, Any] | None = None,
+        exact_samples: bool = True,
+        compare_ranks: bool = True,
         disk: DiskTier | None = None,
         snapshot_every: int = 1,
         replicate_every: int = 10,
@@ -121,7 +135,22 @@ class TrainState:
         self.step = self.epoch = self.batch = 0
         self.stopping = False
         self._model = unwrapped(model)
+        self._gradients = GradientOrder(data_parallel(model))
+        self._peers = Peers()
+        self._has_committed = False
         self._parts: dict[str, Stateful] = {}
+        own = {key: thing for key, thing in {"sampler": sampler, **(extra or {})}.items() if loaders.is_stateful(thing)}
+        extra = {key: thing for key, thing in (extra or {}).items() if key not in own}
+        sampler = None if "sampler" in own else sampler
+        own |= per_rank or {}
+        self._own_things = {key: thing for key, thing in own.items() if not loaders.counts_twice(thing)}
+        """As they were given; those of ``per_rank``, and loaders with a state, wherever they were given."""
+        self._per_rank = {key: stateful(f"per_rank[{key!r}]", thing) for key, thing in self._own_things.items()}
+        self._everybodys: list[torch.Tensor] = []
+        """By rank, what each has of its own, as of the last commit."""
+        self._begins_anew: set[str] = set()
+        """What of its own this rank could not take over, since there are more or fewer ranks."""
+        self._exact_samples, self._compare_ranks = exact_samples, compare_ranks
         for part, thing in (("optimizer", optimizer), ("scheduler", scheduler)):
             if thing is not None:
                 self._parts[part] = stateful(part, thing)
@@ -163,6 +192,7 @@ class TrainState:
             self.epoch += 1
             self.batch = 0
             self._resumed = False
+        self._gather_own()
         self._checkpoints.last(self.step, self._to_save)
 
     def batches(self, loader: Iterable[_T], *, accumulate: int = 1) -> Iterator[_T]:
@@ -230,9 +260,13 @@ class TrainState:
 
         Raises:
             TypeError: The state has something in it that cannot be kept; says what, and where.
-            UsageError: Another state of this worker has the same name.
+            UsageError: Another state of this worker has the same name. Or, in the first commit of a process, ranks
+                differ in what is declared to be the same.
         """
         self.step += 1
+        if not self._has_committed:
+            self._first_commit()
+        self._gather_own()
         due = self.step % self._snapshot_every == 0
         if due:
             self._keep()
@@ -246,6 +280,38 @@ class TrainState:
                 self._memory.leave()
             kept = self._memory.has(self._stamp())
             self._checkpoints.last(self.step, self._to_save, save=not (leaves or kept))
+
+    def _first_commit(self) -> None:
+        self._has_committed = True
+        self._gradients.end_recording()
+        self._gradients.known = self._peers.of_first(self._gradients.known)
+        if not self._compare_ranks or self._peers.world == 1:
+            return
+        rest = self._rest()
+        common = {
+            "model": self._model.state_dict(),
+            **rest,
+            **{f"extra[{k!r}]": v for k, v in rest.get("extra", {}).items()},
+        }
+        common.pop("extra", None)
+        local = _buffers({"model": self._model, **{f"extra[{k!r}]": thing for k, thing in self._extra.items()}})
+        found = [place for place in differences(self._peers, common) if place not in local]
+        if found:
+            more = f", and {len(found) - 8} more" if len(found) > 8 else ""
+            raise UsageError(
+                f"The ranks differ in what is declared to be the same on all of them: {', '.join(found[:8])}{more}. "
+                "A rank that is restored from another one would silently get that one's.",
+                hint="What each rank has of its own goes into TrainState(per_rank={...}), partitions of a model into "
+                "DTensors; what should be the same is to be made so: seeded alike, reduced over ranks. "
+                "compare_ranks=False leaves this out.",
+            )
+
+    def _gather_own(self) -> None:
+        """Give all ranks what each has of its own, so that any of them can restore any other."""
+        if self._per_rank:
+            own = {"rng": self._numbers() if self._rng else None}
+            things = {key: thing.state_dict() for key, thing in self._per_rank.items()}
+            self._everybodys = self._peers.gather_bytes(tree.packed({**own, "things": things}))
 
     @property
     def replicated(self) -> int | None:
@@ -282,6 +348,7 @@ class TrainState:
 
     def _load_checkpoint(self, loaded: Loaded) -> Tier:
         """Become what a checkpoint is."""
+        self._gradients.replay(loaded.state["gradients"].tolist())
         self.load_state_dict(loaded.state)
         if self._rng:
             numbers = loaded.state.get("rng", {}).get(str(_rank()))
@@ -289,17 +356,57 @@ class TrainState:
                 generators.reseed(digest(loaded.checkpoint.run_uid), loaded.checkpoint.round, self.step, _rank())
             else:
                 self._set_generators(unpacked(numbers))
+        self._load_own(loaded.state.get("per_rank"))
         return Tier.DISK
 
     def _load_snapshot(self, stamp: Stamp) -> Tier:
         """Become what the newest snapshot is; where this rank has it from."""
         taken = self._memory.take(self._whole)
+        self._gradients.replay(taken.rest["state"]["gradients"].tolist())
         self._load(taken.model, taken.rest["state"])
         if self._rng and not taken.whole:
             generators.reseed(digest(self._place.run), stamp.round, stamp.step, _rank())
         elif self._rng and taken.rest["rng"] is not None:
             self._set_generators(taken.rest["rng"])
+        self._load_own(taken.rest["per_rank"])
         return taken.tier
+
+    def _load_own(self, kept: Mapping[str, torch.Tensor] | None) -> None:
+        """Become what the rank of this number had of its own.
+
+        Raises:
+            UsageError: There is none, or it is of another number of ranks.
+        """
+        if not self._per_rank:
+            return
+        if not kept:
+            raise UsageError(
+                f"The state that is restored has nothing for per_rank: {', '.join(self._per_rank)}.",
+                hint="It was saved without per_rank=. Begin with a new checkpoint directory, or without per_rank=.",
+            )
+        self._everybodys = [kept[str(rank)] for rank in range(len(kept))]
+        if len(kept) == _ranks():
+            mine = tree.unpacked(self._everybodys[_rank()])
+            if self._rng and mine["rng"] is not None:
+                self._set_generators(mine["rng"])
+            for key, thing in self._per_rank.items():
+                thing.load_state_dict(_named(mine["things"], key))
+            return
+        states = [tree.unpacked(each)["things"] for each in self._everybodys]
+        for key in self._per_rank:
+            if (load := getattr(self._own_things[key], "load_rank_states", None)) is not None:
+                load([_named(each, key) for each in states], _rank(), _ranks())
+            elif hasattr(self._own_things[key], "__iter__"):  # a loader: between two epochs it begins as it is
+                if self.batch > 0:
+                    exact = self._exact_samples
+                    loaders.refuse_other_ranks(self.epoch, self.batch, len(kept), _ranks(), exact=exact)
+                self._begins_anew.add(key)
+            else:
+                raise UsageError(
+                    f"per_rank[{key!r}] was kept by {len(kept)} ranks, and now there are {_ranks()}.",
+                    hint=f"Start with {len(kept)} ranks again, or give it a method load_rank_states(states, rank, "
+                    "ranks) that makes a rank's state of those of all ranks there were.",
+                )
 
     def _set_generators(self, numbers: Mapping[str, Any]) -> None:
         self._epoch_rng, self._pending_rng = numbers["epoch"], numbers["now"]
@@ -331,12 +438,17 @@ class TrainState:
 
     def _to_save(self) -> dict[str, Any]:
         """What a checkpoint gets: what belongs to one rank alone has its number for a name."""
-        return {**self.state_dict(), "rng": {str(_rank()): packed(self._numbers())} if self._rng else {}}
+        numbers = {str(_rank()): packed(self._numbers())} if self._rng else {}
+        return {**self.state_dict(), "rng": numbers, "per_rank": self._own_by_rank()}
+
+    def _own_by_rank(self) -> dict[str, torch.Tensor]:
+        return {str(rank): content for rank, content in enumerate(self._everybodys)}
 
     def _rest(self) -> dict[str, Any]:
         state: dict[str, Any] = {part: thing.state_dict() for part, thing in self._parts.items()}
         if self._extra:
             state["extra"] = {key: thing.state_dict() for key, thing in self._extra.items()}
+        state["gradients"] = torch.tensor(self._gradients.known, dtype=torch.int64)
         state["progress"] = {"step": self.step, "epoch": self.epoch, "batch": self.batch, "ranks": _ranks()}
         return state
 
@@ -360,7 +472,8 @@ class TrainState:
 
     def _whole(self) -> list[Any]:
         """What a snapshot has: the model's state, all else, and this rank's generators."""
-        return [self._model.state_dict(), {"state": self._rest(), "rng": self._numbers() if self._rng else None}]
+        rng = self._numbers() if self._rng else None
+        return [self._model.state_dict(), {"state": self._rest(), "rng": rng, "per_rank": self._own_by_rank()}]
 
     def _begin(self, loader: Iterable[_T]) -> tuple[Iterator[_T], int | None]:
         """The loader's iterator, at the first batch that is left, with the generators as they were then.
@@ -369,7 +482,13 @@ class TrainState:
             And how many batches are left, where the loader has a length.
         """
         loaders.check_sampler(loader, self._sampler, self.epoch)
+        own = self._is_own(loader)
+        if isinstance(data := getattr(loader, "dataset", None), SeededDataset):
+            data.set_epoch(self.epoch)
         resumed, self._resumed = self._resumed and self.batch > 0, False
+        if resumed and self._ranks != _ranks() and not (own or self._goes_on(loader)):
+            exact = self._exact_samples
+            loaders.refuse_other_ranks(self.epoch, self.batch, self._ranks, _ranks(), exact=exact)
         pending, self._pending_rng = self._pending_rng, None
         if pending is not None:
             generators.apply(pending)
@@ -379,13 +498,49 @@ class TrainState:
             self._epoch_rng = torch.get_rng_state()
         left, iterator = loaders.length(loader), iter(loader)
         if resumed and not self._sampler_knows:
-            if self._ranks != _ranks():
-                loaders.warn_of_other_ranks(self.epoch, self.batch, self._ranks, _ranks())
-            loaders.skip(iterator, self.batch)
+            if not own:
+                loaders.skip(iterator, self.batch)
             left = None if left is None else left - self.batch
         if resumed and pending is not None:
             generators.apply(pending)
         return iterator, left
+
+    def _goes_on(self, loader: object) -> bool:
+        return loaders.goes_on_with_any_ranks(self._sampler) and (loader is self._sampler or self._sampler_knows)
+
+    def _is_own(self, loader: object) -> bool:
+        """Whether a loader knows by itself how far it is, and was restored.
+
+        Raises:
+            UsageError: It is restored, and its sampler too; or it is in ``extra``, as if all ranks had the same.
+        """
+        if any(loader is thing for thing in self._extra.values()):
+            raise UsageError(
+                "The loader is in extra=, as if its position was the same on all ranks.",
+                hint="Give it as per_rank={'loader': loader}: each rank has a position of its own.",
+            )
+        name = next((key for key, thing in self._own_things.items() if thing is loader), None)
+        if name is not None and loaders.draws_elastically(loader):
+            raise UsageError(
+                f"The loader {name!r} has a state of its own, and its sampler, which is elastic, has one too.",
+                hint="Give TrainState the sampler only: TrainState(..., sampler=sampler).",
+            )
+        return name is not None and name not in self._begins_anew
+
+
+def _named(states: Mapping[str, Any], key: str) -> Any:
+    if key not in states:
+        raise UsageError(
+            f"The state that is restored has no per_rank[{key!r}].",
+            hint="Give per_rank= the same names as when it was saved.",
+        )
+    return states[key]
+
+
+def _buffers(things: Mapping[str, object]) -> set[str]:
+    """The places of the modules' buffers: each rank's are of its own batches, and DDP takes rank 0's (BatchNorm)."""
+    modules = {name: thing for name, thing in things.items() if isinstance(thing, torch.nn.Module)}
+    return {f"{name}[{buffer!r}]" for name, module in modules.items() for buffer, _ in module.named_buffers()}
 
 
 def _rank() -> int:

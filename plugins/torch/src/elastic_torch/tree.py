@@ -7,6 +7,7 @@ JSON's have no keys but strings. Floats survive to the last bit (``repr``).
 from __future__ import annotations
 
 import base64
+import json
 from collections import Counter
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -163,6 +164,37 @@ def _together(kind: str, value: Any, take: Take, shard: TakeShard | None) -> Any
         case "device":
             return torch.device(value)
     raise ValueError(f"{kind!r:.80} is no part of a state")
+
+
+def packed(state: Any) -> torch.Tensor:
+    """A state as bytes, a tensor of uint8: what JSON can say of it, and its tensors' elements.
+
+    Raises:
+        TypeError: Something in it cannot be kept; says what, and where.
+    """
+    said, tensors = take_apart(state)
+    table = [[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in tensors]
+    text = json.dumps([said, table]).encode()
+    head = torch.frombuffer(bytearray(len(text).to_bytes(8, "little") + text), dtype=torch.uint8)
+    return torch.cat([head, *(tensor.cpu().reshape(-1).view(torch.uint8) for tensor in tensors)])
+
+
+def unpacked(content: torch.Tensor) -> Any:
+    """What :func:`packed` was given, with memory of its own.
+
+    Raises:
+        ValueError: It cannot have come from there.
+    """
+    at = 8 + int.from_bytes(content[:8].numpy().tobytes(), "little")
+    said, table = json.loads(content[8:at].numpy().tobytes())
+    tensors = []
+    for name, shape in table:
+        tensor = torch.empty(shape, dtype=getattr(torch, name))
+        end = at + tensor.numel() * tensor.element_size()
+        tensor.reshape(-1).view(torch.uint8).copy_(content[at:end])
+        tensors.append(tensor)
+        at = end
+    return put_together(said, tensors.__getitem__)
 
 
 def bytes_of(tensors: Sequence[torch.Tensor]) -> int:

@@ -13,7 +13,7 @@ import torch
 
 from elastic_core.errors import UsageError
 from elastic_torch.disk.assembly import Holding, assemble
-from elastic_torch.disk.catalog import Entry, stale, superfluous
+from elastic_torch.disk.catalog import Entry, Fault, stale, superfluous
 from elastic_torch.disk.claims import Claim, number
 from elastic_torch.disk.crew import Crew, PeerFailedError
 from elastic_torch.disk.errors import CheckpointRefusedError
@@ -36,7 +36,7 @@ FILES = {"a": FileSum(1, "aa"), "b": FileSum(2, "bb")}
 
 
 def manifest(step: int = 1, save_id: str = "s", *, scattered: bool = False) -> Manifest:
-    return Manifest(Position(1, 1, step), "uid", save_id, "who", scattered, FILES, Books(2, 3.5))
+    return Manifest(Position(1, 1, step), "uid", save_id, "who", "line", scattered, FILES, Books(2, 3.5))
 
 
 @pytest.mark.parametrize("position", [Position(1, 0, 0), Position(12345, 123456, 1234567890)])
@@ -99,8 +99,10 @@ def test_runs_are_numbered_as_they_come(
     ],
 )
 def test_the_last_good_ones_stay(steps: list[int], damaged: list[int], keep: int, expected: list[int]) -> None:
-    found = [Entry(str(s), Position(1, 1, s), manifest(s), (("a", "bad"),) if s in damaged else ()) for s in steps]
-    assert superfluous(found, keep) == [str(step) for step in expected]
+    fault = (Fault("a", "bad"),)
+    found = [Entry(str(s), Position(1, 1, s), manifest(s), fault if s in damaged else ()) for s in steps]
+    assert [entry.folder for entry in superfluous(found, keep, "line")] == [str(step) for step in expected]
+    assert superfluous(found, keep, "another") == [], "nobody has gone on from them"
 
 
 def test_only_earlier_turns_are_swept_up() -> None:
@@ -122,7 +124,7 @@ def test_anything_else_is_damaged(data: bytes) -> None:
 
 
 def test_a_manifest_does_not_lead_out_of_its_folder() -> None:
-    evil = Manifest(Position(1, 1, 1), "u", "s", "w", False, {"../x": FileSum(1, "")})
+    evil = Manifest(Position(1, 1, 1), "u", "s", "w", "l", False, {"../x": FileSum(1, "")})
     with pytest.raises(DamagedError, match=r"lists '\.\./x'"):
         decode(encode(evil))
 

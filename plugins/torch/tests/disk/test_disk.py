@@ -215,14 +215,6 @@ def test_a_half_written_folder_is_no_checkpoint_and_the_next_round_removes_it(tw
     assert not half.exists()
 
 
-def test_nothing_intact_is_said_and_nothing_is_loaded(two: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for step in (1, 2):
-        (folder(two, step) / ".metadata").write_bytes(b"")
-    with Disk(two, read_only=True) as disk:
-        assert disk.load() is None
-    assert caplog.text.count("No other one is there") == 2
-
-
 def test_another_models_checkpoint_is_refused_in_words(two: Path) -> None:
     with (
         Disk(two, read_only=True) as disk,

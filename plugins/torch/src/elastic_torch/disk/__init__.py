@@ -2,7 +2,8 @@
 
 How the rooms lie: :mod:`position` orders checkpoints, :mod:`claims` says whose turn it is to save, :mod:`storage` and
 :mod:`url` write what stays written, :mod:`manifest` lists the files of a checkpoint with their checksums,
-:mod:`catalog` finds, checks and removes checkpoints, :mod:`snapshot` copies what training goes on changing,
+:mod:`catalog` finds, checks and removes checkpoints, :mod:`lineage` says which of them are one training's,
+:mod:`retry` reads over errors that pass, :mod:`snapshot` copies what training goes on changing,
 :mod:`dcp` speaks torch's format, :mod:`saving` and :mod:`loading` are what the ranks do together, over :mod:`crew`,
 :mod:`islands` says which of them see the same directory, :mod:`interval` how often it is worth it, and :mod:`disk`
 is the door.
@@ -16,6 +17,7 @@ from elastic_torch.disk.errors import (
     CheckpointLoadError,
     CheckpointRefusedError,
     CheckpointSaveError,
+    CheckpointUnreadableError,
 )
 from elastic_torch.disk.interval import daly_interval, young_interval
 from elastic_torch.disk.position import Checkpoint, Position
@@ -26,6 +28,7 @@ __all__ = [
     "CheckpointLoadError",
     "CheckpointRefusedError",
     "CheckpointSaveError",
+    "CheckpointUnreadableError",
     "Disk",
     "Loaded",
     "Position",

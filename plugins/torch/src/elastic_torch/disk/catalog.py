@@ -6,13 +6,30 @@ import hashlib
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from elastic_torch.disk import manifest as manifests
-from elastic_torch.disk.manifest import DamagedError, FileSum, Manifest
+from elastic_torch.disk.manifest import DamagedError, FileSum, Manifest, UnknownFormatError
 from elastic_torch.disk.position import Checkpoint, Position, parse
+from elastic_torch.disk.retry import ONCE, Retry, opened
 from elastic_torch.disk.storage import BLOCK, LATEST, REMOVING, STAGING, Storage
 
 logger = logging.getLogger("elastic_torch.disk")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What keeps a checkpoint from being loaded.
+
+    Attributes:
+        file: In which file; '' is the whole.
+        reason: What it is, for people.
+        damaged: Whether what was read is not what was written. Else it could not be read, and may be intact.
+    """
+
+    file: str
+    reason: str
+    damaged: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,25 +40,30 @@ class Entry:
         folder: Its name.
         position: What the name says.
         manifest: Its list of contents; None where that cannot be read.
-        damage: What is wrong with it at first sight, by file; '' is the whole.
+        faults: What is wrong with it at first sight.
     """
 
     folder: str
     position: Position
     manifest: Manifest | None
-    damage: tuple[tuple[str, str], ...] = ()
+    faults: tuple[Fault, ...] = ()
 
     @property
     def here(self) -> frozenset[str]:
         """The files that are there, and of the right size."""
         if self.manifest is None:
             return frozenset()
-        return frozenset(self.manifest.files) - {name for name, _ in self.damage}
+        return frozenset(self.manifest.files) - {fault.file for fault in self.faults}
 
     @property
     def good(self) -> bool:
         """Whether it is whole at first sight; of a scattered one, whether what should be here is."""
-        return self.manifest is not None and not self.damage
+        return self.manifest is not None and not self.faults
+
+    @property
+    def damaged(self) -> bool:
+        """Whether something that was read of it is not what was written."""
+        return any(fault.damaged for fault in self.faults)
 
 
 def positions(storage: Storage) -> list[tuple[Position, str]]:
@@ -51,65 +73,78 @@ def positions(storage: Storage) -> list[tuple[Position, str]]:
 
 
 def point(storage: Storage) -> None:
-    """Let ``latest`` name the newest one. That this cannot be done is no harm: nothing that we read relies on it."""
+    """Let ``latest`` name the newest one. That this cannot be done is no harm: nothing that we load relies on it."""
     try:
-        storage.point(positions(storage)[0][1])
+        storage.point(next((folder for _, folder in positions(storage)), None))
     except OSError as error:
         logger.warning("%s could not be moved: %s. The checkpoint is there all the same.", storage.path(LATEST), error)
 
 
-def entries(storage: Storage) -> list[Entry]:
-    """Every checkpoint, newest first, looked at without reading its data."""
-    return [entry(storage, folder, position) for position, folder in positions(storage)]
+def entries(storage: Storage, retry: Retry = ONCE) -> list[Entry]:
+    """Every checkpoint, newest first, looked at without reading its data.
+
+    Raises:
+        OSError: The directory cannot be listed.
+    """
+    return [entry(storage, folder, position, retry) for position, folder in retry(lambda: positions(storage))]
 
 
-def entry(storage: Storage, folder: str, position: Position) -> Entry:
+def entry(storage: Storage, folder: str, position: Position, retry: Retry = ONCE) -> Entry:
     """One checkpoint at first sight: its manifest and the sizes of its files."""
     try:
-        manifest = read_manifest(storage, folder)
+        manifest = read_manifest(storage, folder, retry)
         if manifest.position != position:
             raise DamagedError(f"its manifest is that of {manifest.position}")
+        present = {*retry(lambda: storage.names(folder))}
+        sizes = {name: retry(partial(storage.size, f"{folder}/{name}")) for name in {*manifest.files} & present}
     except DamagedError as error:
-        return Entry(folder, position, None, (("", str(error)),))
-    damage = []
-    present = {*storage.names(folder)}
+        return Entry(folder, position, None, (Fault("", str(error)),))
+    except UnknownFormatError as error:
+        return Entry(folder, position, None, (Fault("", str(error), damaged=False),))
+    except OSError as error:
+        return Entry(folder, position, None, (Fault("", str(error), damaged=False),))
+    faults = []
     for name, expected in manifest.files.items():
-        if name not in present:
+        size = sizes.get(name)
+        if size is None:
             if not manifest.scattered:
-                damage.append((name, f"{name} is missing"))
-        elif (size := storage.size(f"{folder}/{name}")) != expected.size:
-            damage.append((name, f"{name} has {size} bytes instead of {expected.size}"))
-    return Entry(folder, position, manifest, tuple(damage))
+                faults.append(Fault(name, f"{name} is missing"))
+        elif size != expected.size:
+            faults.append(Fault(name, f"{name} has {size} bytes instead of {expected.size}"))
+    return Entry(folder, position, manifest, tuple(faults))
 
 
-def read_manifest(storage: Storage, folder: str) -> Manifest:
+def read_manifest(storage: Storage, folder: str, retry: Retry = ONCE) -> Manifest:
     """A checkpoint's list of contents.
 
     Raises:
         DamagedError: It is missing, or not as it was written.
+        UnknownFormatError: Another release has written it.
+        OSError: It cannot be read.
     """
     try:
-        with storage.read(f"{folder}/{manifests.NAME}") as file:
+        with opened(storage, f"{folder}/{manifests.NAME}", retry) as file:
             return manifests.decode(file.read(manifests.LIMIT))
-    except OSError as error:
-        reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-        raise DamagedError(f"its manifest {reason}") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DamagedError("its manifest is missing") from error
 
 
-def check(storage: Storage, path: str, expected: FileSum) -> str | None:
+def check(storage: Storage, path: str, expected: FileSum, retry: Retry = ONCE) -> Fault | None:
     """Read a whole file; what is wrong with it, or None."""
     name = path.rsplit("/", 1)[-1]
-    digest, size = hashlib.sha256(), 0
+    digest, size, block = hashlib.sha256(), 0, bytearray(BLOCK)
     try:
-        with storage.read(path) as file:
-            while block := file.read(BLOCK):
-                digest.update(block)
-                size += len(block)
+        with opened(storage, path, retry) as file:
+            while count := file.readinto(block):
+                digest.update(memoryview(block)[:count])
+                size += count
+    except (FileNotFoundError, NotADirectoryError):
+        return Fault(name, f"{name} is missing")
     except OSError as error:
-        return f"{name} {'is missing' if isinstance(error, FileNotFoundError) else f'cannot be read: {error}'}"
+        return Fault(name, f"{name}: {error}", damaged=False)
     if size != expected.size:
-        return f"{name} has {size} bytes instead of {expected.size}"
-    return None if digest.hexdigest() == expected.sha256 else f"the checksum of {name} is wrong"
+        return Fault(name, f"{name} has {size} bytes instead of {expected.size}")
+    return None if digest.hexdigest() == expected.sha256 else Fault(name, f"the checksum of {name} is wrong")
 
 
 def as_checkpoint(storage: Storage, folder: str, manifest: Manifest) -> Checkpoint:
@@ -117,22 +152,37 @@ def as_checkpoint(storage: Storage, folder: str, manifest: Manifest) -> Checkpoi
     return Checkpoint(manifest.position, manifest.run_uid, folder, storage.path(folder), manifest.size)
 
 
-def superfluous(found: Sequence[Entry], keep: int) -> list[str]:
-    """The folders that may go: all that are older than the ``keep`` newest good ones. Pure.
+def superfluous(found: Sequence[Entry], keep: int, lineage: str) -> list[Entry]:
+    """What may go: of this lineage all that is older than the ``keep`` newest good ones. Pure.
 
-    Damaged ones do not count, so that they never push out a good one, and go when they are that old.
+    Checkpoints of other lineages, and those of which nobody can tell, never go: nobody has gone on from them. Damaged
+    ones do not count, so that they never push out a good one.
     """
-    good = [entry.position for entry in found if entry.good]
-    if len(good) <= keep:
-        return []
-    oldest_kept = sorted(good, reverse=True)[keep - 1]
-    return [entry.folder for entry in found if entry.position < oldest_kept]
+    ours = [entry for entry in found if entry.manifest is not None and entry.manifest.lineage == lineage]
+    good = sorted((entry.position for entry in ours if entry.good), reverse=True)
+    return [entry for entry in ours if entry.position < good[keep - 1]] if len(good) > keep else []
 
 
-def prune(storage: Storage, keep: int) -> None:
-    """Remove what :func:`superfluous` says."""
-    for folder in superfluous(entries(storage), keep):
-        _remove(storage, folder, "old")
+def prune(storage: Storage, keep: int, lineage: str) -> None:
+    """Remove what is :func:`superfluous`; what is damaged of it is set aside."""
+    for entry in superfluous(entries(storage), keep, lineage):
+        if entry.good:
+            _remove(storage, entry.folder, "old")
+        else:
+            set_aside(storage, entry.folder)
+
+
+def set_aside(storage: Storage, folder: str) -> bool:
+    """Move a damaged checkpoint to where nobody takes it for one; whether it is gone from its place."""
+    try:
+        there = storage.set_aside(folder)
+    except OSError as error:
+        logger.warning("The damaged checkpoint %s stays where it is: %s", storage.path(folder), error)
+        return False
+    if there is None:
+        return False
+    logger.warning("The damaged checkpoint %s is kept as %s. Nothing removes it.", storage.path(folder), there)
+    return True
 
 
 def _remove(storage: Storage, folder: str, which: str) -> None:

@@ -8,6 +8,7 @@ shown by a lock which dies with its process.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable
@@ -128,15 +129,21 @@ def check_turn(storage: Storage, position: Position) -> None:
     files = _files(storage)
     newest = max({*files, *_saved(storage)}, default=position.turn)
     if newest > position.turn:
-        uid, who = _content(storage, files[newest]) if newest in files else ("", "")
+        uid = who = ""
+        with contextlib.suppress(OSError):  # its name is enough
+            uid, who = _content(storage, files[newest]) if newest in files else ("", "")
         raise refusal(storage.root, position.turn, Claim(*newest, uid, who))
 
 
 def _content(storage: Storage, path: str) -> tuple[str, str]:
-    """Uid and name in a claim; nothing of one that was damaged: its name still counts."""
+    """Uid and name in a claim; nothing of one that was damaged or is gone: its name still counts.
+
+    Raises:
+        OSError: It cannot be read. To take it for another run's would be to go on under another number.
+    """
     try:
         with storage.read(path) as file:
             body = json.loads(file.read(1 << 16))
         return str(body["uid"]), str(body["who"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return "", ""

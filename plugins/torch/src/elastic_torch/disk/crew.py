@@ -22,15 +22,25 @@ class _Failure:
     """What came of it on one rank."""
 
     error: Exception
+    code: int | None = None
+    """The system's number of it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Not every exception can be pickled; what others need of it is its text.
         error = self.error if isinstance(self.error, CheckpointError) else OSError(_line(self.error))
-        return _Failure, (error,)
+        return _Failure, (error, self.code)
 
 
 class PeerFailedError(Exception):
-    """Something failed on one rank or more; the message lists rank and reason."""
+    """Something failed on one rank or more; the message lists rank and reason.
+
+    Attributes:
+        codes: The system's numbers of the errors; None for those of something else.
+    """
+
+    def __init__(self, message: str, codes: frozenset[int | None] = frozenset()) -> None:
+        super().__init__(message)
+        self.codes = codes
 
 
 class Crew:
@@ -106,7 +116,8 @@ class Crew:
         return cast(T, mine[0])
 
     def _all_well(self, outcomes: Sequence[Any], mine: Any) -> list[Any]:
-        failed = {self.ranks[i]: item.error for i, item in enumerate(outcomes) if isinstance(item, _Failure)}
+        failures = {self.ranks[i]: item for i, item in enumerate(outcomes) if isinstance(item, _Failure)}
+        failed = {rank: item.error for rank, item in failures.items()}
         if not failed:
             return list(outcomes)
         cause = mine.error if isinstance(mine, _Failure) else None
@@ -114,7 +125,7 @@ class Crew:
             if isinstance(error, CheckpointError):
                 raise error
         text = "; ".join(f"rank {rank}: {_line(error)}" for rank, error in failed.items())
-        raise PeerFailedError(text) from cause
+        raise PeerFailedError(text, frozenset(item.code for item in failures.values())) from cause
 
     def send(self, data: torch.Tensor, source: int) -> None:
         """Let everybody have the data of the rank at this place: a tensor of uint8 and of one length everywhere."""
@@ -126,7 +137,7 @@ def _try(act: Callable[[], Any]) -> Any:
     try:
         return act()
     except Exception as error:
-        return _Failure(error)
+        return _Failure(error, error.errno if isinstance(error, OSError) else None)
 
 
 def _line(error: Exception) -> str:

@@ -6,11 +6,12 @@ fails on all with a reason, every file is summed while it is written, and a chec
 
 from __future__ import annotations
 
+import hashlib
 import io
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 from torch.distributed.checkpoint.default_planner import (
     DefaultLoadPlanner,
@@ -29,26 +30,41 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import WriteResult
 
 from elastic_torch.disk.crew import Crew
-from elastic_torch.disk.manifest import METADATA, FileSum
+from elastic_torch.disk.manifest import METADATA, FileSum, Manifest
+from elastic_torch.disk.retry import ONCE, Retry, opened
 from elastic_torch.disk.storage import BLOCK, Sink, Storage
 
 
 class _Files(FileSystemBase):
-    """A storage as torch's classes want it. ``sums`` is what was written."""
+    """A storage as torch's classes want it. ``sums`` is what was written.
 
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+    Args:
+        storage: Where the files are.
+        retry: For what is read.
+        manifest: Of the checkpoint that is read. torch unpickles ``.metadata``: it is given the very bytes whose sum
+            was compared with this, and no others.
+    """
+
+    def __init__(self, storage: Storage, retry: Retry = ONCE, manifest: Manifest | None = None) -> None:
+        self._storage, self._retry, self._manifest = storage, retry, manifest
         self.sums: dict[str, FileSum] = {}
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
         """Open a file for reading, or create one."""
         if mode == "rb":
-            with self._storage.read(str(path), checked=True) as file:
-                yield file
+            with opened(self._storage, str(path), self._retry, checked=True) as file:
+                yield file if self._manifest is None or not str(path).endswith(f"/{METADATA}") else self._checked(file)
             return
         with created(self._storage, str(path), self.sums) as stream:
             yield stream
+
+    def _checked(self, file: IO[bytes]) -> io.BytesIO:
+        assert self._manifest is not None
+        data = file.read()
+        if FileSum(len(data), hashlib.sha256(data).hexdigest()) != self._manifest.files.get(METADATA):
+            raise OSError(f"{METADATA} is not what was verified a moment ago")
+        return io.BytesIO(data)
 
     def concat_path(self, path: Any, suffix: str) -> str:
         """A file of a folder."""
@@ -150,19 +166,23 @@ class Loose(dict[str, Any]):
     """A part of a state dict, of which only what was saved is wanted, at any depth."""
 
 
-def read(storage: Storage, folder: str, into: dict[str, Any] | None = None) -> dict[str, Any]:
+def read(
+    storage: Storage, folder: str, manifest: Manifest, into: dict[str, Any] | None = None, retry: Retry = ONCE
+) -> dict[str, Any]:
     """Read a checkpoint: into a state dict, each rank its shards; or, without one, all of it as it was saved.
 
     Args:
         storage: Where it is.
         folder: Its folder.
+        manifest: Its list of contents.
         into: Tensors are filled in place, other values replaced; what has a ``load_state_dict`` at the top level is
             given it. Where None stands at the top level comes whatever was saved under that name, or nothing; of a
             :class:`Loose` one what was not saved is left out.
+        retry: For errors that may pass.
     """
     reader = FileSystemReader(folder)
     reader.path = folder
-    reader.fs = _Files(storage)  # type: ignore[assignment]  # torch puts its own other ones there as well
+    reader.fs = _Files(storage, retry, manifest)  # type: ignore[assignment]  # torch puts its own other ones there as well
     metadata = reader.read_metadata()
     reader.set_up_storage_reader(metadata, is_coordinator=False)
     if into is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -19,20 +20,30 @@ from typing import Any, Literal, TypeAlias
 import torch.distributed as dist
 
 from elastic_core.errors import UsageError
-from elastic_torch.disk import catalog, claims, dcp
+from elastic_torch.disk import catalog, claims, dcp, lineage
 from elastic_torch.disk.crew import PeerFailedError, crew_of
-from elastic_torch.disk.errors import CheckpointError, CheckpointLoadError, CheckpointRefusedError, CheckpointSaveError
-from elastic_torch.disk.islands import discover
-from elastic_torch.disk.loading import Damage, Loader
-from elastic_torch.disk.manifest import Books, DamagedError
+from elastic_torch.disk.errors import (
+    CheckpointError,
+    CheckpointLoadError,
+    CheckpointRefusedError,
+    CheckpointSaveError,
+    CheckpointUnreadableError,
+)
+from elastic_torch.disk.islands import discover, unknown
+from elastic_torch.disk.loading import Damage, Found, Loader
+from elastic_torch.disk.manifest import Books
 from elastic_torch.disk.pace import Pace
-from elastic_torch.disk.position import Checkpoint, Identity, Position, identity
+from elastic_torch.disk.position import Checkpoint, Position, identity, parse
+from elastic_torch.disk.retry import Retry
 from elastic_torch.disk.saving import Saver
 from elastic_torch.disk.snapshot import snapshot
-from elastic_torch.disk.storage import Storage, open_storage
+from elastic_torch.disk.storage import open_storage
 
 logger = logging.getLogger("elastic_torch.disk")
 DAY = 86_400.0
+IGNORE = "ELASTIC_IGNORE_UNREADABLE_CHECKPOINTS"
+_LASTING = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM}
+"""Errors that say that the directory was named or made wrongly, rather than that it is full or away."""
 SNAPSHOTS = 2
 """One that is being written, and one that waits for it."""
 Interval: TypeAlias = int | timedelta | Literal["auto"] | None
@@ -61,18 +72,23 @@ class Disk:
 
     Args:
         directory: A path, or a URL that fsspec knows (``s3://bucket/checkpoints``). Created where it is missing.
-        keep: How many checkpoints stay. The last good one is always among them until a newer one is verified.
+        keep: How many checkpoints of this training stay. The last good one is always among them until a newer one is
+            verified. Those of other trainings, from which this one has not gone on, are not counted, and never removed.
         interval: When :meth:`due` says yes: after so many steps, after so much time, or ``"auto"``: as often as pays,
             from the measured cost of saving and the rate of failures (Young 1974, Daly 2006). None: it never does.
         mean_time_between_failures: Seconds, of the whole job; what ``"auto"`` assumes until it has seen some.
         process_group: Whose ranks save together; all of them where none is named.
         read_only: Claim nothing, and never save: for evaluation beside a job that trains.
+        ignore_unreadable: Where there are checkpoints and none can be loaded, begin anew instead of raising an error.
+            They stay, damaged ones in the folder ``damaged``. The same as ELASTIC_IGNORE_UNREADABLE_CHECKPOINTS=1.
+        read_timeout: Seconds for which read errors that may pass, a file server's for example, are tried again.
         environ: Where run and round are read from.
 
     Raises:
         CheckpointRefusedError: A later round saves here already, or another run that is alive, or another Disk of this
             process that is not closed.
-        CheckpointSaveError: The directory cannot be used, on some rank.
+        CheckpointSaveError: The directory cannot be used, on some rank. A full disk, a read error, or whatever else may
+            pass, is not raised but logged: what is there can be loaded, and each save tries again.
         UsageError: A value is wrong, or there are other ranks, but no process group to save with them.
     """
 
@@ -85,10 +101,14 @@ class Disk:
         mean_time_between_failures: float = DAY,
         process_group: dist.ProcessGroup | None = None,
         read_only: bool = False,
+        ignore_unreadable: bool = False,
+        read_timeout: float = 60.0,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         if keep < 1:
             raise UsageError(f"keep is {keep}, but at least 1 checkpoint has to stay.")
+        if read_timeout < 0:
+            raise UsageError(f"read_timeout is {read_timeout}, but must be 0 seconds or more.")
         if not (read_only or _distributed()) and int(environ.get("WORLD_SIZE", "1")) > 1:
             raise UsageError(
                 "A Disk needs the process group: alone, each rank would save a checkpoint of its own part.",
@@ -96,25 +116,29 @@ class Disk:
             )
         self._started = time.monotonic()
         self._last: int | None = None
+        self._keep, self._read_only, self._patience = keep, read_only, read_timeout
+        self._ignores = ignore_unreadable or _set(environ, IGNORE)
         ranks = dist.get_process_group_ranks(process_group) if _distributed() else None
-        self._front = crew_of(ranks)
+        self._front, self._back = crew_of(ranks), crew_of(ranks)
         self._pace = Pace(interval, mean_time_between_failures, self._front, time.monotonic)
-        self._storage = self._opened(directory)
+        self._storage = open_storage(directory)
         self._place = os.path.realpath(self._storage.root)
-        try:
-            chart = discover(self._front, self._storage, read_only=read_only)
-        except PeerFailedError as error:
-            raise _unusable(directory, error) from error
-        self._loader = Loader(storage=self._storage, everyone=self._front, chart=chart)
-        back = crew_of(ranks)
-        island = back if len(chart.islands) == 1 else crew_of([self._front.ranks[i] for i in chart.islands[chart.mine]])
-        me = self._front.lead(lambda: identity(environ))
-        self._saver = Saver(storage=self._storage, everyone=back, island=island, me=me, keep=keep)
+        self._me = self._front.lead(lambda: identity(environ))
+        self._chart = unknown(self._front, self._storage)
+        self._saver: Saver | None = None
+        """Once the directory is ours to save in."""
+        self._run = 0
+        self._ignored = False
+        self._lineage: str | None = None
+        """Of what is saved; None until something is loaded or saved."""
         self._owner = contextlib.ExitStack()
         try:
-            self._run = 0 if read_only else self._claim(me)
+            self._enter()
         except PeerFailedError as error:
-            raise _unusable(directory, error) from error
+            lasting = (None in error.codes or not error.codes.isdisjoint(_LASTING)) and not _went_on(environ)
+            if read_only or lasting:
+                raise _unusable(directory, error) from error
+            self._warn("Nothing can be saved in %s for now: %s. Each save tries again.", self._storage.root, error)
         self._books = Books(failures=0, seconds=0.0)
         self._spare: queue.LifoQueue[dict[str, Any] | None] = queue.LifoQueue()  # the last first: often one is enough
         for _ in range(SNAPSHOTS):
@@ -124,32 +148,27 @@ class Disk:
         self.blocked = 0.0
         """Seconds for which the last :meth:`save` kept training waiting."""
 
-    def _opened(self, directory: str | os.PathLike[str]) -> Storage:
-        """The directory, once every rank has opened it.
+    def _enter(self) -> None:
+        """Find out who sees the same directory, and make it ours to save in. Collective.
 
         Raises:
-            CheckpointSaveError: One of them cannot.
+            PeerFailedError: That cannot be done on some rank.
+            CheckpointRefusedError: It is somebody else's.
         """
-        opened: list[Storage] = []
-        failed: list[OSError] = []
-        try:
-            opened.append(open_storage(directory))
-        except OSError as error:
-            failed.append(error)
+        self._front.agree(self._storage.create)
+        self._chart = discover(self._front, self._storage, read_only=self._read_only)
+        if self._read_only:
+            return
+        run = self._claim()
+        islands = self._chart.islands
+        ours = [self._front.ranks[i] for i in islands[self._chart.mine]]
+        island = self._back if len(islands) == 1 else crew_of(ours)
+        self._run = run
+        self._saver = Saver(storage=self._storage, everyone=self._back, island=island, me=self._me, keep=self._keep)
 
-        def tell() -> None:
-            for error in failed:
-                raise error
-
-        try:
-            self._front.agree(tell)
-        except PeerFailedError as error:
-            raise _unusable(directory, error) from error
-        return opened[0]
-
-    def _claim(self, me: Identity) -> int:
+    def _claim(self) -> int:
         """Take our turn; the number of our run."""
-        first = self._saver.island.leads
+        first, me = self._chart.first, self._me
         self._front.agree(self._check_alone)
         known = [
             c for part in self._front.agree(lambda: claims.read_claims(self._storage) if first else []) for c in part
@@ -169,13 +188,17 @@ class Disk:
         return run
 
     def _check_alone(self) -> None:
-        if _savers.get(self._place) is not None:
+        if _savers.get(self._place) not in (None, self):
             gc.collect()  # it may have been given up
-        if _savers.get(self._place) is not None:
+        if _savers.get(self._place) not in (None, self):
             raise CheckpointRefusedError(
                 f"Another Disk of this process saves in {self._storage.root} already.",
                 hint="Call its close() before you make the next one, or give each a directory of its own.",
             )
+
+    def _warn(self, message: str, *values: object) -> None:
+        if self._front.leads:
+            logger.warning(message, *values)
 
     @property
     def run(self) -> int:
@@ -190,7 +213,7 @@ class Disk:
             last: Nothing follows that could be saved, at the end of training or where it stops: it is due then unless
                 ``interval`` is None. Asked about a step that was not due before.
         """
-        if self._run == 0:
+        if self._read_only:
             return False
         return self._pace.saves if last else self._pace.due(step)
 
@@ -210,7 +233,7 @@ class Disk:
             :class:`CheckpointRefusedError`, the same on all ranks that share the directory; both are logged as well,
             so nobody has to look.
         """
-        if self._run == 0:
+        if self._read_only:
             raise UsageError("Nothing can be saved with read_only=True.")
         if self._last is not None and step <= self._last:
             raise UsageError(
@@ -218,6 +241,11 @@ class Disk:
                 hint="Count the steps of the whole training. Of two states each has a Disk and a directory of its own.",
             )
         began = time.monotonic()
+        if (refusal := self._enter_again(step)) is not None:
+            self._last = step
+            self._pace.saved(time.monotonic() - began)
+            self._pace.failed(time.monotonic() - began)
+            return refusal
         spare = self._spare.get()
         try:
             copied = snapshot(state_dict, spare)
@@ -228,15 +256,41 @@ class Disk:
         self.blocked = time.monotonic() - began
         self._pace.saved(self.blocked)
         books = replace(self._books, seconds=self._books.seconds + began - self._started)
-        position = Position(self._run, self._saver.me.round, step)
+        position = Position(self._run, self._me.round, step)
         future = self._writer.submit(self._write, position, copied, books)
+        self._pending = [other for other in self._pending if not other.done()] + [future]
+        return future
+
+    def _enter_again(self, step: int) -> Future[Checkpoint] | None:
+        """Where the directory could not be used before, try again; what has come of the save, if it still cannot."""
+        if self._saver is not None:
+            return None
+        failed: CheckpointError
+        try:
+            self._enter()
+        except CheckpointError as error:
+            failed = error
+        except PeerFailedError as error:
+            failed = CheckpointSaveError(
+                f"The checkpoint of step {step} was not saved in {self._storage.root}: {error}.",
+                hint="Training goes on, and the next checkpoint is tried as usual.",
+            )
+        else:
+            self._warn("%s can be used again: checkpoints are saved from here on.", self._storage.root)
+            return None
+        self._warn("%s", failed)
+        future: Future[Checkpoint] = Future()
+        future.set_exception(failed)
         self._pending = [other for other in self._pending if not other.done()] + [future]
         return future
 
     def _write(self, position: Position, state: dict[str, Any], books: Books) -> Checkpoint:
         began = time.monotonic()
+        assert self._saver is not None
         try:
-            checkpoint = self._saver.save(position, state, books)
+            if self._lineage is None:
+                self._lineage = self._saver.lineage(position)
+            checkpoint = self._saver.save(position, state, self._lineage, books)
             self._pace.written(time.monotonic() - began)
             return checkpoint
         except CheckpointError as error:
@@ -252,9 +306,12 @@ class Disk:
 
         Args:
             verify: Read all of it, and compare checksums; else believe names and sizes, and load may take an older one.
+
+        Raises:
+            CheckpointUnreadableError: There are some, and none can be loaded.
         """
         self._settle()
-        found = self._loader.find(verify=verify)
+        found = self._find(verify=verify)
         if found.assembly is None:
             return None
         there = (
@@ -267,7 +324,8 @@ class Disk:
     def load(self, into: dict[str, Any] | None = None) -> Loaded | None:
         """Load the newest checkpoint that is intact, wherever it is; None where there is none. Collective.
 
-        Damaged ones are named in a warning and passed over. What this node's directory lacks, it is sent.
+        Damaged ones are named in a warning, passed over, and moved into the folder ``damaged``. What this node's
+        directory lacks, it is sent.
 
         Args:
             into: A state dict of the shapes that are wanted, filled in place: DTensors are resharded as they need.
@@ -275,29 +333,92 @@ class Disk:
                 Without it all that was saved comes back as it was saved, in CPU memory.
 
         Raises:
+            CheckpointUnreadableError: There are some, and none can be loaded; ``ignore_unreadable`` begins anew.
             CheckpointLoadError: The checkpoint is intact but does not fit, or there is no room to receive it.
         """
         self._settle()
-        found = self._loader.find()
+        try:
+            found = self._find()
+        except CheckpointUnreadableError:
+            self._lineage = lineage.begun(self._front)  # whoever goes on all the same begins anew
+            raise
         if found.assembly is None:
             return None
-        checkpoint = self._loader.fetch(found)
+        checkpoint, manifest = self._loader.fetch(found)
         state: list[dict[str, Any]] = []
+
+        def read() -> None:
+            state.append(dcp.read(self._storage, checkpoint.folder, manifest, into, Retry(self._patience)))
+
         try:
-            self._front.agree(lambda: state.append(dcp.read(self._storage, checkpoint.folder, into)))
+            self._front.agree(read)
         except PeerFailedError as error:
+            if None not in error.codes:
+                raise CheckpointUnreadableError(
+                    f"The checkpoint {checkpoint.where} could be read a moment ago, and cannot be any more: {error}.",
+                    hint="Start again, once it can be read on every node.",
+                ) from error
             raise CheckpointLoadError(
                 f"The checkpoint {checkpoint.where} is intact but could not be loaded: {error}",
                 hint="It may be of another model: names and shapes have to match.",
             ) from error
-        self._carry_on(checkpoint)
+        self._follow(None if self._go_back(found) else manifest.lineage, note=manifest.run_uid != self._me.uid)
+        self._carry_on(manifest.books)
         return Loaded(checkpoint, state[0], found.damage)
 
-    def _carry_on(self, checkpoint: Checkpoint) -> None:
+    @property
+    def _loader(self) -> Loader:
+        return Loader(storage=self._storage, everyone=self._front, chart=self._chart, patience=self._patience)
+
+    def _find(self, *, verify: bool = True) -> Found:
+        """The newest checkpoint that can be loaded.
+
+        Raises:
+            CheckpointUnreadableError: There are some, and none can be, unless that is to be ignored.
+        """
+        found = self._loader.find(verify=verify)
+        if found.assembly is not None or not found.damage:
+            return found
+        what = " ".join(str(item) for item in found.damage)
+        if not self._ignores:
+            raise CheckpointUnreadableError(
+                f"There are checkpoints in {self._storage.root}, and none of them can be loaded. {what}",
+                hint="All are where they were. If a disk or a file server was away, start again. To begin anew beside "
+                f"them: {IGNORE}=1, or Disk(..., ignore_unreadable=True).",
+            )
+        if not self._ignored:
+            self._ignored = True
+            self._warn("No checkpoint in %s can be loaded, and that is ignored: %s", self._storage.root, what)
+            self._go_back(found)
+            self._follow(None)
+        return found
+
+    def _go_back(self, found: Found) -> bool:
+        """Set aside what is damaged. Whether checkpoints that are newer than what was found stay where they are."""
+        taken = None if found.assembly is None else found.assembly.manifest.position
+
+        def stays() -> bool:
+            if not self._chart.first:
+                return False
+            ours = self._saver is not None
+            left = [folder for folder in found.aside if not (ours and catalog.set_aside(self._storage, folder))]
+            if len(left) < len(found.aside):
+                with self._storage.guard() as locked:
+                    if locked:
+                        catalog.point(self._storage)
+            return any(taken is None or (at := parse(folder)) is None or at > taken for folder in left)
+
+        return any(self._front.agree(stays)) or found.passed
+
+    def _follow(self, line: str | None, *, note: bool = True) -> None:
+        """What is saved from here on is of this lineage, or of a new one."""
+        self._lineage = lineage.begun(self._front) if line is None else line
+        if (note or line is None) and self._saver is not None and self._chart.first:
+            lineage.note(self._storage, (self._run, self._me.round), self._lineage)
+
+    def _carry_on(self, books: Books) -> None:
         """Take over what was learnt about failures; that we are here is one more."""
-        with contextlib.suppress(DamagedError):
-            books = catalog.read_manifest(self._storage, checkpoint.folder).books
-            self._books = replace(books, failures=books.failures + 1)
+        self._books = replace(books, failures=books.failures + 1)
         self._started = time.monotonic()
         self._pace.learnt(self._books.failures, self._books.seconds)
 
@@ -345,6 +466,25 @@ def _unusable(directory: str | os.PathLike[str], error: PeerFailedError) -> Chec
         f"No checkpoints can be kept in {os.fspath(directory)}: {error}.",
         hint="Name a directory that can be made and written to on every node. To load only: Disk(..., read_only=True).",
     )
+
+
+def _set(environ: Mapping[str, str], name: str) -> bool:
+    """Whether a variable says yes.
+
+    Raises:
+        UsageError: It says neither that nor no.
+    """
+    value = environ.get(name, "")
+    if value.lower() in ("1", "true", "yes", "on"):
+        return True
+    if value.lower() in ("", "0", "false", "no", "off"):
+        return False
+    raise UsageError(f"{name}={value!r}: it is 1 or 0.")
+
+
+def _went_on(environ: Mapping[str, str]) -> bool:
+    """Whether this is a later round, or a restart: there may be more to lose in memory than a disk has."""
+    return int(environ.get("ELASTIC_ROUND") or 0) > 1 or int(environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
 
 
 def _distributed() -> bool:

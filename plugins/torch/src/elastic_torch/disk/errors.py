@@ -22,3 +22,7 @@ class CheckpointRefusedError(CheckpointError):
 
 class CheckpointLoadError(CheckpointError):
     """An intact checkpoint could not be loaded: into other shapes or names, or with no room for what is missing."""
+
+
+class CheckpointUnreadableError(CheckpointLoadError):
+    """There are checkpoints, and none of them can be loaded. They are all where they were."""

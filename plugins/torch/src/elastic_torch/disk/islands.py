@@ -31,6 +31,13 @@ class Map:
     first: bool
 
 
+def unknown(crew: Crew, storage: Storage) -> Map:
+    """The map where nothing can be found out: each rank sees a directory of its own. At a URL all see the same."""
+    if not isinstance(storage, LocalStorage):
+        return Map((tuple(range(crew.size)),), 0, crew.leads)
+    return Map(tuple((place,) for place in range(crew.size)), crew.place, True)
+
+
 def discover(crew: Crew, storage: Storage, *, read_only: bool = False) -> Map:
     """Find out who sees the same directory. Collective.
 
@@ -41,7 +48,7 @@ def discover(crew: Crew, storage: Storage, *, read_only: bool = False) -> Map:
         PeerFailedError: Some rank cannot write there.
     """
     if crew.size == 1 or not isinstance(storage, LocalStorage):
-        return Map((tuple(range(crew.size)),), 0, crew.leads)
+        return unknown(crew, storage)
     nonce = crew.lead(lambda: secrets.token_hex(6))
     mine = f"{FOLDER}/{nonce}-{crew.place}"
 

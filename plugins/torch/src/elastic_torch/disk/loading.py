@@ -7,40 +7,58 @@ have, agree on the newest checkpoint that can be put together, and send what is 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import IO
+from typing import Literal
 
 import torch
 
 from elastic_torch.disk import catalog
 from elastic_torch.disk.assembly import Assembly, Holding, assemble, newest_first
+from elastic_torch.disk.catalog import Entry, Fault
 from elastic_torch.disk.crew import Crew, PeerFailedError
 from elastic_torch.disk.errors import CheckpointLoadError
 from elastic_torch.disk.islands import Map
 from elastic_torch.disk.manifest import Manifest
 from elastic_torch.disk.position import Checkpoint, Position
 from elastic_torch.disk.receiving import Receiver
-from elastic_torch.disk.storage import Storage
+from elastic_torch.disk.retry import Retry, opened
+from elastic_torch.disk.storage import LATEST, Storage
 
 logger = logging.getLogger("elastic_torch.disk")
 CHUNK = 16 << 20
 """Bytes that are sent at once."""
 READERS = 4
 """Files that a rank checks at the same time."""
+SHOWN = 8
+"""Missing files that are named."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One thing that is wrong, and in which checkpoint."""
+    """One thing that is wrong, and in which checkpoint.
+
+    Attributes:
+        where: The checkpoint, as a path or URL.
+        reason: What is wrong.
+        kind: Whether something is not what was written; or could not be read, and may be intact; or is on none of the
+            nodes that are here.
+        position: The checkpoint's; None where it is not about one.
+    """
 
     where: str
     reason: str
+    kind: Literal["damaged", "unread", "incomplete"] = "damaged"
+    position: Position | None = None
 
     def __str__(self) -> str:
-        return f"The checkpoint {self.where} is damaged: {self.reason}."
+        if self.position is None:
+            return f"{self.where} {self.reason}."
+        state = {"damaged": "is damaged", "unread": "could not be read", "incomplete": "is incomplete"}[self.kind]
+        return f"The checkpoint {self.where} {state}: {self.reason}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +69,15 @@ class Found:
         assembly: How.
         mine: This island's own part of it, if it has one.
         damage: What was found wrong on the way to it, anywhere.
+        aside: This island's damaged folders, this checkpoint's not among them.
+        passed: Whether there is a newer one, anywhere, that nobody has found damaged, and yet cannot be had.
     """
 
     assembly: Assembly | None
     mine: Holding | None
     damage: tuple[Damage, ...]
+    aside: tuple[str, ...] = ()
+    passed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,20 +88,31 @@ class Loader:
         storage: This rank's directory.
         everyone: All ranks.
         chart: Who of them sees the same directory.
+        patience: Seconds for which read errors that may pass are tried again.
     """
 
     storage: Storage
     everyone: Crew
     chart: Map
+    patience: float
 
     def find(self, *, verify: bool = True) -> Found:
         """The newest checkpoint that is intact, or can be put together. Collective.
 
+        What could not be read gets another chance in the end, since it would cost the steps since an older one: the
+        error may have passed, or somebody who saves may have removed meanwhile what was looked at.
+
         Args:
             verify: Read all of it, and compare checksums; else believe names and sizes.
         """
-        listed = catalog.entries(self.storage) if self.chart.first else []
-        damage = [self._damage(entry.folder, reason) for entry in listed for _, reason in entry.damage]
+        found = self._look(verify, Retry(self.patience))
+        if found.passed or (found.assembly is None and found.damage):
+            found = self._look(verify, Retry(0))
+        self._tell(found)
+        return found
+
+    def _look(self, verify: bool, retry: Retry) -> Found:
+        listed, damage = self._listed(retry) if self.chart.first else ([], [])
         offered = self.everyone.agree(lambda: {e.position: e for e in reversed(listed) if e.manifest is not None})
         for position in newest_first([position for offer in offered for position in offer]):
             holdings = {}
@@ -88,47 +121,85 @@ class Loader:
                 if entry is not None and entry.manifest is not None:
                     holdings[island] = Holding(entry.folder, entry.manifest, entry.here)
             if verify and assemble(holdings, len(self.chart.islands)) is not None:
-                holdings = self._verified(holdings, damage)
+                holdings = self._verified(holdings, damage, retry)
             assembly = assemble(holdings, len(self.chart.islands))
             if assembly is not None:
-                mine = holdings.get(self.chart.mine)
-                return Found(assembly, mine, self._told(position, damage))
-        return Found(None, None, self._told(None, damage))
+                return self._found(assembly, holdings.get(self.chart.mine), damage)
+            if (lost := self._lost(position, holdings)) is not None:
+                damage.append(lost)
+        return self._found(None, None, damage)
 
-    def _verified(self, holdings: dict[int, Holding], damage: list[Damage]) -> dict[int, Holding]:
+    def _listed(self, retry: Retry) -> tuple[list[Entry], list[Damage]]:
+        """What is in this rank's directory, and what is wrong with it at first sight."""
+        try:
+            listed = catalog.entries(self.storage, retry)
+            pointed = None if listed else retry(self.storage.pointed)
+        except OSError as error:
+            return [], [Damage(self.storage.root, f"cannot be listed: {error}", "unread")]
+        if pointed is not None:
+            gone = f"names {pointed}, which is not there, nor is any other checkpoint"
+            return [], [Damage(self.storage.path(LATEST), gone, "unread")]
+        return listed, [self._damage(entry.folder, entry.position, fault) for entry in listed for fault in entry.faults]
+
+    def _verified(self, holdings: dict[int, Holding], damage: list[Damage], retry: Retry) -> dict[int, Holding]:
         """The same, without the files whose contents are wrong. Each rank reads a part of what its island has."""
         mine = holdings.get(self.chart.mine)
-        wrong: dict[str, str] = {}
+        wrong: dict[str, Fault] = {}
         if mine is not None:
             ranks = self.chart.islands[self.chart.mine]
             names = _share(mine, ranks.index(self.everyone.place), len(ranks))
 
-            def check(name: str) -> str | None:
-                return catalog.check(self.storage, f"{mine.folder}/{name}", mine.manifest.files[name])
+            def check(name: str) -> Fault | None:
+                return catalog.check(self.storage, f"{mine.folder}/{name}", mine.manifest.files[name], retry)
 
             with ThreadPoolExecutor(READERS) as readers:  # sums are made without Python's lock
-                reasons = list(readers.map(check, names))
-            for name, reason in zip(names, reasons, strict=True):
-                if reason is not None:
-                    wrong[name] = reason
-                    damage.append(self._damage(mine.folder, reason))
+                faults = list(readers.map(check, names))
+            wrong = {name: fault for name, fault in zip(names, faults, strict=True) if fault is not None}
+            damage.extend(self._damage(mine.folder, mine.manifest.position, fault) for fault in wrong.values())
         reports = self.everyone.agree(lambda: (self.chart.mine, frozenset(wrong)))
         bad = {i: frozenset().union(*(names for island, names in reports if island == i)) for i in holdings}
         return {i: replace(holding, intact=holding.intact - bad[i]) for i, holding in holdings.items()}
 
-    def _damage(self, folder: str, reason: str) -> Damage:
-        return Damage(self.storage.path(folder), reason)
+    def _lost(self, position: Position, holdings: dict[int, Holding]) -> Damage | None:
+        """What the first rank says of a scattered checkpoint that is not complete on the nodes that are here."""
+        folder, manifest = next((holding.folder, holding.manifest) for holding in holdings.values())
+        if not (self.everyone.leads and manifest.scattered):
+            return None
+        there = frozenset().union(*(h.intact for h in holdings.values() if h.manifest.save_id == manifest.save_id))
+        names = sorted({*manifest.files} - there)
+        text = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+        reason = f"no node that is here has {text} intact"
+        return Damage(self.storage.path(folder), reason, "incomplete", position)
 
-    def _told(self, found: Position | None, damage: Iterable[Damage]) -> tuple[Damage, ...]:
-        """Warn of all that is damaged, wherever it was found; the same for everybody."""
-        everything = tuple(item for part in self.everyone.gather(tuple(damage)) for item in part)
-        if self.everyone.leads:
-            for item in everything:
-                instead = "No other one is there" if found is None else f"Taken instead: that of step {found.step}"
-                logger.warning("%s %s.", item, instead)
-        return everything
+    def _damage(self, folder: str, position: Position, fault: Fault) -> Damage:
+        return Damage(self.storage.path(folder), fault.reason, "damaged" if fault.damaged else "unread", position)
 
-    def fetch(self, found: Found) -> Checkpoint:
+    def _found(self, assembly: Assembly | None, mine: Holding | None, damage: Sequence[Damage]) -> Found:
+        """The same for everybody, but for what is this island's own."""
+        parts = self.everyone.gather((self.chart.mine, tuple(damage)))
+        everything = tuple(item for _, part in parts for item in part)
+        taken = None if assembly is None else assembly.manifest.position
+        passed = any(
+            item.kind != "damaged" and (taken is None or item.position is None or item.position > taken)
+            for item in everything
+        )
+        known = {item.position for item in everything if item.kind != "incomplete"}
+        told = tuple(item for item in everything if item.kind != "incomplete" or item.position not in known)
+        aside = {
+            item.where.rsplit("/", 1)[-1]
+            for island, part in parts
+            for item in part
+            if island == self.chart.mine and item.kind == "damaged" and item.position != taken
+        }
+        return Found(assembly, mine, told, tuple(sorted(aside)), passed)
+
+    def _tell(self, found: Found) -> None:
+        """Warn of all that is wrong, wherever it was found."""
+        if self.everyone.leads and found.assembly is not None:
+            for item in found.damage:
+                logger.warning("%s Taken instead: that of step %d.", item, found.assembly.manifest.position.step)
+
+    def fetch(self, found: Found) -> tuple[Checkpoint, Manifest]:
         """Let this island have the whole checkpoint. Collective.
 
         Raises:
@@ -144,61 +215,61 @@ class Loader:
                 f"The checkpoint of step {step} could not be brought to every node: {error}.",
                 hint="Every node's directory needs room for a whole checkpoint.",
             ) from error
-        return catalog.as_checkpoint(self.storage, folder, manifest)
+        return catalog.as_checkpoint(self.storage, folder, manifest), manifest
 
     def _fetch(self, assembly: Assembly, mine: Holding | None) -> tuple[str, Manifest]:
         lacks = assembly.needs.get(self.chart.mine)
         receiver = None
         if lacks is not None and self.chart.first:
             receiver = Receiver(self.storage, assembly, lacks, mine)
+        unsent: list[OSError] = []
         for name, island in assembly.sends:
-            self._pass_on(name, island, assembly, receiver if receiver is not None and name in receiver.lacks else None)
-        folders = self.everyone.agree(lambda: receiver.finish() if receiver is not None else None)
+            taker = receiver if receiver is not None and name in receiver.lacks else None
+            self._pass_on(name, island, assembly, taker, unsent)
+
+        def finish() -> str | None:
+            for error in unsent:
+                raise error
+            return receiver.finish() if receiver is not None else None
+
+        folders = self.everyone.agree(finish)
         if lacks is None:
             assert mine is not None
             return mine.folder, mine.manifest
         return folders[self.chart.islands[self.chart.mine][0]] or "", assembly.manifest
 
-    def _pass_on(self, name: str, island: int, assembly: Assembly, receiver: Receiver | None) -> None:
-        """Send one file to everybody. Errors wait: nobody may leave the others alone in the middle of it."""
+    def _pass_on(
+        self, name: str, island: int, assembly: Assembly, receiver: Receiver | None, unsent: list[OSError]
+    ) -> None:
+        """Send one file to everybody. Errors wait: nobody may leave the others alone in the middle of it.
+
+        For what cannot be read zeros are sent: receivers compare sums, and publish nothing.
+        """
         source = self.chart.islands[island][0]
         size = assembly.manifest.files[name].size
-        file = _File(self.storage, f"{assembly.folder}/{name}") if self.everyone.place == source else None
-        if receiver is not None:
-            receiver.begin(name)
-        for start in range(0, size, CHUNK):
-            buffer = torch.zeros(min(CHUNK, size - start), dtype=torch.uint8)
-            if file is not None:
-                file.read_into(buffer.numpy().data)
-            self.everyone.send(buffer, source)
+        with contextlib.ExitStack() as stack:
+            file: io.BufferedReader | None = None
+            if self.everyone.place == source:
+                try:
+                    path = f"{assembly.folder}/{name}"
+                    file = stack.enter_context(opened(self.storage, path, Retry(self.patience), checked=True))
+                except OSError as error:
+                    unsent.append(error)
             if receiver is not None:
-                receiver.take(buffer.numpy().data)
-        if file is not None:
-            file.close()
-        if receiver is not None:
-            receiver.end(name)
-
-
-class _File:
-    """A file to be sent. What cannot be read is sent as zeros: the receiver compares sums, and names it."""
-
-    def __init__(self, storage: Storage, path: str) -> None:
-        self._file: IO[bytes] | None = None
-        with contextlib.suppress(OSError):
-            self._file = storage.read(path, checked=True)
-
-    def read_into(self, buffer: memoryview) -> None:
-        """Fill the buffer with what comes next."""
-        start = 0
-        with contextlib.suppress(OSError):
-            while self._file is not None and start < len(buffer) and (data := self._file.read(len(buffer) - start)):
-                buffer[start : start + len(data)] = data
-                start += len(data)
-
-    def close(self) -> None:
-        """Close it."""
-        if self._file is not None:
-            self._file.close()
+                receiver.begin(name)
+            for start in range(0, size, CHUNK):
+                buffer = torch.zeros(min(CHUNK, size - start), dtype=torch.uint8)
+                if file is not None:
+                    try:
+                        file.readinto(buffer.numpy().data)
+                    except OSError as error:
+                        unsent.append(error)
+                        file = None
+                self.everyone.send(buffer, source)
+                if receiver is not None:
+                    receiver.take(buffer.numpy().data)
+            if receiver is not None:
+                receiver.end(name)
 
 
 def _share(holding: Holding, place: int, ranks: int) -> list[str]:

@@ -15,13 +15,17 @@ from elastic_torch.disk.position import Position
 NAME = "manifest.json"
 METADATA = ".metadata"
 """The file that ``torch.distributed.checkpoint`` reads first."""
-FORMAT = 1
+FORMAT = 2
 LIMIT = 256 << 20
 """Bytes beyond which a manifest is not believed."""
 
 
 class DamagedError(Exception):
     """Something on disk is not what was written; the message says what, as the end of a sentence."""
+
+
+class UnknownFormatError(Exception):
+    """A manifest is intact, and of another release; the message says so, as the end of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class Manifest:
         run_uid: The run that saved it.
         save_id: Random; the same in every directory that has a part of the same save.
         who: Who saved it, for people.
+        lineage: Random; of the training that it belongs to. Who goes on from a checkpoint continues its lineage; who
+            begins anew, or goes back behind checkpoints that stay where they are, begins another one.
         scattered: Whether each of several directories has only its ranks' files.
         files: All files but the manifest, by name.
         books: The history up to here.
@@ -63,6 +69,7 @@ class Manifest:
     run_uid: str
     save_id: str
     who: str
+    lineage: str
     scattered: bool
     files: Mapping[str, FileSum]
     books: Books = field(default_factory=Books)
@@ -83,6 +90,7 @@ def encode(manifest: Manifest) -> bytes:
         "run_uid": manifest.run_uid,
         "save_id": manifest.save_id,
         "saved_by": manifest.who,
+        "lineage": manifest.lineage,
         "scattered": manifest.scattered,
         "failures": manifest.books.failures,
         "seconds": manifest.books.seconds,
@@ -96,6 +104,7 @@ def decode(data: bytes) -> Manifest:
 
     Raises:
         DamagedError: It is not one, or not as it was written.
+        UnknownFormatError: Another release has written it.
     """
     try:
         body = json.loads(data)
@@ -103,13 +112,14 @@ def decode(data: bytes) -> Manifest:
         if digest != _digest(body):
             raise DamagedError("its manifest is not as it was written")
         if body["format"] != FORMAT:
-            raise DamagedError(f"its manifest is of format {body['format']!r}, not {FORMAT}")
+            raise UnknownFormatError(f"its manifest is of format {body['format']!r}, and this release reads {FORMAT}")
         files = {_plain(name): FileSum(int(size), str(sha256)) for name, (size, sha256) in body["files"].items()}
         manifest = Manifest(
             position=Position(int(body["run"]), int(body["round"]), int(body["step"])),
             run_uid=str(body["run_uid"]),
             save_id=str(body["save_id"]),
             who=str(body["saved_by"]),
+            lineage=str(body["lineage"]),
             scattered=bool(body["scattered"]),
             files=files,
             books=Books(int(body["failures"]), float(body["seconds"])),

@@ -27,6 +27,7 @@ class Receiver:
         self.lacks = lacks
         self._storage = storage
         self._manifest = assembly.manifest
+        self._intact = frozenset() if mine is None else mine.intact
         self._staging = storage.staging(str(assembly.manifest.position), secrets.token_hex(4))
         self._error: Exception | None = None
         self._open: tuple[Sink, io.BufferedWriter] | None = None
@@ -69,7 +70,7 @@ class Receiver:
             self._fail(error)
 
     def finish(self) -> str:
-        """Publish the folder in place of whatever is there; its name.
+        """Publish the folder in place of what is there, whose intact files are in it; its name.
 
         Raises:
             OSError: What has gone wrong since the beginning. Nothing of it is left.
@@ -80,7 +81,10 @@ class Receiver:
             self._storage.put(f"{self._staging}/{NAME}", encode(self._manifest))
             position = self._manifest.position
             for folder in self._storage.folders():
-                if parse(folder) == position and folder != self._staging:
+                if parse(folder) != position or folder == self._staging:
+                    continue
+                others = {*self._storage.names(folder)} - self._intact - {NAME}
+                if not others or not catalog.set_aside(self._storage, folder):
                     self._storage.remove(folder)
             with self._storage.guard() as locked:
                 folder = self._storage.publish(self._staging, str(position))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import secrets
 from dataclasses import dataclass, replace
 from typing import Any
 
-from elastic_torch.disk import catalog, claims, dcp
+from elastic_torch.disk import catalog, claims, dcp, lineage
 from elastic_torch.disk.crew import Crew, PeerFailedError
 from elastic_torch.disk.errors import CheckpointError, CheckpointRefusedError, CheckpointSaveError
 from elastic_torch.disk.manifest import METADATA, NAME, Books, FileSum, Manifest, encode
@@ -21,6 +22,7 @@ from elastic_torch.disk.position import Checkpoint, Identity, Position
 from elastic_torch.disk.snapshot import is_scattered
 from elastic_torch.disk.storage import Storage
 
+logger = logging.getLogger("elastic_torch.disk")
 _REMEDIES = {
     errno.ENOSPC: "Free some space, or keep fewer than {keep}.",
     errno.EDQUOT: "Free some space, or keep fewer than {keep}.",
@@ -50,21 +52,27 @@ class Saver:
     me: Identity
     keep: int
 
-    def save(self, position: Position, state: dict[str, Any], books: Books) -> Checkpoint:
+    def save(self, position: Position, state: dict[str, Any], line: str, books: Books) -> Checkpoint:
         """Save a snapshot. Collective; on the writer's thread.
+
+        Args:
+            position: Of it.
+            state: The snapshot.
+            line: Its lineage.
+            books: What goes with it.
 
         Raises:
             CheckpointRefusedError: A later turn has begun, or this position is there already.
             CheckpointSaveError: Anything else. Nothing of it is left, and nothing that was there is gone.
         """
         try:
-            return self._save(position, state, books)
+            return self._save(position, state, line, books)
         except CheckpointError:
             raise
         except Exception as error:  # of the disk, of a peer, of torch: the job goes on with what it has
             raise self._failure(position, error) from error
 
-    def _save(self, position: Position, state: dict[str, Any], books: Books) -> Checkpoint:
+    def _save(self, position: Position, state: dict[str, Any], line: str, books: Books) -> Checkpoint:
         together = frozenset(self.island.ranks)
         scattered = together != {*self.everyone.ranks} and any(self.everyone.gather(is_scattered(state, together)))
         crew = self.everyone if scattered else self.island
@@ -76,7 +84,7 @@ class Saver:
             metadata = crew.lead(lambda: content) if scattered else content
             parts = crew.agree(lambda: self._checked(staging, mine))
             files = {name: file for part in parts for name, file in part.items()}
-            manifest = Manifest(position, self.me.uid, save_id, self.me.who, scattered, files, books)
+            manifest = Manifest(position, self.me.uid, save_id, self.me.who, line, scattered, files, books)
             made = crew.agree(
                 lambda: self._publish(staging, manifest, metadata) if self.island.leads else None,
             )
@@ -86,11 +94,29 @@ class Saver:
                     self.storage.remove(staging)
             raise
         if self.island.leads:
-            catalog.prune(self.storage, self.keep)
+            self._prune(line)
         first = crew.ranks.index(self.island.ranks[0])
         published = made[first]
         assert published is not None
         return published
+
+    def lineage(self, position: Position) -> str:
+        """The lineage of a run that has loaded nothing. Collective; on the writer's thread.
+
+        Raises:
+            CheckpointSaveError: The directory cannot be read, so nothing can be saved there.
+        """
+        try:
+            return lineage.continued(self.everyone, self.storage, self.island.leads, position.run)
+        except PeerFailedError as error:
+            raise self._failure(position, error) from error
+
+    def _prune(self, line: str) -> None:
+        """The checkpoint is there, whatever comes of this."""
+        try:
+            catalog.prune(self.storage, self.keep, line)
+        except OSError as error:
+            logger.warning("Old checkpoints in %s could not be removed: %s", self.storage.root, error)
 
     def _begin(self, position: Position, staging: str) -> None:
         """Make the folder, unless somebody else's turn has come."""
@@ -103,7 +129,8 @@ class Saver:
         """Read back what was written."""
         for name, file in files.items():
             if (wrong := catalog.check(self.storage, f"{staging}/{name}", file)) is not None:
-                raise OSError(f"what was written cannot be read back: {wrong} in {self.storage.path(staging)}")
+                where = self.storage.path(staging)
+                raise OSError(f"what was written cannot be read back: {wrong.reason} in {where}")
         return files
 
     def _publish(self, staging: str, manifest: Manifest, metadata: bytes) -> Checkpoint:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 STAGING = ".saving-"
 REMOVING = ".removing-"
+DAMAGED = "damaged"
+"""The folder of damaged checkpoints, which nobody reads and nothing removes."""
 LATEST = "latest"
 BLOCK = 1 << 20
 PATIENCE = 10.0
@@ -90,6 +92,9 @@ class Storage(Protocol):
     root: str
     """For people."""
 
+    def create(self) -> None:
+        """Make the root, where it is missing."""
+
     def path(self, name: str) -> str:
         """The same as a whole path or URL."""
 
@@ -133,8 +138,14 @@ class Storage(Protocol):
     def remove(self, folder: str) -> None:
         """Remove a folder so that nobody takes what is left of it for a checkpoint; none is fine."""
 
-    def point(self, folder: str) -> None:
-        """Let ``latest`` name this folder."""
+    def set_aside(self, folder: str) -> str | None:
+        """Move a folder to where nobody takes it for a checkpoint, and say where; None where nothing can be moved."""
+
+    def point(self, folder: str | None) -> None:
+        """Let ``latest`` name this folder; None: there is no ``latest`` any more."""
+
+    def pointed(self) -> str | None:
+        """The folder that ``latest`` names, which need not be there; None where there is no ``latest``."""
 
     def guard(self) -> contextlib.AbstractContextManager[bool]:
         """Keep others from moving ``latest`` meanwhile. False: there are no locks here, or somebody holds on to it."""
@@ -156,16 +167,18 @@ class LocalStorage:
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
         self.root = str(self._root)
+
+    def create(self) -> None:  # noqa: D102  (as the protocol says; so are all below)
         missing = [path for path in (self._root, *self._root.parents) if not path.exists()]
         self._root.mkdir(parents=True, exist_ok=True)
         for path in missing:
             _sync(path.parent)
 
-    def path(self, name: str) -> str:  # noqa: D102  (as the protocol says; so are all below)
+    def path(self, name: str) -> str:  # noqa: D102
         return str(self._root / name)
 
     def folders(self) -> list[str]:  # noqa: D102
-        return self.names("")
+        return os.listdir(self._root)  # the root has to be there: a disk that is gone is not an empty one
 
     def unfinished(self) -> list[str]:  # noqa: D102
         return [name for name in self.folders() if name.startswith((STAGING, REMOVING))]
@@ -203,14 +216,15 @@ class LocalStorage:
 
     def put(self, path: str, data: bytes) -> bool:  # noqa: D102
         temporary = f"{path}.{secrets.token_hex(4)}.tmp"
-        with io.BufferedWriter(self.write(temporary)) as file:
-            file.write(data)
         try:
+            with io.BufferedWriter(self.write(temporary)) as file:
+                file.write(data)
             os.link(self._root / temporary, self._root / path)
         except FileExistsError:
             return False
         finally:
-            os.unlink(self._root / temporary)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._root / temporary)
         _sync((self._root / path).parent)
         return True
 
@@ -251,8 +265,25 @@ class LocalStorage:
             _sync(self._root)
         shutil.rmtree(aside, ignore_errors=True)
 
-    def point(self, folder: str) -> None:  # noqa: D102
-        if os.path.islink(self._root / LATEST) and os.readlink(self._root / LATEST) == folder:
+    def set_aside(self, folder: str) -> str | None:  # noqa: D102
+        self.make(DAMAGED)
+        target = self._root / DAMAGED / folder
+        if os.path.lexists(target):
+            target = target.with_name(f"{folder}-{secrets.token_hex(4)}")
+        os.rename(self._root / folder, target)
+        _sync(target.parent)
+        _sync(self._root)
+        return str(target)
+
+    def pointed(self) -> str | None:  # noqa: D102
+        return os.readlink(self._root / LATEST) if os.path.islink(self._root / LATEST) else None
+
+    def point(self, folder: str | None) -> None:  # noqa: D102
+        if self.pointed() == folder:
+            return
+        if folder is None:
+            os.unlink(self._root / LATEST)
+            _sync(self._root)
             return
         temporary = self._root / f".{LATEST}-{secrets.token_hex(4)}.tmp"
         os.symlink(folder, temporary)
@@ -312,7 +343,7 @@ def _sync(folder: Path) -> None:
 
 
 def open_storage(directory: str | os.PathLike[str]) -> Storage:
-    """The storage of a directory, or of any URL that fsspec knows."""
+    """The storage of a directory, or of any URL that fsspec knows. Nothing is read or written."""
     text = os.fspath(directory)
     if "://" not in text:
         return LocalStorage(Path(text))

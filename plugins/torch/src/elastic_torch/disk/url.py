@@ -16,11 +16,12 @@ from typing import IO
 from elastic_core.errors import UsageError
 from elastic_torch.disk.manifest import NAME
 from elastic_torch.disk.position import parse
+from elastic_torch.disk.retry import as_os_error
 from elastic_torch.disk.storage import Sink
 
 
 class UrlStorage:
-    """The storage at one URL. What fsspec raises besides ``OSError`` is its file system's own."""
+    """The storage at one URL."""
 
     def __init__(self, url: str) -> None:
         try:
@@ -35,9 +36,11 @@ class UrlStorage:
             raise UsageError(f"{url!r} is no place for checkpoints: {error}") from error
         self._root = str(root).rstrip("/")
         self.root = url.rstrip("/")
-        self._fs.makedirs(self._root, exist_ok=True)
 
-    def path(self, name: str) -> str:  # noqa: D102  (as the protocol says; so are all below)
+    def create(self) -> None:  # noqa: D102  (as the protocol says; so are all below)
+        as_os_error(lambda: self._fs.makedirs(self._root, exist_ok=True))
+
+    def path(self, name: str) -> str:  # noqa: D102
         return f"{self.root}/{name}"
 
     def _at(self, path: str) -> str:
@@ -54,15 +57,14 @@ class UrlStorage:
 
     def names(self, folder: str) -> list[str]:  # noqa: D102
         try:
-            return sorted(
-                str(path).rstrip("/").rsplit("/", 1)[-1] for path in self._fs.ls(self._at(folder), detail=False)
-            )
+            paths = as_os_error(lambda: self._fs.ls(self._at(folder), detail=False))
+            return sorted(str(path).rstrip("/").rsplit("/", 1)[-1] for path in paths)
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def size(self, path: str) -> int | None:  # noqa: D102
         try:
-            return int(self._fs.size(self._at(path)))
+            return int(as_os_error(lambda: self._fs.size(self._at(path))))
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -115,7 +117,14 @@ class UrlStorage:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm(self._at(path), recursive=path == folder)
 
-    def point(self, folder: str) -> None:  # noqa: D102
+    def set_aside(self, folder: str) -> str | None:  # noqa: D102
+        del folder
+        return None
+
+    def pointed(self) -> str | None:  # noqa: D102
+        return None
+
+    def point(self, folder: str | None) -> None:  # noqa: D102
         del folder
 
     @contextlib.contextmanager

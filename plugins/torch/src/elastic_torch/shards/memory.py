@@ -159,10 +159,13 @@ class Shards:
     def load(self, disk: DiskTier, state: State) -> Loaded | None:
         """The newest intact checkpoint, of what is sharded the parts that this rank needs."""
         new = [optimizer for _, optimizer in formats.optimizers(self._parts) if not optimizer.state]
-        loaded = disk.load(formats.wanted({**state(), "rng": None}))
-        if loaded is None:
-            for optimizer in new:
-                optimizer.state.clear()  # made only to be loaded into
+        loaded = None
+        try:
+            loaded = disk.load(formats.wanted({**state(), "rng": None, "per_rank": None}))
+        finally:
+            if loaded is None:
+                for optimizer in new:
+                    optimizer.state.clear()  # made only to be loaded into
         return loaded
 
     def _copy(self, stamp: Stamp, state: State) -> None:

@@ -192,8 +192,9 @@ def fork(act: Callable[[], None]) -> int:
 
 
 def save(root: Path, step: int) -> None:
-    """One job that saves one step."""
+    """One job that goes on from the newest checkpoint, and saves one step."""
     with Disk(root, keep=KEEP) as disk:
+        disk.load()
         disk.save(state(step), step).result()
 
 

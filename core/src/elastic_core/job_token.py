@@ -1,0 +1,113 @@
+"""The job token: a secret that all nodes of a job share, by which each knows what the others wrote to the store.
+
+It comes from the environment (``ELASTIC_JOB_TOKEN``) or from a file (``token_file=`` in ``--rdzv_conf``), never from a
+command line, which every user of a host can read. ``docs/security.md`` says what it protects from.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+
+from elastic_core.errors import UsageError
+
+VARIABLE = "ELASTIC_JOB_TOKEN"
+LEAST_BYTES = 32
+LEAST_DISTINCT_BYTES = 8
+"""What a token must have at least. What it seals can be read, so a token that can be guessed can be found offline."""
+MOST_BYTES = 4096
+
+_MAKE_ONE = "Make one with `openssl rand -hex 32`."
+
+
+class JobToken:
+    """A token; its text is shown nowhere.
+
+    Args:
+        secret: The token.
+        source: Where it was read, for messages.
+
+    Raises:
+        UsageError: It is too short, too long, or too regular.
+    """
+
+    __slots__ = ("_secret",)
+
+    def __init__(self, secret: bytes, source: str) -> None:
+        if not LEAST_BYTES <= len(secret) <= MOST_BYTES:
+            raise UsageError(
+                f"The job token of {source} has {len(secret)} bytes; {LEAST_BYTES} to {MOST_BYTES} are allowed.",
+                hint=_MAKE_ONE,
+            )
+        if len(set(secret)) < LEAST_DISTINCT_BYTES:
+            raise UsageError(
+                f"The job token of {source} has only {len(set(secret))} different characters, and could be guessed.",
+                hint=_MAKE_ONE,
+            )
+        self._secret = secret
+
+    def __repr__(self) -> str:
+        return "JobToken(***)"
+
+    def __deepcopy__(self, memo: object) -> JobToken:
+        return self  # a copy of a run's settings shows no more than they do
+
+    def __reduce__(self) -> str:
+        raise TypeError("a job token does not leave its process")
+
+    def key(self, job_id: str) -> bytes:
+        """The key of one job, derived as HKDF does (RFC 5869): that of another job does not follow from it."""
+        extracted = code(b"elastic job token", self._secret)
+        return code(extracted, b"job " + job_id.encode(errors="surrogateescape") + b"\x01")
+
+
+def code(key: bytes, message: bytes) -> bytes:
+    """HMAC-SHA256."""
+    import hmac  # 4 ms of a launch, which one without a token does not need
+
+    return hmac.digest(key, message, "sha256")
+
+
+def read(environ: Mapping[str, str], token_file: str | None) -> JobToken | None:
+    """The job's token; None where neither the environment nor a file has one.
+
+    Args:
+        environ: The agent's environment.
+        token_file: The ``token_file=`` of ``--rdzv_conf``.
+
+    Raises:
+        UsageError: Both have one, it can be guessed, or the file can be read or written by others.
+    """
+    text = environ.get(VARIABLE)
+    if token_file is None:
+        return None if text is None else JobToken(text.encode(errors="surrogateescape").strip(), VARIABLE)
+    if text is not None:
+        raise UsageError(f"The job has two tokens: in {VARIABLE} and in token_file={token_file}.", hint="Give one.")
+    return JobToken(_content(token_file).strip(), token_file)
+
+
+def _content(path: str) -> bytes:
+    """What a file has that nobody else may read or write.
+
+    Its group may read it, since that is how Kubernetes hands a secret to a container that does not run as root.
+    """
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
+            status = os.fstat(file.fileno())
+            mode = stat.S_IMODE(status.st_mode)
+            if not stat.S_ISREG(status.st_mode):
+                raise UsageError(f"token_file={path} is not a regular file.")
+            if status.st_uid not in (0, os.geteuid()):
+                raise UsageError(
+                    f"token_file={path} belongs to user {status.st_uid}, who could change it.",
+                    hint="It must belong to the user of the agent, or to root.",
+                )
+            if mode & 0o027:
+                raise UsageError(
+                    f"token_file={path} has mode {mode:04o}: others can read it, or its group can write it.",
+                    hint=f"Run `chmod 600 {path}`. For a secret of Kubernetes set defaultMode: 0440.",
+                )
+            return file.read(MOST_BYTES + 2)  # with the end of its line; of a longer one enough to see that it is
+    except OSError as exc:
+        raise UsageError(f"token_file={path} cannot be read: {exc.strerror}.") from exc

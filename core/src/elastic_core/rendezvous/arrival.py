@@ -1,0 +1,86 @@
+"""Which run a node belongs to: the one that was open when it first read the ledger, or else the next (rule S6).
+
+An agent reads the ledger as soon as it has a connection. It may join seconds later, since it first imports what its
+workers need. The run can end in between, and another run can begin. The node must not run that job once more: it
+reports the verdict on its own run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from elastic_core.rendezvous.backend import TOMBSTONE, Link, RendezvousBackend
+from elastic_core.rendezvous.codec import decode_entry
+from elastic_core.rendezvous.ledger import Closed, Entry, Ledger, Open, Resume
+from elastic_core.rendezvous.reading import peek
+from elastic_core.rendezvous.settings import Settings
+
+Takes: TypeAlias = "Callable[[Settings, str | None], bool]"
+"""Whether a run with these settings and this scheduler's uid takes the node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What a node found when it first read the ledger."""
+
+    place: Link
+    """The newest entry; ``ORIGIN`` for an empty ledger."""
+    run: str = ""
+    """The newest run; '' for none."""
+    belongs: bool = False
+    """Whether the node belongs to that run: it was open, and it takes the node."""
+    round: int = 0
+    """The number of its live round, which a new member interrupts; 0 for none."""
+
+
+def first_verdict(arrival: Arrival, since: Iterable[Entry], takes: Takes) -> Closed | None:
+    """The verdict on the node's run among the entries ``since`` its arrival; None where there is none.
+
+    A run that was closed as abandoned has no verdict: nobody of it was alive, and the node belongs to the next.
+    """
+    mine = {arrival.run: arrival.belongs}
+    for entry in since:
+        match entry.body:
+            case Open() | Resume() as body:
+                mine.setdefault(entry.run, takes(body.settings, body.scheduler_uid))
+            case Closed() as body if mine.get(entry.run) and not body.abandoned:
+                return body
+    return None
+
+
+def verdict_since(store: RendezvousBackend, arrival: Arrival, ledger: Ledger, takes: Takes) -> Closed | None:
+    """The verdict on the node's run, which has ended since the node arrived; None where it has not.
+
+    Args:
+        store: Where the ledger is.
+        arrival: What the node found there first.
+        ledger: What it finds there now.
+        takes: Which runs take the node.
+
+    Raises:
+        RendezvousStateError: An entry cannot be.
+        RendezvousConnectionError: The store cannot be reached.
+    """
+    if ledger.head.run == arrival.run:
+        closed = ledger.closed if arrival.belongs else None
+        return None if closed is None or closed.abandoned else closed
+    if not _is_there(store, arrival.place):  # the store has lost it: rule S3 says which run goes on
+        return None
+    return first_verdict(arrival, _entries(store, arrival.place.index, ledger.head.index), takes)
+
+
+def _is_there(store: RendezvousBackend, place: Link) -> bool:
+    """Whether the store still has the entry, or its tombstone."""
+    if not place.index:
+        return True
+    data = store.read(place.index)
+    return data is not None and (data == TOMBSTONE or decode_entry(data).link == place)
+
+
+def _entries(store: RendezvousBackend, after: int, last: int) -> Iterator[Entry]:
+    """The entries that follow ``after``, without those that are tombstones."""
+    for index in range(after + 1, last + 1):
+        if (entry := peek(store, index)) is not None:
+            yield entry

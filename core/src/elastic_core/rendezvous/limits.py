@@ -1,0 +1,101 @@
+"""What a ledger entry may hold, so that every entry that a leader can decide on fits into a store's value.
+
+``MAX_VALUE_BYTES`` is the limit of a value. Each part of an entry has a share of it, in bytes of JSON. The shares of a
+RESUME, which carries all parts at once, add up to less than the limit:
+
+======================================  ====================================  =======
+part                                    share                                   bytes
+======================================  ====================================  =======
+``MAX_NODES`` members                   8 of id and 1 of kind, each           180,000
+``MAX_KINDS`` kinds of members          a role of 64 characters, each          25,000
+``MAX_HOSTS`` hosts that were lost      50 each                                13,000
+``MAX_HOSTS`` hosts that are excluded   19 each                                 5,000
+texts for people                        ``WHY_BYTES`` each, four of them        8,000
+an incident                             ``DETAIL_BYTES`` and four others       10,000
+the settings and the run's uid          ``OPEN_BYTES``                          8,000
+======================================  ====================================  =======
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from elastic_core.incidents import Incident
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+MAX_KINDS = 32
+"""Pairs of a local world size and a role that a ROUND of ``config.MAX_NODES`` members may have."""
+MAX_HOSTS = 256
+"""Hosts whose losses the ledger counts, and hosts that it excludes, at most."""
+MAX_DRAINED = 4096
+"""Nodes that one DRAIN names; the next DRAIN names the rest."""
+NAMES_SHOWN = 8
+"""Names in a text for people; the others are counted."""
+WHY_BYTES = 2048
+TEXT_BYTES = 1024
+"""Of an incident's message, its log's path and its host."""
+DETAIL_BYTES = 6144
+OPEN_BYTES = 8192
+"""Of an OPEN: the settings, with the names of plugins, and the scheduler's uid."""
+
+T = TypeVar("T", bound="DataclassInstance")
+
+
+def listing(names: Iterable[str]) -> str:
+    """The first names and how many others there are: ``a, b, … and 12 more``; '' for none."""
+    every = list(names)
+    shown = ", ".join(islice(every, NAMES_SHOWN))
+    more = len(every) - NAMES_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def clipped(text: str, most: int, *, end: bool = False) -> str:
+    """``text``, or as much of its beginning (or ``end``) as takes ``most`` bytes of JSON, with an ellipsis."""
+    if len(text) * 12 <= most or _size(text) <= most:  # 12: a character outside of the basic plane, as JSON escapes it
+        return text
+    room = most - _size("…")
+
+    def part(count: int) -> str:
+        return text[len(text) - count :] if end else text[:count]
+
+    kept = part(bisect_right(range(len(text)), room, key=lambda count: _size(part(count))) - 1)
+    return f"…{kept}" if end else f"{kept}…"
+
+
+def fitted(body: T) -> T:
+    """An entry's body with every text within its share; the same object where all are."""
+    changes: dict[str, Any] = {}
+    for item in fields(body):
+        value = getattr(body, item.name)
+        if item.name == "why":
+            value = clipped(value, WHY_BYTES)
+        elif isinstance(value, Incident):
+            value = fitted_incident(value)
+        elif hasattr(value, "why"):  # the body of another entry, in a RESUME
+            value = fitted(value)
+        if value is not getattr(body, item.name):
+            changes[item.name] = value
+    return replace(body, **changes) if changes else body
+
+
+def fitted_incident(incident: Incident) -> Incident:
+    """An incident with every text within its share; what it says may come from a worker."""
+    return replace(
+        incident,
+        node_id=clipped(incident.node_id, TEXT_BYTES),
+        host=clipped(incident.host, TEXT_BYTES),
+        message=clipped(incident.message, TEXT_BYTES),
+        detail=clipped(incident.detail, DETAIL_BYTES, end=True),
+        log=clipped(incident.log, TEXT_BYTES),
+    )
+
+
+def _size(text: str) -> int:
+    return len(json.dumps(text)) - 2

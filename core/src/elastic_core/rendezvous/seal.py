@@ -1,0 +1,180 @@
+"""What is written to a store, sealed: whoever does not have the job's token can write nothing there that is believed.
+
+A seal is a line before the value: HMAC-SHA256 over the value and its place, under a key of the job. A ledger entry's
+place is its index; the ids of the entry and of the one before are part of the entry. A row's place is its node and its
+revision. So nothing can be moved to another place, nor into another job: its key is another one. Beats, serials and
+tombstones are not sealed: ``docs/security.md`` says what somebody can do with those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from elastic_core.errors import RendezvousStateError
+from elastic_core.job_token import VARIABLE, JobToken, code
+from elastic_core.rendezvous.backend import SEAL_BYTES, TOMBSTONE, Link, RendezvousBackend, RosterRow
+from elastic_core.rendezvous.guard import GuardedBackend
+
+PREFIX = b"elastic-seal-1 "
+
+HINT = (
+    f"Start every node of a job with the same {VARIABLE} (or token_file=), or none of them with any; or use another "
+    "--rdzv_id. If all nodes have the same one, somebody else writes to the store: docs/security.md."
+)
+
+
+class Seal:
+    """Seals and opens the values of one job.
+
+    Args:
+        token: The job's token.
+        job_id: The job's id.
+    """
+
+    def __init__(self, token: JobToken, job_id: str) -> None:
+        self._key = token.key(job_id)
+        self.fingerprint = code(self._key, b"fingerprint")[:8].hex()
+        """Names the key, and shows nothing of it."""
+
+    def entry(self, index: int, data: bytes) -> bytes:
+        """A ledger entry, sealed."""
+        return self._sealed(b"entry %d " % index, data)
+
+    def row(self, node_id: str, revision: int, value: bytes) -> bytes:
+        """The value of a roster row, sealed."""
+        return self._sealed(_row_place(node_id, revision), value)
+
+    def opened_entry(self, index: int, sealed: bytes) -> bytes:
+        """What :meth:`entry` has sealed.
+
+        Raises:
+            RendezvousStateError: It is not sealed with this key.
+        """
+        return self._opened(b"entry %d " % index, sealed, f"Ledger entry {index}")
+
+    def opened_row(self, node_id: str, revision: int, sealed: bytes) -> bytes:
+        """What :meth:`row` has sealed.
+
+        Raises:
+            RendezvousStateError: It is not sealed with this key.
+        """
+        return self._opened(_row_place(node_id, revision), sealed, f"The roster row of {node_id!r}")
+
+    def _sealed(self, place: bytes, value: bytes) -> bytes:
+        line = f"{self.fingerprint} {code(self._key, place + value).hex()}\n"
+        return PREFIX + line.encode() + value
+
+    def _opened(self, place: bytes, sealed: bytes, what: str) -> bytes:
+        import hmac  # see job_token.code
+
+        value = sealed[SEAL_BYTES:]
+        if hmac.compare_digest(sealed, self._sealed(place, value)):
+            return value
+        raise RendezvousStateError(f"{what} {self._fault(sealed)}.", hint=HINT)
+
+    def _fault(self, sealed: bytes) -> str:
+        if not sealed.startswith(PREFIX):
+            return "has no seal, and this node has a job token: whoever wrote it has none"
+        if (theirs := fingerprint(sealed)) != self.fingerprint:
+            return f"is sealed with another job token ({theirs}) than this node's ({self.fingerprint})"
+        return "is forged or damaged: its seal does not fit"
+
+
+def fingerprint(sealed: bytes) -> str:
+    """The name of the key with which a value says that it is sealed; '' for a value without a seal."""
+    if not sealed.startswith(PREFIX):
+        return ""
+    said = sealed[len(PREFIX) :][:16].decode("ascii", "replace")
+    return said if said.isalnum() else "unreadable"
+
+
+def _row_place(node_id: str, revision: int) -> bytes:
+    name = node_id.encode(errors="surrogateescape")
+    return b"row %d %d %b " % (revision, len(name), name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A row that was opened, and what it was: of a thousand rows mostly one has changed since the last look."""
+
+    revision: int
+    sealed: bytes
+    value: bytes
+
+
+class SealedBackend(GuardedBackend):
+    """A backend's connection, over which everything goes sealed, and those that come of it.
+
+    Args:
+        inner: The connection.
+        described: The backend as messages name it.
+        seal: The job's.
+    """
+
+    def __init__(self, inner: RendezvousBackend, described: str, seal: Seal) -> None:
+        super().__init__(inner, described)
+        self._seal = seal
+        self._rows: dict[str, _Opened] = {}
+
+    def connect(self) -> SealedBackend:
+        """As the backend's."""
+        return SealedBackend(super().connect().inner, self.described, self._seal)
+
+    def enter(self, node_id: str, value: bytes) -> int:
+        """As the backend's, sealed."""
+        return super().enter(node_id, self._seal.row(node_id, 0, value))
+
+    def amend(self, node_id: str, revision: int, value: bytes) -> None:
+        """As the backend's, sealed."""
+        super().amend(node_id, revision, self._seal.row(node_id, revision, value))
+
+    def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
+        """As the backend's; a row whose seal does not fit is none."""
+        before, self._rows = self._rows, {}
+        return [row if row.broken else self._opened(row, before.get(row.node_id)) for row in super().roster(ids)]
+
+    def _opened(self, row: RosterRow, before: _Opened | None) -> RosterRow:
+        if before is None or (before.revision, before.sealed) != (row.revision, row.value):
+            try:
+                value = self._seal.opened_row(row.node_id, row.revision, row.value)
+            except RendezvousStateError as exc:
+                return RosterRow.unreadable(row.node_id, str(exc))
+            before = _Opened(row.revision, row.value, value)
+        self._rows[row.node_id] = before
+        return replace(row, value=before.value)
+
+    def append(self, prev: Link, entry: Link, data: bytes) -> bool:
+        """As the backend's, sealed."""
+        return super().append(prev, entry, self._seal.entry(entry.index, data))
+
+    def read(self, index: int) -> bytes | None:
+        """As the backend's.
+
+        Raises:
+            RendezvousStateError: The entry's seal does not fit.
+        """
+        data = super().read(index)
+        try:
+            return self._opened_entry(index, data)
+        except RendezvousStateError:
+            if (there := super().read(index)) == data:
+                raise
+            return self._opened_entry(index, there)  # the first was what a bell had brought, which is only a hint
+
+    def _opened_entry(self, index: int, data: bytes | None) -> bytes | None:
+        return data if data is None or data == TOMBSTONE else self._seal.opened_entry(index, data)
+
+
+def protected(inner: RendezvousBackend, described: str, token: JobToken | None, job_id: str) -> GuardedBackend:
+    """A backend's first connection, as a node uses it: guarded, and sealed where the job has a token.
+
+    Args:
+        inner: The connection.
+        described: The backend as messages name it.
+        token: The job's token; None for a job without one.
+        job_id: The job's id.
+    """
+    if token is None:
+        return GuardedBackend(inner, described)
+    return SealedBackend(inner, described, Seal(token, job_id))

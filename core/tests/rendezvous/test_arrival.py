@@ -1,0 +1,169 @@
+"""Which run a node belongs to, by what it found when it first read the ledger (rule S6)."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from scenes import entry, info, members, offer
+from test_session import CLOCK, quick
+
+from elastic_core.errors import RendezvousRefusedError
+from elastic_core.rendezvous.arrival import Arrival
+from elastic_core.rendezvous.backend import ORIGIN
+from elastic_core.rendezvous.codec import encode_entry
+from elastic_core.rendezvous.join import Applicant, Joined, arrive, join
+from elastic_core.rendezvous.ledger import Body, Closed, Ledger, Open, Round, advance, compose, opened
+from elastic_core.rendezvous.local import LocalBackend, MemoryStore
+from elastic_core.rendezvous.settings import Settings
+
+DONE = Closed(success=True, why="all workers of round 1 exited with 0", exit_code=0)
+FAILED = Closed(success=False, why="no restart is left", exit_code=1)
+ABANDONED = replace(FAILED, why="abandoned", abandoned=True)
+ROUND = Round(number=1, offer=offer("a"), members=members("a"))
+
+
+class Job:
+    """A ledger in a store, written by a node ``a`` that has no row any more."""
+
+    def __init__(self) -> None:
+        self.store, self.ledger = LocalBackend(MemoryStore()), None
+        self.runs = 0
+
+    ledger: Ledger | None
+
+    def says(self, *bodies: Body) -> None:
+        for body in bodies:
+            if isinstance(body, Open):
+                self.runs += 1
+                new = compose(
+                    self.ledger, body, entry_id=f"open{self.runs}", author="a", now=0.0, run=f"run{self.runs}"
+                )
+            else:
+                assert self.ledger is not None
+                new = entry(self.ledger, body, at=0.0)
+            prev = ORIGIN if self.ledger is None else self.ledger.head.link
+            assert self.store.append(prev, new.link, encode_entry(new))
+            self.ledger = opened(new, 0.0) if self.ledger is None else advance(self.ledger, new, 0.0)
+
+
+def begins(uid: str | None = None, settings: Settings | None = None) -> Open:
+    return Open(scheduler_uid=uid, settings=settings or quick(1, 4))
+
+
+def late(uid: str | None = None) -> Applicant:
+    return Applicant(info=info("b"), settings=quick(1, 4), scheduler_uid=uid, offer=offer("b"))
+
+
+@pytest.mark.parametrize("uid", [None, "s1"])
+@pytest.mark.parametrize(
+    ("before", "meanwhile", "verdict"),
+    [
+        ([begins("s1"), ROUND], [DONE], DONE),
+        ([begins("s1")], [ROUND, FAILED], FAILED),
+        ([begins("s1"), ROUND], [DONE, begins("s1"), FAILED], DONE),
+        ([begins("s1"), ROUND], [DONE, begins("s1"), ROUND], DONE),
+        ([begins("s1"), DONE], [begins("s1"), ROUND, FAILED], FAILED),
+        ([], [begins("s1"), ROUND, FAILED], FAILED),
+    ],
+    ids=[
+        "its_run_ends",
+        "a_run_without_a_round_ends",
+        "and_another_one_ends",
+        "and_another_one_is_under_way",
+        "the_run_after_one_that_was_over",
+        "the_first_run_of_all",
+    ],
+)
+def test_a_node_reports_the_verdict_on_the_run_that_it_came_for(
+    uid: str | None, before: list[Body], meanwhile: list[Body], verdict: Closed
+) -> None:
+    job = Job()
+    job.says(*before)
+    arrival = arrive(job.store, late(uid), CLOCK)
+    job.says(*meanwhile)
+    assert join(job.store, late(uid), CLOCK, arrival) == verdict
+    assert job.store.roster() == [], "who only reports has no row"
+
+
+@pytest.mark.parametrize(
+    ("before", "meanwhile"),
+    [
+        ([begins("s1"), DONE], []),
+        ([begins("s1"), ROUND], [ABANDONED]),
+        ([begins("s1", quick(1, 3)), ROUND], [DONE]),
+        ([begins("s1"), DONE], [begins("s1", quick(1, 3)), ROUND, DONE]),
+        ([begins("s1"), ROUND], []),
+    ],
+    ids=[
+        "over_before_it_came",
+        "abandoned",
+        "it_would_have_been_refused",
+        "a_run_that_refuses_it_ends",
+        "the_run_goes_on",
+    ],
+)
+def test_a_node_takes_part_in_what_follows_a_run_that_was_not_its_own(
+    before: list[Body], meanwhile: list[Body]
+) -> None:
+    job = Job()
+    job.says(*before)
+    arrival = arrive(job.store, late(), CLOCK)
+    job.says(*meanwhile)
+    found = join(job.store, late(), CLOCK, arrival)
+    assert isinstance(found, Joined)
+    assert found.ledger.closed is None
+
+
+def test_another_schedulers_run_that_ends_meanwhile_is_nothing_to_a_node() -> None:
+    job = Job()
+    job.says(begins("s1"), ROUND)
+    arrival = arrive(job.store, late("s2"), CLOCK)
+    job.says(DONE)
+    found = join(job.store, late("s2"), CLOCK, arrival)
+    assert isinstance(found, Joined)
+    assert found.ledger.scheduler_uid == "s2"
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_who_begins_again_after_a_run_of_the_job_opens_no_run_after_one_that_is_over(again: bool) -> None:
+    job = Job()
+    job.says(begins(), ROUND, DONE)
+    found = join(job.store, late(), CLOCK, arrive(job.store, late(), CLOCK, again=again))
+    assert (found == DONE) is again
+
+
+def test_a_verdict_is_found_behind_tombstones_and_none_is_in_a_history_that_was_lost() -> None:
+    job = Job()
+    job.says(begins(), ROUND)
+    arrival = arrive(job.store, late(), CLOCK)
+    job.says(DONE, begins(), ROUND)
+    found = join(job.store, late(), CLOCK, replace(arrival, place=replace(arrival.place, id="lost")))
+    assert isinstance(found, Joined)
+    job.store.remove("b")
+    for index in (1, 2):
+        job.store.shrink(index)
+    assert join(job.store, late(), CLOCK, arrival) == DONE
+
+
+def test_a_node_learns_at_its_arrival_that_a_round_is_live_and_that_it_is_refused() -> None:
+    job = Job()
+    assert arrive(job.store, late(), CLOCK) == Arrival(ORIGIN)
+    job.says(begins())
+    assert arrive(job.store, late(), CLOCK).round == 0
+    job.says(ROUND)
+    assert job.ledger is not None
+    assert arrive(job.store, late(), CLOCK) == Arrival(job.ledger.head.link, "run1", belongs=True, round=1)
+
+
+def test_a_node_that_a_living_job_does_not_take_is_refused_at_its_arrival() -> None:
+    store, beats = LocalBackend(MemoryStore()), itertools.count(1)
+    first = Applicant(info=info("a"), settings=quick(1, 3), offer=offer("a"))
+    assert isinstance(join(store, first, CLOCK), Joined)
+
+    def sleep(_seconds: float) -> None:
+        store.beat("a", next(beats))
+
+    with pytest.raises(RendezvousRefusedError, match="max_nodes: 4 here, 3 there"):
+        arrive(store, late(), replace(CLOCK, sleep=sleep))

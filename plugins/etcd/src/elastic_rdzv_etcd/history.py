@@ -1,0 +1,44 @@
+"""How fast a job's heartbeats fill the history that etcd keeps, and whether somebody compacts it."""
+
+from __future__ import annotations
+
+from elastic_core.rendezvous.backend import StoreWarning
+
+BYTES_PER_BEAT = 200
+"""What one heartbeat adds to etcd's history, measured (``docs/performance.md``)."""
+DEFAULT_QUOTA = 2 << 30
+"""Bytes after which etcd takes no more writes, unless ``--quota-backend-bytes`` says otherwise
+(https://etcd.io/docs/latest/op-guide/maintenance/#space-quota)."""
+YOUNG = 1000
+"""Revisions below which a history that nobody has compacted yet says nothing."""
+LEAST_DAYS = 30.0
+"""Days for which a job must fit into the quota; most jobs are shorter."""
+
+
+def days_until_full(nodes: int, beat_interval: float, used: int) -> float:
+    """Days until the heartbeats of so many nodes fill the default quota, of which ``used`` bytes are taken."""
+    return max(0, DEFAULT_QUOTA - used) / (BYTES_PER_BEAT * nodes / beat_interval) / 86_400
+
+
+def history_warning(
+    *, revision: int, compacted: bool, used: int, max_nodes: int, beat_interval: float, where: str
+) -> StoreWarning | None:
+    """Why the job will fill etcd's quota; None where it does not, where etcd is compacted, or is too young to tell.
+
+    Args:
+        revision: The store's newest revision.
+        compacted: Whether its first revisions were compacted.
+        used: Bytes of its database.
+        max_nodes: The most nodes of the job.
+        beat_interval: Seconds between two heartbeats of a node.
+        where: The cluster, for the message.
+    """
+    days = days_until_full(max_nodes, beat_interval, used)
+    if compacted or revision < YOUNG or days >= LEAST_DAYS:
+        return None
+    span = f"{days:.0f} days" if days >= 2 else f"{24 * days:.1f} hours"
+    return StoreWarning(
+        f"etcd at {where} keeps its whole history: all {revision} revisions, {used >> 20} MiB. The heartbeats of up to "
+        f"{max_nodes} nodes (--nnodes) fill its default quota of 2 GiB in {span}, and then it takes no more writes.",
+        "Start etcd with --auto-compaction-retention=1h, or raise --quota-backend-bytes.",
+    )

@@ -1,0 +1,75 @@
+"""Which checkpoints of a directory belong to one training, so that no other ones are removed for being old.
+
+A lineage is a random name in every manifest. A training that goes on from the newest checkpoint continues its lineage.
+One that begins anew, or goes back behind a newer checkpoint that could not be read, begins a lineage of its own: what
+others have saved stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+
+from elastic_torch.disk import catalog
+from elastic_torch.disk.catalog import Entry
+from elastic_torch.disk.claims import FOLDER
+from elastic_torch.disk.crew import Crew
+from elastic_torch.disk.storage import Storage
+
+logger = logging.getLogger("elastic_torch.disk")
+Turn = tuple[int, int]
+_NOTE = re.compile(r"run-(\d{4,})_round-(\d{5,})_lineage-([0-9a-f]+)")
+
+
+def last(found: Sequence[Entry], notes: Iterable[tuple[Turn, str]], run: int) -> tuple[Turn, str] | None:
+    """The lineage that a run has had last, and when; None where it has had none. Pure.
+
+    Args:
+        found: The checkpoints that are there.
+        notes: Those of which rounds have left a note.
+        run: The run's number.
+    """
+    saved = [(entry.position.turn, entry.manifest.lineage) for entry in found if entry.manifest is not None]
+    return max((item for item in [*notes, *saved] if item[0][0] == run), key=lambda item: item[0], default=None)
+
+
+def continued(crew: Crew, storage: Storage, first: bool, run: int) -> str:
+    """The lineage of a run that has loaded nothing, as it goes on from memory: its last one, or a new one. Collective.
+
+    Args:
+        crew: All ranks.
+        storage: This rank's directory.
+        first: Whether this rank is the first of those that see it.
+        run: The run's number.
+
+    Raises:
+        PeerFailedError: A directory cannot be read.
+    """
+    lasts = crew.agree(lambda: last(catalog.entries(storage), _notes(storage), run) if first else None)
+    known = [item for item in lasts if item is not None]
+    return max(known)[1] if known else crew.lead(_new)
+
+
+def begun(crew: Crew) -> str:
+    """A new lineage. Collective."""
+    return crew.lead(_new)
+
+
+def note(storage: Storage, turn: Turn, name: str) -> None:
+    """Leave a note of a turn's lineage for the later rounds of the run, which may go on from memory."""
+    try:
+        storage.make(FOLDER)
+        storage.put(f"{FOLDER}/run-{turn[0]:04}_round-{turn[1]:05}_lineage-{name}", b"")
+    except OSError as error:
+        logger.warning("%s has no note of the lineage %s of its checkpoints: %s", storage.root, name, error)
+
+
+def _notes(storage: Storage) -> list[tuple[Turn, str]]:
+    matches = [match for name in storage.names(FOLDER) if (match := _NOTE.fullmatch(name)) is not None]
+    return [((int(match[1]), int(match[2])), match[3]) for match in matches]
+
+
+def _new() -> str:
+    return secrets.token_hex(8)

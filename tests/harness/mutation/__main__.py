@@ -1,0 +1,173 @@
+"""``python -m mutation``: try the mutants of everything that decides, and say which of them nobody notices."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pytest
+
+from mutation.operators import Mutant, functions, mutants
+from mutation.server import Server
+
+MODULES = (
+    "decide",
+    "watch",
+    "scene",
+    "rows",
+    "history",
+    "node",
+    "admission",
+    "succession",
+    "sealing",
+    "planning",
+    "books",
+    "complaints",
+    "ledger",
+    "tombstones",
+    "places",
+    "deferral",
+    "asking",
+)
+"""What decides, by the last names of its modules."""
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+TESTS = ("core/tests/rendezvous", "core/tests/agent/test_polling.py")
+EQUIVALENTS = HERE / "equivalents.json"
+ARGUMENTS = ["-q", "-s", "-p", "no:cacheprovider", "-k", "not Backend", "--ignore-glob=*test_session*"]
+"""Of pytest: a backend's conformance decides nothing of a run, and sessions wait more than they decide."""
+WANTED = 85.0
+"""Per cent of the mutants that are not equivalent, which are to be noticed."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a mutant."""
+
+    module: str
+    name: str
+    line: int
+    digest: str
+    """Of its function, which may have changed since."""
+    status: str
+    """``killed``, ``survived``, ``equivalent``, or ``invalid`` if Python does not take it."""
+    by: str
+    """The test or the plan that noticed it, or how many did not, or why nobody can."""
+
+
+def main() -> int:
+    """The command line; 1 if too many survive, or a mutant is listed as equivalent that there is not."""
+    parser = argparse.ArgumentParser(prog="mutation", description=__doc__)
+    parser.add_argument("modules", nargs="*", metavar="MODULE", help=f"the last names of some of [{' '.join(MODULES)}]")
+    parser.add_argument("--only", default="", metavar="TEXT", help="mutants whose name has this")
+    parser.add_argument("--plans", type=int, default=1000, help="to play where no test notices the mutant [1000]")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes [one per CPU]")
+    parser.add_argument("--results", type=Path, default=Path("mutants.jsonl"), help="a line a mutant [mutants.jsonl]")
+    parser.add_argument("--tests", action="append", help=f"where tests are [{' and '.join(TESTS)}]")
+    parser.add_argument("--again", action="store_true", help="try those again that have survived")
+    parser.add_argument("--show", action="store_true", help="try none, only show what --results has")
+    options = parser.parse_args()
+    trials = list(_trials(options.modules or MODULES, options.only))
+    equivalent, stale = _equivalent([mutant for mutant, *_ in trials])
+    known = {(one.module, one.name, one.digest): one for one in _read(options.results)}
+    results, untried = [], []
+    for mutant, tree, digest in trials:
+        before = known.get((mutant.module, mutant.name, digest))
+        if mutant.name in equivalent:
+            results.append(_result(mutant, digest, "equivalent", equivalent[mutant.name]))
+        elif before is not None and not (options.again and before.status == "survived"):
+            results.append(before)
+        else:
+            untried.append((mutant, tree, digest))
+
+    def done(mutant: Mutant, status: str, by: str) -> None:
+        digest = next(digest for other, _, digest in untried if other is mutant)
+        results.append(_result(mutant, digest, status, by))
+        with options.results.open("a") as file:
+            file.write(json.dumps(asdict(results[-1])) + "\n")
+
+    if untried and not options.show:
+        print(f"{len(trials)} mutants, {len(untried)} to try", flush=True)
+        server = Server([(mutant, tree) for mutant, tree, _ in untried], options.jobs, options.plans, done)
+        if code := pytest.main([*ARGUMENTS, *(str(ROOT / test) for test in options.tests or TESTS)], plugins=[server]):
+            return int(code)
+    enough = _summary(results)
+    for name in [] if options.only else stale:
+        print(f"listed as equivalent, but there is no such mutant: {name}")
+    return 0 if enough and (options.only or not stale) else 1
+
+
+def _trials(modules: Sequence[str], only: str) -> Iterator[tuple[Mutant, ast.Module, str]]:
+    """All mutants, each with the tree of its module and the digest of its function."""
+    core = importlib.util.find_spec("elastic_core")
+    assert core is not None
+    folder = Path(next(iter(core.submodule_search_locations or ())))
+    for stem in modules:
+        paths = list(folder.rglob(f"{stem}.py"))
+        if len(paths) != 1:
+            raise SystemExit(f"{len(paths)} modules of core are called {stem!r}, not one")
+        module = ".".join(("elastic_core", *paths[0].relative_to(folder).with_suffix("").parts))
+        importlib.import_module(module)
+        tree = ast.parse(paths[0].read_text())
+        for function, definition in functions(tree):
+            digest = hashlib.sha256(ast.dump(definition).encode()).hexdigest()[:8]
+            yield from ((one, tree, digest) for one in mutants(module, function, definition) if only in one.name)
+
+
+def _equivalent(made: Sequence[Mutant]) -> tuple[dict[str, str], list[str]]:
+    """Why nobody can notice some of these, by name; and the names that are listed for their functions in vain."""
+    listed: dict[str, dict[str, str]] = json.loads(EQUIVALENTS.read_text())
+    reasons = {f"{name}: {change}": why for name, changes in listed.items() for change, why in changes.items()}
+    ours = {mutant.function for mutant in made}
+    names = {mutant.name for mutant in made}
+    return reasons, [name for name in reasons if name.partition(":")[0] in ours and name not in names]
+
+
+def _read(path: Path) -> Iterator[Result]:
+    for line in path.read_text().splitlines() if path.exists() else ():
+        yield Result(**json.loads(line))
+
+
+def _result(mutant: Mutant, digest: str, status: str, by: str) -> Result:
+    return Result(mutant.module, mutant.name, mutant.line, digest, status, by)
+
+
+def _summary(results: Sequence[Result]) -> bool:
+    """Print who survived, and a table; whether enough were noticed."""
+    for one in results:
+        if one.status in ("survived", "invalid"):
+            print(f"{one.module.rpartition('.')[2]}.py:{one.line}: {one.name}: {one.status}: {one.by}")
+    print(
+        f"\n{'module':<12} {'mutants':>8} {'by tests':>9} {'by plans':>9} "
+        f"{'equivalent':>11} {'survived':>9} {'noticed':>8}"
+    )
+    modules = dict.fromkeys(one.module for one in results)
+    for title, part in [*((module, {module}) for module in modules), ("all", {*modules})]:
+        count = Counter(_kind(one) for one in results if one.module in part)
+        noticed = count["tests"] + count["plans"]
+        share = 100 * noticed / max(1, noticed + count["survived"])
+        print(
+            f"{title.rpartition('.')[2]:<12} {count.total():>8} {count['tests']:>9} {count['plans']:>9} "
+            f"{count['equivalent']:>11} {count['survived']:>9} {share:>7.1f}%"
+        )
+    return share >= WANTED
+
+
+def _kind(result: Result) -> str:
+    if result.status != "killed":
+        return result.status
+    return "plans" if "::" not in result.by else "tests"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

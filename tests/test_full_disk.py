@@ -1,0 +1,54 @@
+"""A disk that is full when workers are restarted costs no restart and no step, and is saved to when it has room."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import sys
+from pathlib import Path
+
+import pytest
+from stage import WARM, WORKERS, Stage
+
+TRAIN = WORKERS / "train_state.py"
+QUICK = {**WARM, "PET_PRELOAD": "torch,torch._dynamo,elastic_torch.disk,elastic_torch.state"}
+
+
+def fill(path: Path) -> None:
+    """Write until nothing is left, not even room for a claim."""
+    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        for size in (1 << 16, 1 << 10, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(b"x" * size)
+    with pytest.raises(OSError, match="No space left") as full, open(path.with_name("more"), "wb", buffering=0) as file:
+        file.write(b"x")
+    assert full.value.errno == errno.ENOSPC
+
+
+@pytest.mark.timeout(300)
+def test_a_crash_while_the_disk_is_full_is_recovered_from_in_memory_and_later_steps_are_saved(
+    stage: Stage, tmp_path: Path
+) -> None:
+    small, hold = tmp_path / "small", tmp_path / "hold"
+    small.mkdir()
+    job = [TRAIN, "--epochs=2", "--disk", small / "disk", "--at", 5, 9, "--hold", hold]
+    command = [sys.executable, "-m", "elastic_core", "run", "--standalone", "--nproc_per_node=2", "--max_restarts=1"]
+    mount = f'mount -t tmpfs -o size=1m small {small} && exec "$@"'
+    namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+    agent = stage.start([*namespace, *command, *map(str, job)], env=QUICK)
+    agent.wait_for_report("holding", count=2)
+    inside = Path(f"/proc/{agent.pid}/root{small}")
+    fill(inside / "filler")
+    agent.kill_worker(1)
+    Path(f"{hold}-5").touch()
+    agent.wait_for_report("holding", count=2, step=9)
+    agent.wait_for(r"Nothing can be saved in .*No space left on device.* Each save tries again")
+    agent.wait_for(r"The checkpoint of step 6 was not saved in .*No space left on device")
+    assert [(r["tier"], r["step"]) for r in agent.reports("began", round="2")] == [("memory", 5)] * 2
+    (inside / "filler").unlink()
+    Path(f"{hold}-9").touch()
+    agent.wait_for("can be used again: checkpoints are saved from here on")
+    agent.wait_for_report("step", step=16)
+    assert agent.exit_code() == 0, agent.output
+    assert "was not saved" not in agent.output.split("can be used again")[1]
