@@ -23,9 +23,10 @@ def script(tmp_path: Path) -> Path:
         "with open(folder / 'lives', 'a') as file:\n"
         "    file.write(os.environ['ELASTIC_ROUND'] + '\\n')\n"
         "print('a life begins', flush=True)\n"
-        "while not (folder / 'end').exists():\n"
+        "end = folder / 'end'\n"
+        "while not (end.exists() and end.read_text()):\n"  # the file is there before what is in it
         "    time.sleep(0.02)\n"
-        "sys.exit(int((folder / 'end').read_text()))\n"
+        "sys.exit(int(end.read_text()))\n"
     )
     return path
 
