@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +98,83 @@ def test_what_fails_on_one_rank_fails_on_all_and_training_goes_on(tmp_path: Path
         assert facts["newest"] == 3
         assert not [name for name in facts["left"] if name.startswith(".saving")]
     assert "The checkpoint of step 2 was not saved" in log
+
+
+def reads(folder: Path, act: int, code: int = 0, good: int = 0, *, ranks: tuple[int, ...] = (), **more: Any) -> None:
+    """Which reads of an act fail, on which ranks; where its directories are, and what it saves."""
+    how = {"code": code, "good": good, "ranks": ranks, "local": False, "save": [], **more}
+    (folder / f"act-{act}-reads").write_text(json.dumps(how))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files of all checkpoints, wherever in the folder they lie."""
+    found = (path for path in folder.rglob("run-*/*") if path.is_file() and "latest" not in path.parts)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(found)}
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+def test_a_read_error_that_one_rank_sees_is_an_error_on_both_and_nothing_is_touched(tmp_path: Path, code: int) -> None:
+    reads(tmp_path, 0, save=[1, 2, 3])
+    play(tmp_path, "unreadable", 2)
+    before = contents(tmp_path / "shared")
+    again = tmp_path / "again"
+    again.mkdir()
+    (tmp_path / "shared").rename(again / "shared")
+    reads(again, 0, code, ranks=(0,))
+    reads(again, 1, code, ranks=(1,))
+    reads(again, 2)
+    said, _ = play(again, "unreadable", 2, 2, 2)
+    for facts in said[:4]:
+        assert facts["kind"] == "CheckpointUnreadableError"
+        assert all(f"step-{step:09}" in facts["error"] for step in (1, 2, 3)), "each is named"
+        assert os.strerror(code) in facts["error"]
+    assert [facts["error"] for facts in said[0:4:2]] == [facts["error"] for facts in said[1:4:2]], "to both alike"
+    assert [(facts["loaded"], facts["equal"]) for facts in said[4:]] == [(3, True)] * 2, "once it can be read"
+    assert contents(again / "shared") == before
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_read_error_between_the_check_and_the_load_stops_both(tmp_path: Path, rank: int) -> None:
+    reads(tmp_path, 0, save=[1, 2, 3])
+    reads(tmp_path, 1, errno.EIO, 1, ranks=(rank,))
+    said, _ = play(tmp_path, "unreadable", 2, 2)
+    assert [facts["kind"] for facts in said[2:]] == ["CheckpointUnreadableError"] * 2
+    assert all("step-000000003" in facts["error"] for facts in said[2:])
+    assert len([*(tmp_path / "shared").glob("run-*")]) == 3
+
+
+def test_with_a_directory_for_each_node_the_rank_that_cannot_read_gets_it_from_the_other(tmp_path: Path) -> None:
+    reads(tmp_path, 0, save=[1, 2, 3], local=True)
+    play(tmp_path, "unreadable", 2)
+    before = {node: contents(tmp_path / node) for node in ("node-0", "node-1")}
+    (tmp_path / "meeting-0").unlink(missing_ok=True)
+    reads(tmp_path, 0, errno.EIO, ranks=(0, 1), local=True)
+    said, _ = play(tmp_path, "unreadable", 2)
+    assert [facts["kind"] for facts in said] == ["CheckpointUnreadableError"] * 2
+    assert {node: contents(tmp_path / node) for node in before} == before
+    (tmp_path / "meeting-0").unlink(missing_ok=True)
+    reads(tmp_path, 0, errno.EIO, ranks=(1,), local=True)
+    said, _ = play(tmp_path, "unreadable", 2)
+    assert [(facts["loaded"], facts["equal"]) for facts in said] == [(3, True)] * 2
+    assert contents(tmp_path / "node-0") == before["node-0"]
+    after = contents(tmp_path / "node-1")
+    assert set(before["node-1"].values()) <= set(after.values())
+
+
+def test_one_flipped_bit_in_each_checkpoint_is_refused_by_both_ranks(tmp_path: Path) -> None:
+    reads(tmp_path, 0, save=[1, 2, 3])
+    play(tmp_path, "unreadable", 2)
+    for step, name in ((1, "__0_0.distcp"), (2, ".metadata"), (3, "manifest.json")):
+        (found,) = (tmp_path / "shared").glob(f"run-*_step-{step:09}")
+        flip(found / name)
+    before = contents(tmp_path)
+    (tmp_path / "meeting-0").unlink(missing_ok=True)
+    reads(tmp_path, 0, save=[4])
+    said, _ = play(tmp_path, "unreadable", 2)
+    assert [facts["kind"] for facts in said] == ["CheckpointUnreadableError"] * 2
+    assert said[0]["error"] == said[1]["error"]
+    assert all(f"step-{step:09} is damaged" in said[0]["error"] for step in (1, 2, 3))
+    assert contents(tmp_path) == before
 
 
 def test_ranks_that_do_not_know_of_each_other_leave_one_winner(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import io
 import os
+import pickle
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +16,9 @@ import fsspec
 import pytest
 import torch
 
-from elastic_torch.disk import CheckpointUnreadableError, Disk, Loaded, storage as storage_module
+from elastic_torch.disk import CheckpointError, CheckpointUnreadableError, Disk, Loaded, storage as storage_module
 from elastic_torch.disk.disk import IGNORE
+from elastic_torch.disk.loading import Found, Loader
 from elastic_torch.disk.manifest import NAME
 from elastic_torch.disk.retry import Retry
 from elastic_torch.disk.storage import LocalStorage
@@ -278,6 +280,44 @@ def test_a_damaged_one_is_set_aside_and_the_one_before_is_gone_on_from(
     with Disk(root, environ=THIRD, keep=2) as disk:
         assert step_of(disk.load()) == 220
     assert len(saved(root / "damaged")) == 2
+
+
+class Poison:
+    """What, unpickled, leaves a file behind."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.trace,))
+
+
+@pytest.mark.parametrize("when", ["before", "between the check and the load"])
+def test_a_metadata_that_is_not_what_was_saved_is_never_unpickled(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    poison, trace = pickle.dumps(Poison(tmp_path / "unpickled")), tmp_path / "unpickled"
+    pickle.loads(poison)
+    assert trace.exists(), "else this would show nothing"
+    trace.unlink()
+    if when == "before":
+        for step in STEPS:
+            (folder(root, step) / ".metadata").write_bytes(poison)
+        error = "the checksum of .metadata is wrong|.metadata has [0-9]+ bytes"
+    else:
+        real = Loader.fetch
+
+        def fetch(self: Loader, found: Found) -> Any:
+            there = real(self, found)
+            (folder(root, STEPS[-1]) / ".metadata").write_bytes(poison)
+            return there
+
+        monkeypatch.setattr(Loader, "fetch", fetch)
+        error = ".metadata is not what was verified a moment ago"
+    with Disk(root, environ=SECOND, read_timeout=0) as disk, pytest.raises(CheckpointError, match=error):
+        disk.load()
+    assert not trace.exists()
+    assert len(steps(root)) == len(STEPS)
 
 
 def test_two_damaged_ones_of_one_name_are_both_kept(root: Path) -> None:

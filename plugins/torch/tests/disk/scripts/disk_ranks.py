@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from elastic_torch.disk import CheckpointError, Disk
+from elastic_torch.disk.storage import LocalStorage
 
 
 class Stage:
@@ -134,8 +135,40 @@ def pace(stage: Stage) -> None:
         stage.say(due=due)
 
 
+def unreadable(stage: Stage) -> None:
+    """A first run saves; in later acts other runs load, and reads of what is there fail as the file ``reads`` says.
+
+    That has the error's number, the number of reads of each file that go well before it, and the ranks that it meets.
+    """
+    how = json.loads((stage.folder / f"act-{stage.act}-reads").read_text())
+    code, good = how["code"], how["good"]
+    node = stage.folder / (f"node-{stage.rank}" if how["local"] else "shared")
+    real, seen = LocalStorage.read, dict[str, int]()
+    bad = {path.stat().st_ino for path in node.glob("run-*/*")} if stage.rank in how["ranks"] else set()
+
+    def read(self: LocalStorage, path: str, *, checked: bool = False) -> IO[bytes]:
+        seen[path] = seen.get(path, 0) + 1
+        if path.startswith("run-") and seen[path] > good and os.stat(self.path(path)).st_ino in bad:
+            raise OSError(code, os.strerror(code), path)
+        return real(self, path, checked=checked)
+
+    LocalStorage.read = read  # type: ignore[method-assign]
+    stage.environ = {"ELASTIC_RUN_UID": f"run{stage.act}", "ELASTIC_ROUND": "1"}
+    with stage.open(node, read_timeout=0, keep=1 if stage.act else 9) as disk:
+        try:
+            loaded = disk.load()
+            equal = loaded is None or torch.equal(loaded.state["weight"], FULL * loaded.checkpoint.step)
+            stage.say(loaded=loaded and loaded.checkpoint.step, equal=equal, error=None, kind=None)
+        except CheckpointError as error:
+            stage.say(loaded=None, equal=True, error=str(error), kind=type(error).__name__)
+            return
+        for step in how["save"]:
+            disk.save({"weight": FULL * step}, step).result()
+
+
 SCENES: dict[str, Callable[[Stage], None]] = {
-    scene.__name__: scene for scene in (resharding, local_directories, scattered, one_rank_fails, without_a_group, pace)
+    scene.__name__: scene
+    for scene in (resharding, local_directories, scattered, one_rank_fails, without_a_group, pace, unreadable)
 }
 
 
