@@ -6,12 +6,14 @@ General layout, from what everything stands on up to what is run:
 * ``store`` is a store on the far side of a network, at the end of ``lines``, and ``peers`` the network between the
   hosts; ``workers`` are what an agent starts; ``agent`` gives core's own supervisor these instead of sockets and
   processes; ``world`` holds them all.
-* ``plan`` is one schedule, every choice in it; ``lots`` draws one from a seed; ``faults`` and ``outages`` carry it out.
+* ``plan`` is one schedule, every choice in it; ``lots`` draws one from a seed, with ``scripts`` where all plans of a
+  profile have a fault; ``faults`` and ``outages`` carry it out.
 * ``truth`` watches everything and knows the invariants, ``histories`` what was ever written; ``rules`` what else was
   promised, much of it to who is healthy (``calmness``): ``endings`` of who goes, ``forgetting`` of stores that forget,
-  ``unreached`` of peers, ``seating`` of who gets a place; ``amendments`` and ``finishing`` only count how often other
-  rules were come to; ``goals`` says when a job has got where it must.
+  ``unreached`` of peers, ``seating`` of who gets a place, ``leaders`` of those that decide one after another;
+  ``amendments`` and ``finishing`` only count how often other rules were come to; ``goals`` says when a job has got
+  where it must.
 * ``play`` runs one plan. ``shrinking`` makes a failing one small, ``campaign`` runs thousands on all cores, ``thawing``
-  makes that cheaper. ``plant`` plants one of the ``defects``, or of ``repairs``, where ``defect`` finds its place, and
-  sees whether it is noticed. ``python -m simulation`` is the command line.
+  makes that cheaper. ``plant`` plants one of the ``defects``, ``repairs`` or ``claims``, where ``defect`` finds its
+  place, and sees whether it is noticed. ``python -m simulation`` is the command line.
 """

@@ -328,6 +328,12 @@ class SimAgent:
             self.host.world.store.stop()
             self.host.world.count("the host of an embedded store is gone")
 
+    def kill(self) -> None:
+        """SIGKILL; what it wrote last may still be on its way."""
+        self.process.dead = True
+        self.host.world.note(self.node_id, "is killed")
+        self.gone()
+
     def signal(self) -> None:
         """SIGTERM."""
         self.signalled = True

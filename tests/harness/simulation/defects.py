@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simulation.claims import CLAIMS
 from simulation.defect import Defect
 from simulation.repairs import REPAIRS
 
@@ -415,4 +416,5 @@ DEFECTS: tuple[Defect, ...] = (
         "latecomers",
     ),
     *REPAIRS,
+    *CLAIMS,
 )

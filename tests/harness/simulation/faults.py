@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.incidents import IncidentKind
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
-from simulation import outages
+from simulation import leaders, outages
 from simulation.engine import Process
 from simulation.lines import Wire
 from simulation.plan import LONELY, Fault
@@ -107,16 +107,9 @@ def _crash(world: World, host: Host, fault: Fault) -> bool:
     agent = _newest(host)
     if agent is None:
         return False
-    kill(world, agent)
+    agent.kill()
     world.hub.at(world.hub.now + fault.span, agent.hands.orphaned)
     return True
-
-
-def kill(world: World, agent: SimAgent) -> None:
-    """The process is gone; what it wrote last may still be on its way."""
-    agent.process.dead = True
-    world.note(agent.node_id, "is killed")
-    agent.gone()
 
 
 def _power(world: World, host: Host, fault: Fault) -> bool:
@@ -124,7 +117,7 @@ def _power(world: World, host: Host, fault: Fault) -> bool:
     if not host.living and not host.seats:
         return False
     for agent in host.living:
-        kill(world, agent)
+        agent.kill()
     for agent in host.agents:
         if (gang := agent.hands.gang) is not None:
             gang.stuck = False
@@ -340,4 +333,5 @@ KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
     "sever": _sever,
     "ports": _ports,
     **outages.KINDS,
+    **leaders.KINDS,
 }

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from simulation import scripts
 from simulation.plan import LONELY, Fault, Plan
 
 PREPARED = 4.0
@@ -32,6 +33,8 @@ class Profile:
     """The share of jobs whose script comes to its end meanwhile."""
     job: Callable[[random.Random], dict[str, Any]] = field(default=lambda _lots: {})
     """What is special about its jobs."""
+    script: Callable[[random.Random, Plan], list[Fault]] = field(default=lambda _lots, _plan: [])
+    """Faults that all its plans have, besides those that are drawn."""
 
 
 AGENTS = {"crash": 6, "power": 3, "freeze": 4, "suspend": 3, "leave": 3, "start": 8, "busy": 2, "wall": 1, "fail": 3}
@@ -166,6 +169,15 @@ PROFILES: dict[str, Profile] = {
         job=_split,
     ),
     "fleet": Profile(ALL, length=14.0, most=10, hosts=(8, 10, 12)),
+    "leaders": Profile(
+        {"start": 2, "wall": 1},
+        length=85.0,
+        most=2,
+        hosts=(4, 4, 5),
+        finishing=0.0,
+        job=scripts.leaders_job,
+        script=scripts.leaders,
+    ),
 }
 """All of them."""
 ORDER = (
@@ -193,6 +205,7 @@ ORDER = (
     "latecomers",
     "causes",
     "split",
+    "leaders",
 )
 """In which order a campaign takes them, again and again."""
 
@@ -234,7 +247,8 @@ def draw(seed: int, profile: str, liveness: bool = True) -> Plan:
     if plan.liveness and plan.hosts > max(2, plan.min_nodes) and not plan.embedded and lots.random() < 0.25:
         plan = replace(plan, broken=lots.randint(1, 3) if profile != "lonely" else LONELY)
     plan = replace(plan, whole=random.Random(f"whole {profile} {seed}").choice([4, 8, 64]))
-    return replace(plan, faults=tuple(sorted([*_starts(lots, plan), *_trouble(lots, plan, kind)])))
+    drawn = [*_starts(lots, plan), *_trouble(lots, plan, kind)]
+    return replace(plan, faults=tuple(sorted([*drawn, *kind.script(lots, plan)])))
 
 
 def _starts(lots: random.Random, plan: Plan) -> list[Fault]:

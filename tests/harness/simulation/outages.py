@@ -20,13 +20,16 @@ KEEPALIVE = 5.0
 
 def _cut(world: World, host: Host, fault: Fault) -> bool:
     """Nothing gets to the store from this host (``value`` 1), back from it (2), or either (0), for ``span``."""
-    until = world.hub.now + fault.span
-    if fault.value in (0.0, 1.0):
-        host.line.to_cut = max(host.line.to_cut, until)
-    if fault.value in (0.0, 2.0):
-        host.line.from_cut = max(host.line.from_cut, until)
-    world.hub.at(world.hub.now + KEEPALIVE, find_broken, world, host)
+    cut_off(world, host, fault.span, to=fault.value in (0.0, 1.0), back=fault.value in (0.0, 2.0))
     return True
+
+
+def cut_off(world: World, host: Host, seconds: float, *, to: bool = True, back: bool = True) -> None:
+    """Nothing gets to the store from this host, or back from it, for so long."""
+    until = world.hub.now + seconds
+    host.line.to_cut = max(host.line.to_cut, until) if to else host.line.to_cut
+    host.line.from_cut = max(host.line.from_cut, until) if back else host.line.from_cut
+    world.hub.at(world.hub.now + KEEPALIVE, find_broken, world, host)
 
 
 def find_broken(world: World, host: Host) -> None:

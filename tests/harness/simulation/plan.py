@@ -86,6 +86,8 @@ class Plan:
     """The most bytes that a value may have, which is encoded then; 0 where values travel as they are."""
     peers_tell: bool = False
     """Whether a worker whose peer is gone says so, so that the cause can be told from what follows from it."""
+    reign: float = 0.0
+    """Seconds after which whoever decides is killed, again and again; 0 where nobody does that."""
     faults: tuple[Fault, ...] = ()
 
     def dump(self) -> str:

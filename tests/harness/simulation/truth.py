@@ -28,7 +28,7 @@ from elastic_core.rendezvous.ledger import (
     StopAt,
 )
 from elastic_core.rendezvous.rows import Phase
-from simulation import endings, finishing, forgetting, rules, unreached
+from simulation import endings, finishing, forgetting, leaders, rules, unreached
 from simulation.histories import Histories
 from simulation.steps import Plans
 
@@ -120,6 +120,7 @@ class Truth:
             case Halt() as body:
                 self.world.count(f"HALT {body.reason.value}")
                 rules.check_halt(self.world, replica, entry, body)
+                leaders.expect_end(self.world, replica, entry)
                 self.plans.halted(replica, entry, body)
             case Plan() | StopAt() as body:
                 self.plans.written(replica, entry, body)

@@ -1,0 +1,23 @@
+"""Defects in what one node believes of others: how long a HALT has stood, who is gone, and who has written what."""
+
+from __future__ import annotations
+
+from simulation.defect import Defect
+
+CLAIMS: tuple[Defect, ...] = (
+    # How long a HALT has stood
+    Defect(
+        "the age of a HALT begins anew with each leader",
+        "Ledger.halted_at",
+        "min(self.halt_at, self.head_at - self.head.since_halt)",
+        "self.halt_at",
+        "leaders",
+    ),
+    Defect(
+        "a leader adds nothing to the age of a HALT",
+        "compose",
+        "round(head.since_halt + elapsed, 6)",
+        "round(elapsed, 6)",
+        "leaders",
+    ),
+)

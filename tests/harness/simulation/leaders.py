@@ -1,0 +1,84 @@
+"""Leaders that live shorter than the fence lasts: a halted job goes on as if one had decided all the time (rule S4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from elastic_core.rendezvous.ledger import Entry
+from simulation import outages
+
+if TYPE_CHECKING:
+    from simulation.agent import SimAgent
+    from simulation.plan import Fault
+    from simulation.store import Replica
+    from simulation.world import Host, World
+
+DRIFT = 1.06
+"""How much longer the fence may last than it says: clocks drift, and each author counts from when it has read."""
+
+
+def _cut_members(world: World, host: Host, fault: Fault) -> bool:
+    """The hosts of all members of the newest round lose sight of the store for ``span``; their workers train on."""
+    current = _newest(world)
+    if current is None:
+        return False
+    round = world.newest_round(current.run)
+    hosts = {
+        agent.host.number: agent.host for m in (round.members if round else ()) if (agent := world.agent(m.node_id))
+    }
+    for one in hosts.values():
+        outages.cut_off(world, one, fault.span)
+        one.troubled_until = max(one.troubled_until, world.hub.now + fault.span)
+    return bool(hosts)
+
+
+def _kill_leader(world: World, host: Host, fault: Fault) -> bool:
+    """Whoever decides is killed by SIGKILL, which its warden notices after ``span``; an agent follows ``value`` later."""
+    agent = leader(world)
+    if agent is None or agent.over or agent.host.suspended:
+        return False
+    agent.kill()
+    agent.host.troubled_until = max(agent.host.troubled_until, world.hub.now + fault.span)
+    world.hub.at(world.hub.now + fault.span, agent.hands.orphaned)
+    world.hub.at(world.hub.now + fault.span + fault.value, _start_again, agent)
+    return True
+
+
+def _start_again(agent: SimAgent) -> None:
+    if not agent.host.living and not agent.host.suspended:
+        agent.host.start(agent.uid)
+
+
+def leader(world: World) -> SimAgent | None:
+    """Who decides, by the newest entry."""
+    newest = _newest(world)
+    return None if newest is None else world.agent(newest.chair)
+
+
+def _newest(world: World) -> Entry | None:
+    entries = world.store.master.entries
+    return world.truth.histories.written[entries[-1][0]] if entries else None
+
+
+def expect_end(world: World, replica: Replica, halt: Entry) -> None:
+    """A round was halted: by when another one must have begun, or the run have ended, whoever decides meanwhile."""
+    if world.plan.reign:
+        world.hub.at(world.hub.now + bound(world), _check_end, world, replica, halt)
+
+
+def bound(world: World) -> float:
+    """Seconds: the fence, and two reigns, since nobody may decide when it is over, and who comes then has to look."""
+    return DRIFT * world.plan.fence_after + 2 * world.plan.reign
+
+
+def _check_end(world: World, replica: Replica, halt: Entry) -> None:
+    newest = world.truth.histories.written[replica.entries[-1][0]]
+    if newest.run != halt.run or newest.anchors.halt != halt.index:
+        return
+    reigns = newest.term - halt.term
+    why = f"{bound(world):g} s after HALT {halt.index} nothing has followed, and {reigns} leader(s) have come since"
+    world.truth.violated("P1", why)
+
+
+KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {"members": _cut_members, "leader": _kill_leader}
