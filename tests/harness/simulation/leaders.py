@@ -34,7 +34,7 @@ def _cut_members(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _kill_leader(world: World, host: Host, fault: Fault) -> bool:
-    """Whoever decides is killed by SIGKILL, which its warden notices after ``span``; an agent follows ``value`` later."""
+    """Whoever decides is killed by SIGKILL; its warden notices after ``span``, and an agent follows ``value`` later."""
     agent = leader(world)
     if agent is None or agent.over or agent.host.suspended:
         return False
