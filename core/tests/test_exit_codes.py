@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from elastic_core import exit_codes
-from elastic_core.exit_codes import ExitCode, signalled
+from elastic_core.exit_codes import ExitCode, describe_exit, signal_name, signalled
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "exit_codes.md"
 
@@ -39,3 +39,16 @@ def test_every_code_says_what_it_means() -> None:
 def test_a_signal_is_reported_as_a_shell_does() -> None:
     assert signalled(signal.SIGTERM) == 143
     assert signalled(signal.SIGINT) == 130
+
+
+def test_signals_go_by_their_names() -> None:
+    assert [signal_name(9), signal_name(77)] == ["SIGKILL", "signal 77"]
+
+
+def test_an_end_reads_as_the_predicate_of_a_sentence() -> None:
+    assert [describe_exit(code) for code in (0, 2, -9, -77)] == [
+        "exited with code 0",
+        "exited with code 2",
+        "was killed by SIGKILL",
+        "was killed by signal 77",
+    ]

@@ -9,7 +9,6 @@ from elastic_core.incidents import (
     Verdict,
     by_cause,
     follows_peer_loss,
-    signal_name,
     strictest,
 )
 
@@ -35,10 +34,6 @@ def incident(**facts: object) -> Incident:
 )
 def test_the_cause_is_told_in_a_few_words(facts: dict[str, object], cause: str) -> None:
     assert incident(**facts).cause() == cause
-
-
-def test_signals_go_by_their_names() -> None:
-    assert [signal_name(9), signal_name(77)] == ["SIGKILL", "signal 77"]
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,9 @@ def test_the_death_of_what_started_them_is_told_and_keeps_nobody_from_closing(wa
     context = start(WAITS)
     os.kill(parent_of(context.pids()[0]), signal.SIGKILL)
     for _ in range(waits):
-        with pytest.raises(ElasticError, match=re.escape("p: the process that started the workers is gone (killed by")):
+        with pytest.raises(
+            ElasticError, match=re.escape("p: the process that started the workers is gone (it was killed by")
+        ):
             context.wait()
     context.close()
 

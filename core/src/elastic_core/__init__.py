@@ -22,10 +22,11 @@ Names are imported when they are first used: ``import elastic_core`` itself cost
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # typing's, without the import, which takes longer than all else here
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from elastic_core.config import RunConfig as RunConfig
     from elastic_core.errors import (
         ElasticError as ElasticError,
@@ -106,6 +107,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
     if name in _SUBMODULES:
         return import_module(f"{__name__}.{name}")
     if name in _OFFERED:

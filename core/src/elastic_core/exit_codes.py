@@ -8,6 +8,7 @@ test keeps the two in step.
 from __future__ import annotations
 
 import enum
+import signal
 
 
 class ExitCode(enum.IntEnum):
@@ -31,6 +32,23 @@ class ExitCode(enum.IntEnum):
     """Fewer than the minimum of nodes came, or remained, until the join timeout."""
     REFUSED = 76
     """The running job refused this node: other settings, other versions, or another run under the same job id."""
+
+
+def signal_name(signum: int) -> str:
+    """``SIGKILL`` for 9; ``signal 77`` for a number without a name."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def describe_exit(returncode: int) -> str:
+    """How a process ended, e.g. ``exited with code 2``, ``was killed by SIGKILL``.
+
+    Args:
+        returncode: As :class:`subprocess.Popen` has it: the exit code, or the negative number of a signal.
+    """
+    return f"was killed by {signal_name(-returncode)}" if returncode < 0 else f"exited with code {returncode}"
 
 
 def signalled(signum: int) -> int:

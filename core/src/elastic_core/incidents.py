@@ -12,6 +12,8 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from elastic_core.exit_codes import describe_exit
+
 
 class IncidentKind(str, enum.Enum):
     """Who is to blame, in the coarse terms that decide whether a restart is spent."""
@@ -69,9 +71,7 @@ class Incident:
         """The outcome in a few words, e.g. ``was killed by SIGKILL (often the kernel's out-of-memory killer)``."""
         if self.exit_code is None:
             return self.message or self.kind.value.replace("_", " ")
-        if self.exit_code >= 0:
-            return f"exited with code {self.exit_code}"
-        return f"was killed by {signal_name(-self.exit_code)}" + _SIGNAL_NOTES.get(-self.exit_code, "")
+        return describe_exit(self.exit_code) + _SIGNAL_NOTES.get(-self.exit_code, "")
 
 
 PEER_LOSS_PATTERNS: Mapping[str, str] = {
@@ -121,14 +121,6 @@ _SIGNAL_NOTES: Mapping[int, str] = {
     signal.SIGBUS: " (often a full /dev/shm)",
     signal.SIGABRT: " (native code gave up, e.g. an NCCL watchdog or a failed assertion)",
 }
-
-
-def signal_name(signum: int) -> str:
-    """``SIGKILL`` for 9; ``signal 77`` for a number without a name."""
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"
 
 
 class Action(enum.IntEnum):

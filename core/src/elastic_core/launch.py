@@ -29,8 +29,8 @@ from elastic_core.config import (
     StreamMap,
 )
 from elastic_core.errors import ElasticError, UsageError
-from elastic_core.exit_codes import signalled
-from elastic_core.incidents import Incident, signal_name
+from elastic_core.exit_codes import signal_name, signalled
+from elastic_core.incidents import Incident
 from elastic_core.program import Program, ProgramKind
 
 Streams = Stream | Mapping[int, Stream]

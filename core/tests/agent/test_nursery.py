@@ -78,7 +78,7 @@ def test_nobody_waits_for_a_template_that_will_not_be(scene: Scene) -> None:
     assert scene.nursery.released() == []
     scene.die()
     assert scene.told[1:] == [
-        ("template_failed", {"reason": "it died twice while it imported torch (killed by signal 9)"})
+        ("template_failed", {"reason": "it died twice while it imported torch (it was killed by SIGKILL)"})
     ]
     assert scene.nursery.template is None
     assert scene.nursery.due() == 0

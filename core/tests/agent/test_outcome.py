@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from scenes import entry, halted, incident, info, live, members, offer, settings, start, then
 
-from elastic_core.agent.outcome import left, narrated, report, root_cause, round_started, untaken
+from elastic_core.agent.outcome import left, narrated, report, root_cause, round_started, template, untaken
+from elastic_core.agent.warden_events import TemplateDied, death, event
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
@@ -224,6 +225,16 @@ def test_what_follows_the_end_of_a_run_is_another_runs() -> None:
     closed = entry(before, Closed(success=True, why="done", exit_code=0), at=20.0)
     opened = entry(advance(before, closed, 20.0), Open(scheduler_uid=None, settings=settings()), at=21.0)
     assert list(narrated(before, [closed, opened], 22.0, "a")) == []
+
+
+@pytest.mark.parametrize(
+    ("returncode", "how"), [(2, "exited with code 2"), (-9, "was killed by SIGKILL"), (-77, "was killed by signal 77")]
+)
+def test_the_end_of_a_process_reads_as_a_sentence(returncode: int, how: str) -> None:
+    died = event({"event": "template_died", "returncode": returncode})
+    assert isinstance(died, TemplateDied)
+    assert template(died).message == f"the template {how}; the next one is being made"
+    assert death(returncode).reason == f"it {how}"
 
 
 # A node that is not taken --------------------------------------------------------------------------------------------

@@ -600,7 +600,7 @@ def test_a_warden_that_cannot_hold_what_it_is_given_does_not_go_on(listener: Pro
     resource.prlimit(warden.pid, resource.RLIMIT_NOFILE, (most, most))
     reading, writing = os.pipe()
     warden.hold(writing)
-    assert listener.wait(Died) == Died("exit code 1")
+    assert listener.wait(Died) == Died("it exited with code 1")
     os.close(reading)
     os.close(writing)
 
@@ -608,7 +608,7 @@ def test_a_warden_that_cannot_hold_what_it_is_given_does_not_go_on(listener: Pro
 def test_nothing_outlives_a_warden_that_is_killed(listener: Programs) -> None:
     pid, [helper] = listener.started(*PYTHON, ESCAPE + "import signal; signal.pause()")
     os.kill(listener.warden.pid, signal.SIGKILL)
-    assert listener.wait(Died) == Died("killed by SIGKILL")
+    assert listener.wait(Died) == Died("it was killed by SIGKILL")
     gone(pid)
     gone(helper)
     assert listener.warden.receive() == []
@@ -621,7 +621,7 @@ def test_what_the_agent_started_itself_survives_its_wardens_death() -> None:
     later = Warden.start()
     os.kill(later.pid, signal.SIGKILL)
     select.select([later], [], [])
-    assert later.receive() == [Died("killed by SIGKILL")]
+    assert later.receive() == [Died("it was killed by SIGKILL")]
     assert own.poll() is None
     own.kill()
     own.wait()

@@ -319,9 +319,9 @@ def test_a_template_that_dies_while_it_imports_has_a_second_chance_and_no_third(
     (listener.modules / "deadly.py").write_text("import os; os.kill(os.getpid(), 9)")
     listener.preload("deadly")
     tag = listener.spawn()
-    reason = "it died twice while it imported deadly (killed by signal 9)"
+    reason = "it died twice while it imported deadly (it was killed by SIGKILL)"
     assert listener.wait(TemplateFailed) == TemplateFailed(reason)
-    assert listener.all_of(TemplateDied) == [TemplateDied("killed by SIGKILL")]
+    assert listener.all_of(TemplateDied) == [TemplateDied("was killed by SIGKILL")]
     assert listener.end(tag).returncode == 0
 
 
@@ -330,7 +330,7 @@ def test_an_interpreter_that_does_not_look_at_pythonpath_is_no_template(listener
     witness = tmp_path / "witness"
     listener.script.write_text(f"open({str(witness)!r}, 'w')")
     listener.warden.preload(["json"], python=[*PYTHON, "-E"], program=[str(listener.script)], env=listener.env)
-    assert "exit code 1" in listener.wait(TemplateFailed).reason
+    assert "exited with code 1" in listener.wait(TemplateFailed).reason
     assert not witness.exists()
 
 
@@ -423,7 +423,7 @@ def test_a_template_with_nothing_to_do_imports_the_rest_and_those_that_live_know
     ("text", "reason"),
     [
         pytest.param("raise ValueError('not today')", "ValueError: not today", id="raises"),
-        pytest.param("import os\nos._exit(3)", "exit code 3", id="exits"),
+        pytest.param("import os\nos._exit(3)", "the process that imported it exited with code 3", id="exits"),
         pytest.param(
             "import threading, time\nthreading.Thread(target=time.sleep, args=[1000], daemon=True).start()",
             "2 threads",
@@ -540,7 +540,7 @@ def test_a_dead_template_is_made_again_and_its_workers_live_on(listener: Workers
     first = listener.template(program=SLEEP)
     worker, _ = listener.running()
     os.kill(first.pid, signal.SIGKILL)
-    assert listener.wait(TemplateDied) == TemplateDied("killed by SIGKILL")
+    assert listener.wait(TemplateDied) == TemplateDied("was killed by SIGKILL")
     second = listener.wait(TemplateReady, lambda event: event.pid != first.pid)
     assert alive(worker.pid)
     other, _ = listener.running()

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from elastic_core.agent.notes import Depart
 from elastic_core.config import RunConfig
-from elastic_core.exit_codes import signalled
-from elastic_core.incidents import signal_name
+from elastic_core.exit_codes import signal_name, signalled
 from elastic_core.rendezvous.node import Leaving, NodeEvent, NodeState, Work
 
 STORE_PATIENCE = 0.5

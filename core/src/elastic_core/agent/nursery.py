@@ -22,6 +22,7 @@ from collections.abc import Callable
 from elastic_core.agent.channel import Channel, Message, close_all
 from elastic_core.agent.processes import signal_group
 from elastic_core.agent.spawning import STANDARD_STREAMS, Child, Kind, start
+from elastic_core.exit_codes import describe_exit
 
 STAGE = "ELASTIC_TEMPLATE"
 """Tells our ``sitecustomize`` what it is there for."""
@@ -220,7 +221,7 @@ class Nursery:
         if child is self._successor:
             self.listen_to_successor()  # its last words
         if child is self._successor:
-            self._give_up_successor(_ended(returncode))
+            self._give_up_successor(f"the process that imported it {describe_exit(returncode)}")
         if child is not self.template:
             return None
         self.listen()  # its last words
@@ -232,7 +233,7 @@ class Nursery:
         self._early_deaths += not was_ready
         if self._early_deaths > 1:
             imported = ", ".join(self._settings["modules"])
-            self._give_up(f"it died twice while it imported {imported} ({_ended(returncode)})")
+            self._give_up(f"it died twice while it imported {imported} (it {describe_exit(returncode)})")
             return None
         self._tell("template_died", returncode=returncode)
         return self._start()
@@ -282,7 +283,3 @@ class Nursery:
         self.template, self._channel, self._began = child, channel, self._clock()
         self._succeeds_at = self._clock() + SUCCEEDS_AFTER if self._settings.get("later") else math.inf
         return child
-
-
-def _ended(returncode: int) -> str:
-    return f"killed by signal {-returncode}" if returncode < 0 else f"exit code {returncode}"

@@ -133,8 +133,8 @@ def template(event: TemplateEvent) -> Event:
             return Event("template_stayed", message, Level.DEBUG)
         case TemplateFailed(reason):
             return Event("template_failed", f"there is no template, so workers start fresh:\n{reason}", Level.WARNING)
-        case TemplateDied(reason):
-            return Event("template_died", f"the template was {reason}; the next one is being made", Level.WARNING)
+        case TemplateDied(how):
+            return Event("template_died", f"the template {how}; the next one is being made", Level.WARNING)
 
 
 def report(closed: Closed, known: str = FIRST_OF_ALL) -> str:

@@ -29,8 +29,8 @@ from elastic_core.agent.workers import start_failure
 from elastic_core.config import RunConfig
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
-from elastic_core.exit_codes import ExitCode
-from elastic_core.incidents import History, Incident, IncidentKind, signal_name
+from elastic_core.exit_codes import ExitCode, signal_name
+from elastic_core.incidents import History, Incident, IncidentKind
 from elastic_core.plugins import Plugins
 from elastic_core.rendezvous import registry
 from elastic_core.rendezvous.api import RendezvousHandler

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from elastic_core.agent.channel import Message
-from elastic_core.incidents import signal_name
+from elastic_core.exit_codes import describe_exit
 
 __all__ = [
     "Died",
@@ -30,7 +30,6 @@ __all__ = [
     "WardenEvent",
     "death",
     "event",
-    "how_it_ended",
 ]
 
 
@@ -127,9 +126,10 @@ class TemplateFailed:
 
 @dataclass(frozen=True, slots=True)
 class TemplateDied:
-    """The template is dead: ``killed by SIGKILL``. The next one is being made; what it had forked lives on."""
+    """The template is dead. The next one is being made; what it had forked lives on."""
 
-    reason: str
+    how: str
+    """``exited with code 1``, ``was killed by SIGKILL``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ def event(message: Message) -> WardenEvent:
         case {"event": "template_failed", "reason": reason}:
             return TemplateFailed(reason)
         case {"event": "template_died", "returncode": returncode}:
-            return TemplateDied(how_it_ended(returncode))
+            return TemplateDied(describe_exit(returncode))
         case {"event": "service_started", "tag": tag, "pid": pid}:
             return ServiceStarted(tag, pid)
         case {"event": "service_failed", "tag": tag, "error": error}:
@@ -230,9 +230,4 @@ def event(message: Message) -> WardenEvent:
 
 def death(returncode: int | None) -> Died:
     """The warden's own end; ``returncode`` is None where it only hung up."""
-    return Died("it hung up" if returncode is None else how_it_ended(returncode))
-
-
-def how_it_ended(returncode: int) -> str:
-    """``killed by SIGKILL``, ``exit code 1``."""
-    return f"killed by {signal_name(-returncode)}" if returncode < 0 else f"exit code {returncode}"
+    return Died("it closed its connection" if returncode is None else f"it {describe_exit(returncode)}")

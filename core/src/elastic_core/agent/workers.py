@@ -45,13 +45,13 @@ from elastic_core.agent.warden_events import (
     StartedFresh,
     Stuck,
     WardenEvent,
-    how_it_ended,
 )
 from elastic_core.config import RunConfig
 from elastic_core.environment import inheritable
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
-from elastic_core.incidents import Incident, IncidentKind, follows_peer_loss, signal_name
+from elastic_core.exit_codes import describe_exit, signal_name
+from elastic_core.incidents import Incident, IncidentKind, follows_peer_loss
 from elastic_core.plugins import Plugins
 from elastic_core.rendezvous.ledger import Round
 from elastic_core.rendezvous.node import (
@@ -241,14 +241,14 @@ class WorkerGroup:
 
     def lost_store(self, current: Round, event: ServiceEnded | ServiceFailed | None = None) -> WorkerFailed | None:
         """The round's store was here and is gone; nobody's restart, but the end of the round."""
-        how = how_it_ended(event.returncode) if isinstance(event, ServiceEnded) else "not there"
+        how = describe_exit(event.returncode) if isinstance(event, ServiceEnded) else "was not there"
         incident = Incident(
             kind=IncidentKind.STORE_DIED,
             round=current.number,
             node_id=self.info.node_id,
             host=str(self.info),
             after=round(self.now() - self.started_at, 6),
-            message=f"the process that holds the workers' store was {how}",
+            message=f"the process that holds the workers' store {how}",
         )
         return self._fail(0, incident)
 

@@ -6,6 +6,9 @@ from __future__ import annotations
 def main() -> int:
     """Run the command that ``sys.argv`` names; return the exit code."""
     try:
+        from elastic_core.cli.interrupt import end_at_once
+
+        end_at_once()
         import sys
 
         from elastic_core.title import hide_passwords

@@ -8,6 +8,7 @@ from importlib import import_module
 import click
 
 from elastic_core import __version__
+from elastic_core.cli.interrupt import raise_again
 from elastic_core.errors import PluginError, UsageError, did_you_mean
 
 BUILT_IN: Mapping[str, tuple[str, str]] = {
@@ -65,12 +66,17 @@ class Elastic(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; where that is ``run``, its first process starts while the command line is read."""
+        """Find the command; where that is ``run``, its first process starts while the command line is read.
+
+        SIGINT is the command's from here on.
+        """
         if args[:1] == ["run"] and not ctx.resilient_parsing and not {*HELP} & {*args}:
             from elastic_core.agent.start import begun
 
             ctx.obj = ctx.with_resource(begun())
-        return super().resolve_command(ctx, args)
+        found = super().resolve_command(ctx, args)
+        raise_again()
+        return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands, without importing those of plugins."""

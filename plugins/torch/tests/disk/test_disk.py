@@ -461,7 +461,7 @@ def test_a_directory_that_is_removed_in_between_is_said_to_be_gone_and_used_agai
 @pytest.mark.parametrize(
     ("code", "remedy"),
     [
-        (errno.EDQUOT, "Free some space, or keep fewer than 3."),
+        (errno.EDQUOT, "Free some space, or keep fewer than 2 checkpoints."),
         (errno.EFBIG, "Raise the limit on the size of files (ulimit -f)."),
         (errno.EROFS, "Have the disk made writable again: systems turn it read-only after an error."),
         (errno.EACCES, "Give this user the right to write there."),
@@ -481,6 +481,23 @@ def test_what_the_system_does_not_let_be_saved_is_said_with_what_to_do(
     usual = "Training goes on, and the next checkpoint is tried as usual."
     assert str(error).splitlines()[1:] == [f"{remedy} {usual}".lstrip()]
     assert "The newest is still that of step 2." in str(error)
+
+
+@pytest.mark.parametrize("saved", [0, 1])
+def test_nobody_is_told_to_keep_fewer_checkpoints_than_one(
+    root: Path, monkeypatch: pytest.MonkeyPatch, saved: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with Disk(root, environ=place()) as disk:
+        for step in range(saved):
+            disk.save(state(step), step).result()
+        monkeypatch.setattr(LocalStorage, "make", refuse)
+        error = disk.save(state(saved), saved).exception()
+    assert str(error).splitlines()[1:] == [
+        "Free some space. Training goes on, and the next checkpoint is tried as usual."
+    ]
 
 
 @pytest.mark.parametrize("what", ["a file", "a file for its claims"])

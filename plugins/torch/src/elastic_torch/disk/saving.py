@@ -24,8 +24,8 @@ from elastic_torch.disk.storage import Storage
 
 logger = logging.getLogger("elastic_torch.disk")
 _REMEDIES = {
-    errno.ENOSPC: "Free some space, or keep fewer than {keep}.",
-    errno.EDQUOT: "Free some space, or keep fewer than {keep}.",
+    errno.ENOSPC: "Free some space{or_keep_fewer}.",
+    errno.EDQUOT: "Free some space{or_keep_fewer}.",
     errno.EFBIG: "Raise the limit on the size of files (ulimit -f).",
     errno.EROFS: "Have the disk made writable again: systems turn it read-only after an error.",
     errno.EACCES: "Give this user the right to write there.",
@@ -177,7 +177,9 @@ class Saver:
         text = str(error) if isinstance(error, (PeerFailedError, OSError)) else f"{type(error).__name__}: {error}"
         remedies = [remedy for code, remedy in _REMEDIES.items() if os.strerror(code) in text]  # from whichever rank
         usual = "Training goes on, and the next checkpoint is tried as usual."
-        hint = " ".join([*(remedy.format(keep=self.keep) for remedy in remedies[:1]), usual])
+        kept = min(self.keep, len(there))
+        or_keep_fewer = f", or keep fewer than {kept} checkpoints" if kept > 1 else ""  # one is always kept
+        hint = " ".join([*(remedy.format(or_keep_fewer=or_keep_fewer) for remedy in remedies[:1]), usual])
         return CheckpointSaveError(
             f"The checkpoint of step {position.step} was not saved in {self.storage.root}: {text}. {newest}", hint=hint
         )

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic_core.cli.interrupt import end_at_once, raise_again
+
+SENDS_SIGINT = """
+import os, signal, sys
+
+class Finder:
+    begun, count = False, 0
+
+    def find_spec(self, name, path=None, target=None):
+        if name in ("elastic_core", "__future__", "elastic_core.cli"):
+            Finder.begun = True
+        elif Finder.begun:
+            with open(imported, "a") as file:
+                print(name, file=file)
+            Finder.count += 1
+            if Finder.count == at:
+                os.kill(os.getpid(), signal.SIGINT)
+
+if "INTERRUPT_AT" in os.environ:  # not in what this process starts
+    at, imported = int(os.environ.pop("INTERRUPT_AT")), os.environ.pop("IMPORTED")
+    sys.meta_path.insert(0, Finder())
+"""
+"""A sitecustomize that sends SIGINT to its own process at the n-th import, without those that lead to ``main``."""
+ELASTIC = "import sys; from elastic_core.cli import main; sys.exit(main())"
+"""The console script."""
+STARTED = "elastic_core.agent.supervisor"
+"""Imported when the command line is read, and the agent's own handlers are about to be there."""
+
+
+def interrupted(tmp_path: Path, at: int, *program: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """A run that gets SIGINT at its n-th import, and what it had imported by its end."""
+    (tmp_path / "sitecustomize.py").write_text(SENDS_SIGINT)
+    imported = tmp_path / "imported"
+    imported.write_text("")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tmp_path),
+        "INTERRUPT_AT": str(at),
+        "IMPORTED": str(imported),
+    }
+    command = [sys.executable, "-c", ELASTIC, "run", "--standalone", "--no_python", *program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return done, imported.read_text().split()
+
+
+def test_sigint_ends_a_run_quietly_wherever_it_is_on_its_way(tmp_path: Path) -> None:
+    """An import that was interrupted showed its traceback, or forgot the signal."""
+    done, imported = interrupted(tmp_path, 0, "true")
+    assert done.returncode == 0, done.stderr
+    early = imported.index(STARTED)
+    for at in range(1, early, max(1, early // 20)):
+        done, _ = interrupted(tmp_path, at, "sleep", "1000")
+        assert (done.returncode, done.stderr) == (130, ""), f"at the import of {imported[at - 1]}"
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
+def test_a_handler_that_is_not_pythons_own_stays(handler: signal.Handlers) -> None:
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        end_at_once()
+        assert signal.getsignal(signal.SIGINT) is handler
+        raise_again()
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
