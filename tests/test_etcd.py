@@ -139,6 +139,7 @@ def test_a_wrong_password_ends_the_run_at_once_and_is_never_shown(stage: Stage, 
 
 
 def test_nobody_there_is_said_with_the_exit_code_of_it(stage: Stage) -> None:
-    agent = stage.run("--rdzv_backend=etcd", f"--rdzv_endpoint=127.0.0.1:{free_port()}", WORKERS / "sleeper.py")
+    flags = ["--rdzv_backend=etcd", f"--rdzv_endpoint=127.0.0.1:{free_port()}", "--rdzv_conf=join_timeout=2"]
+    agent = stage.run(*flags, WORKERS / "sleeper.py")
     assert agent.exit_code() == 69
     assert "Connection refused" in agent.output

@@ -136,7 +136,8 @@ def test_no_process_of_a_job_but_its_agents_knows_the_password(
 def test_who_cannot_get_in_is_told_and_ends(stage: Stage, tmp_path: Path, where: str) -> None:
     with redis_server(tmp_path / "redis", "requirepass s3cret") as server:
         endpoint = "redis://:wr0ng@" + (server.endpoint if where == "wrong password" else "127.0.0.1:9")
-        flags = ["--nnodes=2", "--rdzv_backend=redis", "--no_python", "true"]
+        soon = ["--rdzv_conf=join_timeout=2"] if where == "no route" else []
+        flags = ["--nnodes=2", "--rdzv_backend=redis", *soon, "--no_python", "true"]
         agent = stage.run(*flags, env={"PET_RDZV_ENDPOINT": endpoint})
         assert agent.exit_code() == ExitCode.UNREACHABLE
     said = "does not let us in" if where == "wrong password" else "can be reached at 127.0.0.1:9: Connection refused"

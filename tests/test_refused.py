@@ -52,7 +52,8 @@ def test_a_certificate_of_a_stranger_is_named_with_the_option_that_trusts_it(
 @pytest.mark.parametrize("backend", ["redis", "etcd"])
 def test_an_address_without_a_host_is_named_with_what_to_check(stage: Stage, backend: str) -> None:
     with hosts(1) as (host,):
-        flags = ["--nnodes=2", f"--rdzv_backend={backend}", "--rdzv_endpoint=10.77.0.99:7777", "--no_python", "true"]
+        flags = ["--nnodes=2", f"--rdzv_backend={backend}", "--rdzv_endpoint=10.77.0.99:7777"]
+        flags += ["--rdzv_conf=join_timeout=2", "--no_python", "true"]
         agent = stage.start(host.command(sys.executable, "-m", "elastic_core", "run", *flags))
         assert agent.exit_code() == ExitCode.UNREACHABLE, agent.output
         assert "10.77.0.99:7777: no answer" in agent.output

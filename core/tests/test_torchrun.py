@@ -24,7 +24,7 @@ from elastic_core.errors import (
 )
 from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousParameters
-from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.backend import RendezvousBackend, StoreWarning
 from elastic_core.rendezvous.closing import close_run
 from elastic_core.rendezvous.exchange import understood
 from elastic_core.rendezvous.join import Clock
@@ -189,6 +189,67 @@ def test_who_has_joined_and_cannot_begin_leaves_no_row(memory: MemoryStore) -> N
     handler.shutdown()
     assert load(LocalBackend(memory), 0.0) is not None, "it had joined"
     assert LocalBackend(memory).roster() == []
+
+
+class Restarting(LocalBackend):
+    """A store whose server is down for the first connections to it, and once more while a node joins."""
+
+    down = 0
+
+    def __init__(self, memory: MemoryStore) -> None:
+        self.count_down()
+        super().__init__(memory)
+        self.warnings = (StoreWarning("It keeps 5 clients at most.", "Raise maxclients."),)
+
+    def count_down(self) -> None:
+        if Restarting.down > 0:
+            Restarting.down -= 1
+            raise RendezvousConnectionError("connection refused")
+
+    def enter(self, node_id: str, value: bytes) -> int:
+        self.count_down()
+        return super().enter(node_id, value)
+
+
+def restarting(memory: MemoryStore, join_timeout: float) -> TorchrunHandler:
+    where = "redis://:secret@store"
+    params = RendezvousParameters(backend="memory", endpoint=where, run_id="job", min_nodes=1, max_nodes=1)
+    read = conf.RendezvousConf(timing=Timing(join_timeout=join_timeout))
+    return TorchrunHandler(lambda params: Restarting(memory), params, read, None)
+
+
+@pytest.mark.parametrize("when", ["first", "joining"])
+def test_a_store_that_restarts_is_waited_for_and_its_warnings_are_shown(
+    memory: MemoryStore, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """One refused connection ended torchrun's agent, and what an operator should mend was not said."""
+    monkeypatch.setattr(Restarting, "down", 2 if when == "first" else 0)
+    handler = restarting(memory, PATIENCE)
+    if when == "joining":
+        make = handler._connect
+
+        def down_from_then_on(params: RendezvousParameters) -> RendezvousBackend:
+            made = make(params)
+            Restarting.down = 1
+            return made
+
+        monkeypatch.setattr(handler, "_connect", down_from_then_on)
+    assert handler.next_rendezvous().world_size == 1
+    handler.shutdown()
+    said = capfd.readouterr().err.splitlines()
+    awaited = "[elastic] the store at redis://***@store does not answer; waiting for it for up to 60 s: "
+    assert sorted(said) == [
+        "[elastic] It keeps 5 clients at most. Raise maxclients.",
+        awaited + "connection refused",
+    ]
+
+
+def test_a_store_that_never_comes_is_out_of_reach(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Restarting, "down", 1000)
+    handler = restarting(memory, 0.2)
+    with pytest.raises(RendezvousConnectionError, match="connection refused"):
+        handler.next_rendezvous()
+    handler.shutdown()
 
 
 def test_too_few_nodes_are_a_timeout(node: Callable[..., TorchrunHandler]) -> None:

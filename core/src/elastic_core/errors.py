@@ -75,9 +75,19 @@ class RendezvousConnectionError(RendezvousError):
     """The store did not answer, or refused us. Retried by the drivers; final only while joining.
 
     Backends raise it (``from exc``) for every failure of transport or authentication, and nothing else for those.
+
+    Args:
+        message: As for every error.
+        hint: As for every error.
+        lasting: Whether waiting mends nothing, such as a wrong password, a certificate that is not to be trusted, or a
+            name that nobody knows. The agent tries its first connection again for up to a minute unless this is true.
     """
 
     exit_code = ExitCode.UNREACHABLE
+
+    def __init__(self, message: str, *, hint: str | None = None, lasting: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.lasting = lasting
 
 
 class RendezvousStateError(RendezvousError):

@@ -59,13 +59,15 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend |
     A ``RendezvousHandler``, ours or torch's, may be returned instead. It keeps no ledger, so the agent then works as
     torchrun's does; its methods are called from another thread, one at a time.
 
-    Called once per agent, on the main thread, before the agent has threads or workers (forking is safe here). It may
-    block while it connects, for the backend's own timeout at most. The agent closes what it returns; an embedded
-    store ends with that.
+    Called on the main thread, before the agent has threads or workers (forking is safe here): once, and again while the
+    store is not up, as said below. It may block while it connects, for the backend's own timeout at most. The agent
+    closes what it returns; an embedded store ends with that.
 
     Raises:
-        RendezvousConnectionError: Nobody listens at the endpoint, or it does not let us in. Ends the run with exit
-            code 69.
+        RendezvousConnectionError: Nobody listens at the endpoint, or it does not let us in. The agent says so and asks
+            again for 60 s, or for ``join_timeout`` if that is shorter; then this ends the run with exit code 69. It
+            ends the run at once if it is ``lasting``, and where the store is embedded or a handler is made: these
+            wait by themselves.
         UsageError: The endpoint or an option is wrong. Ends the run with exit code 2.
         PluginError: What is no ElasticError becomes one, which names the plugin. Ends the run with exit code 2.
     """

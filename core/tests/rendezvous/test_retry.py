@@ -4,7 +4,7 @@ import pytest
 
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
-from elastic_core.rendezvous.retry import RETRY_FIRST, RETRY_MOST, Backoff, persist
+from elastic_core.rendezvous.retry import RETRY_FIRST, RETRY_MOST, Backoff, connect_at_first, persist, store_awaited
 
 
 def test_each_failure_in_a_row_doubles_the_pause_up_to_a_limit() -> None:
@@ -77,3 +77,50 @@ def test_an_embedded_store_does_not_come_back() -> None:
     store.embedded = True
     with pytest.raises(RendezvousConnectionError, match="connection refused"):
         persisted(store, 1)
+
+
+def connected(failures: list[RendezvousConnectionError], timeout: float) -> tuple[str, list[str], float]:
+    """What comes of a first connection that fails so often: its result, what was told, and the seconds waited."""
+    told: list[str] = []
+    pauses: list[float] = []
+
+    def make() -> str:
+        if failures:
+            raise failures.pop(0)
+        return "made"
+
+    def tell(exc: RendezvousConnectionError) -> None:
+        told.append(exc.message)
+
+    try:
+        found = connect_at_first(make, tell, timeout=timeout, now=lambda: sum(pauses), sleep=pauses.append)
+    except RendezvousConnectionError as exc:
+        found = f"raised: {exc.message}"
+    return found, told, sum(pauses)
+
+
+def refused(count: int) -> list[RendezvousConnectionError]:
+    return [RendezvousConnectionError(f"refused {number}") for number in range(count)]
+
+
+def test_the_first_connection_waits_for_a_store_that_is_not_up_yet() -> None:
+    """One refused connection ended the agent with exit code 69."""
+    found, told, _ = connected(refused(3), 60.0)
+    assert (found, told) == ("made", ["refused 0"])
+
+
+def test_the_first_connection_is_given_up_when_its_time_is_over() -> None:
+    found, told, waited = connected(refused(1000), 5.0)
+    assert found.startswith("raised: refused ")
+    assert (told, waited) == (["refused 0"], 5.0)
+
+
+def test_what_no_waiting_mends_ends_at_once() -> None:
+    wrong = RendezvousConnectionError("wrong password", lasting=True)
+    assert connected([wrong], 60.0) == ("raised: wrong password", [], 0)
+
+
+def test_people_are_told_what_is_waited_for_without_a_password() -> None:
+    event = store_awaited("redis://:secret@store:6379", 60.0, RendezvousConnectionError("refused.", hint="Start it."))
+    said = "the store at redis://***@store:6379 does not answer; waiting for it for up to 60 s: refused. Start it."
+    assert event.message == said

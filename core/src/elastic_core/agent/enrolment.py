@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from elastic_core import __version__
 from elastic_core.agent.identity import Seat, host_id, host_name
 from elastic_core.agent.probing import Door
 from elastic_core.config import DEFAULT_ID, RunConfig
+from elastic_core.errors import RendezvousConnectionError
 from elastic_core.plugins import Plugins
 from elastic_core.program import arguments_digest, name
-from elastic_core.rendezvous.api import RendezvousParameters
+from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters
+from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.join import Applicant, Clock
+from elastic_core.rendezvous.retry import FIRST_CONNECTION_SECONDS, connect_at_first, store_awaited
 from elastic_core.rendezvous.rows import NodeInfo
 from elastic_core.rendezvous.settings import Agreement, Command, Settings, Versions
 
@@ -29,6 +33,27 @@ def parameters(config: RunConfig) -> RendezvousParameters:
         token=config.job_token,
         config=config.rdzv_conf,
     )
+
+
+def first_connection(config: RunConfig, plugins: Plugins) -> RendezvousBackend | RendezvousHandler:
+    """The backend's first connection; a store that is not up yet is waited for, which the observers are told.
+
+    An embedded store is waited for by its own backend, and what a handler connects to by the handler.
+
+    Raises:
+        RendezvousConnectionError: The store cannot be reached, or does not let this node in.
+        UsageError: The endpoint or an option is wrong.
+        PluginError: The backend's plugin failed, or made nothing.
+    """
+    make, options = partial(plugins.make_rendezvous, parameters(config)), plugins.rendezvous_options()
+    if options.embedded or options.handler:
+        return make()
+    patience = min(FIRST_CONNECTION_SECONDS, config.timing.join_timeout)
+
+    def waits(exc: RendezvousConnectionError) -> None:
+        plugins.publish(store_awaited(config.rdzv_endpoint, patience, exc))
+
+    return connect_at_first(make, waits, timeout=patience)
 
 
 def applicant_for(config: RunConfig, plugins: Plugins, seat: Seat, clock: Clock, door: Door | None = None) -> Applicant:

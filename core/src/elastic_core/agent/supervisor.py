@@ -16,7 +16,7 @@ from functools import partial
 from elastic_core.agent import outcome, preloading
 from elastic_core.agent.addresses import advertised
 from elastic_core.agent.departing import Departing
-from elastic_core.agent.enrolment import applicant_for, cpus_of_workers, parameters
+from elastic_core.agent.enrolment import applicant_for, cpus_of_workers, first_connection
 from elastic_core.agent.hands import WARDEN_PATIENCE, Hands, hands
 from elastic_core.agent.identity import Seat
 from elastic_core.agent.inbox import SignalReceived
@@ -41,7 +41,7 @@ from elastic_core.agent.warden_events import (
 )
 from elastic_core.agent.workers import start_failure
 from elastic_core.config import RunConfig
-from elastic_core.errors import ElasticError, RendezvousConnectionError, in_one_line, without_passwords
+from elastic_core.errors import ElasticError, RendezvousConnectionError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.plugins import Plugins
@@ -77,7 +77,7 @@ from elastic_core.rendezvous.node import (
     row_of,
     step,
 )
-from elastic_core.rendezvous.retry import persist
+from elastic_core.rendezvous.retry import persist, store_awaited
 from elastic_core.rendezvous.rows import Seats
 from elastic_core.rendezvous.session import Session, SessionCalls
 
@@ -112,7 +112,7 @@ def supervise(
     """
     clock, cpus = Clock(new_id=lambda: uuid.uuid4().hex[:12]), cpus_of_workers(config)
     with ExitStack() as stack:
-        store = plugins.make_rendezvous(parameters(config))
+        store = first_connection(config, plugins)
         if not isinstance(store, RendezvousBackend):
             from elastic_core.agent import polling  # seldom needed
 
@@ -131,8 +131,11 @@ def supervise(
         if own_address(address) is None:
             publish(Event("listens_everywhere", f"{address} is not an address of this host: {EVERYWHERE}"))
         heard: list[WardenEvent] = []
-        waits = partial(_wait_for_store, publish, config.rdzv_endpoint)
         patience = config.timing.join_timeout
+
+        def waits(exc: RendezvousConnectionError) -> None:
+            publish(store_awaited(config.rdzv_endpoint, patience, exc))
+
         arrival = None
         if preloaded or again:
             arrival = persist(store, lambda to: arrive(to, applicant, clock, again=again), waits, timeout=patience)
@@ -164,13 +167,6 @@ def supervise(
             given.inbox.watch(door, door.greet)
         stack.callback(supervisor.close)
         return supervisor.run()
-
-
-def _wait_for_store(publish: Publish, endpoint: str, exc: RendezvousConnectionError) -> None:
-    """Say that a node that joins waits for its store to be back."""
-    where = f" at {without_passwords(endpoint)}" if endpoint else ""
-    message = f"the store{where} does not answer; this node joins when it does: {in_one_line(exc)}"
-    publish(Event("store_unreachable", message, Level.WARNING))
 
 
 class Supervisor:

@@ -94,6 +94,7 @@ def _link(draft: str, target: str) -> bool:
             raise RendezvousConnectionError(
                 f"The file system of {os.path.dirname(target)!r} has no hard links ({exc.strerror}).",
                 hint="Use a directory on a local disk, on NFS or on a cluster file system.",
+                lasting=True,
             ) from exc
         raise
     return True
@@ -260,4 +261,5 @@ def store_errors(directory: str) -> Iterator[None]:
         raise RendezvousConnectionError(
             f"The rendezvous directory does not work: {where!r}: {exc.strerror}.",
             hint=_REMEDIES.get(exc.errno or 0, "Check the disk or the mount."),
+            lasting=exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS),
         ) from exc

@@ -376,6 +376,7 @@ def _directory(endpoint: str) -> tuple[Path, bool]:
         raise RendezvousConnectionError(
             f"The rendezvous directory {str(path)!r} cannot be made: {exc.strerror}.",
             hint="Create it, writable for this user, or use another one.",
+            lasting=True,
         ) from exc
     return path, True
 

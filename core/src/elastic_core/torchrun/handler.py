@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from elastic_core import conf
 from elastic_core.agent.addresses import advertised
@@ -20,7 +22,7 @@ from elastic_core.errors import (
     RendezvousError,
     RendezvousTimeoutError,
 )
-from elastic_core.events import Event
+from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
 from elastic_core.rendezvous.api import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo, RendezvousParameters
@@ -47,6 +49,7 @@ from elastic_core.rendezvous.node import (
     row_of,
     step,
 )
+from elastic_core.rendezvous.retry import FIRST_CONNECTION_SECONDS, connect_at_first, persist, store_awaited
 from elastic_core.rendezvous.rows import NodeInfo
 from elastic_core.rendezvous.seal import protected
 from elastic_core.rendezvous.session import Session, SessionCalls
@@ -121,7 +124,7 @@ class TorchrunHandler(RendezvousHandler):
         Raises:
             RendezvousClosedError: The job is closed.
             RendezvousTimeoutError: Too few nodes came.
-            RendezvousError: This node was refused, or the store cannot be reached while it joins.
+            RendezvousError: This node was refused, or the store cannot be reached for as long as it may take to join.
         """
         if self._session is None:
             self._enrol()
@@ -199,8 +202,12 @@ class TorchrunHandler(RendezvousHandler):
         single_node = params.max_nodes == 1
         # First: whoever fails after it has joined ends the job for all.
         self._address = advertised(params.endpoint, "HOST", params.local_addr, single_node=single_node)
-        made, described = self._connect(params), f"rendezvous backend {params.backend!r}"
-        self._store = protected(made, described, params.token, params.run_id)
+        patience = self._read.timing.join_timeout
+        at_first = min(FIRST_CONNECTION_SECONDS, patience)
+        made = connect_at_first(partial(self._connect, params), partial(self._wait, at_first), timeout=at_first)
+        self._store = protected(made, f"rendezvous backend {params.backend!r}", params.token, params.run_id)
+        for warning in self._store.warnings:
+            _say(Event("store_warning", f"{warning.message} {warning.hint}", Level.WARNING))
         for name in os.environ.keys() - inheritable(os.environ).keys():  # which has been read by now
             self._secrets[name] = os.environ.pop(name)  # torchrun's workers get all that there is
         info = NodeInfo(
@@ -218,11 +225,16 @@ class TorchrunHandler(RendezvousHandler):
         settings = Settings(agreement=agreement, timing=self._read.timing, versions=versions, host=info.host)
         offer = self._offer()
         applicant = Applicant(info=info, settings=settings, scheduler_uid=self._uid, offer=offer)
-        found = join(self._store, applicant, self._clock)
+        found = persist(
+            self._store,
+            lambda store: join(store, applicant, self._clock),
+            partial(self._wait, patience),
+            timeout=patience,
+        )
         if isinstance(found, Closed):
             raise RendezvousClosedError(f"The job {params.run_id!r} is over: {found.why}")
         self._state, self._row = NodeState(info=info, ledger=found.ledger, offer=offer), found.row
-        calls = SessionCalls(post=self._post, publish=_keep_quiet, judge=_restart, crashed=self._crashed)
+        calls = SessionCalls(post=self._post, publish=_say, judge=_restart, crashed=self._crashed)
         try:
             self._session = Session(self._store, found, self._clock, calls)
         except BaseException:
@@ -232,6 +244,9 @@ class TorchrunHandler(RendezvousHandler):
         self._tell()
         self._session.start()
         threading.Thread(target=self._tick, args=(self._session,), name="elastic-tick", daemon=True).start()
+
+    def _wait(self, seconds: float, exc: RendezvousConnectionError) -> None:
+        _say(store_awaited(self._params.endpoint, seconds, exc))
 
     def _workers_are_gone(self, why: str) -> None:
         """No worker runs here: the agent was told to stop them, or something failed, as ``why`` says."""
@@ -358,5 +373,7 @@ def _restart(incident: Incident, history: History) -> Verdict:
     return Verdict(Action.RESTART, "torchrun's agents count restarts")
 
 
-def _keep_quiet(event: Event) -> None:
-    """torchrun has no observers of ours."""
+def _say(event: Event) -> None:
+    """Tell people what needs them, and when it is over; torchrun has no observers of ours."""
+    if event.level >= Level.WARNING or event.name == "store_back":
+        print(f"[elastic] {event.message}", file=sys.stderr, flush=True)

@@ -215,6 +215,7 @@ class Client:
         return RendezvousConnectionError(
             f"No etcd answers, after {seconds:.1f} s: {said}.",
             hint="Check the endpoints, the network, and whether most members of the cluster are up.",
+            lasting=all(isinstance(exc, Unreachable) and exc.final for exc in failures.values()),
         )
 
 

@@ -202,6 +202,7 @@ class ClientV2:
                 f"etcd at {site} does not let {who} in, or not at the keys of the job: {_text(exc)}.",
                 hint="Check --rdzv_conf user=NAME,password_file=PATH, or ELASTIC_ETCD_USER and ELASTIC_ETCD_PASSWORD, "
                 "and the user's role in API v2, which has users of its own.",
+                lasting=True,
             ) from exc
         except etcd.EtcdConnectionFailed as exc:
             raise _Failed(
@@ -213,6 +214,7 @@ class ClientV2:
                     f"etcd at {site} does not serve API v2.",
                     hint="Use --rdzv_backend=etcd, which speaks API v3. Or start etcd with --enable-v2: 3.4 and 3.5 "
                     "have that flag, 3.6 has no API v2 any more.",
+                    lasting=True,
                 ) from exc
             if isinstance(exc, etcd.EtcdValueError | etcd.EtcdRootReadOnly):
                 raise RendezvousStateError(f"etcd at {site} refuses what it was asked: {_text(exc)}.") from exc
@@ -226,6 +228,7 @@ class ClientV2:
         return RendezvousConnectionError(
             f"No etcd answers, after {seconds:.1f} s: {said}.",
             hint="Check the endpoints, the network, and whether most members of the cluster are up.",
+            lasting=all(failed.final for failed in failures.values()),
         )
 
 

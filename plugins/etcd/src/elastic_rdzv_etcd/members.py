@@ -55,6 +55,7 @@ class Members:
             raise RendezvousConnectionError(
                 f"No host of the endpoint has an address: {', '.join(unknown)}.",
                 hint="Check the names, or write the addresses themselves.",
+                lasting=all(map(_is_unknown, self._asking.values())),
             )
         self._favourite = sites[os.getpid() % len(sites)]  # so that agents spread over the members
 
@@ -107,6 +108,12 @@ class Members:
         found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM, flags=flags)
         with self._lock:
             self._known[endpoint] = [Site(endpoint, family, str(at[0])) for family, _, _, _, at in found]
+
+
+def _is_unknown(answer: Future[None]) -> bool:
+    """Whether there is no such name."""
+    exc = answer.exception() if answer.done() else None
+    return isinstance(exc, UnicodeError) or (isinstance(exc, socket.gaierror) and exc.errno == socket.EAI_NONAME)
 
 
 def _reason(answer: Future[None], spent: float) -> str | None:

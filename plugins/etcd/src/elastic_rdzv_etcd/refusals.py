@@ -126,11 +126,13 @@ def in_words(refused: Refusal, where: object, user: str | None) -> RendezvousCon
                 f"etcd at {where} does not allow {who} what a job needs: {text}.",
                 hint="Grant a role of this user reading and writing of all keys below the prefix: "
                 "etcdctl role grant-permission ROLE --prefix=true readwrite PREFIX/",
+                lasting=True,
             )
         case Kind.DENIED | Kind.TOKEN:
             return RendezvousConnectionError(
                 f"etcd at {where} does not let {who} in: {text}.",
                 hint="Check --rdzv_conf user=NAME,password_file=PATH, or ELASTIC_ETCD_USER and ELASTIC_ETCD_PASSWORD.",
+                lasting=True,
             )
         case Kind.FULL:
             return RendezvousConnectionError(
@@ -138,7 +140,9 @@ def in_words(refused: Refusal, where: object, user: str | None) -> RendezvousCon
                 hint="Compact and defragment it, `etcdctl alarm disarm`; prevent it by --auto-compaction-retention=1h.",
             )
         case Kind.FOREIGN:
-            return RendezvousConnectionError(f"What listens at {where} is no etcd that can be used: {text}")
+            return RendezvousConnectionError(
+                f"What listens at {where} is no etcd that can be used: {text}", lasting=True
+            )
         case Kind.PASSING | Kind.NO_LEASE:
             return RendezvousConnectionError(f"etcd at {where} cannot answer now: {text}.")
         case _:

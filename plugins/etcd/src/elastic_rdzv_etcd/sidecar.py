@@ -89,6 +89,7 @@ class Sidecar:
             raise RendezvousConnectionError(
                 f"The etcd of this agent's own, {binary!r}, did not start: {rest or 'its sidecar ended'}.",
                 hint="Run it by hand to see what it lacks; --rdzv_conf etcd_binary=PATH names another one.",
+                lasting=True,
             )
         port, _, folder = rest.partition(" ")
         return cls(process, ours, int(port), Path(folder))

@@ -191,19 +191,24 @@ class Client:
             code = "NOPERM"
         if isinstance(exc, redis.exceptions.InvalidResponse):
             return RendezvousConnectionError(
-                f"Whoever listens at {self.where} is no Redis server: {said}", hint="Check --rdzv_endpoint."
+                f"Whoever listens at {self.where} is no Redis server: {said}",
+                hint="Check --rdzv_endpoint.",
+                lasting=True,
             )
         if isinstance(exc, redis.exceptions.AuthenticationError):
             todo = "Give a password" if "NOAUTH" in said else "Check the user's name and the password"
             where = f"--rdzv_conf {self._credentials.option}, or the variable {self._credentials.variable}"
-            return RendezvousConnectionError(f"{server} does not let us in: {said}", hint=f"{todo}; see {where}.")
+            return RendezvousConnectionError(
+                f"{server} does not let us in: {said}", hint=f"{todo}; see {where}.", lasting=True
+            )
         if "WRONGTYPE" in said:
             return RendezvousStateError(
                 f"{server} holds something else where this job's keys are: {said}",
                 hint="Use another --rdzv_id, or another --rdzv_conf prefix.",
             )
         if isinstance(exc, redis.exceptions.ResponseError):
-            return RendezvousConnectionError(f"{server} refuses: {said}", hint=_HINTS.get(code))
+            lasting = code in ("NOPERM", "MOVED")
+            return RendezvousConnectionError(f"{server} refuses: {said}", hint=_HINTS.get(code), lasting=lasting)
         hint = _HINTS.get(code, self._doubt)
         return RendezvousConnectionError(f"{server} is gone, or the network in between: {said}", hint=hint)
 

@@ -117,7 +117,9 @@ class Dialler:
             raise failures[0]
         said = " ".join(exc.message for exc in failures)
         raise RendezvousConnectionError(
-            f"No sentinel leads to the master {name!r}. {said}", hint=failures[-1].hint
+            f"No sentinel leads to the master {name!r}. {said}",
+            hint=failures[-1].hint,
+            lasting=all(failure.lasting for failure in failures),
         ) from failures[-1]
 
     def _named_by(self, sentinel: Host, name: str, deadline: float) -> Host:
@@ -226,6 +228,7 @@ class Dialler:
                 f"The certificate of the Redis server at {where} is not to be trusted: {exc.verify_message}.",
                 hint="Name the authority that signed it by --rdzv_conf cacert=FILE; the name that it is for, if that "
                 f"is not {name!r}, by tls_hostname=NAME.",
+                lasting=True,
             ) from exc
         except (OSError, ValueError) as exc:
             said = getattr(exc, "reason", None) or getattr(exc, "strerror", None) or str(exc)
@@ -256,7 +259,9 @@ def _look_up(host: Host, patience: float) -> list[Any]:
     except (OSError, UnicodeError) as exc:
         why = "it cannot be a name" if isinstance(exc, UnicodeError) else exc.strerror or str(exc)
         raise RendezvousConnectionError(
-            f"The host {host.name!r} cannot be looked up: {why}.", hint="Check the name, or write the address itself."
+            f"The host {host.name!r} cannot be looked up: {why}.",
+            hint="Check the name, or write the address itself.",
+            lasting=isinstance(exc, UnicodeError) or exc.errno == socket.EAI_NONAME,
         ) from exc
 
 
@@ -274,6 +279,7 @@ def _check_fitness(client: Client) -> dict[str, str]:
             f"The Redis server at {client.where} has maxmemory-policy {policy}: when its memory is full, it throws "
             "away what the job stands on.",
             hint=f"Set maxmemory-policy to {_KEEPS} (CONFIG SET maxmemory-policy {_KEEPS}), or use another server.",
+            lasting=True,
         )
     if facts.get("role", "master") != "master":
         raise RendezvousConnectionError(

@@ -61,10 +61,12 @@ class Credentials:
         except (OSError, ValueError) as exc:
             why = exc.strerror if isinstance(exc, OSError) else "it is no text"
             raise RendezvousConnectionError(
-                f"The password file {str(self.file)!r} cannot be read: {why}.", hint=f"See --rdzv_conf {self.option}."
+                f"The password file {str(self.file)!r} cannot be read: {why}.",
+                hint=f"See --rdzv_conf {self.option}.",
+                lasting=True,
             ) from exc
         if not password:
-            raise RendezvousConnectionError(f"The password file {str(self.file)!r} is empty.")
+            raise RendezvousConnectionError(f"The password file {str(self.file)!r} is empty.", lasting=True)
         return self.username, password
 
 
