@@ -156,3 +156,15 @@ def test_ctrl_c_while_the_template_imports_ends_at_once(stage: Stage, done: Path
     agent.wait_for("round 1:")
     agent.signal(signal.SIGINT)
     assert agent.exit_code() == 128 + signal.SIGINT
+
+
+def test_a_template_leaves_no_folder_for_compiled_code_behind(stage: Stage, tmp_path: Path, done: Path) -> None:
+    """Importing ``torch._dynamo`` makes one; a job that compiles nothing left it in the directory for temporary files."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    script = tmp_path / "train.py"
+    script.write_text(f"import os, sys, time\nwhile not os.path.exists({str(done)!r}):\n    time.sleep(0.05)\n")
+    agent = stage.run("--standalone", "-v", script, env={**WARM, "TMPDIR": str(temporary)})
+    agent.wait_for("has imported torch._dynamo besides")
+    ends(agent, done)
+    assert os.listdir(temporary) == []

@@ -5,11 +5,13 @@ Whoever is not imported is not touched, and nothing is imported here.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 WHILE_IMPORTING = {
@@ -17,11 +19,28 @@ WHILE_IMPORTING = {
     "OPENBLAS_NUM_THREADS": "1",  # no fork gets its threads; each worker starts them itself
 }
 """What the template's environment has besides the job's while it imports."""
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _OPENBLAS = re.compile(r"/\S*openblas\S*\.so\S*$")
 _SETTERS = tuple(
     f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_", "_64")
 )
 """The names under which distributions build it, as threadpoolctl knows them."""
+
+
+@contextlib.contextmanager
+def without_empty_cache() -> Iterator[None]:
+    """Import in here, and then remove the folder that ``torch._dynamo`` makes for compiled code when it is imported.
+
+    Many a program compiles nothing, and the folder would be left behind by a job that never asked for it. What compiles
+    makes the folder again. One that was there before, has a file in it or was named by the user stays.
+    """
+    named, began = CACHE in os.environ, time.time()
+    yield
+    if named or CACHE not in os.environ:  # where the folder is, torch says there
+        return
+    with contextlib.suppress(OSError):  # it is in use
+        if os.stat(os.environ[CACHE]).st_mtime >= began:
+            os.rmdir(os.environ[CACHE])
 
 
 class Libraries:

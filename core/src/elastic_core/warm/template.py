@@ -222,8 +222,9 @@ def _preload(modules: list[str], channel: Channel) -> float:
     start, thresholds = time.monotonic(), gc.get_threshold()
     gc.set_threshold(0)
     try:
-        for name in modules:
-            importlib.import_module(name)
+        with libraries.without_empty_cache():
+            for name in modules:
+                importlib.import_module(name)
     except BaseException as exc:  # whatever it is, it must not lead to the user's program
         trace = exc.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_NOT_THEIRS):
