@@ -20,4 +20,27 @@ CLAIMS: tuple[Defect, ...] = (
         "round(elapsed, 6)",
         "leaders",
     ),
+    # Who is gone
+    Defect(
+        "a proof counts while the beat goes on",
+        "silent_at",
+        "seen.changed_at + PROOF_BEATS * timing.beat_interval",
+        "seen.changed_at",
+        "seats",
+    ),
+    Defect(
+        "a proof is believed that was contradicted",
+        "observe",
+        "watch.distrusted | contradicted",
+        "watch.distrusted",
+        "seats",
+        1000,
+    ),
+    Defect(
+        "a process that outlives its warden holds no seat",
+        "_outlive",
+        "world.hub.at(world.hub.now + fault.span, agent.hands.orphaned)",
+        "world.hub.at(world.hub.now + fault.span, agent.hands.orphaned)\nhost.left(agent)",
+        "seats",
+    ),
 )

@@ -34,7 +34,7 @@ def aware(world: World, host: Host, seconds: float = AWARE) -> bool:
 
 def unaware(world: World, training: Training) -> bool:
     """Whether a round may train on, although its run has gone on without it: no member can know of that yet."""
-    return world.forgot and not _overdue(world, training)
+    return world.forgot and not overdue(world, training)
 
 
 def served(world: World, replica: Replica, offer: str) -> bool:
@@ -44,7 +44,7 @@ def served(world: World, replica: Replica, offer: str) -> bool:
     return any(not world.forgot or (host.line.replica is replica and aware(world, host)) for host in hosts)
 
 
-def _overdue(world: World, training: Training) -> str:
+def overdue(world: World, training: Training) -> str:
     """A member of a round that trains, who must know that it is not the newest any more; '' if nobody must."""
     for node_id, gang in training.gangs.items():
         agent, host = world.agent(node_id), gang.host
@@ -66,7 +66,7 @@ def check_pair(world: World, one: Training, other: Training) -> None:
         world.truth.violated("S4", f"rounds {one.round.number} and {other.round.number} train at once {since}")
         return
     for training in (one, other):
-        if node_id := _overdue(world, training):
+        if node_id := overdue(world, training):
             both = f"rounds {one.round.number} of {one.run} and {other.round.number} of {other.run}"
             world.truth.violated("S4", f"{both} train at once, and {node_id} must know of it")
             return

@@ -178,6 +178,13 @@ PROFILES: dict[str, Profile] = {
         job=scripts.leaders_job,
         script=scripts.leaders,
     ),
+    "seats": Profile(
+        {"start": 8, "cut": 7, "outlive": 5, "freeze": 2, "crash": 2, "power": 1, "fail": 2, "leave": 1},
+        length=45.0,
+        hosts=(2, 3, 3),
+        finishing=0.0,
+        job=scripts.seats_job,
+    ),
 }
 """All of them."""
 ORDER = (
@@ -206,6 +213,7 @@ ORDER = (
     "causes",
     "split",
     "leaders",
+    "seats",
 )
 """In which order a campaign takes them, again and again."""
 
@@ -286,13 +294,19 @@ def _numbers(lots: random.Random, kind: str, plan: Plan) -> tuple[float, float]:
             return 0.0, lots.uniform(-4000, 4000) if kind == "wall" else 0.0
         case "start":
             lot = lots.random()
+            if plan.profile == "seats":
+                return 0.0, float(lot < 0.6)
             return 0.0, 2.0 if plan.profile in ("reused", "latecomers") and lot < 0.3 else 1.0 if lot < 0.2 else 0.0
         case "suspend":
             return span, float(lots.randrange(2))
         case "freeze" if plan.profile == "ending":
             return lots.choice([short, plan.fence_after]), 0.0
+        case "cut" if plan.profile == "seats":
+            return lots.choice([short, lots.uniform(3.0, 5.5), plan.fence_after]), float(lots.randrange(3))
         case "cut":
             return lots.choice([short, long, plan.fence_after]), float(lots.randrange(3))
+        case "outlive":
+            return lots.choice([2.0, 6.0, 0.8 * plan.fence_after]), 0.0
         case "masters":
             return long, float(lots.randrange(1 << plan.hosts))
         case "split":

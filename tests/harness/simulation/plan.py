@@ -88,6 +88,8 @@ class Plan:
     """Whether a worker whose peer is gone says so, so that the cause can be told from what follows from it."""
     reign: float = 0.0
     """Seconds after which whoever decides is killed, again and again; 0 where nobody does that."""
+    twins: float | None = None
+    """Seconds by which the clock of host 1 is ahead of that of host 0, which has the same host id; None: it has not."""
     faults: tuple[Fault, ...] = ()
 
     def dump(self) -> str:

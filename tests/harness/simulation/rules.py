@@ -35,6 +35,8 @@ def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None
     lost = body.incident if body.incident is not None and body.incident.kind is IncidentKind.NODE_LOST else None
     if lost is not None and calm(world, lost.node_id) is not None:
         world.truth.violated("L1", f"{lost.node_id} is healthy, and taken for lost")
+    if lost is not None:
+        world.truth.proofs.check_lost(entry, lost)
     if lost is not None and "its seat on the host" in lost.message:
         world.count("S8 a node is lost that a row of its host shows to be gone")
     if body.reason is not HaltReason.RESIZE:

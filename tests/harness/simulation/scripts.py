@@ -30,3 +30,15 @@ def leaders(lots: random.Random, plan: Plan) -> list[Fault]:
         found.append(Fault(round(at, 3), "leader", 0, lots.choice([0.01, 0.3]), lots.choice([0.5, 2.0])))
         at += plan.reign
     return found
+
+
+def seats_job(lots: random.Random) -> dict[str, Any]:
+    """A job on hosts of which two may have one host id."""
+    return {
+        "min_nodes": 1,
+        "max_nodes": lots.choice([1, 1, 2, 3]),
+        "twins": lots.choice([None, 0.5, -300.0, 300.0]),
+        "latency": lots.choice([0.0005, 0.002, 0.02]),
+        "peers_notice": lots.random() < 0.3,
+        "replace_lost": True,
+    }

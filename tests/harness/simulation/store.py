@@ -150,6 +150,8 @@ class SimStore:
         self.hammered: Callable[[str], None] = lambda what: None
         self.told: Callable[[Any], None] = lambda value: None
         """Called with every row, as it travels, that somebody is about to write."""
+        self.listed: Callable[[str, list[RosterRow]], None] = lambda reader, rows: None
+        """Called with who has read the whole roster, and what it was."""
 
     def way(self, line: Line) -> float:
         """Seconds that one message takes."""
@@ -365,6 +367,7 @@ class Connection(RendezvousBackend):
         rows: list[RosterRow] = self._do("roster", ids)
         if ids is None:
             self._look = self.store.looks[self.process.name] = rows
+            self.store.listed(self.process.name, rows)
         return rows
 
     def _looked(self) -> list[RosterRow]:

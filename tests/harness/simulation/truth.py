@@ -30,6 +30,7 @@ from elastic_core.rendezvous.ledger import (
 from elastic_core.rendezvous.rows import Phase
 from simulation import endings, finishing, forgetting, leaders, rules, unreached
 from simulation.histories import Histories
+from simulation.proofs import Proofs
 from simulation.steps import Plans
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class Truth:
 
     def __post_init__(self) -> None:
         self.plans = Plans(self.world)
+        self.proofs = Proofs(self.world)
 
     def violated(self, name: str, what: str) -> None:
         """Note it; the plan ends with the first."""
@@ -110,6 +112,7 @@ class Truth:
             return
         before = self.histories.add(replica, entry)
         self.world.note(entry.author, f"writes entry {entry.index}, term {entry.term}: {told(entry)}")
+        self.proofs.appended(entry)
         if before is not None:
             self._check_order(before, entry)
         match entry.body:
@@ -182,7 +185,7 @@ class Truth:
             if body.number <= earlier.number:
                 self.violated("I4", f"round {body.number} follows round {earlier.number}")
             for training in self.whole_now.values():
-                if training.run != entry.run or training.still:
+                if training.run != entry.run or training.still or self.proofs.excuses(entry, training):
                     continue
                 if not forgetting.unaware(self.world, training):
                     self.violated("S4", f"round {body.number} is sealed while round {training.round.number} trains")
@@ -330,7 +333,7 @@ class Truth:
         for other in self.whole_now.values():
             if self.world.forgot:
                 forgetting.check_pair(self.world, training, other)
-            elif other.run == training.run and not other.still:
+            elif other.run == training.run and not other.still and not self.proofs.excused(other):
                 self.violated("S4", f"round {number} trains while round {other.round.number} does")
             elif other.run != training.run:
                 self.world.count("two runs train at once")
@@ -343,7 +346,8 @@ class Truth:
 
     def resumed(self) -> None:
         """A machine that stood still has been running for a moment: it must not train on what others train."""
-        runs = Counter(training.run for training in self.whole_now.values() if not training.still)
+        trainings = self.whole_now.values()
+        runs = Counter(one.run for one in trainings if not one.still and not self.proofs.excused(one))
         for run, count in runs.items():
             if count > 1 and not self.world.forgot:
                 self.violated("S4", f"{count} rounds of run {run} train at once, since a machine has gone on")

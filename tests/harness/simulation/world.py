@@ -32,7 +32,8 @@ class Host:
         self.world, self.number = world, number
         self.name = chr(ord("a") + number)
         rates = world.plan.rates
-        self.clock = Clock(world.hub, 1000.0 * number, rates[number] if number < len(rates) else 1.0)
+        began = 1000.0 * number if world.plan.twins is None or number > 1 else 1000.0 + number * world.plan.twins
+        self.clock = Clock(world.hub, began, rates[number] if number < len(rates) else 1.0)
         self.wall_offset = 0.0
         """What its wall clock differs by; nothing may depend on it."""
         self.line = Line(world.store.master)
@@ -61,7 +62,12 @@ class Host:
     @property
     def boot_id(self) -> str:
         """The stable host id: another one after each boot."""
-        return f"{self.name}-boot{self.boots}"
+        return "twin-boot1" if self.is_twin else f"{self.name}-boot{self.boots}"
+
+    @property
+    def is_twin(self) -> bool:
+        """Whether another host has its host id, and neither sees the seats of the other."""
+        return self.world.plan.twins is not None and self.number < 2 and self.boots == 1
 
     @property
     def address(self) -> str:
@@ -128,6 +134,7 @@ class World:
             timeout=plan.timeout,
             count=self.count,
         )
+        self.store.listed = self.truth.proofs.listed
         self.store.told = lambda value: seating.check_row(self, value.value)
         self.store.hammered = lambda what: self.truth.violated("fault 31", what)
         self.store.embedded, self.store.may_forget = plan.embedded, plan.may_forget
