@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import uuid
@@ -106,6 +107,35 @@ def test_no_round_begins_while_a_child_of_a_killed_nodes_worker_trains_on(
     trains(second)
     finishes(second, tmp_path)
     assert two_alive(lives(folder)) == []
+
+
+def test_what_a_killed_agent_and_its_warden_leave_behind_the_next_agent_removes(stage: Stage, tmp_path: Path) -> None:
+    """Not before the last process of that node is gone, nor the logs that somebody wanted."""
+    (temporary := tmp_path / "tmp").mkdir()
+    (wrapper := tmp_path / "wrap.sh").write_text(WRAPPER)
+    wrapper.chmod(0o755)
+    environment, logs = {"TMPDIR": str(temporary)}, temporary / "elastic_logs"
+    sleeps = [sys.executable, WORKERS / "sleeper.py"]
+    first = stage.run("--standalone", "--no_python", wrapper, *sleeps, env=environment)
+    second = stage.run("--standalone", f"--log_dir={logs}", *sleeps[1:], env=environment)
+    for agent in (first, second):
+        agent.wait_for_report("started")
+    [orphan] = [pid for pid in first.named("sleeper.py") if "wrap.sh" not in command_line(pid)]
+    [left] = [path for path in temporary.iterdir() if path != logs]
+    for agent in (first, second):
+        kill_agent_and_warden(agent)
+    assert {*temporary.iterdir()} == {left, logs}
+
+    def after_another() -> set[Path]:
+        assert stage.run("--standalone", "--no_python", "true", env=environment).exit_code() == 0
+        return {*temporary.iterdir()}
+
+    assert after_another() == {left, logs}
+    pidfd = os.pidfd_open(orphan)
+    os.kill(orphan, signal.SIGKILL)
+    select.select([pidfd], [], [])
+    os.close(pidfd)
+    assert after_another() == {logs}
 
 
 def test_a_spare_beside_a_node_that_vanishes_takes_its_place(

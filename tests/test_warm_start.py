@@ -159,7 +159,7 @@ def test_ctrl_c_while_the_template_imports_ends_at_once(stage: Stage, done: Path
 
 
 def test_a_template_leaves_no_folder_for_compiled_code_behind(stage: Stage, tmp_path: Path, done: Path) -> None:
-    """Importing ``torch._dynamo`` makes one; a job that compiles nothing left it in the directory for temporary files."""
+    """Importing ``torch._dynamo`` makes one, which a job that compiles nothing left in the temporary directory."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     script = tmp_path / "train.py"

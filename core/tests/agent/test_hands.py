@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elastic_core.agent.hands import Hands, handled, hands
+from elastic_core.agent.identity import Seat
 from elastic_core.agent.processes import descendants
 from elastic_core.agent.start import begun
 from elastic_core.config import SIGNALS, RunConfig
@@ -32,7 +34,9 @@ def made(**settings: Any) -> Iterator[tuple[Hands, list[Event]]]:
     said: list[Event] = []
     with ExitStack() as stack:
         warden = stack.enter_context(begun())
-        yield stack.enter_context(hands(config(**settings), Plugins(), said.append, info(), "uid", warden)), said
+        seat = stack.enter_context(closing(Seat.take(f"test_hands/{uuid.uuid4()}")))
+        given = hands(config(**settings), Plugins(), said.append, info(), "uid", warden, seat)
+        yield stack.enter_context(given), said
 
 
 def dispositions() -> list[Any]:

@@ -10,12 +10,15 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
+from elastic_core.agent.identity import Seat
 from elastic_core.agent.inbox import Inbox
 from elastic_core.agent.logs import log_directory
 from elastic_core.agent.outcome import Publish
 from elastic_core.agent.output import Output
 from elastic_core.agent.reports import Reports
+from elastic_core.agent.scratch import marked, remove_abandoned
 from elastic_core.agent.warden import CLOSING, Warden
 from elastic_core.agent.warden_events import WardenEvent
 from elastic_core.agent.workers import WorkerGroup
@@ -48,6 +51,7 @@ def hands(
     info: NodeInfo,
     run_uid: str,
     warden: Warden,
+    seat: Seat,
     *,
     warm: bool = False,
     heard: Sequence[WardenEvent] = (),
@@ -62,6 +66,7 @@ def hands(
         info: This node.
         run_uid: The run's.
         warden: This run's, closed here before the output of its workers is.
+        seat: This agent's, on this host. The locks of temporary directories lie with it.
         warm: Whether it has a template.
         heard: What it has said so far.
         cpus: Of each local rank; none when workers are not bound.
@@ -76,14 +81,18 @@ def hands(
         for event in heard:
             inbox.post(event)
         inbox.watch(warden, warden.receive)
+        for abandoned in remove_abandoned():
+            publish(Event("directory_removed", f"removed {abandoned}, which a killed agent has left", Level.DEBUG))
         directory, temporary = log_directory(config, run_uid)
         if temporary:
             stack.callback(shutil.rmtree, directory, ignore_errors=True)
+            stack.enter_context(marked(directory, seat.keep))
             warden.sweep(str(directory))
         elif config.log_dir is None:
             publish(Event("logs", f"logs are in {directory}"))
         if config.program.kind is ProgramKind.FUNCTION:
-            warden.sweep(config.program.target)  # what its workers are called with
+            stack.enter_context(marked(Path(config.program.target), seat.keep))  # what its workers are called with
+            warden.sweep(config.program.target)
         output = _output(config, publish)
         stack.callback(output.close)
         plugins.run_starts(config, run_uid, info, None if temporary else directory)

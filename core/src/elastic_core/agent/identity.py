@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import socket
+import struct
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -28,8 +29,13 @@ def host_id() -> str:
     """
     machine_id = next((text for path in _MACHINE_ID if (text := _text(path))), "")  # images without one are common
     namespace = str(_NETWORK_NAMESPACE.stat().st_ino)
-    parts = (machine_id, _text(_BOOT_ID), namespace, _text(_CLOCK_OFFSETS), str(os.getuid()), host_name())
+    parts = (machine_id, boot_id(), namespace, _text(_CLOCK_OFFSETS), str(os.getuid()), host_name())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def boot_id() -> str:
+    """The id of this machine's running kernel, 36 characters; '' where the system does not say."""
+    return _text(_BOOT_ID)
 
 
 def host_name() -> str:
@@ -53,7 +59,7 @@ class Seat:
         self.number = number
         self._held, self._name = held, name
         self._others = tuple(other for other in range(SEATS) if other != number)
-        self._dated = bool(_text(_BOOT_ID))  # else its clock may be another boot's
+        self._dated = bool(boot_id())  # else its clock may be another boot's
         self._looked = Seats(0, self._others)
         self.seats = self.look()
 
@@ -89,6 +95,16 @@ class Seat:
     def fileno(self) -> int:
         """The descriptor that is the seat, to be held by the warden, too."""
         return self._held.fileno()
+
+    def keep(self, fd: int) -> None:
+        """Keep a copy of a descriptor open until the seat is free: in the queue of its socket, which nobody reads.
+
+        Raises:
+            OSError: The system does not let it be kept.
+        """
+        name, rights = f"{self._name}{self.number}", (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending:
+            sending.sendmsg([b"kept"], [rights], socket.MSG_DONTWAIT, name)
 
     def close(self) -> None:
         """Let go of it; it is free once all others have."""

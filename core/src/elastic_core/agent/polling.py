@@ -102,7 +102,9 @@ def run(
         message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {info}"
         publish(Event("joining", message, fields={"node_id": info.node_id}))
         publish(Event("no_ledger", f"{config.rdzv_backend}: {COST}", Level.WARNING))
-        given = stack.enter_context(hands(config, plugins, publish, info, clock.new_id(), warden, warm=warm, cpus=cpus))
+        given = stack.enter_context(
+            hands(config, plugins, publish, info, clock.new_id(), warden, seat, warm=warm, cpus=cpus)
+        )
         agent = PollingAgent(config, plugins, publish, handler, info, clock, given)
         stack.callback(agent.close)
         return agent.run()

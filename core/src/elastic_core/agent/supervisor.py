@@ -156,7 +156,7 @@ def supervise(
             publish(Event("settings_differ", difference, Level.WARNING))
         try:
             given = stack.enter_context(
-                hands(config, plugins, publish, info, run, warden, warm=bool(preloaded), heard=heard, cpus=cpus)
+                hands(config, plugins, publish, info, run, warden, seat, warm=bool(preloaded), heard=heard, cpus=cpus)
             )
             supervisor = Supervisor(config, plugins, publish, store, applicant, found, clock, given, stores, seat.look)
         except BaseException:

@@ -1,0 +1,219 @@
+"""Temporary directories that killed agents have left: which are removed, and which are not."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from elastic_core.agent import scratch
+from elastic_core.agent.identity import Seat, boot_id
+from elastic_core.agent.scratch import MARK, REMOVED_MAX, marked, remove_abandoned
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def seat() -> Iterator[Seat]:
+    with closing(Seat.take(f"test_scratch/{uuid.uuid4()}")) as taken:
+        yield taken
+
+
+def directory(parent: Path, name: str = "elastic_job", *, mode: int = 0o700) -> Path:
+    made = parent / name
+    made.mkdir()
+    made.chmod(mode)
+    return made
+
+
+def abandoned(parent: Path, name: str = "elastic_job", *, text: str | None = None) -> Path:
+    """What an agent leaves that is killed together with its warden."""
+    made = directory(parent, name)
+    (made / "round_1" / "rank_0").mkdir(parents=True)
+    (made / MARK).write_text(boot_id() if text is None else text)
+    (made / MARK).chmod(0o600)
+    return made
+
+
+def test_what_nobody_holds_is_removed(tmp_path: Path) -> None:
+    left = abandoned(tmp_path)
+    assert remove_abandoned(tmp_path) == [left]
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_what_a_living_node_holds_stays_until_the_last_copy_of_its_seat_is_closed(tmp_path: Path, seat: Seat) -> None:
+    left = directory(tmp_path)
+    holder = subprocess.Popen(["sleep", "1000"], pass_fds=[seat.fileno()])
+    try:
+        left_marked = marked(left, seat.keep)
+        left_marked.__enter__()
+        assert remove_abandoned(tmp_path) == []
+        seat.close()
+        assert remove_abandoned(tmp_path) == [], "a process that the node has started lives"
+    finally:
+        holder.kill()
+        holder.wait()
+    assert remove_abandoned(tmp_path) == [left]
+
+
+def test_an_agent_that_lives_to_its_end_takes_the_mark_away(tmp_path: Path, seat: Seat) -> None:
+    """What is read there afterwards, the results of a call, is nobody else's to remove."""
+    made = directory(tmp_path)
+    with marked(made, seat.keep):
+        assert os.listdir(made) == [MARK]
+    assert os.listdir(made) == []
+    seat.close()
+    assert remove_abandoned(tmp_path) == []
+
+
+def test_a_directory_whose_lock_cannot_be_held_has_no_mark(tmp_path: Path) -> None:
+    def cannot(_: int) -> None:
+        raise OSError("no room")
+
+    made = directory(tmp_path)
+    with marked(made, cannot):
+        assert os.listdir(made) == []
+
+
+def lets_others_in(left: Path) -> None:
+    left.chmod(0o750)
+
+
+def belongs_to_another_user(left: Path) -> None:
+    os.chown(left, NOBODY, -1)
+
+
+def has_another_users_mark(left: Path) -> None:
+    os.chown(left / MARK, NOBODY, -1)
+
+
+def has_a_mark_that_others_may_write(left: Path) -> None:
+    (left / MARK).chmod(0o622)
+
+
+def has_no_mark(left: Path) -> None:
+    (left / MARK).unlink()
+
+
+def has_another_boots_mark(left: Path) -> None:
+    (left / MARK).write_text(str(uuid.uuid4()))
+
+
+def has_an_empty_mark(left: Path) -> None:
+    (left / MARK).write_text("")
+
+
+def has_a_link_for_a_mark(left: Path) -> None:
+    (left / MARK).rename(left / "other")
+    (left / MARK).symlink_to("other")
+
+
+def has_a_fifo_for_a_mark(left: Path) -> None:
+    (left / MARK).unlink()
+    os.mkfifo(left / MARK, 0o600)
+
+
+def has_a_directory_for_a_mark(left: Path) -> None:
+    (left / MARK).unlink()
+    (left / MARK).mkdir(0o700)
+
+
+def has_another_name(left: Path) -> None:
+    left.rename(left.with_name("mine"))
+
+
+def is_a_link(left: Path) -> None:
+    left.rename(left.with_name("mine"))
+    left.symlink_to("mine")
+
+
+def is_a_file(left: Path) -> None:
+    left.rename(left.with_name("mine"))
+    left.write_text("")
+
+
+@pytest.mark.parametrize(
+    "otherwise",
+    [
+        belongs_to_another_user,
+        lets_others_in,
+        has_no_mark,
+        has_an_empty_mark,
+        has_another_boots_mark,
+        has_another_users_mark,
+        has_a_mark_that_others_may_write,
+        has_a_link_for_a_mark,
+        has_a_fifo_for_a_mark,
+        has_a_directory_for_a_mark,
+        has_another_name,
+        is_a_link,
+        is_a_file,
+    ],
+)
+def test_what_is_not_surely_a_dead_nodes_own_stays(tmp_path: Path, otherwise: Callable[[Path], None]) -> None:
+    otherwise(abandoned(tmp_path))
+    before = sorted(tmp_path.rglob("*"))
+    assert remove_abandoned(tmp_path) == []
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_no_link_is_followed_out_of_it(tmp_path: Path) -> None:
+    outside = directory(tmp_path, "outside")
+    (outside / "precious").write_text("mine")
+    left = abandoned(tmp_path)
+    (left / "round_1" / "link").symlink_to(outside)
+    (left / "link").symlink_to(outside / "precious")
+    assert remove_abandoned(tmp_path) == [left]
+    assert (outside / "precious").read_text() == "mine"
+
+
+def test_of_two_agents_one_removes_it(tmp_path: Path) -> None:
+    left = abandoned(tmp_path)
+    with (left / MARK).open("r+") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert remove_abandoned(tmp_path) == []
+    assert remove_abandoned(tmp_path) == [left]
+
+
+REMOVES = """
+import sys
+from pathlib import Path
+from elastic_core.agent.scratch import remove_abandoned
+sys.stdin.readline()
+while removed := remove_abandoned(Path(sys.argv[1])):
+    print(*removed, sep="\\n")
+"""
+
+
+def test_agents_that_begin_at_once_remove_each_directory_once(tmp_path: Path) -> None:
+    left = [str(abandoned(tmp_path, f"elastic_{n}")) for n in range(5 * REMOVED_MAX)]
+    command = [sys.executable, "-c", REMOVES, str(tmp_path)]
+    agents = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    for agent in agents:
+        assert agent.stdin is not None
+        agent.stdin.write("go\n")
+        agent.stdin.flush()
+    removed = [line for agent in agents for line in agent.communicate()[0].splitlines()]
+    assert [agent.returncode for agent in agents] == [0] * 4
+    assert sorted({*removed}) == sorted(left)
+    assert len(removed) == len(left)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_one_agent_looks_at_some_and_removes_a_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(2 * REMOVED_MAX):
+        abandoned(tmp_path, f"elastic_{n}")
+    assert len(remove_abandoned(tmp_path)) == REMOVED_MAX
+    monkeypatch.setattr(scratch, "ENTRIES_MAX", 0)
+    assert remove_abandoned(tmp_path) == []
+
+
+def test_a_directory_for_temporary_files_that_is_gone_holds_nothing(tmp_path: Path) -> None:
+    assert remove_abandoned(tmp_path / "missing") == []
