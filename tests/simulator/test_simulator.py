@@ -87,6 +87,8 @@ REACHED = (
     "S8 a node is lost that a row of its host shows to be gone",
     "S8 a seat that has become free shows that a round is over",
     "S8 a seat that was free shows that a round is over",
+    "S4 somebody vouches for a node",
+    "S4 somebody vouches for a node that lives",
     "S8 a node that was out of touch is taken for gone, and lives",
     "S8 a round trains on that is taken for over",
     "L7 a node that has finished beats until CLOSED",

@@ -391,7 +391,7 @@ class SimAgent:
         plugins = SimpleNamespace(
             rendezvous_options=RendezvousOptions,
             judge=self._judge,
-            node_gone=None,
+            node_gone=self._node_gone if plan.vouching in ("right", "wrong") else None,
             round_starts=lambda *_: None,
             stop_planned=lambda *_: None,
         )
@@ -439,6 +439,10 @@ class SimAgent:
         if history.restarts < history.max_restarts:
             return Verdict(Action.RESTART, "restarts are left")
         return Verdict(Action.GIVE_UP, "no restart is left")
+
+    def _node_gone(self, info: NodeInfo) -> bool:
+        self._sleep(2.0 * self.host.world.hub.random.random())
+        return self.host.world.truth.proofs.vouches(self.node_id, info.node_id)
 
     def _hear(self, event: Event) -> None:
         self.host.world.said(self, event)

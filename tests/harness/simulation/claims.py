@@ -43,4 +43,28 @@ CLAIMS: tuple[Defect, ...] = (
         "world.hub.at(world.hub.now + fault.span, agent.hands.orphaned)\nhost.left(agent)",
         "seats",
     ),
+    # Who vouches
+    Defect(
+        "who is vouched for is gone although its beat goes on",
+        "proved",
+        "seen.node_id in watch.gone and now >= silent_at(watch, seen, timing)",
+        "seen.node_id in watch.gone",
+        "vouched",
+        1000,
+        first=640,
+    ),
+    Defect(
+        "no plugin is asked who is gone",
+        "ChairDriver.turn",
+        "self._ask_who_is_gone(silent)",
+        "pass",
+        "vouched",
+    ),
+    Defect(
+        "nobody hears who was released",
+        "observe",
+        "(watch.gone | vouched_for) & in_order.keys()",
+        "watch.gone & in_order.keys()",
+        "vouched",
+    ),
 )

@@ -54,6 +54,7 @@ def heal(world: World) -> None:
     for host in world.hosts:
         host.lag = host.line.slow = host.line.lossy = 0.0
         host.line.read_only = host.ports_taken = False
+        host.line.deaf_until = 0.0
         host.isolated_until = 0.0
         host.severed.clear()
         host.troubled_until = max(host.troubled_until, world.hub.now)
@@ -116,20 +117,7 @@ def _power(world: World, host: Host, fault: Fault) -> bool:
     """The host loses its power, and comes up after ``span`` without anything running on it."""
     if not host.living and not host.seats:
         return False
-    for agent in host.living:
-        agent.kill()
-    for agent in host.agents:
-        if (gang := agent.hands.gang) is not None:
-            gang.stuck = False
-            gang.kill()
-            agent.hands.gang = None
-    for agent in host.seats.values():
-        agent.gone_at = world.hub.now
-    host.seats.clear()
-    host.boots += 1
-    host.off = True
-    host.held.clear()
-    host.suspended = False
+    host.power_off()
     return True
 
 

@@ -26,7 +26,7 @@ LOOKS = 1.0
 def aware(world: World, host: Host, seconds: float = AWARE) -> bool:
     """Whether the agents of a host have been in touch with their server for so long, and with nothing in the way."""
     line, now = host.line, world.hub.now
-    troubled = max(host.troubled_until, line.to_cut, line.from_cut)
+    troubled = max(host.troubled_until, line.to_cut, line.from_cut, line.deaf_until)
     if line.met_at is None or line.slow or line.lossy or line.read_only or host.lag or host.suspended:
         return False
     return now - max(line.met_at, troubled) >= seconds and not world.store.down

@@ -20,7 +20,7 @@ DRIFT = 1.06
 
 def _cut_members(world: World, host: Host, fault: Fault) -> bool:
     """The hosts of all members of the newest round lose sight of the store for ``span``; their workers train on."""
-    current = _newest(world)
+    current = newest(world)
     if current is None:
         return False
     round = world.newest_round(current.run)
@@ -31,6 +31,14 @@ def _cut_members(world: World, host: Host, fault: Fault) -> bool:
         outages.cut_off(world, one, fault.span)
         one.troubled_until = max(one.troubled_until, world.hub.now + fault.span)
     return bool(hosts)
+
+
+def hosts_of_members(world: World) -> list[Host]:
+    """The hosts of the members of the newest round."""
+    entry = newest(world)
+    current = None if entry is None else world.newest_round(entry.run)
+    agents = [world.agent(member.node_id) for member in (() if current is None else current.members)]
+    return list({agent.host.number: agent.host for agent in agents if agent is not None}.values())
 
 
 def _kill_leader(world: World, host: Host, fault: Fault) -> bool:
@@ -52,11 +60,12 @@ def _start_again(agent: SimAgent) -> None:
 
 def leader(world: World) -> SimAgent | None:
     """Who decides, by the newest entry."""
-    newest = _newest(world)
-    return None if newest is None else world.agent(newest.chair)
+    entry = newest(world)
+    return None if entry is None else world.agent(entry.chair)
 
 
-def _newest(world: World) -> Entry | None:
+def newest(world: World) -> Entry | None:
+    """The newest entry on the server that everybody will ask in the end."""
     entries = world.store.master.entries
     return world.truth.histories.written[entries[-1][0]] if entries else None
 
@@ -64,21 +73,18 @@ def _newest(world: World) -> Entry | None:
 def expect_end(world: World, replica: Replica, halt: Entry) -> None:
     """A round was halted: by when another one must have begun, or the run have ended, whoever decides meanwhile."""
     if world.plan.reign:
-        world.hub.at(world.hub.now + bound(world), _check_end, world, replica, halt)
+        within = DRIFT * world.plan.fence_after + 2 * world.plan.reign  # nobody may decide when it is over
+        world.hub.at(world.hub.now + within, check_end, world, replica, halt, f"{within:g} s after")
 
 
-def bound(world: World) -> float:
-    """Seconds: the fence, and two reigns, since nobody may decide when it is over, and who comes then has to look."""
-    return DRIFT * world.plan.fence_after + 2 * world.plan.reign
-
-
-def _check_end(world: World, replica: Replica, halt: Entry) -> None:
-    newest = world.truth.histories.written[replica.entries[-1][0]]
-    if newest.run != halt.run or newest.anchors.halt != halt.index:
-        return
-    reigns = newest.term - halt.term
-    why = f"{bound(world):g} s after HALT {halt.index} nothing has followed, and {reigns} leader(s) have come since"
-    world.truth.violated("P1", why)
+def check_end(world: World, replica: Replica, halt: Entry, when: str) -> None:
+    """P1: something must have followed a HALT."""
+    head = world.truth.histories.written[replica.entries[-1][0]]
+    if head.run == halt.run and head.anchors.halt == halt.index:
+        came = head.term - halt.term
+        world.truth.violated(
+            "P1", f"{when} HALT {halt.index} nothing has followed, and {came} leader(s) have come since"
+        )
 
 
 KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {"members": _cut_members, "leader": _kill_leader}

@@ -44,6 +44,8 @@ class Line:
     lossy: float = 0.0
     """The share of calls that are broken off: before the store has them, after, or neither is known."""
     read_only: bool = False
+    deaf_until: float = 0.0
+    """Until when no entry that is read arrives, as where large packets are lost; all else does."""
     met_at: float | None = 0.0
     """When the host was first answered by this server, as it is now; None before."""
     lives: int = 0

@@ -185,6 +185,15 @@ PROFILES: dict[str, Profile] = {
         finishing=0.0,
         job=scripts.seats_job,
     ),
+    "vouched": Profile(
+        {"start": 4, "wall": 1, "hang-up": 3, "fail": 1},
+        length=55.0,
+        most=4,
+        hosts=(3, 4),
+        finishing=0.0,
+        job=scripts.vouched_job,
+        script=scripts.vouched,
+    ),
 }
 """All of them."""
 ORDER = (
@@ -214,6 +223,7 @@ ORDER = (
     "split",
     "leaders",
     "seats",
+    "vouched",
 )
 """In which order a campaign takes them, again and again."""
 

@@ -90,6 +90,9 @@ class Plan:
     """Seconds after which whoever decides is killed, again and again; 0 where nobody does that."""
     twins: float | None = None
     """Seconds by which the clock of host 1 is ahead of that of host 0, which has the same host id; None: it has not."""
+    vouching: str = ""
+    """Who vouches that nodes are gone: a plugin that is "right", one that is "wrong" (also of those that are cut off),
+    "people", or nobody ("")."""
     faults: tuple[Fault, ...] = ()
 
     def dump(self) -> str:

@@ -42,3 +42,31 @@ def seats_job(lots: random.Random) -> dict[str, Any]:
         "peers_notice": lots.random() < 0.3,
         "replace_lost": True,
     }
+
+
+def vouched_job(lots: random.Random) -> dict[str, Any]:
+    """A job of which all members are lost at once, or seem to be, and others that wait."""
+    return {
+        "min_nodes": 1,
+        "max_nodes": lots.choice([1, 1, 2]),
+        "fence_after": lots.choice([30.0, 40.0]),
+        "vouching": lots.choice(["people", "people", "right", "wrong"]),
+        "latency": lots.choice([0.0005, 0.002, 0.02]),
+        "peers_notice": False,
+        "replace_lost": True,
+        "thinking": 0.0,
+    }
+
+
+def vouched(lots: random.Random, plan: Plan) -> list[Fault]:
+    """All members are cut off, lose their power, or do not read what is decided; people vouch for all, or for some."""
+    at = round(lots.uniform(5.0, 8.0), 3)
+    what, span, value = lots.choice([("members", plan.quiet_at, 0.0), ("lose-members", 0.0, 0.0), ("deaf", 16.0, 7.5)])
+    found = [Fault(at, what, 0, span, value)]
+    if plan.vouching == "people":
+        after = 7.0 if what == "deaf" else 2.0
+        times = [
+            round(at + after + lots.choice([lots.uniform(0, 4), lots.uniform(0, 30)]), 3) for _ in range(plan.hosts)
+        ]
+        found += [Fault(when, "release", host, 0.0, float(lots.randrange(2))) for host, when in enumerate(times)]
+    return found

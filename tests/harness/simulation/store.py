@@ -150,6 +150,8 @@ class SimStore:
         self.hammered: Callable[[str], None] = lambda what: None
         self.told: Callable[[Any], None] = lambda value: None
         """Called with every row, as it travels, that somebody is about to write."""
+        self.beaten: Callable[[str], None] | None = None
+        """Called with whose beat has arrived."""
         self.listed: Callable[[str, list[RosterRow]], None] = lambda reader, rows: None
         """Called with who has read the whole roster, and what it was."""
 
@@ -234,6 +236,8 @@ class SimStore:
         elif call.name == "wait":
             self._wait(call)
         else:
+            if call.name == "beat" and self.beaten is not None:
+                self.beaten(call.args[0])
             if call.name == "amend":
                 self.amendments.arrives(line.replica.rows, *call.args)
             result = getattr(line.replica, call.name)(*call.args)
@@ -288,7 +292,8 @@ class Call:
     def reply(self, value: object) -> None:
         """The store answers."""
         hub, line = self.store.hub, self.line
-        arrival = max(hub.now, line.from_cut) + self.store.way(line)
+        began = line.deaf_until if self.name == "read" else 0.0
+        arrival = max(hub.now, line.from_cut, began) + self.store.way(line)
         if self.name != "wait" and arrival > self.deadline:
             self.store.count("reply lost after the commit")
             hub.at(max(hub.now, self.deadline), self.fail, "no answer")

@@ -124,6 +124,7 @@ class Truth:
                 self.world.count(f"HALT {body.reason.value}")
                 rules.check_halt(self.world, replica, entry, body)
                 leaders.expect_end(self.world, replica, entry)
+                self.proofs.expect_end(replica, entry)
                 self.plans.halted(replica, entry, body)
             case Plan() | StopAt() as body:
                 self.plans.written(replica, entry, body)
@@ -356,6 +357,7 @@ class Truth:
         """It cannot go on, or is done."""
         self.world.note("training", f"round {training.round.number} trains no more")
         self.whole_now.pop(id(training), None)
+        self.proofs.ended(training)
 
     def _node(self, agent: SimAgent) -> _Node:
         return self._nodes.setdefault(agent.node_id, _Node())

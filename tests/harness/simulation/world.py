@@ -104,6 +104,23 @@ class Host:
             del self.seats[agent.seat]
             agent.gone_at = self.world.hub.now
 
+    def power_off(self) -> None:
+        """Everything that runs here is gone."""
+        for agent in self.living:
+            agent.kill()
+        for agent in self.agents:
+            if (gang := agent.hands.gang) is not None:
+                gang.stuck = False
+                gang.kill()
+                agent.hands.gang = None
+        for agent in self.seats.values():
+            agent.gone_at = self.world.hub.now
+        self.seats.clear()
+        self.boots += 1
+        self.off = True
+        self.held.clear()
+        self.suspended = False
+
     def resume(self) -> None:
         """The machine goes on."""
         self.world.hub.at(self.world.hub.now + FENCING, self.world.truth.resumed)
@@ -135,6 +152,7 @@ class World:
             count=self.count,
         )
         self.store.listed = self.truth.proofs.listed
+        self.store.beaten = self.truth.proofs.beaten if self.truth.proofs.deceptive else None
         self.store.told = lambda value: seating.check_row(self, value.value)
         self.store.hammered = lambda what: self.truth.violated("fault 31", what)
         self.store.embedded, self.store.may_forget = plan.embedded, plan.may_forget
