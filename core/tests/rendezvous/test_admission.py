@@ -47,6 +47,8 @@ REFUSED = None
         (True, None, None, [], OpenNext(abandoned=False)),
         (True, "s1", None, [], OpenNext(abandoned=False)),
         (True, None, None, ["host-b"], REFUSED),
+        (True, "s1", None, ["host-b"], REFUSED),
+        (True, None, "s2", ["host-b"], REFUSED),
     ],
 )
 def test_admission(closed: bool, theirs: str | None, mine: str | None, alive: list[str], answer: object) -> None:
@@ -59,6 +61,28 @@ def test_admission(closed: bool, theirs: str | None, mine: str | None, alive: li
     if not needs_liveness(ledger, mine):
         assert answer is not REFUSED
         assert admit(ledger, mine, []) == answer
+
+
+@pytest.mark.parametrize(
+    ("closed", "theirs", "mine", "needed"),
+    [
+        (False, None, None, False),
+        (False, "s1", None, False),
+        (False, "s1", "s1", False),
+        (False, "s1", "s2", True),
+        (False, None, "s2", True),
+        (True, None, None, True),
+        (True, "s1", None, True),
+        (True, None, "s2", True),
+        (True, "s1", "s1", False),
+        (True, "s1", "s2", False),
+    ],
+)
+def test_a_node_finds_out_who_is_alive_only_if_that_makes_a_difference(
+    closed: bool, theirs: str | None, mine: str | None, needed: bool
+) -> None:
+    """It takes as long as losing a node."""
+    assert needs_liveness(run(theirs, closed=closed), mine) is needed
 
 
 @pytest.mark.parametrize(
@@ -119,6 +143,22 @@ def test_another_command_is_refused_where_it_can_be_told_from_a_node_of_the_job(
             check_settings(opener, own, allow_version_mismatch=True, unnamed=unnamed)
     else:
         check_settings(opener, own, allow_version_mismatch=True, unnamed=unnamed)
+
+
+def test_what_is_not_known_of_the_openers_command_keeps_nobody_out() -> None:
+    for theirs in (Command(), Command(name="a.py")):
+        opener, own = replace(settings(), command=theirs), replace(settings(host="host-b"), command=A)
+        check_settings(opener, own, allow_version_mismatch=True, unnamed=True)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine", "differs"), [("1.0", "1.1", True), ("1.0", "1.0", False), ("", "1.1", False), ("1.0", "", False)]
+)
+def test_another_release_is_said_where_both_are_known(theirs: str, mine: str, differs: bool) -> None:
+    said = differences(replace(settings(), release=theirs), replace(settings(host="host-b"), release=mine))
+    assert [text.partition(",")[0] for text in said] == (
+        ["elastic-core is 1.1 here and 1.0 on host-a"] if differs else []
+    )
 
 
 def test_what_differs_and_does_not_keep_a_node_out_is_said_with_both_values_and_whose_count() -> None:

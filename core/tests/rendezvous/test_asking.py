@@ -24,7 +24,7 @@ from elastic_core.rendezvous.asking import (
     Work,
     step,
 )
-from elastic_core.rendezvous.ledger import Closed, Round
+from elastic_core.rendezvous.ledger import Closed, HaltReason, Round
 from elastic_core.rendezvous.node import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
 
 ROUND = Round(number=1, offer=offer("a"), members=members("ab"))
@@ -202,6 +202,8 @@ def test_what_follows_in_a_running_round(
 
 
 def test_a_node_that_waits_for_a_round_leaves_at_once() -> None:
+    leaving, _ = after(RUNNING, TERM)
+    assert (leaving.reason, leaving.why) == (HaltReason.NODE_LEFT, "received SIGTERM")
     state, effects = after(MEETING, TERM, Met(ROUND, 0))
     assert effects == [Exit(143, "received SIGTERM")]
     assert state.work is Work.OVER
@@ -223,3 +225,5 @@ def test_a_port_that_is_always_taken_ends_in_the_budget() -> None:
     taken = incident("a", kind=IncidentKind.PORT_TAKEN)
     _, effects = after(RUNNING, WorkerFailed(taken))
     assert effects[1] == Judge(replace(taken, kind=IncidentKind.WORKER_FAILED), 0)
+    other = incident("a", kind=IncidentKind.START_FAILED)
+    assert after(RUNNING, WorkerFailed(other))[1][1] == Judge(other, 0), "what else failed is judged as it is"

@@ -121,6 +121,24 @@ def test_it_is_left_out_and_spends_no_restart_and_its_host_stays_out() -> None:
     assert sealed(decision).why == "host-c cannot be reached from host-a, host-b"
 
 
+def test_a_newcomer_makes_up_for_it() -> None:
+    nodes = [node("a", "b"), node("b"), node("d", phase=Phase.WAITING, number=0)]
+    assert ids(decide(scene(failed("ab", min_nodes=2), *nodes))) == "ad"
+
+
+def test_one_that_is_lost_anyway_is_not_left_out_for_that() -> None:
+    decision = decide(scene(failed("abc"), node("a", "c"), node("b", "c"), node("c", changed=0.0)))
+    assert isinstance(decision, Append)
+    assert (ids(decision), sealed(decision).why, decision.counters.excluded) == ("ab", "it was", ())
+
+
+def test_complaints_of_members_that_do_not_count_do_not_count_as_those_of_others() -> None:
+    ledger = failed("acd")
+    assert ledger.round is not None
+    nodes = [node("a", "c"), node("c", "a"), node("d", "a", probed=0)]
+    assert accused(scene(ledger, *nodes), ledger.round) == "c"
+
+
 def test_the_one_that_complains_of_everybody_is_named_so() -> None:
     nodes = [node("a"), node("b"), node("c", "ab")]
     ledger = failed("abc")
@@ -167,6 +185,8 @@ def test_a_job_that_cannot_do_without_it_tries_again_with_it() -> None:
 
 @pytest.mark.parametrize("reason", [HaltReason.FAILURE, HaltReason.GIVING_UP])
 def test_probes_that_are_under_way_are_waited_for_but_not_for_long(reason: HaltReason) -> None:
+    pair = [node("a", probed=0), node("b")]
+    assert decide(scene(failed("ab", reason), *pair, verdict=RESTART)) == LookAgain(NOW - 0.5 + PROBING)
     ledger = failed("abc", reason, min_nodes=2)
     nodes = [node("a", probed=0), node("b", "c"), node("c")]
     verdict = RESTART if reason is HaltReason.FAILURE else GIVE_UP
@@ -191,6 +211,7 @@ def test_nobody_probes_where_nothing_has_failed(reason: HaltReason) -> None:
     ],
 )
 def test_who_will_not_probe_is_not_waited_for(other: Sighting) -> None:
+    assert ids(decide(scene(failed("a"), node("a", probed=0)))) == "a", "it has nobody to probe"
     assert ids(decide(scene(failed("ab"), node("a"), other))) == "ab"
 
 

@@ -637,8 +637,21 @@ class TestTheCause:
         assert decision.at == pytest.approx(NOW + 0.06)
 
     def test_but_not_for_long(self) -> None:
-        nodes = [replace(running("a", incident=self.peer), reported_at=NOW - 0.2), running("b")]
+        nodes = [replace(running("a", incident=self.peer), reported_at=NOW - 0.1), running("b")]
         assert decide(scene(live("ab"), *nodes)) == Ask(self.peer)
+
+    def test_another_that_follows_makes_it_no_longer(self) -> None:
+        second = replace(incident("b", after=5.3), message=self.peer.message)
+        nodes = [
+            replace(running("a", incident=self.peer), reported_at=NOW - 0.2),
+            replace(running("b", incident=second), reported_at=NOW - 0.04),
+            running("c"),
+        ]
+        assert decide(scene(live("abc"), *nodes)) == Ask(self.peer)
+
+    def test_a_verdict_is_not_kept_waiting(self) -> None:
+        nodes = [replace(running("a", incident=self.peer), reported_at=NOW - 0.04), running("b")]
+        assert isinstance(body(decide(scene(live("ab"), *nodes, verdict=RESTART))), Round)
 
     def test_it_is_judged_at_once(self) -> None:
         nodes = [

@@ -22,12 +22,14 @@ from elastic_core.rendezvous.history import (
     Rejoin,
     Settlement,
     WriteResume,
+    follows,
     missing,
     overlap,
     resume,
     settle,
 )
 from elastic_core.rendezvous.ledger import (
+    Anchors,
     Chair,
     Closed,
     Entry,
@@ -35,6 +37,7 @@ from elastic_core.rendezvous.ledger import (
     HaltReason,
     HistoryChangedError,
     Ledger,
+    Resume,
     Round,
     advance,
     compose,
@@ -91,6 +94,8 @@ def of_run(ledger: Ledger, run: str) -> Ledger:
         pytest.param(2, RUN[1].head, PutBack(MEMORY.entries[2:]), id="the last four are gone"),
         pytest.param(4, other(RUN[3]), Diverged(), id="behind, and it went another way"),
         pytest.param(0, None, Diverged(), id="empty"),
+        pytest.param(9, None, Diverged(), id="nothing in the place of the newest that was read"),
+        pytest.param(5, None, Diverged(), id="behind, and its newest is a tombstone"),
     ],
 )
 def test_what_became_of_what_was_read(head: int, at: Entry | None, expected: Overlap) -> None:
@@ -209,6 +214,27 @@ def test_two_histories_are_settled(mine: Ledger, memory: Memory, theirs: Ledger 
     assert settle(mine, memory, theirs) == expected
 
 
+def next_run(open_at: int) -> Ledger:
+    """Another run, opened by this entry."""
+    ledger = of_run(start(), "next")
+    return replace(ledger, head=replace(ledger.head, index=open_at + 3, anchors=Anchors(open=open_at)))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "expected"),
+    [
+        pytest.param(MINE, True, id="the same"),
+        pytest.param(CHAIRED, True, id="later entries"),
+        pytest.param(RUN[4], False, id="an older history"),
+        pytest.param(resumed(RUN[2]), True, id="a later epoch, however short"),
+        pytest.param(next_run(7), True, id="another run that was opened after all that was read"),
+        pytest.param(next_run(6), False, id="or in the place of what was read"),
+    ],
+)
+def test_what_a_store_with_tombstones_says_may_have_followed(theirs: Ledger, expected: bool) -> None:
+    assert follows(MINE, theirs) is expected
+
+
 def test_survivors_settle_on_one_history_whoever_comes_first() -> None:
     """One that knew less resumes first; one that knew more outranks it; both end with the same."""
     first = resumed(RUN[3])
@@ -233,6 +259,8 @@ def test_a_run_that_is_resumed_is_as_it_was(ledger: Ledger) -> None:
     assert entry == after.head
     assert (entry.index, entry.prev, entry.epoch, entry.chair, entry.author) == (5, "x", 1, "a", "b")
     assert entry.counters == ledger.counters
+    assert isinstance(entry.body, Resume)
+    assert entry.body.round.same_as == 0, "its members are spelled out"
     for now in (
         after,
         restored(entry, {entry.index: entry}, 50.0),

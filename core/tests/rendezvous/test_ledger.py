@@ -37,6 +37,13 @@ CLOSED = Closed(success=True, why="done", exit_code=0)
 def test_entries_are_chained_and_carry_elapsed_time_not_instants() -> None:
     ledger = live("ab", at=12.5)
     assert (ledger.head.prev, ledger.head.index, ledger.head.elapsed) == ("e1", 2, 12.5)
+    first = start(at=7.0).head
+    assert (first.elapsed, first.age, first.epoch, first.term) == (0.0, 0.0, 0, 1)
+
+
+def test_durations_are_told_in_microseconds() -> None:
+    ledger = then(halted("a", HaltReason.RESIZE, at=20.0), Chair(why="?"), at=20.12345678)
+    assert (ledger.head.elapsed, ledger.head.since_halt, ledger.head.age) == (0.123457, 0.123457, 20.123457)
 
 
 def test_a_chair_entry_raises_the_term_and_may_name_a_successor() -> None:
@@ -99,6 +106,7 @@ def test_a_same_as_round_is_spelled_out() -> None:
 
 
 def test_a_round_is_live_until_halted_or_closed() -> None:
+    assert not start().live
     assert live("ab").live
     assert not halted("ab", HaltReason.RESIZE).live
     assert not then(live("ab"), CLOSED, at=20.0).live
@@ -139,6 +147,29 @@ def test_a_resize_on_which_the_chair_was_lost_cost_what_the_loss_did() -> None:
     assert (ledger.resized_at, ledger.resize_cost) == (62.0, 2.0), "there has been none on this one"
 
 
+def test_a_resize_for_which_nobody_came_after_all_cost_what_it_took() -> None:
+    ledger = halted("ab", HaltReason.RESIZE, at=20.0)
+    ledger = then(ledger, Round(number=2, offer=offer("a", 2), members=members("ab")), at=22.0)
+    assert (ledger.resized_at, ledger.resize_cost) == (22.0, 2.0)
+
+
+def test_a_resize_in_which_the_run_was_resumed_cost_what_the_store_did() -> None:
+    before = halted("ab", HaltReason.RESIZE, at=20.0)
+    ledger = opened(compose(before, resume(before, "lost"), entry_id="r", author="a", now=25.0, store=ORIGIN), 25.0)
+    ledger = then(ledger, Round(number=2, offer=offer("a", 2), members=members("abc")), at=27.0)
+    assert (ledger.resized_at, ledger.resize_cost) == (27.0, 0.0)
+
+
+def test_a_newcomer_counts_no_more_of_a_resize_than_it_has_seen() -> None:
+    """It cannot know whether it would have been cut off before (L4)."""
+    ledger = halted("ab", HaltReason.RESIZE, at=20.0)
+    ledger = then(ledger, Drain(nodes=("c",), why="asked"), at=50.0)
+    entries = {1: start().head, 2: live("ab").head, 3: halted("ab", HaltReason.RESIZE, at=20.0).head}
+    late = restored(ledger.head, entries, 1000.0)
+    sealed = entry(ledger, Round(number=2, offer=offer("a", 2), members=members("abc")), at=51.0)
+    assert advance(late, sealed, 1001.5).resize_cost == 1.5
+
+
 def broken(ledger: Ledger, **change: object) -> Entry:
     return replace(entry(ledger, Chair(why="?"), at=20.0), **change)  # type: ignore[arg-type]  # deliberately wrong values too
 
@@ -160,14 +191,39 @@ def test_an_entry_that_does_not_follow_is_refused(what: str, change: dict[str, o
         advance(ledger, broken(ledger, **change), 20.0)
 
 
+@pytest.mark.parametrize(
+    ("ledger", "body", "words"),
+    [
+        (start(), Plan(round=1, reason=HaltReason.RESIZE, why="x", deadline=5.0), "a PLAN, but no round is live"),
+        (
+            halted("a", HaltReason.FAILURE),
+            Plan(round=1, reason=HaltReason.RESIZE, why="x", deadline=5.0),
+            "a PLAN, but",
+        ),
+        (live("a"), StopAt(round=1, step=7), "a STOPAT, but no round is live that it is for"),
+        (start(), Round(number=2, offer=offer("a"), same_as=1), "the same as round 1, but the newest known is none"),
+        (live("a"), Round(number=8, offer=offer("a"), same_as=7), "the same as round 7, but the newest known is 1"),
+    ],
+)
+def test_an_entry_about_a_round_that_is_not_there_is_refused(ledger: Ledger, body: Body, words: str) -> None:
+    with pytest.raises(RendezvousStateError, match=words):
+        advance(ledger, entry(ledger, body, at=20.0), 20.0)
+
+
+def test_no_run_begins_with_another_entry() -> None:
+    with pytest.raises(RendezvousStateError, match="entry 2 should open a run; it is a ROUND"):
+        opened(live("a").head, 20.0)
+
+
 def test_nothing_follows_closed_but_another_runs_open() -> None:
-    ledger = then(live("ab"), CLOSED, at=20.0)
+    ledger = then(then(live("ab"), HALT_1, at=12.0), CLOSED, at=20.0)
     with pytest.raises(RendezvousStateError, match="is closed"):
         advance(ledger, broken(ledger), 20.0)
     following = compose(
         ledger, Open(scheduler_uid="s2", settings=settings()), entry_id="e4", author="z", now=30.0, run="run2"
     )
     assert (following.term, following.counters, following.prev) == (1, Counters(), ledger.head.id)
+    assert (following.since_halt, following.age, following.epoch) == (0.0, 0.0, 0)
     fresh = advance(ledger, following, 30.0)
     assert (fresh.round, fresh.closed, fresh.scheduler_uid, fresh.chair) == (None, None, "s2", "z")
 
@@ -194,6 +250,8 @@ HALT_2 = Halt(round=2, reason=HaltReason.FAILURE, why="x")
         [Round(number=1, offer=offer("a"), members=members("ab")), PLAN, STOP_AT, Chair(why="x")],
         [Round(number=1, offer=offer("a"), members=members("ab")), PLAN, STOP_AT, HALT_1],
         [Round(number=1, offer=offer("a"), members=members("ab")), PLAN, STOP_AT, ROUND_2],
+        [Round(number=1, offer=offer("a"), members=members("ab")), PLAN, STOP_AT, PLAN],
+        [Round(number=1, offer=offer("a"), members=members("ab")), HALT_1, ROUND_2],
     ],
 )
 def test_a_newcomer_knows_the_same_from_the_newest_entry_and_its_anchors(bodies: list[Body]) -> None:
@@ -208,6 +266,8 @@ def test_a_newcomer_knows_the_same_from_the_newest_entry_and_its_anchors(bodies:
     assert (new.head, new.round, new.halt, new.closed) == (ledger.head, ledger.round, ledger.halt, ledger.closed)
     assert (new.settings, new.scheduler_uid, new.chair, new.live) == (ledger.settings, "s1", ledger.chair, ledger.live)
     assert (new.plan, new.stop_at) == (ledger.plan, ledger.stop_at)
+    assert new.round_at == (0.0 if ledger.round is None else 5.0)
+    assert new.plan_at == (0.0 if ledger.plan is None else 5.0)
     assert new.head.run == RUN
 
 
@@ -219,10 +279,20 @@ def test_a_newcomer_knows_what_a_resumed_run_goes_on_with(bodies: list[Body]) ->
     head = compose(None, resume(mine, "lost"), entry_id="r1", author="a", now=30.0, run=RUN)
     resumed = opened(head, 30.0)
     assert (resumed.halt, resumed.plan, resumed.stop_at) == (mine.halt, mine.plan, mine.stop_at)
-    for ledger in (resumed, then(resumed, Chair(why="x"), at=30.0)):
+    halted = then(resumed, HALT_1, at=30.0)
+    sealed = then(resumed, Round(number=2, offer=offer("a", 2), same_as=1), at=30.0)
+    for ledger in (resumed, then(resumed, Chair(why="x"), at=30.0), halted, sealed):
         new = restored(ledger.head, {head.index: head, ledger.head.index: ledger.head}, 30.0)
-        for what in ("round", "round_at", "halt", "halt_at", "plan", "plan_at", "stop_at", "resized_at"):
+        assert (new.plan_at == 30.0) or new.plan is None
+        for what in ("round", "round_at", "halt", "plan", "stop_at", "live"):
             assert getattr(new, what) == getattr(ledger, what), what
+        if ledger.halt is not None:
+            assert new.halt_at == 30.0
+        assert new.resized_at == 30.0
+
+
+def test_a_newcomer_knows_a_run_that_was_just_opened_from_its_open_alone() -> None:
+    assert restored(start().head, {}, 5.0) == replace(start(), opened_at=5.0, head_at=5.0)
 
 
 def test_a_newcomer_refuses_a_plan_that_is_none() -> None:
@@ -244,5 +314,7 @@ def test_a_newcomer_takes_the_last_resize_for_just_now() -> None:
 
 def test_a_newcomer_refuses_a_history_with_holes() -> None:
     ledger = halted("ab", HaltReason.RESIZE)
-    with pytest.raises(RendezvousStateError, match="which is not a"):
+    with pytest.raises(RendezvousStateError, match="which is not a ROUND"):
         restored(ledger.head, {ledger.head.index: ledger.head, 1: start().head}, 0.0)
+    with pytest.raises(RendezvousStateError, match="which is not a HALT"):
+        restored(ledger.head, {1: start().head, 2: live("ab").head}, 0.0)

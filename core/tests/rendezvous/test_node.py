@@ -592,9 +592,10 @@ class TestGracefulStops:
         assert node.hears(SIGTERM) == (Stop(Grace.PLANNED, "received SIGTERM"),)
         assert row_of(node.state).grace == 0.0
 
-    def test_who_leaves_as_planned_stays_until_all_others_have_stopped(self) -> None:
+    @pytest.mark.parametrize("grace", [0.5, 30.0])
+    def test_who_leaves_as_planned_stays_until_all_others_have_stopped(self, grace: float) -> None:
         node = self.answered()
-        node.hears(Leaving("received SIGTERM", 143, 30.0))
+        node.hears(Leaving("received SIGTERM", 143, grace))
         node.reads(StopAt(round=1, step=9))
         node.hears(SteppedDown())
         assert node.hears(WorkersGone()) == (), "they may need the store that is here"

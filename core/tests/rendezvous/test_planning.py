@@ -12,6 +12,7 @@ from test_decide import NOW, RESTART, body, running, scene
 from elastic_core.config import OnNodeLoss
 from elastic_core.rendezvous.decide import Append, LookAgain, decide
 from elastic_core.rendezvous.ledger import Drain, Halt, HaltReason, Ledger, Plan, Round, StopAt
+from elastic_core.rendezvous.limits import MAX_DRAINED
 from elastic_core.rendezvous.rows import NodeRow, Phase
 from elastic_core.rendezvous.watch import Sighting
 
@@ -52,6 +53,7 @@ class TestPlan:
         [
             pytest.param(running("b"), id="workers that have reported no step"),
             pytest.param(takes("b", number=7), id="those of another round"),
+            pytest.param(seen("b", head=2, takes_notices=True, number=1), id="those of a node that says it has none"),
         ],
     )
     def test_other_workers_are_halted_as_ever(self, other: Sighting) -> None:
@@ -70,8 +72,17 @@ class TestPlan:
         halt = body(decide(scene(live("ab"), running("a"), running("b", leaving=True, grace=25.0))))
         assert (type(halt), halt.reason, halt.planned) == (Halt, HaltReason.NODE_LEFT, True)
 
+    def test_workers_of_whom_the_store_has_lost_the_row_are_halted_as_ever(self) -> None:
+        known = scene(live("ab"), takes("a"), seen("c", head=2))
+        halt = body(decide(replace(known, watch=replace(known.watch, began_at=NOW - 1))))
+        assert (type(halt), halt.reason) == (Halt, HaltReason.RESIZE)
+
+    def test_who_leaves_when_its_workers_have_stopped_is_not_planned(self) -> None:
+        halt = body(decide(scene(live("ab"), takes("a"), seen("b", Phase.STOPPED, head=2, leaving=True, grace=25.0))))
+        assert (type(halt), halt.reason, halt.planned) == (Halt, HaltReason.NODE_LEFT, False)
+
     def test_where_somebody_has_finished_nobody_is_planned(self) -> None:
-        nodes = [seen("a", Phase.FINISHED, head=2), takes("b", leaving=True, grace=25.0)]
+        nodes = [seen("a", Phase.FINISHED, head=2, takes_notices=True), takes("b", leaving=True, grace=25.0)]
         assert type(body(decide(scene(live("ab"), *nodes)))) is Halt
 
 
@@ -85,6 +96,7 @@ class TestStopAt:
         [
             pytest.param(takes("b"), id="no answer"),
             pytest.param(answer("b", 5, plan=2), id="to another plan"),
+            pytest.param(answer("b"), id="without a step"),
         ],
     )
     def test_all_must_have_answered_this_plan(self, other: Sighting) -> None:
@@ -110,6 +122,23 @@ class TestTheEndOfAPlan:
     def test_who_has_stopped_is_not_missed_meanwhile_even_if_it_is_gone(self) -> None:
         assert isinstance(decide(scene(told(), down("a"), answer("b", 7, head=4))), LookAgain)
         assert isinstance(decide(scene(told(), answer("a", 7, head=4), down("b", changed=NOW - 60))), LookAgain)
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            pytest.param([], id="its row is lost with the store's last second"),
+            pytest.param([running("b", head=4, stepped_down=True)], id="its last process is not gone"),
+        ],
+    )
+    def test_who_has_not_stopped_for_all_that_is_known_is_waited_for(self, other: list[Sighting]) -> None:
+        known = scene(told(), down("a"), *other)
+        assert decide(replace(known, watch=replace(known.watch, began_at=NOW))) == LookAgain(NOW + 6)
+
+    def test_who_had_stopped_an_older_round_as_planned_has_fallen_behind(self) -> None:
+        ledger = then(live("ab"), Round(number=2, offer=offer("a", 2), same_as=1), at=NOW - 20)
+        ledger = then(ledger, replace(PLAN, round=2), at=NOW - 10)
+        nodes = [down(name, number=number) for name, number in (("a", 2), ("b", 1))]
+        assert isinstance(decide(scene(ledger, *nodes)), LookAgain)
 
     def test_after_the_deadline_it_is_halted_as_it_is(self) -> None:
         halt = body(decide(scene(told(8, at=NOW - 300), down("a"), answer("b", 7, head=4))))
@@ -163,11 +192,27 @@ class TestDrain:
             pytest.param(running("b", leaving=True, grace=9.0), id="leaves already"),
             pytest.param(running("b", changed=NOW - 60), id="is lost"),
             pytest.param(running("b", serial=10), id="has come after the request"),
+            pytest.param(replace(seen("b"), row=replace(seen("b").row, run="")), id="is only looking"),
+            pytest.param(replace(seen("b"), row=replace(seen("b").row, run="old")), id="is of an older run"),
+            pytest.param(running("b", serial=9), id="has a row of before the store was emptied"),
         ],
     )
     def test_who_goes_anyway_or_was_not_meant_is_not_asked(self, node: Sighting) -> None:
         found = decide(scene(live("ab"), running("a"), node, self.request("host-b")))
         assert not (isinstance(found, Append) and isinstance(found.body, Drain))
+
+    def test_an_agent_whose_host_has_no_name_is_on_no_host_that_was_named(self) -> None:
+        nodes = [running("a", node=replace(info("a"), host="")), running("b"), self.request("elsewhere")]
+        assert isinstance(decide(scene(live("ab"), *nodes)), LookAgain)
+
+    def test_a_host_with_more_agents_than_one_entry_can_name_is_asked_in_turns(self) -> None:
+        nodes = [running(f"n{i}", node=info(f"n{i}", host="host-b"), serial=i) for i in range(1, MAX_DRAINED + 3)]
+        request = replace(self.request("host-b"), serial=MAX_DRAINED + 9)
+        first = body(decide(scene(live("ab"), running("a", serial=MAX_DRAINED + 8), *nodes, request)))
+        assert first.nodes == tuple(f"n{i}" for i in range(1, MAX_DRAINED + 1))
+        ledger = then(live("ab"), first, at=NOW - 1)
+        rest = body(decide(scene(ledger, running("a", serial=MAX_DRAINED + 8), *nodes, request)))
+        assert rest.nodes == (f"n{MAX_DRAINED + 1}", f"n{MAX_DRAINED + 2}")
 
     def test_a_request_is_no_newcomer(self) -> None:
         assert isinstance(decide(scene(live("a"), running("a"), self.request("elsewhere"))), LookAgain)

@@ -12,7 +12,7 @@ from elastic_core.rendezvous.ledger import Chair
 from elastic_core.rendezvous.succession import ChairSigns, standing, takeover_at
 
 
-@pytest.mark.parametrize(("node", "place"), [("c", 0), ("b", 1), ("x", 2), ("y", 3), ("stranger", 4)])
+@pytest.mark.parametrize(("node", "place"), [("a", 0), ("c", 0), ("b", 1), ("x", 2), ("y", 3), ("stranger", 4)])
 def test_members_stand_in_rank_order_then_the_others_in_order_of_arrival(node: str, place: int) -> None:
     assert standing(live("acb"), ["x", "b", "a", "c", "y"], node) == place
 

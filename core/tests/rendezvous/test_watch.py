@@ -6,9 +6,10 @@ import math
 from collections import UserDict
 from collections.abc import Iterable, ValuesView
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from scenes import info
+from scenes import incident, info, offer
 
 from elastic_core.config import Timing
 from elastic_core.rendezvous.rows import SEATS, NodeInfo, NodeRow, Seats, gone
@@ -23,6 +24,8 @@ from elastic_core.rendezvous.watch import (
     interrupted,
     observe,
     proved,
+    resumed,
+    vouched,
 )
 
 TIMING = Timing()
@@ -74,6 +77,12 @@ def test_only_what_the_chair_has_itself_seen_to_change_is_a_sign() -> None:
     found = watched((10.0, first), (12.0, then), (30.0, then))
     assert [seen.sign_at for seen in found.nodes.values()] == [12.0, -math.inf]
     assert [seen.changed_at for seen in found.nodes.values()] == [30.0, 30.0], "after a gap, nobody is judged"
+
+
+def test_a_look_that_comes_just_in_time_is_no_gap() -> None:
+    watch = watched((0.0, [row("a", 1)]), (3.0, [row("a", 1)]), (6.0, [row("a", 1)]))
+    assert (dead(watch, "a", TIMING, 6.0), watch.gap_at) == (True, -math.inf)
+    assert observe(watch, [row("a", 1)], 9.1).gap_at == 9.1
 
 
 def test_what_the_chair_chose_to_sleep_is_no_gap() -> None:
@@ -166,8 +175,12 @@ def test_an_older_row_from_a_copy_of_the_store_takes_nothing_back() -> None:
     watch = watched((0.0, [row("a", 1, 5, head=7, revision=4)]), (2.0, [row("a", 1, 2, head=3, revision=2)]))
     seen = watch.nodes["a"]
     assert (seen.row.head, seen.listed, seen.changed_at) == (7, False, 2.0), "its beat shows that it is alive"
-    watch = observe(watch, [row("a", 1, 2, head=3, revision=2)], 4.0)
-    assert watch.nodes["a"].changed_at == 2.0
+    assert seen.sign_at == 2.0
+    watch = observe(watch, [row("a", 7, 2, head=3, revision=2)], 4.0)
+    assert (watch.nodes["a"].changed_at, watch.nodes["a"].sign_at) == (2.0, 2.0)
+    assert watch.nodes["a"].serial == 7, "its place is that of the store as it is now"
+    away = observe(watch, [row("a", 7, 2, head=3, revision=2)], 60.0)
+    assert (away.nodes["a"].changed_at, away.nodes["a"].sign_at) == (60.0, 2.0), "after a gap nobody is judged"
     watch = observe(watch, [row("a", 1, 3, head=7, revision=4)], 6.0)
     assert watch.nodes["a"].listed
 
@@ -256,6 +269,73 @@ def test_when_most_fall_silent_together_the_store_is_suspected_first() -> None:
     at_six, at_twelve = watched(*reads[:4]), watched(*reads)
     assert [dead(at_six, name, TIMING, 6.0) for name in names] == [False] * 5
     assert [dead(at_twelve, name, TIMING, 12.0) for name in names] == [False, True, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "silent", "lost"),
+    [
+        pytest.param(4, 1, True, id="one of four"),
+        pytest.param(4, 2, True, id="half of four"),
+        pytest.param(4, 3, False, id="most of four"),
+        pytest.param(3, 2, True, id="most of three are too few to blame the store"),
+        pytest.param(5, 2, True, id="less than half of five"),
+        pytest.param(5, 3, False, id="most of five"),
+    ],
+)
+def test_who_falls_silent_is_lost_at_the_limit_unless_most_do(nodes: int, silent: int, lost: bool) -> None:
+    watch = watched(
+        *((at, [row(f"n{i}", i, 0 if i < silent else int(at)) for i in range(nodes)]) for at in (0.0, 2.0, 4.0, 6.0))
+    )
+    assert dead(watch, "n0", TIMING, 6.0) is lost
+
+
+def test_when_a_failure_was_first_reported_is_remembered() -> None:
+    """The leader waits for a better cause from then on."""
+    quiet, first = row("a", 1), row("a", 1, revision=1)
+    first = replace(first, row=replace(first.row, incident=incident("a")))
+    again = replace(first, row=replace(first.row, head=2))
+    better = replace(first, row=replace(first.row, incident=incident("a", after=4.0)))
+    watch = watched((0.0, [quiet]), (2.0, [first]), (4.0, [again]))
+    assert watch.nodes["a"].reported_at == 2.0
+    assert observe(watch, [better], 6.0).nodes["a"].reported_at == 6.0
+
+
+def test_who_is_vouched_for_is_gone_with_all_that_were_proved_to_be() -> None:
+    rows = [row("a", 1, host="h", seats=Seats(100)), row("b", 2, host="h", seats=Seats(200)), row("c", 3)]
+    watch = watched((0.0, rows))
+    assert vouched(watch, ["c", "a stranger"]).gone == {"a", "c"}
+    assert vouched(watch, ["c", "a stranger"]).proven == {"a", "c"}, "of a stranger there is nothing to be known"
+    assert vouched(watched((0.0, rows), (2.0, rows[1:])), ["c"]).gone == {"a", "c"}
+
+
+def test_what_rows_said_of_an_older_epoch_is_forgotten_once() -> None:
+    watch = watched((0.0, [row("a", 1, head=7)]))
+    assert resumed(watch, 0) is watch
+    later = resumed(watch, 1)
+    assert later.nodes["a"].row.head == 0
+    assert resumed(later, 1) is later
+
+
+@pytest.mark.parametrize(
+    ("says", "left"),
+    [
+        ({"head": 7}, {}),
+        ({"answered": 3, "steps": (7,)}, {"steps": (7,)}),
+        ({"offer": offer("a")}, {}),
+        (
+            {"head": 7, "answered": 3, "offer": offer("a"), "leaving": True, "grace": 9.0},
+            {"leaving": True, "grace": 9.0},
+        ),
+    ],
+)
+def test_of_an_older_epoch_a_row_has_seen_answered_and_offered_nothing(
+    says: dict[str, Any], left: dict[str, Any]
+) -> None:
+    old = NodeRow(info=info("a"), epoch=1, **says)
+    assert old.within(1) is old
+    assert old.within(2) == NodeRow(info=info("a"), epoch=1, **left)
+    silent = old.within(2)
+    assert silent.within(2) is silent, "what it said no more is not taken out again"
 
 
 def test_a_node_that_was_never_seen_is_dead() -> None:

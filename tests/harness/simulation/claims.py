@@ -16,7 +16,7 @@ CLAIMS: tuple[Defect, ...] = (
     Defect(
         "a leader adds nothing to the age of a HALT",
         "compose",
-        "round(head.since_halt + elapsed, 6)",
+        "round(ledger.head.since_halt + elapsed, 6)",
         "round(elapsed, 6)",
         "leaders",
     ),

@@ -8,6 +8,7 @@ is dropped afterwards turns out never to have seen that ROUND, because its loss 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeGuard
 
 from elastic_core.incidents import Action, Incident, IncidentKind
 from elastic_core.rendezvous.entries import HostLosses
@@ -19,7 +20,7 @@ LOSSES_KEPT_SECONDS = 3600.0
 """For how long the ledger remembers the losses of a host that has no row."""
 
 
-def charged(incident: Incident | None) -> bool:
+def charged(incident: Incident | None) -> TypeGuard[Incident]:
     """Whether an incident spends a restart: only failures of workers do."""
     return incident is not None and incident.kind in (IncidentKind.WORKER_FAILED, IncidentKind.START_FAILED)
 
@@ -30,17 +31,17 @@ def restarted(scene: Scene, old: Round, incident: Incident) -> tuple[Counters, b
     return replace(counters, restarts=counters.restarts + spends, barren=_barren(scene, old)), spends
 
 
-def reformed(
-    scene: Scene, old: Round, halt: Halt, dropped: list[str], unreachable: str | None = None
-) -> tuple[Counters, bool]:
-    """The counters after a round that follows ``halt`` and leaves out ``dropped``, and whether it spends a restart.
+def reformed(scene: Scene, old: Round, halt: Halt, unreachable: str | None = None) -> tuple[Counters, bool]:
+    """The counters after a round that follows ``halt``, and whether it spends a restart.
 
-    One of those may have been dropped because it is ``unreachable``: its host stays out while others suffice (L5).
+    Members that leave or are lost are not in that round, nor is one that is ``unreachable``: its host stays out while
+    others suffice (L5).
     """
     anchors, counters = scene.ledger.head.anchors, scene.ledger.counters
     unseen = scene.unseen(old, anchors.halt)
-    left = [node_id for node_id in dropped if scene.leaving(node_id)]
-    lost = [node_id for node_id in dropped if node_id not in left and (node_id in unseen or scene.dead(node_id))]
+    left = [node_id for node_id in old.group_ranks if scene.leaving(node_id)]
+    silent = [node_id for node_id in old.group_ranks if node_id in unseen or scene.dead(node_id)]
+    lost = [node_id for node_id in silent if node_id not in left]
     sightings = [seen for node_id in lost if (seen := scene.seen(node_id)) is not None]
     spends = charged(halt.incident) and not lost and not left and unreachable is None
     # Of a ROUND from before the run was resumed, only its number tells who saw it.
@@ -69,9 +70,7 @@ def _losses(scene: Scene, lost: list[str]) -> dict[str, HostLosses]:
         losses[host] = HostLosses(1 if before is None else before.count + 1, age)
     here = scene.hosts
     kept = [(host, one) for host, one in losses.items() if host in here or age - one.age < LOSSES_KEPT_SECONDS]
-    if len(kept) > MAX_HOSTS:
-        kept = sorted(kept, key=lambda item: (item[1].count, item[1].age))[-MAX_HOSTS:]
-    return dict(kept)
+    return dict(sorted(kept, key=lambda item: (item[1].count, item[1].age))[-MAX_HOSTS:])
 
 
 def _barren(scene: Scene, old: Round) -> int:
@@ -85,7 +84,7 @@ def _excluded(scene: Scene, halt: Halt, unreachable: str | None) -> tuple[str, .
     out = [unreachable]
     if verdict is not None and verdict.action is Action.EXCLUDE_HOST and halt.incident is not None:
         out.append(halt.incident.node_id)
-    hosts = [seen.row.info.host_id for node_id in out if node_id and (seen := scene.seen(node_id)) is not None]
+    hosts = [seen.row.info.host_id for seen in scene.watch.nodes.values() if seen.node_id in out]
     every = tuple(dict.fromkeys((*before, *hosts)))
     if len(every) <= MAX_HOSTS:
         return every

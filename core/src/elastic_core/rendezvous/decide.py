@@ -114,7 +114,7 @@ def _supervise(scene: Scene, current: Round) -> Decision:
     if incidents := scene.incidents(current):
         if not scene.judged(current.number) and scene.now < (until := scene.cause_known_at(current)):
             return LookAgain(until)
-        return _judge(scene, current, incidents[0], finished)
+        return _judge(scene, current, incidents[0])
     for node_id in ids:
         if node_id not in finished and (halt := _departure(scene, current, node_id)) is not None:
             return halt
@@ -136,7 +136,7 @@ def _supervise(scene: Scene, current: Round) -> Decision:
     return LookAgain(scene.look(*looks, nodes=scene.sightings(current)))
 
 
-def _judge(scene: Scene, current: Round, first: Incident, finished: set[str]) -> Decision:
+def _judge(scene: Scene, current: Round, first: Incident) -> Decision:
     """A worker failed in a live round."""
     verdict = scene.verdict(current.number)
     if not charged(first):
@@ -147,23 +147,23 @@ def _judge(scene: Scene, current: Round, first: Incident, finished: set[str]) ->
         return end_round_for(scene, current, HaltReason.FAILURE, first)
     if verdict.action is Action.GIVE_UP:
         return end_round_for(scene, current, HaltReason.GIVING_UP, first)
-    whole = _whole(scene, current, finished) and not scene.room(current)
+    whole = _whole(scene, current) and not scene.room(current)
     if verdict.action is Action.RESTART and whole and accused(scene, current) is None:
         return seal_again(scene, current, first)
     return end_round_for(scene, current, HaltReason.FAILURE, first)
 
 
-def _whole(scene: Scene, current: Round, finished: set[str]) -> bool:
+def _whole(scene: Scene, current: Round) -> bool:
     """Whether every member is here and stays, as far as is known: then one entry restarts them all.
 
     Who has not seen this round yet may see the next one as well; who does not is suspected then (rule L2).
     """
     ids = current.group_ranks
-    if any(scene.dead(node_id) or scene.leaving(node_id) or scene.owed_answer(node_id) for node_id in ids):
+    if any(scene.leaving(node_id) or scene.owed_answer(node_id) for node_id in ids):
         return False
     if any(stepped_down(current, scene.seen(node_id)) for node_id in ids):
         return False
-    return not any(_departure(scene, current, node_id) for node_id in ids if node_id not in finished)
+    return not any(_departure(scene, current, node_id) for node_id in ids)
 
 
 def _departure(scene: Scene, current: Round, node_id: str) -> Append | None:
@@ -303,12 +303,12 @@ def _reform(scene: Scene, old: Round, halt: Halt) -> Decision:
 
 
 def _ending(scene: Scene, old: Round, halt: Halt, muster: _Muster) -> Decision | None:
-    """The CLOSED (or the question before it) that this HALT leads to; None when the job goes on."""
+    """The CLOSED (or the question before it) that this HALT leads to; None when the job goes on, or has yet to stop."""
     gone = muster.gone(scene, old)
     if gone and scene.agreement.on_node_loss is OnNodeLoss.FAIL:
         why = f"{scene.names(gone)} is lost, and --on_node_loss=fail ends the job then"
         return fail(scene, why, _first_cause(scene, old, halt))
-    if halt.incident is None or not charged(halt.incident):
+    if not charged(halt.incident):
         return None
     verdict = scene.verdict(old.number)
     if halt.reason is HaltReason.FAILURE:
@@ -321,7 +321,7 @@ def _ending(scene: Scene, old: Round, halt: Halt, muster: _Muster) -> Decision |
     if gone or muster.leaving:  # the workers failed because a peer went away: the job goes on without that node
         return None
     if muster.busy:  # every follower's report first: the first cause is found among them
-        return LookAgain(scene.look(*map(scene.suspect_at, muster.busy), nodes=scene.sightings(old)))
+        return None
     reason = verdict.reason if verdict is not None else "the failure policy gave up"
     if (blamed := accused(scene, old)) is not None:
         reason += f"; {told(scene, old, blamed)}"
@@ -330,7 +330,7 @@ def _ending(scene: Scene, old: Round, halt: Halt, muster: _Muster) -> Decision |
 
 def _first_cause(scene: Scene, old: Round, halt: Halt) -> Incident | None:
     """The incident of a HALT, or a member's report that explains more."""
-    if halt.incident is None or not charged(halt.incident):
+    if not charged(halt.incident):
         return halt.incident
     return min((*scene.incidents(old), halt.incident), key=by_cause)
 
@@ -356,7 +356,7 @@ def _choose(scene: Scene, halt: Halt, survivors: list[Sighting], joining: list[S
 
     Those who have stopped for newcomers have that state, and stay: their host was not lost now.
     """
-    if halt.reason is HaltReason.RESIZE and survivors:
+    if halt.reason is HaltReason.RESIZE:
         return [*survivors, *scene.without_bad_hosts(joining, survivors)]
     nodes = [*survivors, *joining]
     verdict = scene.verdict(halt.round)

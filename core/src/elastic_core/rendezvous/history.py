@@ -139,9 +139,8 @@ def _settle_own(mine: Ledger, memory: Memory, theirs: Ledger) -> Settlement:
 
 def _ruled_since(mine: Ledger, theirs: Ledger) -> bool:
     """Whether a chair that ``mine`` has not heard of has decided there, which is no copy of its past then."""
-    if theirs.head.term == mine.head.term:
-        return theirs.chair != mine.chair
-    return theirs.head.term > mine.head.term
+    another = theirs.head.term == mine.head.term and theirs.chair != mine.chair
+    return another or theirs.head.term > mine.head.term
 
 
 def _knowledge(ledger: Ledger) -> tuple[int, int]:
@@ -152,7 +151,7 @@ def _knowledge(ledger: Ledger) -> tuple[int, int]:
 def _undecided(ledger: Ledger) -> bool:
     """Whether nothing has been decided since the run was opened or resumed."""
     at = ledger.head.anchors
-    return max(at.round, at.latest, at.halt, at.plan, at.stop_at) <= at.open and ledger.closed is None
+    return max(at.round, at.latest, at.halt, at.plan, at.stop_at) <= at.open
 
 
 def resume(mine: Ledger, why: str) -> Resume:

@@ -346,26 +346,29 @@ def compose(
 
     Texts that are longer than an entry has room for are cut (``limits``).
     """
-    head, body = None if ledger is None else ledger.head, fitted(body)
-    prev = store or (ORIGIN if head is None else head.link)
+    body = fitted(body)
+    prev = store or (ORIGIN if ledger is None else ledger.head.link)
     index = prev.index + 1
     anchors = next_anchors(ledger, body, index)
-    fresh = head is None or isinstance(body, Open)
-    elapsed = 0.0 if ledger is None else round(now - ledger.head_at, 6)
-    counts = ledger is not None and ledger.halt is not None and not isinstance(body, (Open, Halt))
+    head = None if ledger is None or isinstance(body, Open) else ledger.head
+    elapsed = since_halt = 0.0
+    if ledger is not None:
+        elapsed = round(now - ledger.head_at, 6)
+        if ledger.halt is not None and not isinstance(body, (Open, Halt)):
+            since_halt = round(ledger.head.since_halt + elapsed, 6)
     return Entry(
         index=index,
         id=entry_id,
         prev=prev.id,
-        run=run or ("" if head is None else head.run),
-        term=1 if fresh or head is None else head.term + isinstance(body, Chair),
+        run=run or ("" if ledger is None else ledger.head.run),
+        term=1 if head is None else head.term + isinstance(body, Chair),
         author=author,
         chair=chair or author,
         elapsed=elapsed,
-        since_halt=round(head.since_halt + elapsed, 6) if head is not None and counts else 0.0,
-        counters=counters or (Counters() if fresh or head is None else head.counters),
+        since_halt=since_halt,
+        counters=counters or (Counters() if head is None else head.counters),
         anchors=anchors if kept is None else replace(anchors, kept=kept),
         body=body,
-        age=0.0 if fresh or head is None else round(head.age + elapsed, 6),
-        epoch=0 if fresh or head is None else head.epoch + isinstance(body, Resume),
+        age=0.0 if head is None else round(head.age + elapsed, 6),
+        epoch=0 if head is None else head.epoch + isinstance(body, Resume),
     )

@@ -157,7 +157,7 @@ def failed_round(before: NodeState, after: NodeState) -> Round | None:
     """The round whose failure has just stopped the workers here, so that peers are to be probed (rule L5); or None."""
     current, ledger = before.ledger.round, after.ledger
     stopped = before.work is Work.RUNNING and after.work is Work.STOPPING
-    if not stopped or current is None or current.number != before.round or len(current.members) < 2:
+    if not stopped or current is None or len(current.members) < 2:
         return None
     if after.leaving is not None or after.outrun or after.stepped_down or not after.round or ledger.closed is not None:
         return None
@@ -184,11 +184,11 @@ def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
             return _replaced(state, ledger)
         case Offered(offer):
             return replace(state, offer=offer, spent=False)
-        case WorkerFailed(incident) if state.work is Work.RUNNING and state.incident is None:
+        case WorkerFailed(incident) if state.work is Work.RUNNING:
             return replace(state, incident=incident)
-        case WorkerFailed(incident) if state.work is Work.STOPPING and _is_better_cause(state, incident):
+        case WorkerFailed(incident) if _is_better_cause(state, incident):
             return replace(state, incident=incident)
-        case WorkersDone() if state.work is Work.RUNNING and state.incident is None:
+        case WorkersDone() if state.work is Work.RUNNING:
             return replace(state, work=Work.DONE, phase=Phase.FINISHED, progressed=True)
         case WorkersGone():
             phase = state.phase if state.phase is Phase.FINISHED else Phase.STOPPED
@@ -201,7 +201,7 @@ def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
             return replace(state, takes_notices=True, progressed=True)
         case Answered(notice, steps) if notice == state.told and state.work is Work.RUNNING:
             return replace(state, steps=steps)
-        case SteppedDown() if state.work is Work.RUNNING and state.incident is None:
+        case SteppedDown() if state.work is Work.RUNNING:
             return replace(state, stepped_down=True)
         case Leaving(why, code, grace) if state.leaving is None or grace < state.leaving.grace:
             return replace(state, leaving=Leave(why, code, grace))
@@ -237,8 +237,7 @@ def _replaced(state: NodeState, ledger: Ledger) -> NodeState:
     """
     before, after = state.ledger.round, ledger.round
     state = replace(state, ledger=ledger, offer=None, spent=True)
-    same = before is not None and after is not None and _same_round(before, after)
-    if same or not state.round:
+    if before is not None and after is not None and _same_round(before, after):
         return state
     phase = Phase.RUNNING if state.work in (Work.RUNNING, Work.STOPPING) else Phase.WAITING
     return replace(_untold(state), round=0, phase=phase)
@@ -277,7 +276,7 @@ def _reconcile(state: NodeState) -> tuple[NodeState, tuple[Effect, ...]]:
             return _start(state, wanted)
         if (resumed := _run_before(state)) is not None:
             state = replace(state, phase=Phase.STOPPED, round=resumed.number)
-        if dropped and state.phase in (Phase.STOPPED, Phase.FINISHED):
+        if dropped:
             state = replace(state, phase=Phase.WAITING)  # alive, and a newcomer from now on
     if state.spent and wanted is None:
         return replace(state, spent=False), (MakeOffer(),)
@@ -313,7 +312,7 @@ def _notice(state: NodeState) -> Notice | None:
     Once they know their step nothing takes that back: some may have stopped there.
     """
     ledger, told = state.ledger, state.told
-    if ledger.plan is None or state.store_lost or state.outrun or not state.takes_notices:
+    if ledger.plan is None or state.store_lost or not state.takes_notices:
         return told if told is not None and told.step is not None else None
     if ledger.stop_at is None:
         return Notice(ledger.head.epoch, ledger.head.anchors.plan, ledger.plan.deadline)
@@ -329,7 +328,7 @@ def _end(state: NodeState) -> Exit | None:
     """The Exit of a node without workers that has nothing to wait for; None while it has."""
     if state.ledger.closed is not None:
         return Exit(state.ledger.closed.exit_code, state.ledger.closed.why)
-    if state.leaving is not None and not _others_need_it(state):
+    if state.leaving is not None and not _others_need_it(state, state.leaving):
         return Exit(state.leaving.exit_code, state.leaving.why)
     if state.outrun and state.phase is not Phase.FINISHED:
         return Exit(ExitCode.STORE_LOST, state.outrun, rejoin=True)
@@ -340,9 +339,9 @@ def _end(state: NodeState) -> Exit | None:
     return None
 
 
-def _others_need_it(state: NodeState) -> bool:
+def _others_need_it(state: NodeState, leaving: Leave) -> bool:
     """Whether a node that leaves, and whose workers have stopped as planned, may have the store that others' need."""
-    return bool(state.leaving is not None and state.leaving.grace and state.stepped_down and state.ledger.plan)
+    return leaving.grace > 0 and state.stepped_down and state.ledger.plan is not None
 
 
 def _wanted(state: NodeState) -> Round | None:

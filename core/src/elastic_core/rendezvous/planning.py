@@ -88,7 +88,6 @@ def drain(scene: Scene) -> Append | None:
         for seen in scene.watch.nodes.values()
         if (request := requests.get(seen.row.info.host)) is not None
         and seen.serial < request.serial
-        and not seen.row.drain
         and not seen.row.leaving
         and seen.row.run == scene.ledger.head.run
         and seen.node_id not in scene.ledger.asked

@@ -174,12 +174,12 @@ class Scene:
         return sorted((i for i in found if i.round == current.number), key=by_cause)
 
     def cause_known_at(self, current: Round) -> float:
-        """Until when to wait for a failure that does not follow from another one; -inf where one is reported.
+        """Until when a round with incidents waits for one that does not follow from another; -inf where it has one.
 
         The peers of a killed worker may report before its own node does, and the policies are to judge the cause.
         """
         incidents = self.incidents(current)
-        if not incidents or not follows_peer_loss(incidents[0]) or len(incidents) == len(current.members):
+        if not follows_peer_loss(incidents[0]) or len(incidents) == len(current.members):
             return -math.inf
         return CAUSE_PATIENCE_SECONDS + min(seen.reported_at for seen in self.sightings(current) if seen.row.incident)
 

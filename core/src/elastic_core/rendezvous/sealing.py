@@ -69,9 +69,7 @@ def seal(scene: Scene, nodes: list[Sighting], *, why: str, unreachable: str | No
     members = tuple(Member(seen.node_id, seen.row.info.local_world_size, seen.row.info.role) for seen in nodes)
     if old is None or halt is None:
         return Append(Round(number=1, offer=offer, members=members, why=why), scene.ledger.counters)
-    kept = {member.node_id for member in members}
-    dropped = [member.node_id for member in old.members if member.node_id not in kept]
-    counters, spends = reformed(scene, old, halt, dropped, unreachable)
+    counters, spends = reformed(scene, old, halt, unreachable)
     body = Round(number=old.number + 1, offer=offer, members=members, charged=spends, why=why)
     return _unless_barren(scene, old, Append(body, counters))
 

@@ -104,8 +104,7 @@ class Watch:
     def gone(self) -> frozenset[str]:
         """The ids of those whose last process is gone, as far as rows and seats show (rule S8); see :func:`proved`."""
         rows = [seen.row for seen in self.nodes.values() if seen.row.info.host_id not in self.distrusted]
-        stands = self.proven & {row.info.node_id for row in rows} if self.distrusted else self.proven
-        return stands | gone(rows)
+        return self.proven & {row.info.node_id for row in rows} | gone(rows)
 
     @cached_property
     def most_changed_at(self) -> float:
