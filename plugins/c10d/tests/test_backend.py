@@ -34,7 +34,7 @@ from elastic_rdzv_c10d.backend import C10dBackend
 from elastic_rdzv_c10d.client import StoreClient
 from elastic_rdzv_c10d.endpoint import Address
 from elastic_rdzv_c10d.plugin import Options, elastic_make_rendezvous
-from elastic_rdzv_c10d.records import KEPT_BELLS, ROW_CHANGED, Keys
+from elastic_rdzv_c10d.records import KEPT_BELLS, ROW_CHANGED, UNWRITTEN, Keys
 
 FIRST = Link(1, "first")
 READ_TIMEOUT = 20.0
@@ -87,6 +87,11 @@ class TestC10dBackend(BackendConformance, ProcessConformance, PlantConformance):
 
 
 class TestC10dBackendOverABadLine(LineConformance):
+    @pytest.fixture(autouse=True)
+    def resolver(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """TCPStore asks for the name of its peer with each connection; a name server may not answer so many."""
+        monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
+
     @pytest.fixture
     def line(self, host: C10dBackend, port: int) -> Iterator[LossyProxy]:
         proxy = LossyProxy("127.0.0.1", port)
@@ -340,6 +345,18 @@ def test_a_waiter_that_is_woken_for_nothing_waits_on(port: int) -> None:
         store.append(ORIGIN, FIRST, b"entry")
         assert woken(waiting, "append()").head == 1
         assert waiter.read(1) == b"entry"
+
+
+def test_a_wait_whose_time_is_over_before_it_is_answered_looks_again(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(opened(port, "job")) as store, closing(opened(port, "job")) as waiter:
+        assert store.append(ORIGIN, FIRST, b"entry")
+        monkeypatch.setattr(waiter._client, "wait_and_get", lambda key, timeout: UNWRITTEN)
+        assert waiter.wait(Cursor(), roster=False, timeout=0.001).head == 1
+        assert store.append(FIRST, Link(2, "second"), b"entry")
+        assert waiter.wait(Cursor(1), roster=False, timeout=0.001).head == 2
+        assert waiter.wait(Cursor(2), roster=False, timeout=0.001).head == 2
 
 
 def test_a_store_does_not_grow_with_changes(port: int) -> None:

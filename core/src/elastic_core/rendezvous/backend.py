@@ -52,7 +52,8 @@ class BeatReply:
     """What one beat brings back."""
 
     head: int
-    """Index of the newest ledger entry in the store; 0 when the ledger is empty."""
+    """Index of the newest ledger entry in the store; 0 when the ledger is empty. To an agent that has not been told of
+    any entry yet, it may be one a little behind."""
     revision: int | None
     """The revision of the caller's own row; None when the store has no such row."""
     watched: int | None
@@ -94,6 +95,17 @@ class RendezvousBackend(ABC):
     or does not answer within the backend's timeout (the outcome of a write is then unknown), and
     :class:`~elastic_core.errors.RendezvousStateError` when it answers with something that cannot be. Anything else ends
     the agent, with a message that names the backend.
+
+    **Several connections**, of any number of processes, see one store, also while its server is restarted with its data
+    (``elastic_core.testing.linearizability_suite`` checks it):
+
+    * A call takes effect at one instant between its beginning and its return, and its result is what the store holds at
+      that instant: whoever asks after it has returned sees what it did (linearizability).
+    * :meth:`roster` reads each row at an instant of its own, and each row's beat at an instant of its own, all of them
+      within the call. It need not be a snapshot. A row that is there during the whole call is listed.
+    * A :meth:`wait` that tells of something new may tell of less than there is by then, but of nothing that is not
+      there. One that returns the cursor as it was given says that this was all there was at an instant of the call.
+    * A call that raises RendezvousConnectionError takes effect once, at any time after it began, or never.
 
     Attributes:
         embedded: Whether the store lives inside one of the job's agents (c10d). Its loss is then final, and nobody
@@ -203,11 +215,12 @@ class RendezvousBackend(ABC):
         """Block until the ledger's head is not ``cursor.head``, or, with ``roster``, the roster's version is not
         ``cursor.roster``.
 
-        Returns the cursor of now, at the latest after ``timeout`` seconds (unchanged then). The roster's version counts
-        :meth:`enter`, :meth:`amend` and :meth:`remove`, not beats; only the chair waits for it. Woken by the store,
-        not by polling. Spurious wake-ups are allowed, lost ones are not: what happened before the call and is not in
-        ``cursor`` returns at once. Without ``roster`` the returned ``roster`` may be stale. Who passes a head of 0 may
-        be told of one a little behind: an append on it fails, and a wait from there goes on.
+        Returns the cursor of now, or of a little earlier if it differs from ``cursor``, at the latest after ``timeout``
+        seconds (unchanged then). The roster's version counts :meth:`enter`, :meth:`amend` and :meth:`remove`, not
+        beats; only the chair waits for it. Woken by the store, not by polling. Spurious wake-ups are
+        allowed, lost ones are not: what happened before the call and is not in ``cursor`` returns at once. Without
+        ``roster`` the returned ``roster`` may be stale. Who passes a head of 0 may be told of one a little behind: an
+        append on it fails, and a wait from there goes on.
         """
 
     def confirm(self) -> bool:

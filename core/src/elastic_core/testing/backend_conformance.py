@@ -14,6 +14,7 @@ The other suites ask for one fixture more each, or two, for what they do to the 
   :class:`~elastic_core.testing.faults.LossyProxy` or :class:`~elastic_core.testing.faults.LossyCalls`.
 * :class:`RestartConformance` restarts a store that lives on its own (not an embedded one), with its data, an older copy
   of it, and nothing: ``keeper``.
+* Each of these three also checks that the calls of several processes are linearizable, as far as the contract asks.
 * :class:`PlantConformance` writes past the backend: ``plant`` and ``plant_row``.
 """
 
@@ -31,6 +32,11 @@ __all__ = ["BackendConformance", "LineConformance", "PlantConformance", "Process
 
 
 class BackendConformance(
-    LedgerConformance, RosterConformance, BeatConformance, WaitConformance, JobConformance, RunConformance
+    LedgerConformance,
+    RosterConformance,
+    BeatConformance,
+    WaitConformance,
+    JobConformance,
+    RunConformance,
 ):
     """What every backend must pass. Override the fixture ``make_backend``: a function from a run id to a connection."""

@@ -13,8 +13,9 @@ import pytest
 
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
-from elastic_core.testing.connections import Connect, Connections, MakeBackend, chain, long_wait, sleeping_wait
+from elastic_core.testing.connections import Connect, MakeBackend, chain, long_wait, sleeping_wait
 from elastic_core.testing.faults import BadLine, Lost
+from elastic_core.testing.linearizability_suite import LinearizabilityConformance
 from elastic_core.testing.racing import PATIENCE, background, outcome, times_run
 
 MOST_REQUESTS = 50
@@ -31,7 +32,7 @@ still one."""
 _T = TypeVar("_T")
 
 
-class LineConformance(Connections):
+class LineConformance(LinearizabilityConformance):
     """What is left of a lost reply. Override ``make_backend``, with connections that go over ``line``, and ``line``."""
 
     @pytest.fixture

@@ -12,11 +12,12 @@ from multiprocessing.synchronize import Event
 import pytest
 
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
-from elastic_core.testing.connections import Connect, Connections, MakeBackend, await_head, long_wait, woken
+from elastic_core.testing.connections import Connect, MakeBackend, await_head, long_wait, woken
+from elastic_core.testing.linearizability_suite import LinearizabilityConformance
 from elastic_core.testing.racing import PATIENCE, Crew
 
 
-class ProcessConformance(Connections):
+class ProcessConformance(LinearizabilityConformance):
     """The same promises between processes. Override the fixtures ``make_backend`` and ``opener``."""
 
     @pytest.fixture

@@ -8,12 +8,13 @@ import pytest
 
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
-from elastic_core.testing.connections import ALL_BYTES, Connections, MakeBackend, chain, long_wait
+from elastic_core.testing.connections import ALL_BYTES, MakeBackend, chain, long_wait
 from elastic_core.testing.faults import Data, Keeper
+from elastic_core.testing.linearizability_suite import LinearizabilityConformance
 from elastic_core.testing.racing import PATIENCE, outcome
 
 
-class RestartConformance(Connections):
+class RestartConformance(LinearizabilityConformance):
     """Not for embedded stores, whose loss is final. Override ``make_backend``, and ``keeper`` for the same store."""
 
     @pytest.fixture

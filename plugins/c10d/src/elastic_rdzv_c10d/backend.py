@@ -351,10 +351,11 @@ class C10dBackend(RendezvousBackend):
     def _await(self, index: int, deadline: float) -> int:
         """Block until there is this entry, the first that is not known, or the deadline; the newest index known then.
 
-        Whether that entry is there already, the wait says as well; and of the one after it, the next wait.
+        Whether that entry is there already, the wait says as well; and of the one after it, the next wait. A wait that
+        ends without it says nothing: an answer that came after the deadline was thrown away.
         """
         if not (record := self._client.wait_and_get(self._keys.ledger(index), deadline - time.monotonic())):
-            return index - 1
+            return self._newest()
         self._given = index, record
         self._has(index)
         return index

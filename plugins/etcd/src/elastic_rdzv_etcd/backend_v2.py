@@ -145,8 +145,12 @@ class EtcdV2Backend(RendezvousBackend):
             self._mark()
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
-        """The rows: two round trips, however many they are."""
-        rows, beats = self._list("row"), dict(self._list("beat"))
+        """The rows: two round trips, however many they are.
+
+        Beats come first: a row that is removed between the two looks is then not listed, and has no beat that is gone.
+        """
+        beats = dict(self._list("beat"))
+        rows = self._list("row")
         wanted = None if ids is None else {_name(node_id) for node_id in ids}
         found = [
             listed(_id(name), partial(_row, row), beats[name][0].encode() if name in beats else None)
