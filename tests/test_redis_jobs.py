@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import redis
 from redis_servers import Daemon, opened, redis_server, sentinel_set
 from stage import WORKERS, Agent, Stage, command_line
+from wardens import wait_until
 
 from elastic_core.exit_codes import ExitCode
 from elastic_core.rendezvous.backend import Cursor
@@ -109,6 +111,35 @@ def test_a_new_master_that_lacks_the_last_writes_gets_them_back(
         agents[1].kill_worker(max(agents[1].workers()))
         train_again(agents, restarts=2)
         all_finish(done, agents)
+
+
+def test_nobody_waits_for_the_fence_of_members_that_had_stopped_before_the_store_was_emptied(
+    stage: Stage, done: Path, tmp_path: Path
+) -> None:
+    """One member has left in order, and the one that had read that is stopped: the others know it from the ledger."""
+    with redis_server(tmp_path / "redis") as server:
+        rendezvous = ["--rdzv_backend=redis", f"--rdzv_endpoint={server.endpoint}", "--rdzv_id=job"]
+        conf = "--rdzv_conf=beat_interval=0.5,lost_after=8"
+        command = ["--nnodes=2", *rendezvous, conf, WORKERS / "barrier.py", "--until", done]
+        first, second = stage.run(*command), stage.run(*command)
+        for agent in (first, second):
+            agent.wait_for_report("training", world_size=2)
+        first.signal(signal.SIGTERM)
+        first.exit_code()
+        second.wait_for("waiting for 1 more node")
+        second.signal(signal.SIGSTOP)
+        others = [stage.run(*command), stage.run(*command)]
+        with closing(opened(server.endpoint)) as store, redis.Redis(port=server.port) as admin:
+            # On a machine so slow that the second is taken for lost meanwhile, they train before the store is emptied.
+            assert wait_until(lambda: len(store.roster()) == 4 or bool(others[0].reports("training")))
+            admin.flushall()
+        for agent in others:
+            agent.wait_for("the run goes on")
+            agent.wait_for_report("training", world_size=2)
+        assert not any("may still be training" in agent.output for agent in others)
+        second.signal(signal.SIGCONT)
+        done.touch()
+        assert [agent.exit_code() for agent in others] == [0, 0]
 
 
 @pytest.mark.parametrize("given", ["in the environment", "in the endpoint", "in --rdzv_conf"])

@@ -127,8 +127,8 @@ class Planted:
         ("no object", b"[1]", "not a JSON object"),
         (
             "another version",
-            changed(v=2),
-            f"protocol version 2, written by elastic-core {__version__}; this node speaks 1",
+            changed(v=3),
+            f"protocol version 3, written by elastic-core {__version__}; this node speaks 2",
         ),
         ("no version", changed(v="DROP"), "protocol version None"),
         ("an unknown kind", changed(kind="HALLO"), "of no known kind"),

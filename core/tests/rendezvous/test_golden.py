@@ -18,6 +18,7 @@ from elastic_core.rendezvous.ledger import (
     Halt,
     HaltReason,
     Open,
+    Over,
     Plan,
     Resume,
     Round,
@@ -27,8 +28,9 @@ from elastic_core.rendezvous.rows import NodeRow, Phase, Seats
 from elastic_core.rendezvous.settings import PROTOCOL
 
 GOLDEN = Path(__file__).with_name("golden") / f"protocol-{PROTOCOL}.jsonl"
-ROUND = Round(number=1, offer=offer("a"), members=members("ab"), why="the first round")
+ROUND = Round(number=1, offer=offer("a"), members=members("ab"), hosts=("host-a", "host-b"), why="the first round")
 HALT = Halt(round=1, reason=HaltReason.FAILURE, why="rank 0 failed", incident=incident("a"))
+OVER = Over(round=1, left=("b",))
 BODIES: tuple[Body, ...] = (
     Open(scheduler_uid="s1", settings=settings()),
     Chair(why="a leaves"),
@@ -36,9 +38,10 @@ BODIES: tuple[Body, ...] = (
     HALT,
     Plan(round=1, reason=HaltReason.RESIZE, why="c joins", deadline=300.0),
     StopAt(round=1, step=7),
+    OVER,
     Drain(nodes=("a",), why="drained"),
     Closed(success=False, why="no restart is left", exit_code=1, incident=incident("a")),
-    Resume(scheduler_uid=None, settings=settings(), round=ROUND, halt=HALT, epoch=1, index=9, why="lost"),
+    Resume(scheduler_uid=None, settings=settings(), round=ROUND, halt=HALT, over=OVER, epoch=1, index=9, why="lost"),
 )
 ROWS = (
     NodeRow(info=info("a")),

@@ -30,6 +30,7 @@ from elastic_core.rendezvous.ledger import (
     Member,
     Offer,
     Open,
+    Over,
     Plan,
     Round,
     advance,
@@ -38,12 +39,15 @@ from elastic_core.rendezvous.ledger import (
 )
 from elastic_core.rendezvous.limits import (
     DETAIL_BYTES,
+    HOSTS_BYTES,
     MAX_HOSTS,
     MAX_KINDS,
+    MAX_LEFT,
     NAMES_SHOWN,
     WHY_BYTES,
     clipped,
     fitted,
+    fitting,
     listing,
 )
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow, Phase
@@ -147,12 +151,16 @@ def scene(lots: random.Random, count: int, kinds: int) -> Scene:
     )
     blame = failure(lots, nodes[-1])
     bodies: list[Body] = [Open(scheduler_uid=words(lots, 64), settings=run)]
+    hosts = fitting((one.host for one in nodes), HOSTS_BYTES)
     if depth := lots.randrange(3):
-        bodies.append(Round(number=1, offer=place(lots), members=members, why=words(lots, 4000)))
+        bodies.append(Round(number=1, offer=place(lots), members=members, hosts=hosts, why=words(lots, 4000)))
     if depth == 2:
         reason, why = lots.choice(tuple(HaltReason)), words(lots, 4000)
         halt = Halt(round=1, reason=reason, why=why, incident=lots.choice((None, blame)))
-        bodies.append(lots.choice((halt, Plan(round=1, reason=reason, why=why, deadline=lots.choice((1.0, 10_000.0))))))
+        over = Over(round=1, left=tuple(one.node_id for one in nodes[:MAX_LEFT]))
+        plan = Plan(round=1, reason=reason, why=why, deadline=lots.choice((1.0, 10_000.0)))
+        ways: tuple[list[Body], ...] = ([halt], [halt, over], [plan])
+        bodies += lots.choice(ways)
     ledger: Ledger | None = None
     for index, body in enumerate(bodies, 1):
         entry_id, author, kept = f"{index:012x}", nodes[0].node_id, counters if ledger else None
@@ -192,6 +200,7 @@ def scene(lots: random.Random, count: int, kinds: int) -> Scene:
         watch=Watch(sightings, NOW, began_at=0.0),
         now=lots.choice((NOW, NOW + 5000.0)),
         judgement=Judgement(round=1, verdict=verdict),
+        may_forget=True,
     )
 
 
@@ -225,7 +234,7 @@ def test_every_entry_that_a_leader_decides_on_encodes(count: int, scenes: int, s
             kinds[type(written.body).__name__] += 1
             check_resume(advance(given.ledger, written, NOW))
     if count == 12:
-        assert kinds.keys() >= {"Round", "Halt", "Drain", "Closed"}, kinds
+        assert kinds.keys() >= {"Round", "Halt", "Over", "Drain", "Closed"}, kinds
 
 
 def test_a_run_that_has_lost_20_000_hosts_goes_on() -> None:

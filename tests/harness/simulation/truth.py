@@ -22,6 +22,7 @@ from elastic_core.rendezvous.ledger import (
     HaltReason,
     Ledger,
     Open,
+    Over,
     Plan,
     Resume,
     Round,
@@ -128,6 +129,8 @@ class Truth:
                 self.plans.halted(replica, entry, body)
             case Plan() | StopAt() as body:
                 self.plans.written(replica, entry, body)
+            case Over():
+                self.world.count("OVER")
             case Drain():
                 self.world.count("DRAIN")
             case Chair() as body:
@@ -147,7 +150,7 @@ class Truth:
         self.world.count("an entry is shrunk")
         head = self.histories.written[replica.entries[-1][0]]
         at = head.anchors
-        if index in (at.open, at.round, at.latest, at.halt, at.plan, at.stop_at):
+        if index in (at.open, at.round, at.latest, at.halt, at.plan, at.stop_at, at.over):
             self.violated("tombstones", f"entry {index} is shrunk, and entry {head.index} stands on it")
         rows = [rules.row_of(replica, node_id) for node_id in replica.rows]
         late = {row.info.node_id for row in rows if row is not None and row.run == head.run and row.head < index}
@@ -380,6 +383,8 @@ def told(entry: Entry) -> str:
         case StopAt() as body:
             why = "somebody leaves" if body.leaving else "all stay"
             return f"STOP_AT {body.step} of round {body.round}, {why}"
+        case Over() as body:
+            return f"OVER {body.round}; left: {', '.join(body.left) or 'nobody'}"
         case Drain() as body:
             return f"DRAIN {', '.join(body.nodes)}: {body.why}"
         case Closed() as body:

@@ -19,7 +19,8 @@ from elastic_core.rendezvous.books import charged
 from elastic_core.rendezvous.complaints import accused, told, unprobed
 from elastic_core.rendezvous.decisions import Append, Ask, Decision, LookAgain
 from elastic_core.rendezvous.deferral import longest
-from elastic_core.rendezvous.ledger import Halt, HaltReason, Round
+from elastic_core.rendezvous.ledger import Halt, HaltReason, Over, Round
+from elastic_core.rendezvous.limits import MAX_LEFT
 from elastic_core.rendezvous.planning import departs, drain, pursue, stepped_down, stop_gracefully
 from elastic_core.rendezvous.rows import Phase
 from elastic_core.rendezvous.scene import SUSPICION_FACTOR, Scene
@@ -44,6 +45,8 @@ RESIZE_PAUSE_FACTOR = 10.0
 """… or this many times what the last one cost, if that is longer."""
 SETTLING = 4.0
 """Seconds that an OPEN on a store that can forget waits before its first ROUND (rule S3)."""
+RECORDED_AFTER = 1.0
+"""Seconds without an entry after which a leader that waits writes an OVER (rule S4); the wait is told no sooner."""
 
 
 def decide(scene: Scene) -> Decision:
@@ -59,7 +62,7 @@ def decide(scene: Scene) -> Decision:
     elif ledger.halt is None:
         decision = _supervise(scene, ledger.round)
     else:
-        decision = _reform(scene, ledger.round, ledger.halt)
+        decision = _or_record(scene, ledger.round, _reform(scene, ledger.round, ledger.halt))
     if isinstance(decision, Append):
         worst = max(decision.counters.worst_seen, _slowest(scene))
         return replace(decision, counters=replace(decision.counters, worst_seen=worst))
@@ -283,7 +286,7 @@ def _reform(scene: Scene, old: Round, halt: Halt) -> Decision:
             return LookAgain(
                 scene.look(fence, nodes=scene.sightings(old)), f"{scene.names(muster.leaving)} to stop its workers"
             )
-        hosts = sorted({seen.row.info.host for node_id in silent if (seen := scene.seen(node_id)) is not None})
+        hosts = sorted({host for node_id in silent if (host := scene.host_of(node_id)) is not None})
         who = (
             f"{scene.names(silent)}, which may still be training, to answer or be fenced off, "
             f"for up to {fence - scene.now:.0f} s (--rdzv_conf fence_after={scene.timing.fence_after:g}), "
@@ -339,8 +342,10 @@ def _is_over(scene: Scene, old: Round) -> bool:
     """Rule S4: some member of the old round has stopped or lost a rank, so that training cannot go on behind our back.
 
     That it is gone from its seat proves it as well. What a row said before its node was lost still holds: a rank that
-    is gone stays gone.
+    is gone stays gone. An OVER says that some leader has seen such a row.
     """
+    if scene.ledger.over is not None:
+        return True
     for seen in scene.sightings(old):
         row = seen.row
         stopped = row.round == old.number and row.phase in (Phase.STOPPED, Phase.FINISHED)
@@ -349,6 +354,19 @@ def _is_over(scene: Scene, old: Round) -> bool:
         if stopped or failed or idle or scene.proved(seen):
             return True
     return False
+
+
+def _or_record(scene: Scene, old: Round, decision: Decision) -> Decision:
+    """Instead of a wait the OVER of a round that is over (rule S4), where the store can lose the rows that prove it."""
+    if not isinstance(decision, LookAgain) or not scene.may_forget or not _is_over(scene, old):
+        return decision
+    left, over = tuple(filter(scene.leaving, old.group_ranks))[:MAX_LEFT], scene.ledger.over
+    if over is not None and over.left == left:
+        return decision
+    due = scene.ledger.head_at + RECORDED_AFTER
+    if scene.now >= due:
+        return Append(Over(round=old.number, left=left), scene.ledger.counters)
+    return replace(decision, at=due if decision.at is None else min(due, decision.at))
 
 
 def _choose(scene: Scene, halt: Halt, survivors: list[Sighting], joining: list[Sighting]) -> list[Sighting]:

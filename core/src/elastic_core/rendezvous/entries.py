@@ -63,6 +63,8 @@ class Anchors:
     """The PLAN for a live round; 0 where there is none."""
     stop_at: int = 0
     """The STOP_AT that answers it; 0 before there is one."""
+    over: int = 0
+    """The OVER of the round that was halted; 0 while there is none."""
     kept: int = 0
     """All entries before this one are tombstones, save those that are named above."""
 
@@ -141,6 +143,9 @@ class Round:
     charged: bool = False
     """Whether this round spent a restart; given back when a dropped member turns out never to have seen it."""
     why: str = ""
+    hosts: tuple[str, ...] = ()
+    """The members' hosts, in rank order, for messages: as many as HOSTS_BYTES hold. A round that is the same as another
+    leaves them out, too."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.members, Members):
@@ -150,6 +155,11 @@ class Round:
     def group_ranks(self) -> dict[str, int]:
         """The members' ranks among the nodes, by node id, in order."""
         return cast(Members, self.members).group_ranks
+
+    def host_of(self, node_id: str) -> str | None:
+        """The host of a member; None for other nodes, and for members beyond those whose hosts are named."""
+        rank = self.group_ranks.get(node_id, len(self.hosts))
+        return self.hosts[rank] if rank < len(self.hosts) else None
 
 
 class HaltReason(str, Enum):
@@ -207,6 +217,19 @@ class StopAt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Over:
+    """The halted round is over: a member of it has stopped, so that no other member can train on (rule S4).
+
+    A leader for whose next round nodes are missing writes it. The rows that prove it can be lost with the store; then
+    who decides next knows it from the ledger, or from the RESUME, and need not wait for the fence.
+    """
+
+    round: int
+    left: tuple[str, ...] = ()
+    """The ids of members that have left in order, at most MAX_LEFT."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
     """Somebody who can write to the store wants these nodes to leave, as if they had got SIGTERM."""
 
@@ -241,13 +264,14 @@ class Resume:
     """What ended it; None while it is live."""
     plan: Plan | None = None
     stop_at: StopAt | None = None
+    over: Over | None = None
     epoch: int
     index: int
     """The place of the newest of the entries."""
     why: str = ""
 
 
-Body: TypeAlias = "Open | Chair | Round | Halt | Plan | StopAt | Drain | Closed | Resume"
+Body: TypeAlias = "Open | Chair | Round | Halt | Plan | StopAt | Over | Drain | Closed | Resume"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -169,6 +169,7 @@ def resume(mine: Ledger, why: str) -> Resume:
         halt=mine.halt,
         plan=mine.plan,
         stop_at=mine.stop_at,
+        over=mine.over,
         epoch=mine.head.epoch,
         index=mine.head.index,
         why=why,

@@ -28,6 +28,7 @@ from elastic_core.rendezvous.entries import (
     Member,
     Offer,
     Open,
+    Over,
     Plan,
     Resume,
     Round,
@@ -51,6 +52,7 @@ __all__ = [
     "Member",
     "Offer",
     "Open",
+    "Over",
     "Plan",
     "Resume",
     "Round",
@@ -91,6 +93,8 @@ class Ledger:
     plan_at: float = 0.0
     stop_at: StopAt | None = None
     """The step at which its workers stop; None before it is known."""
+    over: Over | None = None
+    """What says that :attr:`round` is over and who has left it; None where no entry does."""
     asked: frozenset[str] = frozenset()
     """The nodes that were asked to leave, as far as this node has read of it."""
     closed: Closed | None = None
@@ -166,18 +170,22 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
             sealed = _spelled_out(body, ledger.round)
             at, cost = _resize(ledger, sealed, now, entry.since_halt)
             after = partial(after, round=sealed, round_at=now, resized_at=at, resize_cost=cost)
-            return after(halt=None, plan=None, stop_at=None)
+            return after(halt=None, plan=None, stop_at=None, over=None)
         case Halt() as body:
             return after(halt=body, halt_at=now, plan=None, stop_at=None)
         case Plan() as body if ledger.live:
             return after(plan=body, plan_at=now, stop_at=None)
         case StopAt() as body if ledger.plan is not None:
             return after(stop_at=body)
+        case Over() as body if ledger.halt is not None:
+            return after(over=body)
         case Drain() as body:
             return after(asked=ledger.asked | {*body.nodes})
         case Plan() | StopAt():
             kind = type(entry.body).__name__.upper()
             raise RendezvousStateError(f"Ledger entry {entry.index} is a {kind}, but no round is live that it is for.")
+        case Over():
+            raise RendezvousStateError(f"Ledger entry {entry.index} is an OVER, but no round was halted.")
         case Closed() as body:
             return after(closed=body)
     return after()
@@ -217,7 +225,7 @@ def opened(entry: Entry, now: float) -> Ledger:
     known = body.epoch, body.index
     # When it was resized last is not told: whoever reads this takes it for just now, as a newcomer does (rule L4).
     ledger = replace(ledger, round=body.round, round_at=now, halt=body.halt, halt_at=now)
-    ledger = replace(ledger, plan=body.plan, plan_at=now, stop_at=body.stop_at)
+    ledger = replace(ledger, plan=body.plan, plan_at=now, stop_at=body.stop_at, over=body.over)
     return replace(ledger, resized_at=now, resumed_from=known)
 
 
@@ -239,11 +247,11 @@ def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
         raise RendezvousStateError(f"Ledger entry {head.index} stands on {index}, which is not a ROUND.")
 
     ledger = replace(opened(anchors[at.open], now) if at.open in anchors else opened(head, now), head=head, halt=None)
-    ledger = replace(ledger, plan=None, stop_at=None)
+    ledger = replace(ledger, plan=None, stop_at=None, over=None)
     if at.round:
-        members = a_round(at.round).members
+        spelled = a_round(at.round)
         # When it was resized last is not told: a newcomer that becomes chair takes it for just now (rule L4).
-        ledger = replace(ledger, round=replace(a_round(at.latest), members=members), round_at=now, resized_at=now)
+        ledger = replace(ledger, round=_as_in(a_round(at.latest), spelled), round_at=now, resized_at=now)
     if not at.halt:
         return _restored_plan(ledger, bodies, now)
     ended = bodies.get(at.halt)
@@ -253,7 +261,11 @@ def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
         ended = ended.halt
     if not isinstance(ended, Halt):
         raise RendezvousStateError(f"Ledger entry {head.index} stands on {at.halt}, which is not a HALT.")
-    return replace(ledger, halt=ended, halt_at=now)
+    over = bodies.get(at.over)
+    over = over.over if isinstance(over, Resume) else over
+    if at.over and not isinstance(over, Over):
+        raise RendezvousStateError(f"Ledger entry {head.index} stands on {at.over}, which is not an OVER.")
+    return replace(ledger, halt=ended, halt_at=now, over=over if isinstance(over, Over) else None)
 
 
 def read_by(ledger: Ledger, now: float) -> Ledger:
@@ -297,7 +309,12 @@ def _spelled_out(body: Round, previous: Round | None) -> Round:
         raise RendezvousStateError(
             f"Round {body.number} is the same as round {body.same_as}, but the newest known is {known}."
         )
-    return replace(body, members=previous.members)
+    return _as_in(body, previous)
+
+
+def _as_in(body: Round, spelled: Round) -> Round:
+    """A ROUND with the members, and their hosts, that another one spells out."""
+    return replace(body, members=spelled.members, hosts=spelled.hosts)
 
 
 def next_anchors(ledger: Ledger | None, body: Body, index: int) -> Anchors:
@@ -308,16 +325,19 @@ def next_anchors(ledger: Ledger | None, body: Body, index: int) -> Anchors:
             return Anchors(open=index, chair=index, kept=before.kept)
         case Resume():
             at = Anchors(open=index, chair=index, round=index, latest=index, halt=index if body.halt else 0, kept=index)
-            return replace(at, plan=index if body.plan else 0, stop_at=index if body.stop_at else 0)
+            at = replace(at, plan=index if body.plan else 0, stop_at=index if body.stop_at else 0)
+            return replace(at, over=index if body.over else 0)
         case Chair():
             return replace(before, chair=index)
         case Round():
             round_at = before.round if body.same_as else index
-            return replace(before, latest=index, round=round_at, halt=0, plan=0, stop_at=0)
+            return replace(before, latest=index, round=round_at, halt=0, plan=0, stop_at=0, over=0)
         case Plan():
             return replace(before, plan=index, stop_at=0)
         case StopAt():
             return replace(before, stop_at=index)
+        case Over():
+            return replace(before, over=index)
         case Drain():
             return before
         case _:

@@ -12,6 +12,8 @@ part                                    share                                   
 ``MAX_HOSTS`` hosts that are excluded   19 each                                 5,000
 texts for people                        ``WHY_BYTES`` each, four of them        8,000
 an incident                             ``DETAIL_BYTES`` and four others       10,000
+hosts of members                        ``HOSTS_BYTES``                         4,096
+``MAX_LEFT`` members that have left     15 of id, each                          3,900
 the settings and the run's uid          ``OPEN_BYTES``                          8,000
 ======================================  ====================================  =======
 """
@@ -22,7 +24,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import fields, replace
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from elastic_core.incidents import Incident
@@ -36,6 +38,10 @@ MAX_HOSTS = 256
 """Hosts whose losses the ledger counts, and hosts that it excludes, at most."""
 MAX_DRAINED = 4096
 """Nodes that one DRAIN names; the next DRAIN names the rest."""
+MAX_LEFT = 256
+"""Members that an OVER says to have left in order; of others it is not known after the store has lost their rows."""
+HOSTS_BYTES = 4096
+"""Of the members' hosts in a ROUND; those that do not fit are shown by their node ids where they have no row."""
 NAMES_SHOWN = 8
 """Names in a text for people; the others are counted."""
 WHY_BYTES = 2048
@@ -67,6 +73,13 @@ def clipped(text: str, most: int, *, end: bool = False) -> str:
 
     kept = part(bisect_right(range(len(text)), room, key=lambda count: _size(part(count))) - 1)
     return f"…{kept}" if end else f"{kept}…"
+
+
+def fitting(names: Iterable[str], most: int) -> tuple[str, ...]:
+    """As many names, from the first one on, as take ``most`` bytes in a JSON list."""
+    every = list(names)
+    ends = list(accumulate(_size(name) + 3 for name in every))  # quotes and a comma
+    return tuple(every[: bisect_right(ends, most)])
 
 
 def fitted(body: T) -> T:

@@ -1,4 +1,4 @@
-"""Reading the ledger from a store: all of it at first (a newcomer needs five entries at most), then what is new.
+"""Reading the ledger from a store: all of it at first (a newcomer needs six entries at most), then what is new.
 
 And what a roster row says.
 """
@@ -32,7 +32,7 @@ def load(store: RendezvousBackend, now: float) -> Ledger | None:
         head = _entry(store, index)
         at = head.anchors
         anchors = {index: head}
-        needed = (at.open, at.round, at.latest, at.halt, at.plan, at.stop_at)
+        needed = (at.open, at.round, at.latest, at.halt, at.plan, at.stop_at, at.over)
         for anchor in needed:
             if anchor and anchor not in anchors and (entry := peek(store, anchor)) is not None:
                 anchors[anchor] = entry

@@ -98,9 +98,9 @@ class Scene:
         return proved(self.watch, seen, self.timing, self.now)
 
     def leaving(self, node_id: str) -> bool:
-        """Whether a node has said that it goes away."""
-        seen = self.seen(node_id)
-        return seen is not None and seen.row.leaving
+        """Whether a node has said that it goes away; the ledger may know it of one whose row the store has lost."""
+        seen, over = self.seen(node_id), self.ledger.over
+        return (seen is not None and seen.row.leaving) or (over is not None and node_id in over.left)
 
     def running(self, node_id: str) -> bool:
         """Whether a node has workers, by its own word."""
@@ -245,8 +245,17 @@ class Scene:
 
     def names(self, node_ids: Iterable[str]) -> str:
         """The nodes' hosts, as far as known: the first eight, and how many others."""
-        known = [(node_id, self.seen(node_id)) for node_id in node_ids]
-        return listing(str(seen.row.info) if seen is not None else node_id for node_id, seen in known) or "nobody"
+        return listing(map(self._name, node_ids)) or "nobody"
+
+    def _name(self, node_id: str) -> str:
+        seen = self.seen(node_id)
+        return str(seen.row.info) if seen is not None else self.host_of(node_id) or node_id
+
+    def host_of(self, node_id: str) -> str | None:
+        """A node's host, as its row says, or the ledger of a member whose row is lost; None where neither does."""
+        if (seen := self.seen(node_id)) is not None:
+            return seen.row.info.host
+        return None if self.ledger.round is None else self.ledger.round.host_of(node_id)
 
     def silences(self, nodes: Iterable[Sighting]) -> list[float]:
         """When each of these would be lost, if nothing more is heard of it."""

@@ -7,7 +7,7 @@ from elastic_core.incidents import Incident, IncidentKind, by_cause
 from elastic_core.rendezvous.books import reformed, restarted
 from elastic_core.rendezvous.decisions import Append, Decision, LookAgain
 from elastic_core.rendezvous.ledger import Closed, Halt, HaltReason, Member, Round
-from elastic_core.rendezvous.limits import listing
+from elastic_core.rendezvous.limits import HOSTS_BYTES, fitting, listing
 from elastic_core.rendezvous.scene import Scene, by_rank, head_patience
 from elastic_core.rendezvous.watch import Sighting
 
@@ -67,10 +67,11 @@ def seal(scene: Scene, nodes: list[Sighting], *, why: str, unreachable: str | No
     if offer is None or (old is not None and offer == old.offer):
         return LookAgain(scene.look(nodes=nodes))  # rank 0's next offer is on its way; its row's change wakes us
     members = tuple(Member(seen.node_id, seen.row.info.local_world_size, seen.row.info.role) for seen in nodes)
+    hosts = fitting((seen.row.info.host for seen in nodes), HOSTS_BYTES)
     if old is None or halt is None:
-        return Append(Round(number=1, offer=offer, members=members, why=why), scene.ledger.counters)
+        return Append(Round(number=1, offer=offer, members=members, hosts=hosts, why=why), scene.ledger.counters)
     counters, spends = reformed(scene, old, halt, unreachable)
-    body = Round(number=old.number + 1, offer=offer, members=members, charged=spends, why=why)
+    body = Round(number=old.number + 1, offer=offer, members=members, hosts=hosts, charged=spends, why=why)
     return _unless_barren(scene, old, Append(body, counters))
 
 

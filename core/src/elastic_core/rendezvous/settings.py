@@ -14,7 +14,7 @@ from importlib import metadata
 
 from elastic_core.config import OnNodeLoss, Timing
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The version of entries and rows; a node that reads another one stops and says so."""
 
 
