@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import pairwise
 
 import pytest
 from scenes import halted, incident, info, live, offer, seen, settings, start, watch
@@ -118,11 +119,35 @@ def test_what_the_store_has_taken_and_lost_is_put_back_and_not_decided_anew() ->
     memory.entries.remove(taken)
     store.remove("b")
     store.enter("c", encode_row(seen("c", head=1).row))
-    assert chair.turn(store, ledger) == now
+    chair.turn(store, ledger)
     assert memory.entries[1:] == [taken]
     after = advance(ledger, decode_entry(taken[1]), now)
     assert after.round is not None
     assert list(after.round.group_ranks) == ["a", "b"]
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["reads are stale", "entries are not kept"])
+def test_a_store_that_takes_an_entry_and_does_not_show_it_is_asked_ever_more_seldom(kept: bool) -> None:
+    """The leader would ask as fast as the store answers, for as long as that lasts."""
+    memory, ledger, now = MemoryStore(), start(settings(1, 1)), 20.0
+    store = LocalBackend(memory)
+    store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
+    store.enter("a", encode_row(seen("a", head=1).row))
+    clock = Clock(now=lambda: now, new_id=lambda: "x")
+    chair = ChairDriver("a", lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: None)
+    asked = list[float]()
+    while now < 30.0:
+        at = chair.turn(store, ledger)  # the same ledger as before, however often it is read
+        assert at is not None
+        if len(memory.entries) > 1 and not kept:
+            memory.entries.pop()
+            asked.append(now)
+        elif at > now:
+            asked.append(now)
+        now = max(now, at) + 0.001
+    apart = [after - before for before, after in pairwise(asked)]
+    assert 5 <= len(asked) <= 12
+    assert apart == sorted(apart)
 
 
 def test_an_entry_that_fits_into_no_value_ends_the_run_and_says_why() -> None:

@@ -19,6 +19,7 @@ from elastic_core.rendezvous.join import Applicant, Joined, join
 from elastic_core.rendezvous.ledger import Chair, HistoryChangedError
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.node import Leaving, WorkerFailed
+from elastic_core.rendezvous.parting import append_chair
 from elastic_core.rendezvous.pulse import Pulse, PulseCalls
 from elastic_core.rendezvous.rows import NodeRow, Phase
 
@@ -34,8 +35,8 @@ class Faults:
     """Connecting finds something that cannot be."""
     garbled: bool = False
     """Reading does."""
-    missing: int = 0
-    """It does not find this entry."""
+    missing: Collection[int] = ()
+    """It does not find these entries."""
     unlisted: bool = False
     """So does listing the rows."""
     full: bool = False
@@ -82,7 +83,7 @@ class FaultyBackend(LocalBackend):
 
     def read(self, index: int) -> bytes | None:
         self._check()
-        if index == self.faults.missing:
+        if index in self.faults.missing:
             return None
         if self.faults.garbled:
             raise RendezvousStateError("entry 3 cannot be read")
@@ -220,11 +221,11 @@ def test_a_store_that_cannot_be_read_on_is_told_of_once_until_it_can(bench: Benc
         return [event.message for event in b.said if event.name == name]
 
     a, b = bench.pair(lost_after=60.0)
-    bench.faults["b"].missing = 3
+    bench.faults["b"].missing = (3,)
     a.tell(WorkerFailed(incident("a")))
     b.until(lambda n: bool(told("store_unreachable")))
     assert b.state.round == 1, "its workers are left alone"
-    bench.faults["b"].missing = 0
+    bench.faults["b"].missing = ()
     b.until(lambda n: n.state.ledger.head.index >= 3).until(lambda n: bool(told("store_back")))
     said = "the store cannot be read on; workers go on, and we keep trying: Ledger entry 3 is missing from the store"
     assert [message.startswith(said) for message in told("store_unreachable")] == [True]
@@ -233,12 +234,24 @@ def test_a_store_that_cannot_be_read_on_is_told_of_once_until_it_can(bench: Benc
 
 def test_a_newest_entry_that_nobody_has_written_ends_the_nodes_part_and_not_its_workers(bench: Bench) -> None:
     a, b = bench.pair(beat_interval=0.1, lost_after=0.5)
-    bench.faults["b"].missing = 3
+    bench.faults["b"].missing = (3,)
     a.tell(WorkerFailed(incident("a")))
     b.until(lambda n: any(event.name == "store_lost" for event in n.said))
     (said,) = [event.message for event in b.said if event.name == "store_lost"]
     assert "Ledger entry 3 is missing from the store, which says that it is the newest." in said
     assert b.state.round == 1
+
+
+def test_an_entry_that_nobody_puts_back_for_as_long_as_the_fence_ends_the_nodes_part(bench: Bench) -> None:
+    """Every entry stands on the first, so who cannot read on from where it is can never do so."""
+    a, b = bench.pair(min_nodes=1, beat_interval=0.1, lost_after=60.0, fence_after=1.0)
+    bench.faults["b"].missing = (1, 3)
+    a.tell(WorkerFailed(incident("a")))
+    a.until(lambda n: n.state.ledger.head.index == 3)
+    append_chair(LocalBackend(bench.store), a.state.ledger, "a", "it stays", author="a", clock=CLOCK)
+    b.until(lambda n: any(event.name == "store_lost" for event in n.said))
+    (said,) = [event.message for event in b.said if event.name == "store_lost"]
+    assert "Ledger entry 1 is missing from the store. " in said
 
 
 def test_a_revision_that_the_node_has_never_sent_ends_its_part(bench: Bench) -> None:
@@ -357,8 +370,9 @@ def test_reading_from_a_server_that_may_have_been_replaced_is_no_contact(
     began = a.session.contact.at
     a.until(lambda n: n.session.contact.at > began)
     if trouble == "has news that cannot be read":
-        faults.missing = len(bench.store.entries) + 1
-        LocalBackend(bench.store).append(a.state.ledger.head.link, Link(faults.missing, "x"), b"{")
+        following = len(bench.store.entries) + 1
+        faults.missing = (following,)
+        LocalBackend(bench.store).append(a.state.ledger.head.link, Link(following, "x"), b"{")
     faults.full = trouble == "takes no heartbeat"
     monkeypatch.setattr(Replaced, "confirmed", trouble != "is not confirmed")
     a.until(lambda n: CLOCK.now() - n.session.contact.at > 0.8)

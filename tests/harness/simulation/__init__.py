@@ -8,6 +8,8 @@ General layout, from what everything stands on up to what is run:
   processes; ``world`` holds them all.
 * ``plan`` is one schedule, every choice in it; ``lots`` draws one from a seed, with ``scripts`` where all plans of a
   profile have a fault; ``faults`` and ``outages`` carry it out.
+* ``assumptions`` are what the rules assume, and a profile for each that breaks it; ``breaches`` are the faults that do,
+  ``overlaps`` for how long rounds train at once then, and ``measure`` plays thousands and says what came of them.
 * ``truth`` watches everything and knows the invariants, ``histories`` what was ever written; ``rules`` what else was
   promised, much of it to who is healthy (``calmness``): ``endings`` of who goes, ``forgetting`` of stores that forget,
   ``unreached`` of peers, ``seating`` of who gets a place, ``leaders`` of those that decide one after another,

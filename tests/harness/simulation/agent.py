@@ -100,6 +100,8 @@ class Hands:
         self._asked = self._answered = self._heard = 0
         """Which stop the agent asked for last, which the warden answered last, and which answer the agent has heard."""
         self._stops = 0
+        self.stalled_until = 0.0
+        """Until when the warden stands still, and its workers do not."""
 
     # The worker group, as the supervisor uses it
 
@@ -172,6 +174,8 @@ class Hands:
             return
         if self.host.suspended:
             self.host.held.append(lambda: self._fence_due(number))
+        elif self.stalled_until > self.host.world.hub.now:
+            self.host.world.hub.at(self.stalled_until, self._fence_due, number)
         elif (left := self._fenced_at - self.host.clock.now()) > 1e-9:
             self.host.world.hub.at(self.host.world.hub.now + left / self.host.clock.rate, self._fence_due, number)
         else:
@@ -210,6 +214,8 @@ class Hands:
             self.host.world.hub.at(self.host.world.hub.now + 1.0, self.orphaned)
         elif self.host.suspended:
             self.host.held.append(self.orphaned)
+        elif self.stalled_until > self.host.world.hub.now:
+            self.host.world.hub.at(self.stalled_until, self.orphaned)
         else:
             if self.gang is not None:
                 self.gang.kill()
@@ -228,6 +234,8 @@ class Hands:
             return
         if self.host.suspended:
             self.host.held.append(lambda: self._stopped(number))
+        elif self.stalled_until > self.host.world.hub.now:
+            self.host.world.hub.at(self.stalled_until, self._stopped, number)
         elif gang is not None and gang.stuck:
             self.host.world.hub.at(self.host.world.hub.now + STUCK_AFTER, self._still_there, number)
         else:
@@ -378,7 +386,7 @@ class SimAgent:
         stores = Stores(self.host.address, world.new_id)
         applicant = Applicant(info=self.info, settings=settings, scheduler_uid=self.uid, offer=stores.offer())
         now: Callable[[], float] = self.host.now
-        clock = Clock(now=now, sleep=self._sleep, new_id=world.new_id)
+        clock = Clock(now=now, sleep=self._sleep, new_id=world.new_entry_id)
         store = Connection(world.store, self.host.line, self.process, hosting=self.hosting)
         found = join(store, applicant, clock, self._arrive(store, applicant, clock))
         if isinstance(found, Closed):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.incidents import IncidentKind
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
-from simulation import leaders, outages, proofs
+from simulation import breaches, leaders, outages, proofs
 from simulation.engine import Process
 from simulation.lines import Wire
 from simulation.plan import LONELY, Fault
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from simulation.workers import Gang
     from simulation.world import Host, World
 
-STORE_WIDE = frozenset({"restart", "read-only", "wipe", "rollback", "masters", "split"})
+STORE_WIDE = frozenset({"restart", "read-only", "wipe", "rollback", "masters", "split"}) | breaches.STORE_WIDE
 """Kinds that everybody feels."""
 
 
@@ -51,6 +51,7 @@ def heal(world: World) -> None:
     world.note("world", "everything is well again")
     outages.store_up(world)
     outages.one_master(world)
+    breaches.heal(world)
     for host in world.hosts:
         host.lag = host.line.slow = host.line.lossy = 0.0
         host.line.read_only = host.ports_taken = False
@@ -321,6 +322,7 @@ KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
     "sever": _sever,
     "ports": _ports,
     **outages.KINDS,
+    **breaches.KINDS,
     **leaders.KINDS,
     **proofs.KINDS,
 }

@@ -43,6 +43,10 @@ class Line:
     """Seconds that a way takes more, at most."""
     lossy: float = 0.0
     """The share of calls that are broken off: before the store has them, after, or neither is known."""
+    ghosts: float = 0.0
+    """Seconds after which a call that was broken off is carried out at the latest; 0 for the usual."""
+    behind: Replica | None = None
+    """An older copy, which answers what only reads; None where the server does."""
     read_only: bool = False
     deaf_until: float = 0.0
     """Until when no entry that is read arrives, as where large packets are lost; all else does."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simulation import scripts
+from simulation.assumptions import ASSUMPTIONS, numbers
 from simulation.plan import LONELY, Fault, Plan
 
 PREPARED = 4.0
@@ -194,8 +195,12 @@ PROFILES: dict[str, Profile] = {
         job=scripts.vouched_job,
         script=scripts.vouched,
     ),
+    **{
+        name: Profile(it.weights, it.length, it.most, it.hosts, it.finishing, it.job)
+        for name, it in ASSUMPTIONS.items()
+    },
 }
-"""All of them."""
+"""All of them; those that break an assumption are no part of a campaign."""
 ORDER = (
     "everything",
     "network",
@@ -295,6 +300,8 @@ def _trouble(lots: random.Random, plan: Plan, kind: Profile) -> list[Fault]:
 
 def _numbers(lots: random.Random, kind: str, plan: Plan) -> tuple[float, float]:
     """A span and a value that are worth trying."""
+    if plan.profile in ASSUMPTIONS and (found := numbers(lots, kind, plan)) is not None:
+        return found
     short, long = lots.uniform(0.05, 1.5), lots.uniform(2.0, 14.0)
     span = lots.choice([short, long])
     match kind:

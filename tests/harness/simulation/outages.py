@@ -92,15 +92,16 @@ def remember(world: World, fault: Fault) -> None:
 
 def _wipe(world: World, host: Host, fault: Fault) -> bool:
     """The store is down for ``span``, and comes back empty."""
-    return _come_back(world, fault, Replica(world.truth.appended, world.truth.shrunk))
+    return come_back(world, fault, Replica(world.truth.appended, world.truth.shrunk))
 
 
 def _rollback(world: World, host: Host, fault: Fault) -> bool:
     """The store is down for ``span``, and comes back as it was ``LAG`` before."""
-    return _come_back(world, fault, world.remembered[fault])
+    return come_back(world, fault, world.remembered[fault])
 
 
-def _come_back(world: World, fault: Fault, replica: Replica) -> bool:
+def come_back(world: World, fault: Fault, replica: Replica) -> bool:
+    """The store is down for a while, and holds then what this replica does."""
     if world.store.down or world.store.embedded:
         return False
     world.store.stop()
@@ -186,7 +187,7 @@ KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
     "refuse": _refuse,
     "hang-up": _hang_up,
 }
-FORGETTING = frozenset({"wipe", "rollback", "masters", "split"})
-"""Kinds after which the store does not hold all that it has taken."""
+FORGETTING = frozenset({"wipe", "rollback", "masters", "split", "copy", "older"})
+"""Kinds that bring back what the store held before."""
 LAG = 0.3
 """Seconds that a replica or a file is behind."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import elastic_core.rendezvous
 from elastic_core.agent import probing
+from elastic_core.errors import ElasticError
 from elastic_core.rendezvous import codec, tombstones
 from elastic_core.rendezvous.backend import SEAL_BYTES
 from elastic_core.rendezvous.ledger import Entry
@@ -79,6 +80,8 @@ def _encoded_row(row: NodeRow) -> Wire:
 
 def _unwrap(data: bytes) -> Any:
     assert isinstance(data, Wire), data
+    if isinstance(data.value, ElasticError):
+        raise data.value
     return data.value
 
 

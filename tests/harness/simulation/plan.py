@@ -84,6 +84,8 @@ class Plan:
     """The newest entries of the ledger, which do not shrink."""
     limit: int = 0
     """The most bytes that a value may have, which is encoded then; 0 where values travel as they are."""
+    misled: bool = False
+    """Whether the sentinels go on naming a master that was replaced."""
     peers_tell: bool = False
     """Whether a worker whose peer is gone says so, so that the cause can be told from what follows from it."""
     reign: float = 0.0

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from simulation import faults, goals, outages, patching
+from simulation import breaches, faults, goals, outages, patching
 from simulation.engine import Spinning
 from simulation.plan import Plan
 from simulation.truth import Violation
@@ -25,6 +25,10 @@ class Outcome:
     reached: Counter[str]
     trace: tuple[str, ...]
     """The timeline; () unless it was asked for."""
+    broken: dict[str, str]
+    """Invariants that the profile suspends, and that did not hold."""
+    overlaps: dict[str, float]
+    """For how many seconds rounds, or runs, have trained at once, where the profile breaks an assumption."""
     ended_at: float
     events: int
 
@@ -45,7 +49,7 @@ def _play(plan: Plan, traced: bool) -> Outcome:
     hub = world.hub
     for fault in plan.faults:
         if fault.kind in outages.FORGETTING:
-            hub.at(max(0.0, fault.at - outages.LAG), outages.remember, world, fault)
+            hub.at(max(0.0, fault.at - breaches.age(fault)), outages.remember, world, fault)
         hub.at(fault.at, faults.carry_out, world, fault)
     violations = world.truth.violations
     try:
@@ -57,7 +61,9 @@ def _play(plan: Plan, traced: bool) -> Outcome:
     finally:
         hub.close()
     lines = tuple(f"{at:10.3f}  {who:<9} {what}" for at, who, what in world.trace or ())
-    return Outcome(violations[0] if violations else None, world.reached, lines, hub.now, hub.events)
+    overlaps = world.overlaps.most if world.overlaps is not None else {}
+    violation = violations[0] if violations else None
+    return Outcome(violation, world.reached, lines, world.truth.broken, overlaps, hub.now, hub.events)
 
 
 def _watch(world: World, stopped: Callable[[], bool]) -> None:

@@ -6,6 +6,7 @@ can be late or lost; and what was given up by the caller can still arrive and be
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -26,15 +27,28 @@ GHOST_LATEST = 8.0
 """Seconds after which what a caller has given up is carried out at the latest."""
 
 
+class Loose(enum.Enum):
+    """How a server's append is not what it must be."""
+
+    NO = "no"
+    UNKEPT = "unkept"
+    """It says that it has taken an entry, and has not."""
+    TWOFOLD = "twofold"
+    """It takes two entries at one index: the second one replaces the first."""
+
+
 class Replica:
     """What one server holds: the plainest statement of what a store does."""
 
     def __init__(self, appended: Callable[[Replica, Any], None], shrunk: Callable[[Replica, int], None]) -> None:
-        self.entries: list[tuple[str, bytes]] = []
+        self.entries: list[tuple[str, bytes | None]] = []
         self.rows: dict[str, RosterRow] = {}
         self.arrivals = self.version = 0
         self.waiting: list[Call] = []
+        self.loose = Loose.NO
         self._appended, self.shrunk = appended, shrunk
+        self.overwritten: Callable[[], None] = lambda: None
+        """Called when an entry is about to take the place of another."""
 
     @property
     def head(self) -> int:
@@ -83,6 +97,11 @@ class Replica:
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
         if self._id(entry.index) == entry.id:
             return True
+        if self.loose is Loose.UNKEPT and self.head == prev.index:
+            return True
+        if self.loose is Loose.TWOFOLD and self.head == entry.index and self._id(prev.index) == prev.id:
+            self.overwritten()
+            self.entries.pop()
         if self.head != prev.index or self._id(prev.index) != prev.id:
             return False
         self.entries.append((entry.id, data))
@@ -92,6 +111,10 @@ class Replica:
 
     def read(self, index: int) -> bytes | None:
         return self.entries[index - 1][1] if 1 <= index <= self.head else None
+
+    def replace(self, place: int, data: bytes | None) -> None:
+        """Have something else, or nothing, where an entry was; the next one is still found to follow it."""
+        self.entries[place] = (self.entries[place][0], data)
 
     def shrink(self, index: int) -> None:
         if 1 <= index < self.head:
@@ -140,10 +163,12 @@ class SimStore:
         self.hub, self.latency, self.timeout, self.count = hub, latency, timeout, count
         self.master = Replica(appended, shrunk)
         self.down = False
-        self.embedded = self.may_forget = self.stale_reads = self.guarded = False
+        self.embedded = self.may_forget = self.stale_reads = self.guarded = self.misled = False
         self.connections: dict[Connection, None] = {}
         self.looks: dict[str, list[RosterRow]] = {}
         """The whole roster, as each agent has read it last, over whichever of its connections."""
+        self.said: dict[str, list[bytes]] = {}
+        """What each node has written, or meant to write, as its row."""
         self.based_on: dict[str, list[RosterRow]] = {}
         """The roster, as the author of each entry had it when it first sent that, but for rows that it had removed."""
         self.amendments = Amendments(count)
@@ -186,7 +211,7 @@ class SimStore:
             hub.at(call.deadline, call.fail, "no answer")
             return
         if line.lossy and hub.random.random() < line.lossy:
-            self._lose(call, way)
+            self._lose(call, line, way)
             return
         arrival = hub.now + way
         if line.to_cut > hub.now:
@@ -206,9 +231,14 @@ class SimStore:
         if line.calls == MOST_CALLS:
             self.hammered(f"{MOST_CALLS} calls of one host within a second")
 
-    def _lose(self, call: Call, way: float) -> None:
+    def _lose(self, call: Call, line: Line, way: float) -> None:
         hub, lot = self.hub, self.hub.random.random()
-        if lot < 0.4:
+        if line.ghosts:
+            self.count("ghost write, very late")
+            call.muted = True
+            hub.at(hub.now + way, call.fail, "the connection was reset")
+            hub.at(hub.now + line.ghosts * hub.random.random(), self.execute, call)
+        elif lot < 0.4:
             self.count("request lost before the commit")
             hub.at(hub.now + way, call.fail, "the connection was reset")
         elif lot < 0.8:
@@ -240,14 +270,15 @@ class SimStore:
                 self.beaten(call.args[0])
             if call.name == "amend":
                 self.amendments.arrives(line.replica.rows, *call.args)
-            result = getattr(line.replica, call.name)(*call.args)
+            server = line.replica if call.name in WRITES or line.behind is None else line.behind
+            result = getattr(server, call.name)(*call.args)
             if not call.over and not call.muted:
                 call.reply(result)
 
     def _wait(self, call: Call) -> None:
         if call.over or call.muted:
             return
-        replica, (cursor, roster, timeout) = call.line.replica, call.args
+        replica, (cursor, roster, timeout) = call.line.behind or call.line.replica, call.args
         news = replica.wait(cursor, roster, timeout)
         if news is not None or timeout <= 0:
             call.reply(news or cursor)
@@ -351,11 +382,13 @@ class Connection(RendezvousBackend):
 
     def enter(self, node_id: str, value: bytes) -> int:
         self.store.amendments.enters(node_id)
+        self.store.said.setdefault(node_id, []).append(value)
         self.store.told(value)
         return int(self._do("enter", node_id, value))
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
         self.store.amendments.sends(node_id, revision)
+        self.store.said.setdefault(node_id, []).append(value)
         self.store.told(value)
         self._do("amend", node_id, revision, value)
         self.store.amendments.taken(node_id, revision)
@@ -399,7 +432,7 @@ class Connection(RendezvousBackend):
         """Whether the sentinels name this connection's server; one that refuses writes needs none."""
         if max(self.line.to_cut, self.line.from_cut) > self.store.hub.now or self.store.down:
             raise RendezvousConnectionError("No sentinel answers.")
-        return self.store.guarded or self.line.replica is self.store.master
+        return self.store.guarded or self.store.misled or self.line.replica is self.store.master
 
     def _do(self, name: str, *args: Any) -> Any:
         if self.broken:

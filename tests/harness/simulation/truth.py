@@ -30,6 +30,7 @@ from elastic_core.rendezvous.ledger import (
 )
 from elastic_core.rendezvous.rows import Phase
 from simulation import endings, finishing, forgetting, leaders, rules, unreached
+from simulation.assumptions import ASSUMPTIONS
 from simulation.histories import Histories
 from simulation.proofs import Proofs
 from simulation.steps import Plans
@@ -72,6 +73,8 @@ class Truth:
 
     world: World
     violations: list[Violation] = field(default_factory=list)
+    broken: dict[str, str] = field(default_factory=dict)
+    """Invariants that the plan's profile suspends, and that did not hold: when and what first."""
     whole_now: dict[int, Training] = field(default_factory=dict)
     rounds: list[Entry] = field(default_factory=list)
     """Every ROUND that was ever written, in order."""
@@ -98,7 +101,12 @@ class Truth:
         self.proofs = Proofs(self.world)
 
     def violated(self, name: str, what: str) -> None:
-        """Note it; the plan ends with the first."""
+        """Note it; the plan ends with the first, but for what the plan's profile suspends."""
+        assumption = ASSUMPTIONS.get(self.world.plan.profile)
+        if assumption is not None and (item := assumption.suspended(name, what)):
+            self.broken.setdefault(item, f"{self.world.hub.now:.3f} s: {what}")
+            self.world.note("suspended", f"{name}: {what}")
+            return
         self.violations.append(Violation(name, self.world.hub.now, what))
         self.world.note("violation", f"{name}: {what}")
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from elastic_core.rendezvous.rows import Seats
 from simulation import seating
 from simulation.agent import SimAgent
+from simulation.assumptions import ASSUMPTIONS
 from simulation.engine import Clock, Hub, use
 from simulation.lines import Line
+from simulation.overlaps import Overlaps
 from simulation.plan import LONELY, Fault, Plan
 from simulation.store import Replica, SimStore
 from simulation.truth import Truth
@@ -156,11 +158,15 @@ class World:
         self.store.told = lambda value: seating.check_row(self, value.value)
         self.store.hammered = lambda what: self.truth.violated("fault 31", what)
         self.store.embedded, self.store.may_forget = plan.embedded, plan.may_forget
-        self.store.stale_reads, self.store.guarded = plan.stale_reads, plan.guarded
+        self.store.stale_reads, self.store.guarded, self.store.misled = plan.stale_reads, plan.guarded, plan.misled
         self.hosts = [Host(self, number) for number in range(plan.hosts)]
         self.work_left = plan.work
         self.step: dict[str, int] = {}
         """The step that each run has last saved, where its workers count any."""
+        self.same_ids = False
+        """Whether two agents that ask for an id at one head of the ledger get the same one."""
+        self.overlaps = Overlaps(self) if plan.profile in ASSUMPTIONS else None
+        """For how long rounds have trained at once, where an assumption is broken."""
         self.split_at: float | None = None
         """When a master was replaced that goes on answering some hosts; None while there is only one."""
         self.forgot = False
@@ -206,6 +212,10 @@ class World:
         """A random id, as far as anybody can tell."""
         self._ids += 1
         return f"#{self._ids}"
+
+    def new_entry_id(self) -> str:
+        """The same, for entries."""
+        return f"~{self.store.master.head}" if self.same_ids else self.new_id()
 
     def training(self, run: str, current: Round) -> Training:
         """What the workers of a round take part in."""

@@ -21,6 +21,7 @@ from elastic_core.rendezvous.decide import Append, Ask, LookAgain, decide
 from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.ledger import Closed, Counters, Entry, Ledger, compose, next_anchors
 from elastic_core.rendezvous.reading import check_head, said_by
+from elastic_core.rendezvous.retry import Backoff
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
 from elastic_core.rendezvous.scene import Judgement, Scene
 from elastic_core.rendezvous.tombstones import due
@@ -74,6 +75,11 @@ class ChairDriver:
     _taken: Entry | None = None
     """The newest entry that the store took. If it lost that before it was read here, others may have read it, so it is
     put back as it was, and nothing is decided anew (rule S3)."""
+    _built_on: str = ""
+    """The id of the entry after which the store was last asked to append one, and answered."""
+    _append_at: float = -math.inf
+    """When it is asked again, if nothing new can be read there by then."""
+    _backoff: Backoff = field(default_factory=Backoff)
 
     def turn(self, store: RendezvousBackend, ledger: Ledger) -> float | None:
         """Look once, and act. Returns the instant to look again at; None to wait for a change.
@@ -96,6 +102,8 @@ class ChairDriver:
         self._hear_of_gone()
         self._prune(store, ledger)
         self._shrink(store, ledger)
+        if ledger.head.id == self._built_on and self._looked_at < self._append_at:
+            return self._append_at
         if (lost := self._taken) is not None and lost.prev == ledger.head.id:
             return self._append(store, ledger, lost)
         decision = decide(self._scene(store, ledger))
@@ -128,7 +136,10 @@ class ChairDriver:
         raise AssertionError(f"decide() asks again about what was just judged: {decision}")
 
     def _append(self, store: RendezvousBackend, ledger: Ledger, entry: Entry) -> float:
-        """Append it, and look again at once.
+        """Append it, and look again at once, since there is something new to read.
+
+        A store that answers and has nothing new to read, time after time, answers reads with an older state, or does
+        not keep what it takes: it is asked ever more seldom. What it does bring wakes the reader all the same.
 
         An entry that does not fit into a value would not fit for a successor either, so the run ends, and says why.
         """
@@ -141,7 +152,12 @@ class ChairDriver:
             self._taken = entry
         else:
             check_head(store, ledger)  # somebody else was faster, and the reader finds the entry
-        return self.clock.now()
+        if ledger.head.id != self._built_on:
+            self._built_on, self._append_at = ledger.head.id, -math.inf
+            self._backoff.worked()
+            return self.clock.now()
+        self._append_at = self.clock.now() + self._backoff.failed()
+        return self._append_at
 
     def alone(self, ledger: Ledger) -> bool:
         """Whether there is nobody else to look for: the store wakes a chair when somebody comes."""

@@ -86,8 +86,9 @@ class Session:
         """The nodes that were looked up last, by id. The writer's."""
         self._unread: HistoryChangedError | None = None
         """Why the reader could not read on from where it is."""
-        self._headless_since: float | None = None
-        """Since when the store's newest entry is missing, as far as nothing else was read meanwhile. The reader's."""
+        self._missing_since: tuple[bool, float] | None = None
+        """Whether the store's newest entry is missing, or one that it stands on, and since when, as far as nothing else
+        was read meanwhile; None where neither is. The reader's."""
         self._chair = ChairDriver(node_id, calls.judge, clock, calls.publish, calls.node_gone)
         self._heard: Heard | None = None
         self._wake = threading.Condition()
@@ -215,16 +216,19 @@ class Session:
                     seen = self._look(store, seen)
                     if self._ledger.position != before or (seen is not None and seen.head == self._ledger.head.index):
                         backoff.worked()
-                        self._headless_since = None
+                        self._missing_since = None
+                    elif seen is None:  # what was put back cannot be read yet: the store answers with an older state
+                        self._stopping.wait(backoff.failed())
             except HistoryChangedError as exc:
                 self._unread = exc  # a new connection begins with a comparison
-                if self._is_headless(exc):
+                if self._is_lost(exc):
                     self._give_up(exc)
                     return
                 if (pause := backoff.failed()) > UNTOLD:
                     self._store_failed("reader", exc)
                 self._stopping.wait(pause)
             except RendezvousConnectionError as exc:
+                self._missing_since = None
                 if not self._doubt:
                     self._store_failed("reader", exc)
                     self._stopping.wait(backoff.failed())
@@ -236,17 +240,16 @@ class Session:
                     self._reading = None
                 store.close()
 
-    def _is_headless(self, exc: HistoryChangedError) -> bool:
-        """Whether the store's newest entry has been missing for so long that none is about to arrive there.
+    def _is_lost(self, exc: HistoryChangedError) -> bool:
+        """Whether an entry has been missing for so long that nobody is about to put it there.
 
-        A store may tell of an entry before all of its servers have it. What it tells for longer, nobody has written.
+        A store may tell of its newest entry before all of its servers have it; what it tells for ``lost_after``, nobody
+        has written. One that the newest stands on may be put back by who has read it, if not for ``fence_after``.
         """
-        now, patience = self._clock.now(), self._ledger.settings.timing.lost_after
-        if not isinstance(exc, MissingHeadError):
-            self._headless_since = None
-        elif self._headless_since is None:
-            self._headless_since = now
-        return self._headless_since is not None and now - self._headless_since >= patience
+        now, timing, newest = self._clock.now(), self._ledger.settings.timing, isinstance(exc, MissingHeadError)
+        if self._missing_since is None or self._missing_since[0] is not newest:
+            self._missing_since = newest, now
+        return now - self._missing_since[1] >= (timing.lost_after if newest else timing.fence_after)
 
     def _look(self, store: RendezvousBackend, seen: Cursor | None) -> Cursor | None:
         """Read what is new, take the chair's turn if it is ours, and wait for more.

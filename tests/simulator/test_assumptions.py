@@ -1,0 +1,35 @@
+"""What follows where an assumption of the rules S1 to S8 does not hold: what is promised all the same, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from simulation import measure
+from simulation.assumptions import ASSUMPTIONS
+from simulation.breaches import KINDS
+from simulation.measure import Consequence
+
+PLANS = 20
+"""Plans of a profile for each seed."""
+
+
+@pytest.fixture(scope="module")
+def total() -> Iterator[Consequence]:
+    """What came of all that was played; every fault that breaks an assumption must have been in some of it."""
+    found = Consequence()
+    yield found
+    if set(ASSUMPTIONS) <= set(found.reached):
+        assert [kind for kind in KINDS if not found.reached[f"fault {kind}"]] == []
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("profile", ASSUMPTIONS)
+def test_what_does_not_stand_on_a_broken_assumption_holds(profile: str, seed: int, total: Consequence) -> None:
+    found = measure.measure(profile, range(seed * PLANS, (seed + 1) * PLANS))
+    assert not found.violations, "\n".join(
+        f"{violation}\n  look at it: PYTHONPATH=tests/harness python -m simulation --shrink --profile {violation}"
+        for violation in found.violations
+    )
+    total.add(found)
+    total.reached[profile] += 1
