@@ -20,6 +20,16 @@ CLAIMS: tuple[Defect, ...] = (
         "round(elapsed, 6)",
         "leaders",
     ),
+    # Whether a round is over
+    Defect("a RESUME does not say that its round is over", "resume", "mine.over", "None", "departed"),
+    Defect("no leader says that a round is over", "_or_record", "scene.now >= due", "False", "departed"),
+    Defect(
+        "a newcomer does not know that a round is over",
+        "restored",
+        "over if isinstance(over, Over) else None",
+        "None",
+        "departed",
+    ),
     # Who is gone
     Defect(
         "a proof counts while the beat goes on",

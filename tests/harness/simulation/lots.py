@@ -199,6 +199,15 @@ PROFILES: dict[str, Profile] = {
         name: Profile(it.weights, it.length, it.most, it.hosts, it.finishing, it.job)
         for name, it in ASSUMPTIONS.items()
     },
+    "departed": Profile(
+        {"wall": 2, "start": 1},
+        length=45.0,
+        most=2,
+        hosts=(2,),
+        finishing=0.0,
+        job=scripts.departed_job,
+        script=scripts.departed,
+    ),
 }
 """All of them; those that break an assumption are no part of a campaign."""
 ORDER = (
@@ -229,6 +238,7 @@ ORDER = (
     "leaders",
     "seats",
     "vouched",
+    "departed",
 )
 """In which order a campaign takes them, again and again."""
 

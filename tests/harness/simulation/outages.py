@@ -92,6 +92,7 @@ def remember(world: World, fault: Fault) -> None:
 
 def _wipe(world: World, host: Host, fault: Fault) -> bool:
     """The store is down for ``span``, and comes back empty."""
+    world.truth.departures.wiped()
     return come_back(world, fault, Replica(world.truth.appended, world.truth.shrunk))
 
 

@@ -70,3 +70,29 @@ def vouched(lots: random.Random, plan: Plan) -> list[Fault]:
         ]
         found += [Fault(when, "release", host, 0.0, float(lots.randrange(2))) for host, when in enumerate(times)]
     return found
+
+
+def departed_job(lots: random.Random) -> dict[str, Any]:
+    """A job that needs two nodes, over a store that forgets."""
+    return {
+        "min_nodes": 2,
+        "max_nodes": 2,
+        "may_forget": True,
+        "fence_after": 30.0,
+        "join_timeout": 40.0,
+        "latency": lots.choice([0.0005, 0.002, 0.02]),
+        "thinking": 0.0,
+    }
+
+
+def departed(lots: random.Random, plan: Plan) -> list[Fault]:
+    """A member leaves, the other stands still, two agents come in the place of the first, and the store is emptied."""
+    host, at = lots.randrange(2), lots.uniform(7.0, 9.0)
+    still = at + lots.uniform(5.5, 8.0)
+    found = [
+        Fault(at, "leave", host),
+        Fault(still, "freeze", 1 - host, lots.choice([15.0, 30.0])),
+        *(Fault(still + lots.uniform(0.1, 0.6), "start", host, 0.0, 1.0) for _ in range(2)),
+        Fault(still + lots.uniform(1.5, 4.0), "wipe", 0, lots.uniform(0.05, 0.5)),
+    ]
+    return [Fault(round(one.at, 3), one.kind, one.host, round(one.span, 3), one.value) for one in found]

@@ -31,6 +31,8 @@ from elastic_core.rendezvous.ledger import (
 from elastic_core.rendezvous.rows import Phase
 from simulation import endings, finishing, forgetting, leaders, rules, unreached
 from simulation.assumptions import ASSUMPTIONS
+from simulation.departures import Departures
+from simulation.entry_text import kind_of, told
 from simulation.histories import Histories
 from simulation.proofs import Proofs
 from simulation.steps import Plans
@@ -99,6 +101,7 @@ class Truth:
     def __post_init__(self) -> None:
         self.plans = Plans(self.world)
         self.proofs = Proofs(self.world)
+        self.departures = Departures(self.world)
 
     def violated(self, name: str, what: str) -> None:
         """Note it; the plan ends with the first, but for what the plan's profile suspends."""
@@ -127,6 +130,7 @@ class Truth:
         match entry.body:
             case Resume() as body:
                 forgetting.check_resume(self.world, replica, before, entry, body)
+                self.world.count("S3 RESUME of a round that is over" if body.over else "S3 RESUME")
             case Round() as body:
                 self._check_round(replica, entry, body, before)
             case Halt() as body:
@@ -142,7 +146,7 @@ class Truth:
             case Drain():
                 self.world.count("DRAIN")
             case Chair() as body:
-                kind = _kind_of(body.why)
+                kind = kind_of(body.why)
                 self.world.count("CHAIR " + kind)
                 self.chairs += 1
                 rules.check_chair(self.world, before, entry, kind)
@@ -330,6 +334,7 @@ class Truth:
         self.world.note(agent.node_id, f"exits with {code}: {why}")
         self.world.reached[f"exit {code}"] += 1
         rules.check_exit(self.world, agent, why)
+        self.departures.exited(agent)
         closed = self._node(agent).closed
         if closed is None or agent.state is None or agent.leaving or why.startswith("process "):
             return
@@ -372,39 +377,3 @@ class Truth:
 
     def _node(self, agent: SimAgent) -> _Node:
         return self._nodes.setdefault(agent.node_id, _Node())
-
-
-def told(entry: Entry) -> str:
-    """An entry in a line."""
-    match entry.body:
-        case Open(scheduler_uid=uid):
-            return f"OPEN of run {entry.run}, scheduler's uid {uid}"
-        case Chair(why=why):
-            return f"CHAIR {entry.chair}: {why}"
-        case Round() as body:
-            who = f"as in {body.same_as}" if body.same_as else ", ".join(member.node_id for member in body.members)
-            return f"ROUND {body.number} of {who}; restarts {entry.counters.restarts}: {body.why}"
-        case Halt() as body:
-            return f"HALT {body.round}, {body.reason.value}: {body.why}"
-        case Plan() as body:
-            return f"PLAN {body.round}, {body.reason.value}, within {body.deadline:g} s: {body.why}"
-        case StopAt() as body:
-            why = "somebody leaves" if body.leaving else "all stay"
-            return f"STOP_AT {body.step} of round {body.round}, {why}"
-        case Over() as body:
-            return f"OVER {body.round}; left: {', '.join(body.left) or 'nobody'}"
-        case Drain() as body:
-            return f"DRAIN {', '.join(body.nodes)}: {body.why}"
-        case Closed() as body:
-            return f"CLOSED with {body.exit_code}: {body.why}"
-        case Resume() as body:
-            what = "halted" if body.halt is not None else "live"
-            return f"RESUME of run {entry.run} with round {body.round.number}, {what}, epoch {entry.epoch}: {body.why}"
-    raise AssertionError(entry)
-
-
-def _kind_of(why: str) -> str:
-    for sign, kind in (("leaves", "by the one that leaves"), ("no beat", "after silence"), ("answer", "unanswered")):
-        if sign in why:
-            return kind
-    return "of an abandoned run"

@@ -201,6 +201,7 @@ class World:
             self.truth.violated(
                 "S3", f"{agent.node_id} gives up a store that holds nothing unreadable: {event.message}"
             )
+        self.truth.departures.said(agent, event)
         if event.name == "workers_done":
             self.truth.done(agent)
         if event.name == "signal" and "other nodes have finished" in event.message:

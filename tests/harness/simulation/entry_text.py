@@ -1,0 +1,54 @@
+"""A ledger entry in a line, for timelines."""
+
+from __future__ import annotations
+
+from elastic_core.rendezvous.ledger import (
+    Chair,
+    Closed,
+    Drain,
+    Entry,
+    Halt,
+    Open,
+    Over,
+    Plan,
+    Resume,
+    Round,
+    StopAt,
+)
+
+
+def told(entry: Entry) -> str:
+    """An entry in a line."""
+    match entry.body:
+        case Open(scheduler_uid=uid):
+            return f"OPEN of run {entry.run}, scheduler's uid {uid}"
+        case Chair(why=why):
+            return f"CHAIR {entry.chair}: {why}"
+        case Round() as body:
+            who = f"as in {body.same_as}" if body.same_as else ", ".join(member.node_id for member in body.members)
+            return f"ROUND {body.number} of {who}; restarts {entry.counters.restarts}: {body.why}"
+        case Halt() as body:
+            return f"HALT {body.round}, {body.reason.value}: {body.why}"
+        case Plan() as body:
+            return f"PLAN {body.round}, {body.reason.value}, within {body.deadline:g} s: {body.why}"
+        case StopAt() as body:
+            why = "somebody leaves" if body.leaving else "all stay"
+            return f"STOP_AT {body.step} of round {body.round}, {why}"
+        case Over() as body:
+            return f"OVER {body.round}; left: {', '.join(body.left) or 'nobody'}"
+        case Drain() as body:
+            return f"DRAIN {', '.join(body.nodes)}: {body.why}"
+        case Closed() as body:
+            return f"CLOSED with {body.exit_code}: {body.why}"
+        case Resume() as body:
+            what = "halted" if body.halt is not None else "live"
+            return f"RESUME of run {entry.run} with round {body.round.number}, {what}, epoch {entry.epoch}: {body.why}"
+    raise AssertionError(entry)
+
+
+def kind_of(why: str) -> str:
+    """What brought a CHAIR about, by its reason."""
+    for sign, kind in (("leaves", "by the one that leaves"), ("no beat", "after silence"), ("answer", "unanswered")):
+        if sign in why:
+            return kind
+    return "of an abandoned run"
