@@ -149,6 +149,23 @@ def test_what_happens_while_the_watch_is_set_up_is_not_slept_through(
     assert long_wait(store, Cursor(), roster=False).result(PATIENCE) == Cursor(1)
 
 
+@pytest.mark.parametrize("ids", [None, ["node"]])
+def test_a_row_that_is_renamed_while_rows_are_listed_is_listed(
+    store: FileBackend, job: Path, monkeypatch: pytest.MonkeyPatch, ids: list[str] | None
+) -> None:
+    """A directory of a thousand files is read in pieces, and a file that is renamed between two may be in none."""
+    listdir = os.listdir
+
+    def torn(path: str) -> list[str]:
+        if Path(path) != job / "roster":
+            return listdir(path)
+        monkeypatch.setattr(os, "listdir", listdir)
+        return []
+
+    monkeypatch.setattr(os, "listdir", torn)
+    assert [row.node_id for row in store.roster(ids)] == ["node"]
+
+
 def test_an_amendment_that_is_overtaken_leaves_nothing_behind(
     store: FileBackend, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,13 @@ def put(port: int, key: str, record: bytes) -> bool:
             return False
 
 
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TCPStore asks for the name of its peer with each connection; a name server may not answer so many in time."""
+    monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
+
+
+@pytest.mark.usefixtures("resolver")
 class TestC10dBackend(BackendConformance, ProcessConformance, PlantConformance):
     @pytest.fixture
     def make_backend(self, port: int) -> MakeBackend:
@@ -86,12 +93,8 @@ class TestC10dBackend(BackendConformance, ProcessConformance, PlantConformance):
         return planted
 
 
+@pytest.mark.usefixtures("resolver")
 class TestC10dBackendOverABadLine(LineConformance):
-    @pytest.fixture(autouse=True)
-    def resolver(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """TCPStore asks for the name of its peer with each connection; a name server may not answer so many."""
-        monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
-
     @pytest.fixture
     def line(self, host: C10dBackend, port: int) -> Iterator[LossyProxy]:
         proxy = LossyProxy("127.0.0.1", port)

@@ -59,6 +59,7 @@ from elastic_core.rendezvous.records import (
     marks_in,
     pack_beat,
     pack_record,
+    rows_in,
     unpack_beat,
     unpack_record,
 )
@@ -164,11 +165,18 @@ class FileBackend(RendezvousBackend):
                     discard(f"{self._store.beats}/{mark.key}")
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
-        """The rows, in order of serial; one listing, and two reads a row."""
-        names = None if ids is None else {safe_name(node_id) for node_id in ids}
+        """The rows, in order of serial; two listings, and two reads a row.
+
+        A mark that is renamed during the listing may be missing in it, and is then looked for; beats keep their names.
+        """
         with self._io():
-            marks = [mark for name, mark in self._marks().items() if names is None or name in names]
-            rows = [row for mark in marks if (row := self._row(mark)) is not None]
+            marks = self._marks()
+            if ids is None:
+                names = marks.keys() | rows_in(os.listdir(self._store.beats))
+            else:
+                names = {safe_name(node_id) for node_id in ids}
+            found = [marks.get(name) or self._find(name) for name in names]
+            rows = [row for mark in found if mark is not None and (row := self._row(mark)) is not None]
             return sorted(rows, key=lambda row: row.serial)  # only now: a row read late may have entered again
 
     # The ledger ------------------------------------------------------------------------------------------------------

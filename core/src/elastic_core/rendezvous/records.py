@@ -17,6 +17,7 @@ RECORD_LIMIT = MAX_VALUE_BYTES + 4096
 BEAT_SIZE = 16
 """The bytes of a beat."""
 
+_KEY = re.compile(r"[0-9]{8,}-(.+)")
 _MARK = re.compile(r"([0-9]{8,})-(.+)\.([0-9]+)")
 _BEAT = struct.Struct(">QQ")
 _ONES = 2**64 - 1
@@ -48,6 +49,11 @@ def marks_in(names: Iterable[str]) -> dict[str, Mark]:
             mark = Mark(int(match[1]), match[2], int(match[3]))
             marks[mark.name] = max(mark, marks.get(mark.name, mark))
     return marks
+
+
+def rows_in(keys: Iterable[str]) -> set[str]:
+    """The names of rows among the keys of marks (:attr:`Mark.key`). Files of others are passed over."""
+    return {match[1] for key in keys if (match := _KEY.fullmatch(key)) is not None}
 
 
 def pack_record(what: str, name: str, value: bytes) -> bytes:
