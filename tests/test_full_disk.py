@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import sys
 from pathlib import Path
 
 import pytest
+from full_disk import fill
 from stage import WARM, WORKERS, Stage
 
 TRAIN = WORKERS / "train_state.py"
 QUICK = {**WARM, "PET_PRELOAD": "torch,torch._dynamo,elastic_torch.disk,elastic_torch.state"}
-
-
-def fill(path: Path) -> None:
-    """Write until nothing is left, not even room for a claim."""
-    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
-        for size in (1 << 16, 1 << 10, 1):
-            with contextlib.suppress(OSError):
-                while True:
-                    file.write(b"x" * size)
-    with pytest.raises(OSError, match="No space left") as full, open(path.with_name("more"), "wb", buffering=0) as file:
-        file.write(b"x")
-    assert full.value.errno == errno.ENOSPC
 
 
 @pytest.mark.timeout(300)

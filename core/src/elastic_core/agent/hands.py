@@ -19,6 +19,7 @@ from elastic_core.agent.outcome import Publish
 from elastic_core.agent.output import Output
 from elastic_core.agent.reports import Reports
 from elastic_core.agent.scratch import marked, remove_abandoned
+from elastic_core.agent.vault import Vault
 from elastic_core.agent.warden import CLOSING, Warden
 from elastic_core.agent.warden_events import WardenEvent
 from elastic_core.agent.workers import WorkerGroup
@@ -41,6 +42,8 @@ class Hands:
     """Those on which the node leaves."""
     warden: Warden
     group: WorkerGroup
+    vault: Vault
+    """What workers have left here, until the end."""
 
 
 @contextmanager
@@ -103,7 +106,7 @@ def hands(
             config, plugins, warden, output, reports, info, run_uid, directory, publish, cpus, warm, temporary
         )
         stack.callback(warden.close, CLOSING)  # the workers before their output, whatever went wrong
-        yield Hands(inbox, signals, warden, group)
+        yield Hands(inbox, signals, warden, group, reports.vault)
 
 
 def handled(config: RunConfig) -> frozenset[int]:

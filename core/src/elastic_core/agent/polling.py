@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
-from elastic_core.agent import outcome
+from elastic_core.agent import outcome, rescue
 from elastic_core.agent.asker import EXIT_BARRIER, Asker, Blind, Failed, Sealed, ShutDown
 from elastic_core.agent.enrolment import applicant_for, cpus_of_workers
 from elastic_core.agent.hands import WARDEN_PATIENCE, Hands, hands
@@ -49,7 +49,7 @@ from elastic_core.rendezvous.asking import (
     step,
 )
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import Halt, HaltReason, Round
+from elastic_core.rendezvous.ledger import Closed, Halt, HaltReason, Round
 from elastic_core.rendezvous.node import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
 from elastic_core.rendezvous.rows import NodeInfo
 
@@ -107,7 +107,10 @@ def run(
         )
         agent = PollingAgent(config, plugins, publish, handler, info, clock, given)
         stack.callback(agent.close)
-        return agent.run()
+        ending = agent.run()
+        if rescue.is_needed(ending, agent.closed, agent.round):
+            rescue.rescue(given.vault.held, given.inbox, publish, str(info))
+        return ending
 
 
 class PollingAgent:
@@ -139,6 +142,8 @@ class PollingAgent:
         """Until when nodes that wait are left waiting."""
         self._signals = 0
         self._ending: Ending | None = None
+        self.closed: Closed | None = None
+        """The verdict on the job, as far as this node knows."""
         self._over = False
         """Whether the farewell is over, too."""
         self._closed = False
@@ -153,6 +158,11 @@ class PollingAgent:
                 self._handle(event)
         assert self._ending is not None
         return self._ending
+
+    @property
+    def round(self) -> Round | None:
+        """The newest round."""
+        return self._state.round
 
     def close(self) -> None:
         """End whatever still runs, and the asking. Safe at any time, once."""
@@ -320,6 +330,7 @@ class PollingAgent:
                     self._asker.finish(self._sealed.info)
                     self._inbox.at(self._clock.now() + EXIT_BARRIER + FAREWELL, OthersFinished())  # asked in vain
             case Close(closed):
+                self.closed = closed
                 self._ending = finish(self._publish, closed, known="the first failure on this node")
                 self._asker.shut_down()
                 self._inbox.at(self._clock.now() + FAREWELL, ShutDown())

@@ -133,7 +133,7 @@ class Reports:
         self._clock = clock
         self._ready = select.epoll()
         self._channels: dict[int, _Channel] = {}
-        self._vault = Vault()
+        self.vault = Vault()
         """Outlives the rounds."""
 
     def fileno(self) -> int:
@@ -202,7 +202,7 @@ class Reports:
     def close(self) -> None:
         """Close all, and be of no use any more; what workers have left here is gone."""
         self.clear()
-        self._vault.close()
+        self.vault.close()
         self._ready.close()
 
     def _read(self, channel: _Channel) -> Iterator[Report]:
@@ -234,7 +234,7 @@ class Reports:
             close_all(descriptors)
             return None
         try:
-            if descriptors and self._vault.obey(packet, descriptors):
+            if descriptors and self.vault.obey(packet, descriptors):
                 return _Served()
             told = understood(packet)(channel.tag)
         except ValueError as exc:

@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 
-from elastic_core.agent import outcome, preloading
+from elastic_core.agent import outcome, preloading, rescue
 from elastic_core.agent.addresses import advertised
 from elastic_core.agent.departing import Departing
 from elastic_core.agent.enrolment import applicant_for, cpus_of_workers, first_connection
@@ -49,7 +49,7 @@ from elastic_core.rendezvous.admission import differences
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.contact import FENCE_SHARE
 from elastic_core.rendezvous.join import Applicant, Clock, Joined, arrive, join
-from elastic_core.rendezvous.ledger import Closed, Round
+from elastic_core.rendezvous.ledger import Closed, Ledger, Round
 from elastic_core.rendezvous.node import (
     Answered,
     Effect,
@@ -166,7 +166,10 @@ def supervise(
         if door is not None:
             given.inbox.watch(door, door.greet)
         stack.callback(supervisor.close)
-        return supervisor.run()
+        ending = supervisor.run()
+        if rescue.is_needed(ending, supervisor.ledger.closed, supervisor.ledger.round):
+            rescue.rescue(given.vault.held, given.inbox, publish, str(info))
+        return ending
 
 
 class Supervisor:
@@ -212,6 +215,11 @@ class Supervisor:
             kill=self._kill,
             say=self._say,
         )
+
+    @property
+    def ledger(self) -> Ledger:
+        """As this node knows it."""
+        return self._state.ledger
 
     def run(self) -> Ending:
         """The loop: take what happened, see what follows, do it, until there is an end."""

@@ -16,6 +16,7 @@ import os
 import re
 import socket
 from array import array
+from collections.abc import Mapping
 from typing import Any
 
 from elastic_core.agent.channel import close_all
@@ -56,6 +57,11 @@ class Vault:
             return False
         finally:
             close_all(descriptors)
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """The descriptors by name; they stay the vault's."""
+        return self._held
 
     def close(self) -> None:
         """Let everything go."""

@@ -18,6 +18,8 @@ class Tier(enum.Enum):
     """Another rank's snapshot."""
     DISK = "disk"
     """A checkpoint."""
+    RESCUED = "rescued"
+    """A snapshot that was written out when the run before had failed."""
 
 
 @dataclass(frozen=True, slots=True)

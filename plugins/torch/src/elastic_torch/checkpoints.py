@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from elastic_core.errors import ElasticError
@@ -22,10 +23,11 @@ class Checkpoints:
     Args:
         tier: Where they are.
         place: This worker.
+        saved: Called with the step of a checkpoint that is on disk, from any thread.
     """
 
-    def __init__(self, tier: DiskTier | None, place: Place) -> None:
-        self._tier, self._place = tier, place
+    def __init__(self, tier: DiskTier | None, place: Place, saved: Callable[[int], None]) -> None:
+        self._tier, self._place, self._saved = tier, place, saved
         self._there: int | None = None
         """The step that was saved or loaded last."""
 
@@ -58,8 +60,18 @@ class Checkpoints:
 
     def _save(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
         assert self._tier is not None
-        self._tier.save(state(), step)
+        future = self._tier.save(state(), step)
         self._there = step
+        if isinstance(future, Future):
+            future.add_done_callback(lambda done: self._saved(step) if done.exception() is None else None)
+
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint, as far as names tell; collective.
+
+        Raises:
+            CheckpointError: There are some, and none can be loaded.
+        """
+        return None if self._tier is None else self._tier.newest(verify=False)
 
     def newer_than(self, snapshot: Stamp | None, load: Callable[[DiskTier], Loaded | None]) -> Loaded | None:
         """The newest intact checkpoint, if it is newer than the newest snapshot; the same on all ranks.

@@ -13,7 +13,6 @@ import fcntl
 import json
 import mmap
 import os
-import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,13 +22,12 @@ from typing import Any
 import torch
 
 from elastic_core.errors import ResourceError
+from elastic_core.holding import SNAPSHOT_COMPLETE, SNAPSHOT_HEADER, SNAPSHOT_MAGIC
 from elastic_torch.host import fill, pin, unpin
 from elastic_torch.stamp import Stamp
 
-_HEADER = struct.Struct("<8sQQQQ")
-"""The magic word, whether it is complete, and of what JSON says: where, how many bytes, their CRC-32."""
-_MAGIC = b"elastic1"
-_WRITING, _COMPLETE = 0, 1
+_HEADER, _MAGIC, _COMPLETE = SNAPSHOT_HEADER, SNAPSHOT_MAGIC, SNAPSHOT_COMPLETE
+_WRITING = 0
 HEADER_BYTES = _HEADER.size
 PAGE = 4096
 """Bytes before the first tensor's."""
@@ -54,6 +52,7 @@ class Slot:
     Args:
         fd: Of the memory file; it is the slot's from now on.
         new: Whether nobody has written to it yet.
+        private: Whether it is a file that is only read: what is changed here stays in this process.
 
     Attributes:
         fd: Its descriptor.
@@ -61,11 +60,11 @@ class Slot:
         settled: Whether :meth:`settle` has been asked for.
     """
 
-    def __init__(self, fd: int, *, new: bool = False) -> None:
+    def __init__(self, fd: int, *, new: bool = False, private: bool = False) -> None:
         self.fd = fd
         self.size = os.fstat(fd).st_size
         self.settled = False
-        self._map = mmap.mmap(fd, self.size, mmap.MAP_SHARED)
+        self._map = mmap.mmap(fd, self.size, mmap.MAP_PRIVATE if private else mmap.MAP_SHARED)
         self._new = new
         self._pinned: bool | None = None
         """Whether a GPU's copies go here directly; None as long as there have been none."""

@@ -31,11 +31,12 @@ from elastic_torch.gradients import GradientOrder
 from elastic_torch.parts import Stateful, data_parallel, stateful, unwrapped
 from elastic_torch.peers import Peers
 from elastic_torch.progress import follow
+from elastic_torch.rescued import Rescue
 from elastic_torch.sampler import ElasticBatchSampler
 from elastic_torch.seeded import SeededDataset
 from elastic_torch.stamp import Place, Stamp, digest
-from elastic_torch.tiers import DiskTier, Loaded
-from elastic_torch.whole import memory_tier
+from elastic_torch.tiers import Checkpoint, DiskTier, Loaded
+from elastic_torch.whole import Whole, memory_tier
 
 _T = TypeVar("_T")
 _NAME = re.compile(r"[\w.:-]{1,64}", re.ASCII)
@@ -171,9 +172,10 @@ class TrainState:
         """How many there were when the restored state was made, if it was."""
         self._snapshot_every = snapshot_every
         self._place = Place.found()
-        self._checkpoints = Checkpoints(disk, self._place)
         things = {**self._parts, "extra": self._extra}
         self._memory = memory_tier(self._model, things, name, self._place.local_rank, replicate_every)
+        self._rescue = Rescue(name, disk, self._place, whole=isinstance(self._memory, Whole))
+        self._checkpoints = Checkpoints(disk, self._place, self._rescue.saved)
         follow(self)
 
     # The loop --------------------------------------------------------------------------------------------------------
@@ -334,17 +336,31 @@ class TrainState:
                 "restore() needs the process group, to agree with the other ranks.",
                 hint="Call elastic.init_process_group() before it.",
             )
-        newest, tier = self._memory.meet(), None
-        loaded = self._checkpoints.newer_than(newest, lambda disk: self._memory.load(disk, self.state_dict))
+        newest, tier, loaded, saved = self._memory.meet(), None, None, None
+        if is_rescued := newest is None:
+            saved = self._checkpoints.newest()
+            newest = self._take_rescued(saved)
+            is_rescued = newest is not None
+        self._rescue.register(self._peers, saved)
+        if not is_rescued:
+            loaded = self._checkpoints.newer_than(newest, lambda disk: self._memory.load(disk, self.state_dict))
         if loaded is not None:
             tier = self._load_checkpoint(loaded)
         elif newest is not None:
             tier = self._load_snapshot(newest)
+            tier = Tier.RESCUED if is_rescued else tier
         self._memory.go_on(self._stamp(), self._whole)
         if tier is None:
             return None
         self._resumed = True
         return Restored(self.step, self.epoch, tier)
+
+    def _take_rescued(self, saved: Checkpoint | None) -> Stamp | None:
+        """Have what a run that failed has left in a directory in memory, if that is newer than the checkpoint."""
+        for candidate in self._rescue.find(self._peers, saved):
+            if self._rescue.take(self._peers, candidate, self._memory.adopt):
+                return self._memory.meet()
+        return None
 
     def _load_checkpoint(self, loaded: Loaded) -> Tier:
         """Become what a checkpoint is."""

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from elastic_torch.agreement import Choice, Tier, choose
 from elastic_torch.memory import Memory
 from elastic_torch.peers import gathered, hand_over
+from elastic_torch.snapshot import Snapshot
 from elastic_torch.stamp import Stamp
 from elastic_torch.tiers import DiskTier, Loaded
 from elastic_torch.tree import put_together, take_apart
@@ -51,6 +52,9 @@ class MemoryTier(Protocol):
 
     def go_on(self, stamp: Stamp, state: State) -> None:
         """Everybody has its state, wherever from: the end of restoring."""
+
+    def adopt(self, stamp: Stamp, snapshot: Snapshot) -> None:
+        """Keep one that was read from a file; before another :meth:`meet`."""
 
     def keep(self, stamp: Stamp, state: State) -> None:
         """Keep it; training waits until it has been copied."""
@@ -111,11 +115,17 @@ class Whole:
         snapshot = self._memory.snapshot(stamp)
         model, rest = snapshot.said  # the model copies what it is given, others may take it as it is
         others = put_together(rest, lambda number: snapshot.views[number].clone())
-        tier = choice.tier(dist.get_rank() if dist.is_initialized() else 0)
-        return Taken(put_together(model, snapshot.views.__getitem__), others, tier is Tier.MEMORY, tier)
+        rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        tier = choice.tier(rank)
+        own = tier is Tier.MEMORY and (stamp.round > 0 or world == 1)  # of a file nobody knows which rank's it is
+        return Taken(put_together(model, snapshot.views.__getitem__), others, own, tier)
 
     def go_on(self, stamp: Stamp, state: State) -> None:
         """Nothing is left to do."""
+
+    def adopt(self, stamp: Stamp, snapshot: Snapshot) -> None:
+        """Copy it into a slot."""
+        self._memory.keep(stamp, snapshot.said, list(snapshot.views))
 
     def keep(self, stamp: Stamp, state: State) -> None:
         """Copy all of it into the slot that does not hold the newest."""

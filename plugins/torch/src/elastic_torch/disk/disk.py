@@ -201,6 +201,11 @@ class Disk:
             logger.warning(message, *values)
 
     @property
+    def directory(self) -> str:
+        """The directory: an absolute path without symbolic links, or the URL."""
+        return self._storage.root if "://" in self._storage.root else self._place
+
+    @property
     def run(self) -> int:
         """This run's number in the directory; 0 where nothing can be saved."""
         return self._run

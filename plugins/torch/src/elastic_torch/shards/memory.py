@@ -68,6 +68,8 @@ class Shards:
     def meet(self) -> Stamp | None:
         """The newest state of which every part is somewhere."""
         self._finish()
+        if self._wire is not None:
+            self._wire.close()
         self._wire = Wire()
         self._nodes = [node for [node] in self._wire.gather([int(os.environ.get("GROUP_RANK", "0"))])]
         rows = [[h.stamp.round, h.stamp.step, h.rank, h.world] for h in self._holdings()]
@@ -130,6 +132,10 @@ class Shards:
         if moved:
             self._replicator.offer(self._newest)
         atexit.register(self._close)
+
+    def adopt(self, stamp: Stamp, snapshot: Snapshot) -> None:
+        """Copy a part, of whichever rank, into a slot."""
+        self.pool.keep(stamp, snapshot.said, list(snapshot.views))
 
     def keep(self, stamp: Stamp, state: State) -> None:
         """Copy this rank's part, and offer it if it is time to."""

@@ -1,0 +1,291 @@
+"""What an agent writes out of its workers' memory when a job has failed, and where."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_core.agent import rescue
+from elastic_core.agent.inbox import Inbox
+from elastic_core.agent.outcome import Ending
+from elastic_core.agent.rescue import Kept, Request, Target, Unwritten, Written, requests, snapshots, worth, write
+from elastic_core.events import Event
+from elastic_core.exit_codes import ExitCode
+from elastic_core.holding import SNAPSHOT_COMPLETE, SNAPSHOT_HEADER, SNAPSHOT_MAGIC
+from elastic_core.rendezvous.ledger import Closed
+
+
+class Memory:
+    """Memory files by name, as workers leave them."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, int] = {}
+
+    def put(self, name: str, data: bytes) -> bytes:
+        fd = os.memfd_create(name)
+        os.write(fd, data)
+        self.held[name] = fd
+        return data
+
+    def snapshot(self, name: str, round: int, step: int, part: str = '"all"', *, complete: bool = True) -> bytes:
+        """One of 64 KiB, with something behind it that does not count."""
+        text, start = f"[{round}, {step}, {part}, []]".encode(), 1 << 16
+        header = SNAPSHOT_HEADER.pack(SNAPSHOT_MAGIC, SNAPSHOT_COMPLETE if complete else 0, start, len(text), 0)
+        data = header.ljust(start, bytes([step])) + text
+        self.put(name, data + b"the rest of the file")
+        return data
+
+    def request(self, name: str, *targets: Target, saved: list[int] | None = None, whole: bool = True) -> None:
+        directories = [{"path": str(target.path), "spare": target.spare} for target in targets]
+        body = {"run": "abc", "whole": whole, "base": ["old", 1, 2], "saved": saved, "directories": directories}
+        self.put(f"{name}/rescue", json.dumps(body).encode())
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    made = Memory()
+    yield made
+    for fd in made.held.values():
+        os.close(fd)
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    made = Inbox({signal.SIGUSR1})
+    yield made
+    made.close()
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_the_newest_complete_snapshot_is_written_with_what_is_known_of_it(
+    memory: Memory, inbox: Inbox, tmp_path: Path
+) -> None:
+    said: list[Event] = []
+    memory.request("train", Target(tmp_path / "there"))
+    memory.snapshot("train/0/0", 2, 7)
+    data = memory.snapshot("train/1/0", 2, 8)
+    memory.snapshot("train/1/1", 2, 9, complete=False)
+    memory.snapshot("other/0/0", 3, 9)
+    memory.put("train/2/0", b"short")
+    rescue.rescue(memory.held, inbox, said.append, "host:1")
+    name = "train_round-00002_step-000000008"
+    assert files(tmp_path / "there") == [f"abc/{name}.json", f"abc/{name}.snapshot"]
+    assert (tmp_path / "there" / "abc" / f"{name}.snapshot").read_bytes() == data
+    described = json.loads((tmp_path / "there" / "abc" / f"{name}.json").read_text())
+    assert described == {
+        "format": 1,
+        "name": "train",
+        "run": "abc",
+        "base": ["old", 1, 2],
+        "whole": True,
+        "node": "host:1",
+        "round": 2,
+        "step": 8,
+        "rank": None,
+        "world": None,
+        "size": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+    assert [event.name for event in said] == ["rescuing", "rescued"]
+    rescue.rescue(memory.held, inbox, said.append, "host:2")
+    assert json.loads((tmp_path / "there" / "abc" / f"{name}.json").read_text()) == described, "another node has it"
+
+
+def test_of_a_sharded_state_each_part_is_written_once(memory: Memory, inbox: Inbox, tmp_path: Path) -> None:
+    memory.request("train", Target(tmp_path), whole=False)
+    for name, rank, step in (("0/0", 0, 5), ("0/1", 0, 6), ("1/0", 1, 6), ("0/replica/0/1", 1, 6)):
+        memory.snapshot(f"train/{name}", 1, step, f'{{"rank": {rank}, "world": 2, "tree": 1}}')
+    rescue.rescue(memory.held, inbox, lambda _: None, "n")
+    assert [name for name in files(tmp_path / "abc") if name.endswith(".snapshot")] == [
+        "train_round-00001_step-000000005_rank-00000-of-00002.snapshot",
+        "train_round-00001_step-000000006_rank-00000-of-00002.snapshot",
+        "train_round-00001_step-000000006_rank-00001-of-00002.snapshot",
+    ]
+
+
+def test_nothing_is_written_that_nobody_asked_for_or_that_is_on_disk(
+    memory: Memory, inbox: Inbox, tmp_path: Path
+) -> None:
+    said: list[Event] = []
+    memory.snapshot("train/0/0", 2, 7)
+    rescue.rescue(memory.held, inbox, said.append, "n")
+    memory.request("train", Target(tmp_path), saved=[2, 7])
+    rescue.rescue(memory.held, inbox, said.append, "n")
+    assert said == []
+    assert files(tmp_path) == []
+
+
+def kept(round: int, step: int, rank: int | None = None, fd: int = 0) -> Kept:
+    return Kept(fd, 100, round, step, rank, None if rank is None else 2)
+
+
+REQUEST = Request("train", "abc", True, None, None, ())
+
+
+@pytest.mark.parametrize(
+    ("request_", "there", "expected"),
+    [
+        pytest.param(REQUEST, [], [], id="nothing there"),
+        pytest.param(REQUEST, [kept(2, 5), kept(1, 9)], [kept(2, 5)], id="a later round is newer"),
+        pytest.param(REQUEST, [kept(0, 5)], [], id="it was read from such a file"),
+        pytest.param(replace(REQUEST, saved=(2, 4)), [kept(2, 5)], [kept(2, 5)], id="the disk is older"),
+        pytest.param(replace(REQUEST, saved=(2, 5)), [kept(2, 5)], [], id="the disk is as new"),
+        pytest.param(replace(REQUEST, saved=(3, 1)), [kept(2, 5)], [], id="the disk is of a later round"),
+        pytest.param(
+            replace(REQUEST, whole=False),
+            [kept(2, 5, 1), kept(2, 5, 0, 1), kept(2, 5, 0, 2), kept(2, 4, 0)],
+            [kept(2, 5, 1), kept(2, 5, 0, 2), kept(2, 4, 0)],
+            id="all parts, each once",
+        ),
+    ],
+)
+def test_what_is_worth_writing(request_: Request, there: list[Kept], expected: list[Kept]) -> None:
+    assert worth(request_, there) == expected
+
+
+CURRENT: Any = type("Round", (), {"members": (1,)})
+OTHERS: Any = type("Round", (), {"members": (1, 2)})
+
+
+@pytest.mark.parametrize(
+    ("ending", "closed", "current", "expected"),
+    [
+        pytest.param(Ending(0, ""), Closed(success=True, why="", exit_code=0), CURRENT, False, id="it succeeded"),
+        pytest.param(Ending(1, ""), Closed(success=False, why="", exit_code=1), OTHERS, True, id="it failed"),
+        pytest.param(Ending(143, ""), None, CURRENT, True, id="the only node was stopped"),
+        pytest.param(Ending(143, ""), None, OTHERS, False, id="others go on"),
+        pytest.param(Ending(ExitCode.STORE_LOST, ""), None, OTHERS, True, id="nobody can go on"),
+        pytest.param(Ending(ExitCode.STORE_LOST, "", rejoin=True), None, CURRENT, False, id="it begins again"),
+        pytest.param(Ending(69, ""), None, None, False, id="nothing had begun"),
+    ],
+)
+def test_when_it_is_needed(ending: Ending, closed: Closed | None, current: Any, expected: bool) -> None:
+    assert rescue.is_needed(ending, closed, current) is expected
+
+
+def test_a_directory_that_is_full_is_left_as_it_was_and_the_next_is_tried(
+    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.snapshot("train/0/0", 2, 7)
+    [it] = snapshots(memory.held, "train")
+    real = os.write
+
+    def full(fd: int, data: Any) -> int:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if "/full/" in path and os.fstat(fd).st_size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data[:1000] if "/full/" in path else data)
+
+    monkeypatch.setattr(os, "write", full)
+    targets = (Target(tmp_path / "full"), Target(tmp_path / "free"))
+    written = write(replace(REQUEST, targets=targets), it, "n", threading.Event())
+    assert isinstance(written, Written)
+    assert written.path.is_relative_to(tmp_path / "free")
+    assert files(tmp_path / "full") == []
+    lost = write(replace(REQUEST, targets=targets[:1]), it, "n", threading.Event())
+    assert lost == Unwritten(it, f"{tmp_path}/full: No space left on device")
+
+
+def test_a_snapshot_whose_description_does_not_fit_does_not_stay(
+    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.snapshot("train/0/0", 2, 7)
+    [it] = snapshots(memory.held, "train")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(json, "dump", full)
+    assert isinstance(write(replace(REQUEST, targets=(Target(tmp_path),)), it, "n", threading.Event()), Unwritten)
+    assert files(tmp_path) == []
+
+
+def test_when_there_is_no_more_time_nothing_half_written_stays(memory: Memory, tmp_path: Path) -> None:
+    memory.snapshot("train/0/0", 2, 7)
+    [it] = snapshots(memory.held, "train")
+    stop = threading.Event()
+    stop.set()
+    request = replace(REQUEST, targets=(Target(tmp_path / "a"), Target(tmp_path / "b")))
+    assert write(request, it, "n", stop) == Unwritten(it, f"{tmp_path}/a: there was no more time")
+    assert files(tmp_path) == []
+
+
+def test_a_signal_ends_the_writing(memory: Memory, inbox: Inbox, tmp_path: Path) -> None:
+    """Another process holds the file, as a node that writes the same does."""
+    memory.snapshot("train/0/0", 2, 7)
+    memory.request("train", Target(tmp_path))
+    (tmp_path / "abc").mkdir()
+    held, release = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        fd = os.open(tmp_path / "abc" / "train_round-00002_step-000000007.partial", os.O_RDWR | os.O_CREAT)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        os.write(held[1], b".")
+        os.read(release[0], 1)
+        os._exit(0)
+    os.read(held[0], 1)
+    said: list[Event] = []
+
+    def publish(event: Event) -> None:
+        said.append(event)
+        if event.name == "rescuing":
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    rescue.rescue(memory.held, inbox, publish, "n")
+    os.write(release[1], b".")
+    os.waitpid(pid, 0)
+    for fd in (*held, *release):
+        os.close(fd)
+    assert [event.name for event in said] == ["rescuing", "rescue_failed"]
+    assert "the agent received SIGUSR1" in said[1].message
+
+
+def test_a_directory_that_nobody_named_is_this_users_alone_and_stays_free_enough(
+    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.snapshot("train/0/0", 2, 7)
+    [it] = snapshots(memory.held, "train")
+    target = Target(tmp_path / "spare" / "key", spare=True)
+    request = replace(REQUEST, targets=(target,))
+    (tmp_path / "spare").mkdir()
+    (tmp_path / "spare").chmod(0o777)
+    result = write(request, it, "n", threading.Event())
+    assert isinstance(result, Unwritten)
+    assert "is not this user's alone" in result.why
+    (tmp_path / "spare").chmod(0o700)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "statvfs", lambda _: os.statvfs_result((1, 1, 100, 4, 4, 9, 9, 9, 0, 255)))
+        result = write(request, it, "n", threading.Event())
+    assert isinstance(result, Unwritten)
+    assert "less than 5% of its disk would stay free" in result.why
+    assert isinstance(write(request, it, "n", threading.Event()), Written)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        json.dumps({"run": "../..", "whole": True, "base": None, "saved": None, "directories": []}).encode(),
+        json.dumps({"run": "a", "whole": True, "base": None, "saved": [1], "directories": []}).encode(),
+        json.dumps({"run": "a", "whole": True, "base": None, "saved": None, "directories": [1]}).encode(),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_none(memory: Memory, data: bytes) -> None:
+    memory.put("train/rescue", data)
+    assert requests(memory.held) == []

@@ -1,0 +1,331 @@
+"""Snapshots that agents have written to a directory because their job had failed for good, and the next run's way back.
+
+The first worker of each node leaves word with its agent where to write them (``elastic_core.agent.rescue`` does that).
+The next run looks there when nobody has a snapshot in memory, and goes on from what is newer than the newest
+checkpoint: a snapshot is put into memory as one of round 0, and from there on it is one like any other. The files stay
+where they are; once the run has saved a checkpoint, that is the newer one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elastic_core.errors import ResourceError
+from elastic_core.holding import RESCUE, held, hold
+from elastic_torch.peers import Peers
+from elastic_torch.snapshot import Slot, Snapshot
+from elastic_torch.stamp import Place, Stamp
+from elastic_torch.tiers import Checkpoint, DiskTier
+
+logger = logging.getLogger("elastic_torch.rescued")
+VARIABLE = "ELASTIC_RESCUE_DIR"
+FOLDER = "rescued"
+"""In the directory of the checkpoints."""
+_FORMAT = 1
+_BLOCK = 8 << 20
+_ANSWER = 5.0
+"""Seconds to wait for the agent: without its answer a snapshot may be written that need not be."""
+_MOST = 4
+"""Parts of a sharded state that one rank can take; as many as it has slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rescued:
+    """One snapshot that an agent has written.
+
+    Attributes:
+        path: The file.
+        run: The uid of the run that failed.
+        round: Its round.
+        step: Its step.
+        rank: Whose part of a sharded state it is; None where it is all of a state.
+        world: Of how many ranks.
+        size: Bytes.
+        sha256: Of them.
+        base: Run, round and step of the newest checkpoint on disk when that run began; None where there was none.
+        modified: When it was written, by the clock of the file's host.
+    """
+
+    path: str
+    run: str
+    round: int
+    step: int
+    rank: int | None
+    world: int | None
+    size: int
+    sha256: str
+    base: tuple[str, int, int] | None
+    modified: float
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A whole state: its files, and which present rank reads each.
+
+    Attributes:
+        step: Its step.
+        files: By the rank that reads them.
+    """
+
+    step: int
+    files: Mapping[int, Sequence[Rescued]]
+
+    @property
+    def first(self) -> Rescued:
+        """One of them, to be named."""
+        return min((file for files in self.files.values() for file in files), key=lambda file: file.path)
+
+
+class Rescue:
+    """Where this worker's state goes if the job fails, and what an earlier run has left there.
+
+    Args:
+        name: Of the state.
+        disk: The checkpoints, if there are any. One that has an attribute ``directory`` is where snapshots go first.
+        place: This worker.
+        whole: Whether each rank has all of the state.
+        environ: Where the directory of the user's choice is read from.
+    """
+
+    def __init__(
+        self, name: str, disk: DiskTier | None, place: Place, *, whole: bool, environ: Mapping[str, str] = os.environ
+    ) -> None:
+        self._name, self._place, self._whole = name, place, whole
+        directory = None if disk is None else getattr(disk, "directory", None)
+        self._directories = directories(name, directory, environ.get(VARIABLE, ""))
+        self._base: Any = None
+        self._saved: Sequence[int] | None = None
+
+    def find(self, peers: Peers, newest: Checkpoint | None) -> list[Candidate]:
+        """What can be gone on from instead of the newest checkpoint, the best first. Collective; the same on all ranks.
+
+        Args:
+            peers: All ranks.
+            newest: The newest checkpoint.
+        """
+        if not self._directories:
+            return []
+        listed = [asdict(found) for path, spare in self._directories for found in _listed(path, self._name, spare)]
+        content = torch.frombuffer(bytearray(json.dumps(listed).encode()), dtype=torch.uint8)
+        offers = [
+            [_rescued(entry) for entry in json.loads(each.numpy().tobytes())] for each in peers.gather_bytes(content)
+        ]
+        found, refused = candidates(offers, newest, whole=self._whole)
+        if peers.rank == 0:
+            for text in refused:
+                logger.warning("%s", text)
+        return found
+
+    def take(self, peers: Peers, candidate: Candidate, keep: Callable[[Stamp, Snapshot], None]) -> bool:
+        """Put a state into memory, where all ranks find it; whether that could be done. Collective.
+
+        Args:
+            peers: All ranks.
+            candidate: The state.
+            keep: Keeps a snapshot of this rank.
+        """
+        error = ""
+        try:
+            for file in candidate.files.get(peers.rank, ()):
+                with contextlib.closing(opened(file)) as slot:
+                    if (snapshot := slot.read()) is None:
+                        raise ValueError(f"{file.path} is no snapshot that this release reads")
+                    keep(Stamp(0, candidate.step), snapshot)
+        except (OSError, ValueError, ResourceError) as exc:
+            error = str(exc)
+        content = torch.frombuffer(bytearray(error.encode() or b" "), dtype=torch.uint8)
+        errors = [each.numpy().tobytes().decode().strip() for each in peers.gather_bytes(content)]
+        if peers.rank == 0:
+            folder = Path(candidate.first.path).parent
+            text = (
+                "Training goes on from step %d, whose snapshot was written to %s when run %s had failed. "
+                "(Who wants to go on from the newest checkpoint moves that folder away.)"
+                if not any(errors)
+                else "The snapshot of step %d in %s, of run %s, cannot be used: " + "; ".join(filter(None, errors))
+            )
+            logger.warning(text, candidate.step, folder, candidate.first.run)
+        return not any(errors)
+
+    def register(self, peers: Peers, newest: Checkpoint | None) -> None:
+        """Tell the agent of this node what to do if the job fails. Collective.
+
+        Args:
+            peers: All ranks.
+            newest: The newest checkpoint as the run began; later rounds keep what the first one has said.
+        """
+        if not self._directories:
+            return
+        earlier = self._earlier()
+        known = json.dumps(earlier["base"]).encode() if earlier else b" "
+        bases = peers.gather_bytes(torch.frombuffer(bytearray(known), dtype=torch.uint8))
+        texts = [text for each in bases if (text := each.numpy().tobytes().strip())]
+        if texts:
+            self._base = json.loads(texts[0])
+        elif newest is not None and newest.run_uid != self._place.run:
+            self._base = [newest.run_uid, newest.round, newest.step]
+        self._saved = earlier["saved"] if earlier else None
+        self._tell()
+
+    def saved(self, step: int) -> None:
+        """A checkpoint of this round is on disk. From any thread."""
+        self._saved = [self._place.round, step]
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._place.local_rank != 0 or not self._directories:
+            return
+        body = {
+            "run": self._place.run,
+            "whole": self._whole,
+            "base": self._base,
+            "saved": self._saved,
+            "directories": [{"path": path, "spare": spare} for path, spare in self._directories],
+        }
+        fd = os.memfd_create("rescue", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.write(fd, json.dumps(body).encode())
+            hold(f"{self._name}/{RESCUE}", fd, _ANSWER)
+        except ResourceError as error:
+            logger.warning("If the job fails, its newest step will not be written out: %s", error.message)
+        finally:
+            os.close(fd)
+
+    def _earlier(self) -> dict[str, Any] | None:
+        """What an earlier round of this run has said on this node."""
+        fd = held(f"{self._name}/{RESCUE}", _ANSWER) if self._place.local_rank == 0 else None
+        if fd is None:
+            return None
+        try:
+            body: dict[str, Any] = json.loads(os.pread(fd, os.fstat(fd).st_size, 0))
+        finally:
+            os.close(fd)
+        return body if body.get("run") == self._place.run else None
+
+
+def directories(name: str, directory: str | None, chosen: str) -> list[tuple[str, bool]]:
+    """Where snapshots go, the first that has room; and of each whether nobody has named it. Pure but for the user's id.
+
+    Args:
+        name: Of the state.
+        directory: Of the checkpoints, a path or a URL; None where there are none.
+        chosen: A directory that the user has named for this, or ''.
+    """
+    key = hashlib.sha256(f"{directory or ''}\n{name}".encode()).hexdigest()[:16]
+    found = []
+    if directory is not None and "://" not in directory:
+        found.append((os.path.join(directory, FOLDER), False))
+    if chosen:
+        found.append((os.path.join(os.path.abspath(chosen), key), False))
+    elif directory is not None:
+        found.append((f"/var/tmp/elastic-rescued-{os.geteuid()}/{key}", True))
+    return found
+
+
+def candidates(
+    offers: Sequence[Sequence[Rescued]], newest: Checkpoint | None, *, whole: bool
+) -> tuple[list[Candidate], list[str]]:
+    """What can be gone on from, the best first, and what is refused, in words. Pure.
+
+    Of several runs that have failed one after the other the last one counts; of one run the newest state that is
+    complete.
+
+    Args:
+        offers: What each rank sees.
+        newest: The newest checkpoint: what is older than it is not gone on from.
+        whole: Whether each rank has all of the state.
+    """
+    seen: dict[tuple[str, int, int, int | None], dict[int | None, dict[int, Rescued]]] = {}
+    for present, offer in enumerate(offers):
+        for file in offer:
+            key = (file.run, file.round, file.step, file.world)
+            seen.setdefault(key, {}).setdefault(file.rank, {}).setdefault(present, file)
+    written = {run: max(f.modified for o in offers for f in o if f.run == run) for run, *_ in seen}
+    found, refused, complete = list[Candidate](), list[str](), set[str]()
+    for key in sorted(seen, key=lambda key: (written[key[0]], key[0], key[1:3]), reverse=True):
+        run, _, step, world = key
+        parts = seen[key]
+        file = min((f for by in parts.values() for f in by.values()), key=lambda f: f.path)
+        what = f"The snapshot of step {step} in {os.path.dirname(file.path)}, of run {run},"
+        if not is_newer(file, newest):
+            at = "" if newest is None else f" of step {newest.step}"
+            refused.append(f"{what} is older than the newest checkpoint{at}: nothing reads it, and it may be removed.")
+        elif (world is None) != whole:
+            kind = "is not" if world is None else "is"
+            refused.append(f"{what} is of a model that {kind} sharded, and this one {'is not' if whole else 'is'}.")
+        elif missing := [rank for rank in range(world or 0) if rank not in parts]:
+            if run not in complete:
+                names = ", ".join(map(str, missing[:8])) + (" and more" if len(missing) > 8 else "")
+                refused.append(f"{what} is incomplete: no node that is here has the part of rank {names} of {world}.")
+        elif (files := _dealt(parts, len(offers))) is None:
+            refused.append(f"{what} is of {world} ranks, more than four for each that is here: start with more ranks.")
+        else:
+            complete.add(run)
+            found.append(Candidate(step, files))
+    return found, refused
+
+
+def is_newer(file: Rescued, newest: Checkpoint | None) -> bool:
+    """Whether a snapshot is newer than the newest checkpoint (rule S5): that is of the same run, or from before it."""
+    if newest is None:
+        return True
+    if newest.run_uid == file.run:
+        return (file.round, file.step) > (newest.round, newest.step)
+    return file.base == (newest.run_uid, newest.round, newest.step)
+
+
+def opened(file: Rescued) -> Slot:
+    """The snapshot in a file whose bytes are those that were written; changes to it stay in memory.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is not what was written.
+    """
+    digest = hashlib.sha256()
+    with open(file.path, "rb", buffering=0) as raw:
+        block = bytearray(_BLOCK)
+        while count := raw.readinto(block):
+            digest.update(memoryview(block)[:count])
+        if raw.tell() != file.size or digest.hexdigest() != file.sha256:
+            raise ValueError(f"{file.path} is damaged: its checksum is wrong")
+        return Slot(os.dup(raw.fileno()), private=True)
+
+
+def _dealt(parts: Mapping[int | None, Mapping[int, Rescued]], ranks: int) -> dict[int, list[Rescued]] | None:
+    """Which present rank reads which part: the one of its number where that sees it; None where there are too many."""
+    dealt: dict[int, list[Rescued]] = {rank: [] for rank in range(ranks)}
+    for old, seen in sorted(parts.items(), key=lambda item: -1 if item[0] is None else item[0]):
+        reader = old if old is not None and old in seen else min(seen, key=lambda rank: (len(dealt[rank]), rank))
+        dealt[reader].append(seen[reader])
+    return None if any(len(files) > _MOST for files in dealt.values()) else dealt
+
+
+def _listed(directory: str, name: str, spare: bool) -> Iterable[Rescued]:
+    """What is in a directory, of a state; what is not as it should be is none."""
+    with contextlib.suppress(OSError):
+        parent = os.lstat(os.path.dirname(directory))
+        if spare and (parent.st_uid != os.geteuid() or parent.st_mode & 0o022):
+            return
+    for path in sorted(Path(directory).glob(f"*/{name}_round-*.json")):
+        try:
+            body = json.loads(path.read_bytes())
+            snapshot = path.with_suffix(".snapshot")
+            if body["format"] == _FORMAT and body["name"] == name and body["run"] == path.parent.name:
+                fields = {key: body[key] for key in ("run", "round", "step", "rank", "world", "size", "sha256", "base")}
+                yield _rescued({**fields, "path": str(snapshot), "modified": snapshot.stat().st_mtime})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            logger.warning("%s cannot be read, and is passed over: %s", path, error)
+
+
+def _rescued(entry: Mapping[str, Any]) -> Rescued:
+    base = entry["base"]
+    return Rescued(**{**entry, "base": None if base is None else (str(base[0]), int(base[1]), int(base[2]))})

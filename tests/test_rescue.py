@@ -1,0 +1,152 @@
+"""A job that fails for good writes out what is only in memory, and the next run of the same command goes on from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from full_disk import fill
+from stage import WARM, WORKERS, Stage, over
+
+TRAIN = WORKERS / "train_state.py"
+QUICK = {**WARM, "PET_PRELOAD": "torch,torch._dynamo,elastic_torch.disk,elastic_torch.state"}
+RUN = [sys.executable, "-m", "elastic_core", "run"]
+pytestmark = pytest.mark.timeout(400)
+
+
+class Small:
+    """A mount namespace with a file system of 1 MiB at ``path``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir()
+        mount = f"mount -t tmpfs -o size=1m small {path} && echo mounted && exec sleep infinity"
+        self._holder = subprocess.Popen(
+            ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount], stdout=subprocess.PIPE
+        )
+        assert self._holder.stdout is not None
+        assert self._holder.stdout.readline() == b"mounted\n"
+        pid = self._holder.pid
+        self.enter = ["nsenter", f"--target={pid}", "--user", "--mount", "--preserve-credentials", "--"]
+        self.inside = Path(f"/proc/{pid}/root{path}")
+
+    def close(self) -> None:
+        """Unmount it."""
+        assert self._holder.stdout is not None
+        self._holder.stdout.close()
+        self._holder.kill()
+        self._holder.wait()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Small]:
+    made = Small(tmp_path / "small")
+    yield made
+    made.close()
+
+
+def rescued(directory: Path) -> dict[Path, dict[str, Any]]:
+    """What the snapshots in a directory are, by file."""
+    return {path.with_suffix(".snapshot"): json.loads(path.read_text()) for path in directory.rglob("*.json")}
+
+
+def test_a_job_that_fails_while_the_disk_is_full_goes_on_from_memorys_newest_step(
+    stage: Stage, tmp_path: Path, small: Small
+) -> None:
+    spare, hold = tmp_path / "spare", tmp_path / "hold"
+    job = [str(TRAIN), "--epochs=2", "--disk", str(small.path / "disk"), "--at", "5", "--hold", str(hold)]
+    command = [*small.enter, *RUN, "--standalone", "--nproc_per_node=2", "--max_restarts=1", *job]
+    environment = {**QUICK, "ELASTIC_RESCUE_DIR": str(spare)}
+    agent = stage.start([*command, "--fail=9"], env=environment)
+    agent.wait_for_report("holding", count=2)
+    fill(small.inside / "filler")
+    Path(f"{hold}-5").touch()
+    assert agent.exit_code() == 1, agent.output
+    agent.wait_for("the job has failed")
+    assert [r["tier"] for r in agent.reports("began", round="2")] == ["memory"] * 2
+    [(path, described)] = rescued(spare).items()
+    step = described["step"]
+    assert step in (9, 10), "rank 0 may have done the step in which rank 1 fails"
+    agent.wait_for(rf"the snapshot of step {step} is in {path} now; the next run")
+    assert described["whole"]
+    assert path.stat().st_size == described["size"]
+    assert not [*spare.rglob("*.partial")]
+    assert not [*(small.inside / "disk" / "rescued").rglob("*.*")], "nothing of it stays on the full disk"
+
+    (small.inside / "filler").unlink()
+    agent = stage.start(command, env=environment)
+    agent.wait_for_report("began", count=2)
+    assert [(r["tier"], r["step"]) for r in agent.reports("began")] == [("rescued", step)] * 2
+    agent.wait_for(f"Training goes on from step {step}, whose snapshot was written to")
+    agent.wait_for_report("step", step=16)
+    assert agent.exit_code() == 0, agent.output
+    assert len(rescued(spare)) == 1, "it stays, and a job that succeeds writes none"
+
+    agent = stage.start([*command, "--epochs=3"], env=environment)
+    agent.wait_for_report("began", count=2)
+    assert [(r["tier"], r["step"]) for r in agent.reports("began")] == [("disk", 16)] * 2
+    agent.wait_for("is older than the newest checkpoint of step 16: nothing reads it")
+    assert agent.exit_code() == 0, agent.output
+
+
+def test_where_no_directory_has_room_nothing_half_written_stays(stage: Stage, tmp_path: Path, small: Small) -> None:
+    disk = tmp_path / "disk"
+    job = [str(TRAIN), "--epochs=2", "--disk", str(disk), "--interval=4", "--fail=6"]
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / "rescued").write_text("a file is where the folder should be")
+    command = [*small.enter, *RUN, "--standalone", "--nproc_per_node=2", "--max_restarts=0", *job]
+    fill(small.inside / "filler")
+    (small.inside / "more").unlink()
+    os.truncate(small.inside / "filler", (small.inside / "filler").stat().st_size - 8192)  # folders, and little else
+    agent = stage.start(command, env={**QUICK, "ELASTIC_RESCUE_DIR": str(small.path / "spare")})
+    assert agent.exit_code() == 1, agent.output
+    agent.wait_for(r"the snapshot of step [67] is lost: .*disk/rescued: Not a directory; .*: No space left on device")
+    assert not [path for path in (small.inside / "spare").rglob("*") if path.is_file()]
+
+
+def test_a_job_that_succeeds_writes_nothing(stage: Stage, tmp_path: Path) -> None:
+    job = [TRAIN, "--epochs=1", "--disk", tmp_path / "disk", "--interval=100"]
+    command = [*RUN, "--standalone", "--nproc_per_node=2", *map(str, job)]
+    agent = stage.start(command, env={**QUICK, "ELASTIC_RESCUE_DIR": str(tmp_path / "spare")})
+    assert agent.exit_code() == 0, agent.output
+    assert not (tmp_path / "disk" / "rescued").exists()
+    assert not (tmp_path / "spare").exists()
+
+
+def test_two_nodes_that_share_a_directory_write_the_state_once_and_both_go_on_from_it(
+    stage: Stage, tmp_path: Path
+) -> None:
+    job = [str(TRAIN), "--epochs=2", "--disk", str(tmp_path / "disk"), "--interval=100"]
+    command = [*RUN, *over("file", tmp_path), "--nnodes=2", "--nproc_per_node=1", "--max_restarts=1", *job]
+    agents = [stage.start([*command, "--fail=5"], env=QUICK) for _ in range(2)]
+    assert [agent.exit_code() for agent in agents] == [1, 1], agents[0].output
+    for agent in agents:
+        agent.wait_for(rf"the snapshot of step [56] is in {tmp_path}/disk/rescued/")
+    found = {described["step"]: path for path, described in rescued(tmp_path / "disk" / "rescued").items()}
+    agents = [stage.start(command, env=QUICK) for _ in range(2)]
+    for agent in agents:
+        agent.wait_for_report("began")
+        assert [(r["tier"], r["step"]) for r in agent.reports("began")] == [("rescued", max(found))]
+    assert [agent.exit_code() for agent in agents] == [0, 0], agents[0].output
+
+
+def test_a_run_that_is_stopped_by_a_signal_keeps_its_newest_step(stage: Stage, tmp_path: Path) -> None:
+    job = [TRAIN, "--epochs=2", "--disk", tmp_path / "disk", "--interval=4", "--at", 7, "--hold", tmp_path / "hold"]
+    command = [*RUN, "--standalone", "--nproc_per_node=2", *map(str, job)]
+    agent = stage.start(command, env=QUICK)
+    agent.wait_for_report("holding", count=2)
+    agent.signal(signal.SIGTERM)
+    assert agent.exit_code() != 0, agent.output
+    agent.wait_for(rf"the snapshot of step 7 is in {tmp_path}/disk/rescued/")
+    (tmp_path / "hold-7").touch()
+    agent = stage.start(command, env=QUICK)
+    agent.wait_for_report("began", count=2)
+    assert [(r["tier"], r["step"]) for r in agent.reports("began")] == [("rescued", 7)] * 2
+    assert agent.exit_code() == 0, agent.output
