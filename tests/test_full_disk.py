@@ -14,6 +14,26 @@ QUICK = {**WARM, "PET_PRELOAD": "torch,torch._dynamo,elastic_torch.disk,elastic_
 
 
 @pytest.mark.timeout(300)
+def test_a_job_whose_last_checkpoint_cannot_be_saved_fails_and_names_it(stage: Stage, tmp_path: Path) -> None:
+    small, hold = tmp_path / "small", tmp_path / "hold"
+    small.mkdir()
+    job = [TRAIN, "--epochs=1", "--disk", small / "disk", "--interval=3", "--at", 5, "--hold", hold]
+    command = [sys.executable, "-m", "elastic_core", "run", "--standalone", "--nproc_per_node=2", "--max_restarts=0"]
+    mount = f'mount -t tmpfs -o size=1m small {small} && exec "$@"'
+    namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+    environment = {**QUICK, "ELASTIC_RESCUE_DIR": str(tmp_path / "spare")}
+    agent = stage.start([*namespace, *command, *map(str, job)], env=environment)
+    agent.wait_for_report("holding", count=2)
+    fill(Path(f"/proc/{agent.pid}/root{small}") / "filler")
+    Path(f"{hold}-5").touch()
+    assert agent.exit_code() == 1, agent.output
+    agent.wait_for(
+        rf"what .*CheckpointSaveError: The checkpoint of step 8 was not saved in {small}/disk|error .*step 8"
+    )
+    agent.wait_for(rf"the snapshot of step 8 is in {tmp_path}/spare/")
+
+
+@pytest.mark.timeout(300)
 def test_a_crash_while_the_disk_is_full_is_recovered_from_in_memory_and_later_steps_are_saved(
     stage: Stage, tmp_path: Path
 ) -> None:

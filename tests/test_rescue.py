@@ -150,3 +150,34 @@ def test_a_run_that_is_stopped_by_a_signal_keeps_its_newest_step(stage: Stage, t
     agent.wait_for_report("began", count=2)
     assert [(r["tier"], r["step"]) for r in agent.reports("began")] == [("rescued", 7)] * 2
     assert agent.exit_code() == 0, agent.output
+
+
+def test_the_parts_of_a_sharded_model_are_put_together_for_other_ranks_and_refused_where_one_is_missing(
+    stage: Stage, tmp_path: Path
+) -> None:
+    hold, spare = tmp_path / "hold", tmp_path / "spare"
+    job = [str(WORKERS / "fsdp_state.py"), "--steps=8", "--at=5", "--hold", str(hold)]
+    environment = {**WARM, "ELASTIC_RESCUE_DIR": str(spare)}
+    preload = "--preload=torch,torch._dynamo"
+    two = [*RUN, preload, *over("file", tmp_path), "--nnodes=2", "--nproc_per_node=1", "--max_restarts=0", *job]
+    agents = [stage.start(two, env=environment) for _ in range(2)]
+    held = {report["digest"] for agent in agents for report in agent.wait_for_report("holding")}
+    [(rank, _)] = agents[0].workers().items()
+    agents[0].kill_worker(rank)
+    assert [agent.exit_code() for agent in agents] == [1, 1], agents[0].output
+    parts = {described["rank"] for described in rescued(spare).values() if described["step"] == 5}
+    assert parts == {0, 1}
+
+    hold.touch()
+    agent = stage.start([*RUN, preload, "--standalone", "--nproc_per_node=3", *job], env=environment)
+    assert agent.exit_code() == 0, agent.output
+    assert {(r["tier"], r["step"], r["digest"]) for r in agent.reports("began")} == {("rescued", 5, *held)}
+
+    for path, described in rescued(spare).items():
+        if described["rank"] == 1:
+            path.unlink()
+            path.with_suffix(".json").unlink()
+    agent = stage.start([*RUN, preload, "--standalone", "--nproc_per_node=2", *job], env=environment)
+    assert agent.exit_code() == 0, agent.output
+    agent.wait_for("step 5 in .* is incomplete: no node that is here has the part of rank 1 of 2")
+    assert [(r["tier"], r["step"]) for r in agent.reports("began")] == [(None, 0)] * 2

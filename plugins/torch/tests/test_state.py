@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from elastic_core.errors import UsageError
 from elastic_core.reporting import CONTROL_VARIABLE
 from elastic_torch.agreement import Tier
-from elastic_torch.disk import Disk
+from elastic_torch.disk import CheckpointSaveError, Disk
 from elastic_torch.stamp import Place
 from elastic_torch.state import TrainState
 
@@ -317,6 +317,33 @@ def test_a_sampler_that_does_not_know_how_far_it_is_goes_on_with_as_many_ranks_o
     lossy.state.restore()
     with pytest.warns(UserWarning, match=told):
         next(lossy.run())
+
+
+def test_an_epoch_that_is_over_needs_no_position_whatever_the_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder("another run")
+    monkeypatch.setattr(folder, "due", lambda step, last=False: step == 6)
+    first = Training(disk=folder)
+    until(first, 6)
+    [saved] = folder.saved
+    saved.state["form"] = saved.state["form"].replace('["ranks", 1]', '["ranks", 2]')
+    second = Training(disk=folder, rng=False)
+    restored = second.state.restore()
+    assert restored is not None
+    assert (restored.step, restored.epoch) == (6, 0), "the epoch's last"
+    assert list(second.run()) == [*range(7, 13)], "the next one begins"
+    assert len({*map(tuple, second.seen)}) == 6
+
+
+def test_a_last_step_that_is_not_on_disk_is_an_error_of_the_script() -> None:
+    class Full(Folder):
+        def wait(self) -> None:
+            raise CheckpointSaveError("The checkpoint of step 12 was not saved in /there: No space left on device.")
+
+    training = Training(disk=Full())
+    steps = training.run()
+    assert [next(steps) for _ in range(12)] == [*range(1, 13)]
+    with pytest.raises(CheckpointSaveError, match="step 12 was not saved in /there"):
+        next(steps)
 
 
 @pytest.mark.usefixtures("agent")

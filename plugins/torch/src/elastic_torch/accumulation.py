@@ -30,6 +30,11 @@ class Accumulation:
         return self._done > 0
 
     @property
+    def epoch_is_over(self) -> bool:
+        """Whether no batch is left, as far as that is known."""
+        return self._left == 0
+
+    @property
     def at_last(self) -> bool:
         """Whether the batch in hand completes the step."""
         return self._done + 1 >= self._of

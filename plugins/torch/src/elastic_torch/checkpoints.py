@@ -36,7 +36,7 @@ class Checkpoints:
         if self._tier is not None and self._tier.due(step):
             self._save(step, state)
 
-    def last(self, step: int, state: Callable[[], dict[str, Any]], *, save: bool = True) -> None:
+    def last(self, step: int, state: Callable[[], dict[str, Any]], *, save: bool = True, ends: bool = False) -> None:
         """No step follows in this process: save this one, if it is not there, and wait until all of them are.
 
         So the process group may go, and the process. What cannot be saved the tier has said in its log.
@@ -45,12 +45,16 @@ class Checkpoints:
             step: Steps done.
             state: What is saved, if anything is.
             save: Whether it has to be saved at all.
+            ends: Whether training is over: then nobody goes on from memory.
+
+        Raises:
+            CheckpointError: Training is over, and its last step is not on disk.
         """
         if self._tier is None:
             return
         if save:
             self.begin_last(step, state)
-        with contextlib.suppress(ElasticError):
+        with contextlib.nullcontext() if ends else contextlib.suppress(ElasticError):
             self._tier.wait()
 
     def begin_last(self, step: int, state: Callable[[], dict[str, Any]]) -> None:

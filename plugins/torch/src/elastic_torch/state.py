@@ -168,6 +168,8 @@ class TrainState:
         """Of a restored state, to be set when its loader has begun."""
         self._resumed = False
         """Whether the next loader is to go on in the midst of an epoch."""
+        self._epoch_is_over = False
+        """Whether the last step committed was an epoch's last one, and the next epoch has not begun."""
         self._ranks = _ranks()
         """How many there were when the restored state was made, if it was."""
         self._snapshot_every = snapshot_every
@@ -184,6 +186,9 @@ class TrainState:
         """The epochs that are left of ``count``, from the one in progress; it ends early where all ranks stop.
 
         At the end of them the last step is saved on disk, and everything there is written before the loop is left.
+
+        Raises:
+            CheckpointError: The last step of all could not be saved on disk.
         """
         while self.epoch < count:
             if hasattr(self._sampler, "set_epoch"):
@@ -193,9 +198,9 @@ class TrainState:
                 return
             self.epoch += 1
             self.batch = 0
-            self._resumed = False
+            self._resumed = self._epoch_is_over = False
         self._gather_own()
-        self._checkpoints.last(self.step, self._to_save)
+        self._checkpoints.last(self.step, self._to_save, ends=True)
 
     def batches(self, loader: Iterable[_T], *, accumulate: int = 1) -> Iterator[_T]:
         """The batches that are left of the epoch; each step is committed when the batch after it is asked for.
@@ -223,10 +228,12 @@ class TrainState:
             if hasattr(self._sampler, "advance"):
                 self._sampler.advance()
             if step.batch_done():
+                self._epoch_is_over = step.epoch_is_over
                 self.commit()
                 if self.stopping:
                     return
         if step.open:
+            self._epoch_is_over = True
             self.commit()
 
     @property
@@ -413,7 +420,7 @@ class TrainState:
             if (load := getattr(self._own_things[key], "load_rank_states", None)) is not None:
                 load([_named(each, key) for each in states], _rank(), _ranks())
             elif hasattr(self._own_things[key], "__iter__"):  # a loader: between two epochs it begins as it is
-                if self.batch > 0:
+                if self.batch > 0 and not self._epoch_is_over:
                     exact = self._exact_samples
                     loaders.refuse_other_ranks(self.epoch, self.batch, len(kept), _ranks(), exact=exact)
                 self._begins_anew.add(key)
@@ -466,6 +473,7 @@ class TrainState:
             state["extra"] = {key: thing.state_dict() for key, thing in self._extra.items()}
         state["gradients"] = torch.tensor(self._gradients.known, dtype=torch.int64)
         state["progress"] = {"step": self.step, "epoch": self.epoch, "batch": self.batch, "ranks": _ranks()}
+        state["progress"]["over"] = self._epoch_is_over
         return state
 
     def _load(self, model: Mapping[str, Any], rest: Mapping[str, Any]) -> None:
@@ -478,7 +486,7 @@ class TrainState:
             thing.load_state_dict(rest["extra"][key])
         progress = rest["progress"]
         self.step, self.epoch, self.batch = (int(progress[key]) for key in ("step", "epoch", "batch"))
-        self._ranks = int(progress["ranks"])
+        self._ranks, self._epoch_is_over = int(progress["ranks"]), bool(progress.get("over"))
 
     def _keep(self) -> None:
         self._memory.keep(self._stamp(), self._whole)
@@ -502,7 +510,8 @@ class TrainState:
         if isinstance(data := getattr(loader, "dataset", None), SeededDataset):
             data.set_epoch(self.epoch)
         resumed, self._resumed = self._resumed and self.batch > 0, False
-        if resumed and self._ranks != _ranks() and not (own or self._goes_on(loader)):
+        over = resumed and self._epoch_is_over and not own
+        if resumed and not over and self._ranks != _ranks() and not (own or self._goes_on(loader)):
             exact = self._exact_samples
             loaders.refuse_other_ranks(self.epoch, self.batch, self._ranks, _ranks(), exact=exact)
         pending, self._pending_rng = self._pending_rng, None
@@ -512,8 +521,8 @@ class TrainState:
             torch.set_rng_state(self._epoch_rng)
         else:
             self._epoch_rng = torch.get_rng_state()
-        left, iterator = loaders.length(loader), iter(loader)
-        if resumed and not self._sampler_knows:
+        left, iterator = (0, iter(())) if over else (loaders.length(loader), iter(loader))
+        if resumed and not over and not self._sampler_knows:
             if not own:
                 loaders.skip(iterator, self.batch)
             left = None if left is None else left - self.batch
