@@ -30,9 +30,8 @@ from typing import Any
 from elastic_core.agent.inbox import Inbox, SignalReceived
 from elastic_core.agent.outcome import Ending, Publish
 from elastic_core.events import Event, Level
-from elastic_core.exit_codes import ExitCode
+from elastic_core.exit_codes import ExitCode, signal_name
 from elastic_core.holding import RESCUE, SNAPSHOT_COMPLETE, SNAPSHOT_HEADER, SNAPSHOT_MAGIC
-from elastic_core.incidents import signal_name
 from elastic_core.questions import asked
 from elastic_core.rendezvous.ledger import Closed, Round
 
