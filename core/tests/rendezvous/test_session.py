@@ -15,7 +15,7 @@ from scenes import incident, info, settings
 from elastic_core.errors import RendezvousRefusedError
 from elastic_core.events import Event
 from elastic_core.incidents import Action, History, Incident, Verdict
-from elastic_core.rendezvous.backend import Cursor, Link, RosterRow
+from elastic_core.rendezvous.backend import Cursor, Link, RendezvousBackend, RosterRow
 from elastic_core.rendezvous.codec import encode_row
 from elastic_core.rendezvous.join import Applicant, Clock, Joined, join
 from elastic_core.rendezvous.ledger import Closed, Halt, HaltReason, Offer
@@ -60,7 +60,7 @@ def restart(_incident: Incident, history: History) -> Verdict:
 class Node:
     """An agent without processes: its workers are obedient and instantaneous."""
 
-    def __init__(self, name: str, store: LocalBackend, the_settings: Settings, *, uid: str | None = None) -> None:
+    def __init__(self, name: str, store: RendezvousBackend, the_settings: Settings, *, uid: str | None = None) -> None:
         self.name, self.store = name, store
         applicant = Applicant(
             info=info(name),

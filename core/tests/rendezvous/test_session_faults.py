@@ -263,31 +263,6 @@ def test_a_revision_that_the_node_has_never_sent_ends_its_part(bench: Bench) -> 
     assert "revision 1000 of this node's row, which has sent" in said
 
 
-def test_a_heartbeat_that_has_no_answer_is_told_of_by_the_loop_until_it_has(bench: Bench) -> None:
-    """A stopped server, or a route that drops packets: where a backend has no timeout, its thread waits in silence."""
-
-    def told(name: str) -> list[str]:
-        return [event.message for event in b.said if event.name == name]
-
-    _, b = bench.pair(lost_after=60.0)
-    goes_on = threading.Event()
-
-    def hold() -> None:
-        goes_on.wait(PATIENCE)
-
-    bench.faults["b"].answered = hold
-    endpoint = "redis://user:secret@store:6379/0"
-    while not told("store_unreachable"):
-        b.session.check_answers(endpoint, within=0.0)
-        time.sleep(0.01)
-    b.session.check_answers(endpoint, within=0.0)
-    (message,) = told("store_unreachable")
-    assert "a heartbeat to the store at redis://***@store:6379/0 has had no answer for" in message
-    assert "See whether its server is stopped or overloaded, and" in message
-    goes_on.set()
-    b.until(lambda n: told("store_back") == ["the store answers again"])
-
-
 def test_contact_tells_of_each_kind_of_failure_once_until_all_are_over() -> None:
     said: list[str] = []
     contact = Contact(5.0, lambda event: said.append(f"{event.name}: {event.message}"))
@@ -297,8 +272,8 @@ def test_contact_tells_of_each_kind_of_failure_once_until_all_are_over() -> None
         contact.failed("reader", unread)
     contact.worked("writer")
     assert said == [
-        "store_unreachable: the store does not answer; workers go on, and we keep trying: the line is down",
         "store_unreachable: the store cannot be read on; workers go on, and we keep trying: Entry 3 is missing.",
+        "store_unreachable: the store does not answer; workers go on, and we keep trying: the line is down",
     ]
     contact.worked("reader")
     assert said[2:] == ["store_back: the store answers again"]
@@ -307,6 +282,25 @@ def test_contact_tells_of_each_kind_of_failure_once_until_all_are_over() -> None
     contact.end()
     contact.worked("reader")
     assert len(said) == 4
+
+
+def test_a_connection_that_broke_while_it_was_idle_is_no_news_if_another_one_serves() -> None:
+    """People were told that the store does not answer when it was well again."""
+    said: list[str] = []
+    contact = Contact(5.0, lambda event: said.append(event.name))
+    broken = RendezvousConnectionError("connection reset")
+    for who in ("reader", "writer", "pulse"):
+        contact.failed(who, broken)
+    assert contact.failing == {"reader", "writer", "pulse"}
+    for who in ("reader", "writer", "pulse"):
+        contact.worked(who)
+    assert said == []
+    contact.failed("writer", broken)
+    contact.failed("writer", broken)
+    contact.worked("writer")
+    assert said == ["store_unreachable", "store_back"]
+    contact.failed("pulse", broken, surely=True)
+    assert said[2:] == ["store_unreachable"], "a store that is silent is told of at once"
 
 
 def test_the_fence_counts_from_when_there_was_nothing_that_this_node_had_not_read() -> None:

@@ -193,7 +193,6 @@ class Supervisor:
         self._state = NodeState(info=applicant.info, ledger=joined.ledger, offer=applicant.offer)
         self._stores, self._look, self._seats = stores, look, applicant.info.seats
         self._exit: Exit | None = None
-        self._ticked_at = clock.now()
         self._row = joined.row
         self._untaken: Event | None = None
         calls = SessionCalls(
@@ -323,10 +322,7 @@ class Supervisor:
     def _tick(self) -> None:
         """Once a beat: tell the pulse that the loop lives (L1), renew the dead-man's switch (S4), look around (S8)."""
         self._session.tick()
-        now, interval = self._clock.now(), self._state.ledger.settings.timing.beat_interval
-        if now - self._ticked_at < 2 * interval + 1.0:  # else this agent was frozen, and not the store
-            self._session.check_answers(self._config.rdzv_endpoint)
-        self._ticked_at = now
+        self._session.check_answers(self._config.rdzv_endpoint)
         self._arm_fence()
         self._look_around()
         self._inbox.at(self._clock.now() + self._state.ledger.settings.timing.beat_interval, Tick())

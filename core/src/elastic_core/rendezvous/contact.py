@@ -34,6 +34,8 @@ class Contact:
     def __init__(self, now: float, publish: Callable[[Event], None], *, confirms: bool = False) -> None:
         self.failing: set[str] = set()
         """The threads whose last operation failed."""
+        self._failed_once: set[str] = set()
+        """Those whose connection broke once, as an idle one may have done long before; another one is being made."""
         self._told: set[str] = set()
         """What people have been told, until the store serves again."""
         self._confirms = confirms
@@ -94,21 +96,34 @@ class Contact:
                 return
             back = self.failing == {who}
             self.failing.discard(who)
-            silent = SILENT in self._told
+            self._failed_once.discard(who)
+            silent, told = SILENT in self._told, bool(self._told)
             if back:
                 self._told = set()
-        if back:
+        if back and told:
             self._publish(Event("store_back", f"the store {'answers' if silent else 'can be read'} again"))
 
-    def failed(self, who: str, exc: ElasticError) -> None:
-        """Say so once of each kind, until all threads are served again: a store that is full serves who only reads."""
+    def failed(self, who: str, exc: ElasticError, *, surely: bool = False) -> None:
+        """Say so once of each kind, until all threads are served again: a store that is full serves who only reads.
+
+        A connection that breaks is no news, since it may have been idle while the store restarted. What is news is that
+        the thread's next attempt fails too.
+
+        Args:
+            who: The thread.
+            exc: What it met.
+            surely: Whether it is the store that fails, and not only a connection.
+        """
         with self._lock:
             if self._over:
                 return
             how = UNREADABLE if isinstance(exc, HistoryChangedError) else SILENT
-            news = how not in self._told
-            self._told.add(how)
+            first = not surely and how == SILENT and who not in self._failed_once
+            self._failed_once.add(who)
             self.failing.add(who)
+            news = not first and how not in self._told
+            if news:
+                self._told.add(how)
         if news:
             what = " ".join(filter(None, [exc.message, exc.hint]))
             message = f"the store {how}; workers go on, and we keep trying: {what}"

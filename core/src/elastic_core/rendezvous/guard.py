@@ -7,12 +7,23 @@ it must not look like a defect of the agent's.
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RendezvousBackend, RosterRow, take_after
+
+
+class Asked(NamedTuple):
+    """A call that has not been answered."""
+
+    at: float
+    """When it was made, by the monotonic clock."""
+    may_take: float
+    """Seconds for which it was asked to wait for news; 0 for any other."""
 
 
 class GuardedBackend(RendezvousBackend):
@@ -25,7 +36,19 @@ class GuardedBackend(RendezvousBackend):
 
     def __init__(self, inner: RendezvousBackend, described: str) -> None:
         self.inner, self.described = inner, described
+        self.asked: Asked | None = None
+        """The call that is under way over this connection, but for those that other threads may make meanwhile."""
         take_after(self, inner)
+
+    @contextmanager
+    def _asking(self, method: str, may_take: float = 0.0) -> Iterator[None]:
+        """A call whose answer this connection's thread waits for."""
+        self.asked = Asked(time.monotonic(), may_take)
+        try:
+            with self._calling(method):
+                yield
+        finally:
+            self.asked = None
 
     @contextmanager
     def _calling(self, method: str) -> Iterator[None]:
@@ -53,17 +76,17 @@ class GuardedBackend(RendezvousBackend):
 
     def enter(self, node_id: str, value: bytes) -> int:
         """As the backend's."""
-        with self._calling("enter"):
+        with self._asking("enter"):
             return self.inner.enter(node_id, value)
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
         """As the backend's."""
-        with self._calling("amend"):
+        with self._asking("amend"):
             self.inner.amend(node_id, revision, value)
 
     def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
         """As the backend's."""
-        with self._calling("beat"):
+        with self._asking("beat"):
             reply = self.inner.beat(node_id, count, watch)
             _check_count("the index of its newest entry", reply.head)
             _check_count(f"the revision of the row of {node_id}", reply.revision or 0)
@@ -71,37 +94,37 @@ class GuardedBackend(RendezvousBackend):
 
     def remove(self, node_id: str) -> None:
         """As the backend's."""
-        with self._calling("remove"):
+        with self._asking("remove"):
             self.inner.remove(node_id)
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
         """As the backend's."""
-        with self._calling("roster"):
+        with self._asking("roster"):
             return self.inner.roster(ids)
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
         """As the backend's."""
-        with self._calling("append"):
+        with self._asking("append"):
             return self.inner.append(prev, entry, data)
 
     def read(self, index: int) -> bytes | None:
         """As the backend's."""
-        with self._calling("read"):
+        with self._asking("read"):
             return self.inner.read(index)
 
     def shrink(self, index: int) -> None:
         """As the backend's."""
-        with self._calling("shrink"):
+        with self._asking("shrink"):
             self.inner.shrink(index)
 
     def erase(self) -> bool:
         """As the backend's."""
-        with self._calling("erase"):
+        with self._asking("erase"):
             return self.inner.erase()
 
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
         """As the backend's."""
-        with self._calling("wait"):
+        with self._asking("wait", timeout):
             now = self.inner.wait(cursor, roster=roster, timeout=timeout)
             _check_count("the index of its newest entry", now.head)
             return now

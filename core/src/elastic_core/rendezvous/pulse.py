@@ -70,8 +70,6 @@ class Pulse:
         self._place = 0.0
         """How many take the chair before us; a node without a rank finds that out when it matters."""
         self._guessed = False
-        self.asked_at: float | None = None
-        """When the store call was begun that has not been answered; None while there is none."""
         self._stopped = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="elastic-pulse", daemon=True)
@@ -169,11 +167,7 @@ class Pulse:
 
     def _beat(self, store: RendezvousBackend, ledger: Ledger) -> None:
         try:
-            self.asked_at = self._now()
-            try:
-                reply = store.beat(self._node_id, self._count, ledger.chair)
-            finally:
-                self.asked_at = None
+            reply = store.beat(self._node_id, self._count, ledger.chair)
             self._absorb(reply, ledger)
             if reply.head < ledger.head.index and ledger.closed is None:
                 self._calls.behind()

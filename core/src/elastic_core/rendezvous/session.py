@@ -23,10 +23,10 @@ from elastic_core.errors import (
     RendezvousConnectionError,
     RendezvousStateError,
     StoreLostError,
-    without_passwords,
 )
 from elastic_core.events import Event, Level
 from elastic_core.incidents import Incident
+from elastic_core.rendezvous.answers import ANSWER_WITHIN_SECONDS, Call, call_of, may_be_renewed, unanswered
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
 from elastic_core.rendezvous.chair import ChairDriver
 from elastic_core.rendezvous.contact import FENCE_SHARE, Contact
@@ -47,8 +47,6 @@ from elastic_core.rendezvous.writer import Writer, WriterCalls
 
 __all__ = ["Session", "SessionCalls"]
 
-ANSWER_WITHIN_SECONDS = 10.0
-"""Seconds after which a heartbeat without an answer is told of; backends with a timeout give up sooner."""
 CONFIRMED_SHARE = 0.25
 """Part of ``fence_after`` after which the server that takes the heartbeats has to be confirmed again."""
 IDLE_WAIT = 60.0
@@ -94,6 +92,14 @@ class Session:
         self._wake = threading.Condition()
         self._stopping = threading.Event()
         self._reading: RendezvousBackend | None = None
+        self._connecting: dict[str, float | None] = dict.fromkeys(("reader", "writer", "pulse"))
+        """Since when each of the three makes a connection; None while it does not."""
+        self._hung_up: dict[str, RendezvousBackend] = {}
+        """The connection of each thread that was closed last because nothing came over it."""
+        self._checked_at = self._beaten_at = clock.now()
+        """When answers were last checked, and when the last heartbeat that was answered began."""
+        self._unread_since: float | None = None
+        """Since when heartbeats bring that the store has other entries than this node has read."""
         self.contact = Contact(clock.now(), calls.publish, confirms=store.stale_reads)
         """What the operations of the three came to."""
         self._unconfirmed = threading.Event()
@@ -140,19 +146,38 @@ class Session:
         self._pulse.tick()
 
     def check_answers(self, endpoint: str, *, within: float = ANSWER_WITHIN_SECONDS) -> None:
-        """Say so once if a heartbeat has had no answer for long, which a backend without a timeout does not notice.
+        """Say so once if a call has had no answer for long, and close a connection that alone has none for longer.
 
-        The store at ``endpoint`` may accept connections and be stopped, or what goes there may be dropped.
+        To be called again and again, by the agent's loop: the store's own threads may all be waiting. The store at
+        ``endpoint`` may accept connections and be stopped, or what goes there may be dropped.
         """
-        asked_at = self._pulse.asked_at
-        if asked_at is None or (silence := self._clock.now() - asked_at) < within:
+        now, timing = self._clock.now(), self._ledger.settings.timing
+        before, self._checked_at = self._checked_at, now
+        if now - before >= 2 * timing.beat_interval + 1.0:  # this agent was frozen, and not the store
             return
-        fence = self._ledger.settings.timing.fence_after
-        where = f" at {without_passwords(endpoint)}" if endpoint else ""
-        message = f"a heartbeat to the store{where} has had no answer for {silence:.0f} s."
-        hint = "See whether its server is stopped or overloaded, and whether packets get there. "
-        hint += f"Workers are stopped after {0.8 * fence:.0f} s without it."
-        self.contact.failed("pulse", RendezvousConnectionError(message, hint=hint))
+        for call in self._calls_under_way():
+            if (silence := now - call.due) < within:
+                continue
+            error = unanswered(call, silence, endpoint, FENCE_SHARE * timing.fence_after)
+            self.contact.failed(call.who, error, surely=True)
+            if may_be_renewed(call, silence, self._beaten_at, within=within):
+                self._hang_up(call)
+
+    def _calls_under_way(self) -> list[Call]:
+        reading, writing, unread_since = self._reading, self._writer.connection, self._unread_since
+        made = [Call(who, began) for who, began in self._connecting.items() if began is not None]
+        calls = [
+            call_of("reader", reading, unread_since),
+            call_of("writer", writing),
+            call_of("pulse", self._pulse.store),
+        ]
+        return [*made, *filter(None, calls)]
+
+    def _hang_up(self, call: Call) -> None:
+        """Close the connection, once, on a thread of its own: that may take long where nobody answers."""
+        if call.store is not None and self._hung_up.get(call.who) is not call.store:
+            self._hung_up[call.who] = call.store
+            threading.Thread(target=self._guard, args=(call.store.close,), name="elastic-hang-up", daemon=True).start()
 
     def publish_row(self, row: NodeRow) -> None:
         """Make the roster say this, at once or soon, as the news is; returns at once, and the newest row wins."""
@@ -314,7 +339,7 @@ class Session:
 
     def _follow(self, ledger: Ledger) -> None:
         with self._wake:  # together, for who reports meanwhile
-            self._ledger = ledger
+            self._ledger, self._unread_since = ledger, None
             self.contact.live(ledger.live)
             self._pulse.follow(ledger)
 
@@ -398,8 +423,12 @@ class Session:
 
     def _beaten(self, began: float, current: bool) -> None:
         self.contact.worked("pulse")
+        self._beaten_at = began
         if current:
+            self._unread_since = None
             self.contact.current(began)
+        elif self._unread_since is None:
+            self._unread_since = began
 
     def _cut_off(self) -> bool:
         """Whether the server may have been replaced for so long that nothing may be decided there any more (S4)."""
@@ -428,7 +457,11 @@ class Session:
         backoff = Backoff(most=min(RETRY_MOST, self._ledger.settings.timing.lost_after / 3))
         while not (self._stopping.is_set() or self._lost):
             try:
-                store = self._root.connect()
+                self._connecting[who] = self._clock.now()
+                try:
+                    store = self._root.connect()
+                finally:
+                    self._connecting[who] = None
             except RendezvousConnectionError as exc:
                 if self._root.embedded:
                     self.store_gone = self.store_gone or isinstance(exc, StoreLostError)

@@ -328,6 +328,7 @@ class TorchrunHandler(RendezvousHandler):
     def _tick(self, session: Session) -> None:
         while not self._shut.wait(TICK):
             session.tick()
+            session.check_answers(self._params.endpoint)
 
     # The round's store -----------------------------------------------------------------------------------------------
 

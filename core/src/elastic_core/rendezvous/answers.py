@@ -1,0 +1,85 @@
+"""Calls to the store that get no answer: when people are told of one, and when its connection is made anew.
+
+A backend's own timeout ends most such calls. This is for a backend without a timeout or with a long one, and for a
+connection that alone is dead, while the node's others are served: a firewall that has forgotten it drops its packets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastic_core.errors import RendezvousConnectionError, without_passwords
+from elastic_core.rendezvous.guard import GuardedBackend
+
+ANSWER_WITHIN_SECONDS = 10.0
+"""Seconds after which a call without an answer is told of; backends with a timeout give up sooner."""
+RENEWED_AFTER = 2.0
+"""Times :data:`ANSWER_WITHIN_SECONDS` after which its connection is closed, so that the thread makes another one."""
+WHAT = {"pulse": "a heartbeat to", "reader": "a read from", "writer": "a write to"}
+"""What the threads of a session ask of the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that is under way. Instants are the monotonic clock's.
+
+    Attributes:
+        who: The session's thread that made it.
+        due: When its answer was to be expected: at once, or for a wait when its time is over.
+        store: Its connection; None for the call that makes one.
+    """
+
+    who: str
+    due: float
+    store: GuardedBackend | None = None
+
+
+def call_of(who: str, store: object, unread_since: float | None = None) -> Call | None:
+    """The call that is under way over a connection; None where there is none, or where that cannot be known.
+
+    Args:
+        who: Whose it is.
+        store: The connection.
+        unread_since: Since when the store is known to have entries which this thread has not read; None where it is not
+            known to have any. A wait should have brought them.
+    """
+    if not isinstance(store, GuardedBackend) or (asked := store.asked) is None:
+        return None
+    due = asked.at + asked.may_take
+    if asked.may_take and unread_since is not None:
+        due = min(due, max(asked.at, unread_since))
+    return Call(who, due, store)
+
+
+def may_be_renewed(call: Call, silence: float, beaten_at: float, *, within: float) -> bool:
+    """Whether a call has been out for so long that its connection is to be made anew.
+
+    A reader or a writer is given up only where a heartbeat that began later has been answered: else the store itself is
+    silent, and another connection would be no better.
+
+    Args:
+        call: The call.
+        silence: Seconds for which its answer is overdue.
+        beaten_at: When the last heartbeat that was answered began.
+        within: Seconds after which a call without an answer is told of.
+    """
+    if call.store is None or call.store.embedded or silence < RENEWED_AFTER * within:
+        return False
+    return call.who == "pulse" or beaten_at > call.due
+
+
+def unanswered(call: Call, silence: float, endpoint: str, fence: float) -> RendezvousConnectionError:
+    """What people are told of a call without an answer.
+
+    Args:
+        call: The call.
+        silence: Seconds for which its answer is overdue.
+        endpoint: The store's, as the user gave it; '' for none.
+        fence: Seconds without contact after which workers are stopped.
+    """
+    where = f" at {without_passwords(endpoint)}" if endpoint else ""
+    what = "a connection to" if call.store is None else WHAT[call.who]
+    hint = "See whether its server is stopped or overloaded, and whether packets get there."
+    if call.who != "writer":
+        hint += f" Workers are stopped after {fence:.0f} s without it."
+    return RendezvousConnectionError(f"{what} the store{where} has had no answer for {silence:.0f} s.", hint=hint)
