@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,10 +12,11 @@ import pytest
 from elastic_core.rendezvous.backend import Link
 from elastic_core.rendezvous.file import FileBackend
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
-from elastic_core.testing import connections
+from elastic_core.testing import connections, held_suite
 from elastic_core.testing.backend_conformance import ProcessConformance
 from elastic_core.testing.connections import MakeBackend
 from elastic_core.testing.faults import LossyCalls, Lost
+from elastic_core.testing.held_suite import HeldLineConformance, SilentLineConformance
 from elastic_core.testing.ledger_suite import LedgerConformance
 from elastic_core.testing.line_suite import LineConformance
 from elastic_core.testing.wait_suite import WaitConformance
@@ -114,3 +116,33 @@ def test_a_tombstone_that_can_be_written_over_is_noticed() -> None:
     test = LedgerConformance.test_an_old_entry_shrinks_and_its_place_stays_taken
     with pytest.raises(AssertionError, match="a place is never free again"):
         test(LedgerConformance(), make("job"), lambda: make("job"), b"value")
+
+
+class Unordered(LocalBackend):
+    """Takes every amendment, also one that is older than what it holds."""
+
+    def amend(self, node_id: str, revision: int, value: bytes) -> None:
+        with self._store.changed:
+            row = self._store.rows[node_id]
+            self._store.put(replace(row, revision=revision, value=value))
+
+
+def test_a_request_that_arrives_late_and_undoes_what_came_after_it_is_noticed() -> None:
+    jobs: dict[str, MemoryStore] = {}
+    line = LossyCalls()
+    make = line.through(lambda run_id: Unordered(jobs.setdefault(run_id, MemoryStore())))
+    test = HeldLineConformance.test_a_request_that_arrives_after_its_connection_was_given_up_undoes_nothing
+    with pytest.raises(AssertionError, match="node"):
+        test(HeldLineConformance(), make, line, "amend")
+
+
+def test_an_operation_that_waits_for_ever_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_suite, "PATIENCE", 0.2)
+    jobs: dict[str, MemoryStore] = {}
+    line = LossyCalls()
+    make = line.through(lambda run_id: LocalBackend(jobs.setdefault(run_id, MemoryStore())))
+    suite = SilentLineConformance
+    test = suite.test_an_operation_without_an_answer_ends_with_an_error_and_the_store_is_as_good_as_before
+    with pytest.raises(AssertionError, match=r"append\(\) without an answer did not end within 0.2 s: no timeout\?"):
+        test(suite(), make, line)
+    line.release()

@@ -7,6 +7,7 @@ import pytest
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.testing.backend_conformance import (
     BackendConformance,
+    HeldLineConformance,
     LineConformance,
     RestartConformance,
 )
@@ -25,7 +26,7 @@ class TestMemory(BackendConformance, RestartConformance):
         return keeper.open
 
 
-class TestMemoryOverABadLine(LineConformance):
+class TestMemoryOverABadLine(LineConformance, HeldLineConformance):
     @pytest.fixture
     def line(self) -> BadLine:
         return LossyCalls()

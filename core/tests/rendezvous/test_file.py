@@ -18,6 +18,7 @@ from elastic_core.rendezvous.file import FileBackend
 from elastic_core.rendezvous.inotify import Alarm
 from elastic_core.testing.backend_conformance import (
     BackendConformance,
+    HeldLineConformance,
     LineConformance,
     PlantConformance,
     ProcessConformance,
@@ -85,7 +86,7 @@ class TestFileBackend(BackendConformance, ProcessConformance, RestartConformance
         return make_backend
 
 
-class TestFileBackendWhoseCallsFail(LineConformance):
+class TestFileBackendWhoseCallsFail(LineConformance, HeldLineConformance):
     @pytest.fixture
     def line(self) -> LossyCalls:
         return LossyCalls()

@@ -7,7 +7,12 @@ import pytest
 
 from elastic_core import RendezvousConnectionError, RendezvousParameters, UsageError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
-from elastic_core.testing.backend_conformance import BackendConformance, LineConformance, ProcessConformance
+from elastic_core.testing.backend_conformance import (
+    BackendConformance,
+    HeldLineConformance,
+    LineConformance,
+    ProcessConformance,
+)
 from elastic_core.testing.connections import MakeBackend
 from elastic_core.testing.faults import LossyCalls
 from elastic_example_plugin.backend import SqliteBackend, elastic_make_rendezvous
@@ -23,7 +28,7 @@ class TestSqliteBackend(BackendConformance, ProcessConformance):
         return make_backend
 
 
-class TestSqliteBackendOverABadLine(LineConformance):
+class TestSqliteBackendOverABadLine(LineConformance, HeldLineConformance):
     @pytest.fixture
     def line(self) -> LossyCalls:
         return LossyCalls()

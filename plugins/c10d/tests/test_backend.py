@@ -25,6 +25,7 @@ from elastic_core.testing.backend_conformance import (
     LineConformance,
     PlantConformance,
     ProcessConformance,
+    SilentLineConformance,
 )
 from elastic_core.testing.connections import MakeBackend, long_wait, woken
 from elastic_core.testing.faults import LossyProxy
@@ -94,7 +95,7 @@ class TestC10dBackend(BackendConformance, ProcessConformance, PlantConformance):
 
 
 @pytest.mark.usefixtures("resolver")
-class TestC10dBackendOverABadLine(LineConformance):
+class TestC10dBackendOverABadLine(LineConformance, SilentLineConformance):
     @pytest.fixture
     def line(self, host: C10dBackend, port: int) -> Iterator[LossyProxy]:
         proxy = LossyProxy("127.0.0.1", port)

@@ -17,7 +17,12 @@ from backends import opened, opened_v2
 from etcd_servers import PATIENCE, Etcd, administer
 
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.testing.backend_conformance import LineConformance, PlantConformance, RestartConformance
+from elastic_core.testing.backend_conformance import (
+    LineConformance,
+    PlantConformance,
+    RestartConformance,
+    SilentLineConformance,
+)
 from elastic_core.testing.connections import MakeBackend
 from elastic_core.testing.faults import Data, Keeper, LossyProxy
 from elastic_core.testing.run_suite import Plant, PlantRow
@@ -61,7 +66,7 @@ class TestEtcdRestarted(RestartConformance):
 
 
 @OPENERS
-class TestEtcdOverABadLine(LineConformance):
+class TestEtcdOverABadLine(LineConformance, SilentLineConformance):
     @pytest.fixture
     def line(self, server: Etcd) -> Iterator[LossyProxy]:
         proxy = LossyProxy("127.0.0.1", server.port)

@@ -15,6 +15,7 @@ from elastic_core.testing.backend_conformance import (
     LineConformance,
     PlantConformance,
     RestartConformance,
+    SilentLineConformance,
 )
 from elastic_core.testing.connections import MakeBackend
 from elastic_core.testing.faults import Data, Keeper, LossyProxy
@@ -69,7 +70,7 @@ class TestRedisBackendWithAForeignWriter(PlantConformance):
 
 
 @pytest.mark.usefixtures("silence")
-class TestRedisBackendOverABadLine(LineConformance):
+class TestRedisBackendOverABadLine(LineConformance, SilentLineConformance):
     @pytest.fixture
     def line(self, server: Daemon) -> Iterator[LossyProxy]:
         proxy = LossyProxy("127.0.0.1", server.port)

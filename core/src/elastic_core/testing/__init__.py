@@ -11,7 +11,7 @@ import pytest
 pytest.register_assert_rewrite(
     *(
         f"elastic_core.testing.{suite}_suite"
-        for suite in ("ledger", "roster", "wait", "process", "line", "restart", "run")
+        for suite in ("ledger", "roster", "wait", "process", "line", "held", "restart", "run")
     ),
     "elastic_core.testing.connections",
     "elastic_core.testing.racing",

@@ -12,6 +12,8 @@ The other suites ask for one fixture more each, or two, for what they do to the 
 * :class:`ProcessConformance` races processes, for a store that several can reach: ``opener``.
 * :class:`LineConformance` loses requests and replies, at every step: ``line``, made of a
   :class:`~elastic_core.testing.faults.LossyProxy` or :class:`~elastic_core.testing.faults.LossyCalls`.
+* :class:`HeldLineConformance` holds them, on one connection or on all, and lets them pass later: ``line``.
+  :class:`SilentLineConformance` is the same for a store that is reached over TCP: its operations must end by a timeout.
 * :class:`RestartConformance` restarts a store that lives on its own (not an embedded one), with its data, an older copy
   of it, and nothing: ``keeper``.
 * Each of these three also checks that the calls of several processes are linearizable, as far as the contract asks.
@@ -20,6 +22,7 @@ The other suites ask for one fixture more each, or two, for what they do to the 
 
 from __future__ import annotations
 
+from elastic_core.testing.held_suite import HeldLineConformance, SilentLineConformance
 from elastic_core.testing.ledger_suite import JobConformance, LedgerConformance
 from elastic_core.testing.line_suite import LineConformance
 from elastic_core.testing.process_suite import ProcessConformance
@@ -28,7 +31,15 @@ from elastic_core.testing.roster_suite import BeatConformance, RosterConformance
 from elastic_core.testing.run_suite import PlantConformance, RunConformance
 from elastic_core.testing.wait_suite import WaitConformance
 
-__all__ = ["BackendConformance", "LineConformance", "PlantConformance", "ProcessConformance", "RestartConformance"]
+__all__ = [
+    "BackendConformance",
+    "HeldLineConformance",
+    "LineConformance",
+    "PlantConformance",
+    "ProcessConformance",
+    "RestartConformance",
+    "SilentLineConformance",
+]
 
 
 class BackendConformance(

@@ -1,8 +1,9 @@
 """How a store is hurt: what an author says once, so that the suites can do it at any instant.
 
-* A :class:`BadLine` loses a request or its reply. :class:`LossyProxy` is one for every store that is reached over TCP:
-  let the backend connect to its address instead of the server's. :class:`LossyCalls` is one for a store without a
-  server: it loses whole calls.
+* A :class:`BadLine` loses a request or its reply, or holds it for as long as a test wants: the connection stays open,
+  and nothing passes, as where a server is stopped or a route drops packets. :class:`LossyProxy` is one for every store
+  that is reached over TCP: let the backend connect to its address instead of the server's. :class:`LossyCalls` is one
+  for a store without a server: it loses or holds whole calls.
 * A :class:`Keeper` restarts the store: with its data, with an older copy of it, or with nothing.
 """
 
@@ -13,14 +14,20 @@ import enum
 import socket
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import TypeVar
 
-from elastic_core.errors import RendezvousConnectionError
+from elastic_core.errors import RendezvousConnectionError, RendezvousError
 from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RendezvousBackend, RosterRow, take_after
 
 _T = TypeVar("_T")
 _CHUNK = 1 << 16
+LATE = 0.5
+"""Seconds for which a held request's reply is waited for when its client has given up; some requests have none."""
+RELEASED_WITHIN = 60.0
+"""Seconds after which a request that was held and released must have passed."""
 
 
 class Lost(enum.Enum):
@@ -46,13 +53,19 @@ class BadLine(ABC):
     """What lies between the connections under test and the store. Counts requests, of all connections together."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._hold_in = 0
+        """Which request from now on is to be held; 0 for none."""
+        self._held: object = None
+        """The connection on which nothing passes."""
+        self._silent = False
         self._lost: Lost | None = None
         self._left = 0
         self.requests = 0
         """How many have come so far."""
         self.spoilt = False
-        """Whether something was lost since :meth:`lose` was called."""
+        """Whether something was lost since :meth:`lose` was called, or held since :meth:`hold` or :meth:`silence`."""
         self.down = False
         """Whether nothing passes at all; set it by :meth:`cut` and :meth:`mend`."""
 
@@ -60,6 +73,35 @@ class BadLine(ABC):
         """Lose the ``nth`` request from now on (1 is the next), or its reply, and break the connection it was on."""
         with self._lock:
             self._lost, self._left, self.spoilt = what, nth, False
+
+    def hold(self, nth: int) -> None:
+        """Hold the ``nth`` request from now on (1 is the next), and all else on its connection, until :meth:`release`.
+
+        Other connections are served. Nothing breaks, so a client can end only by its own timeout, or by closing.
+        """
+        with self._lock:
+            self._hold_in, self.spoilt = nth, False
+
+    def silence(self) -> None:
+        """Hold all that comes on any connection, also on new ones, until :meth:`release`."""
+        with self._lock:
+            self._silent, self.spoilt = True, False
+
+    def release(self) -> None:
+        """Let pass what was held, also requests whose clients have given up meanwhile; return when the store had them.
+
+        So a stopped server, when it goes on, reads what had been sent to it, whoever still waits for the answer.
+        """
+        with self._changed:
+            self._hold_in, self._held, self._silent = 0, None, False
+            self._changed.notify_all()
+
+    def await_held(self, doing: Future[_T], within: float) -> bool:
+        """Wait until a request is held; False where ``doing``, which should make it, is done without that."""
+        doing.add_done_callback(lambda _: self._notify())
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.spoilt or doing.done(), within), "nothing was held"
+            return self.spoilt
 
     def mend(self) -> None:
         """Lose nothing more; whether something was lost, :attr:`spoilt` goes on saying."""
@@ -70,10 +112,23 @@ class BadLine(ABC):
     def cut(self) -> None:
         """Let nothing pass, and break every connection there is, until :meth:`mend`."""
 
-    def _asked(self) -> Lost | None:
-        """A request has come; what is to be lost of it."""
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _is_held(self, connection: object) -> bool:
+        return self._silent or self._held is connection
+
+    def _asked(self, connection: object) -> Lost | None:
+        """A request has come on a connection; what is to be lost of it."""
         with self._lock:
             self.requests += 1
+            self._hold_in = max(0, (due := self._hold_in) - 1)
+            if due == 1:
+                self._held = connection
+            if self._is_held(connection):
+                self.spoilt = True
+                self._changed.notify_all()
             if self._lost is None:
                 return None
             self._left -= 1
@@ -109,6 +164,8 @@ class LossyProxy(BadLine):
     def __init__(self, host: str, port: int) -> None:
         super().__init__()
         self._server = (host, port)
+        self._under_way = 0
+        """Requests that were held, and that the server has not answered yet."""
         self._open: set[socket.socket] = set()
         self.port = 0
         self._listen()
@@ -118,6 +175,7 @@ class LossyProxy(BadLine):
         with self._lock:
             self.down = True
             broken, self._open = self._open, set()
+            self._changed.notify_all()
         for connection in (self._listener, *broken):
             _hang_up(connection)
         self._accepting.join()
@@ -127,6 +185,12 @@ class LossyProxy(BadLine):
         super().mend()
         if not self._accepting.is_alive():
             self._listen()
+
+    def release(self) -> None:
+        """Let pass what was held; return when the server has it."""
+        super().release()
+        with self._changed:
+            assert self._changed.wait_for(lambda: not self._under_way, RELEASED_WITHIN), "what was held does not pass"
 
     def close(self) -> None:
         """Stop for good."""
@@ -152,38 +216,91 @@ class LossyProxy(BadLine):
                 if self.down:
                     return
                 self._open |= {client, server}
-            swallow = threading.Event()
-            replies = threading.Thread(target=self._send_back, args=(server, client, swallow), daemon=True)
+            swallow, answered = threading.Event(), threading.Event()
+            replies = threading.Thread(target=self._send_back, args=(server, client, swallow, answered), daemon=True)
             replies.start()
             with contextlib.suppress(OSError):
-                self._send_on(client, server, swallow)
+                self._send_on(client, server, swallow, answered)
             for end in (client, server):
                 _hang_up(end)
             replies.join()
             with self._lock:
                 self._open -= {client, server}
 
-    def _send_on(self, client: socket.socket, server: socket.socket, swallow: threading.Event) -> None:
+    def _send_on(
+        self, client: socket.socket, server: socket.socket, swallow: threading.Event, answered: threading.Event
+    ) -> None:
         while request := client.recv(_CHUNK):
-            lost = self._asked()
+            lost = self._asked(client)
             if lost is Lost.REQUEST:
                 return
             if lost is Lost.REPLY:
                 swallow.set()
-            server.sendall(request)
+            answered.clear()
+            with self._held_back(client) as held:
+                server.sendall(request)
+                if held:
+                    answered.wait(LATE)  # before the server learns that nobody waits for it
 
-    def _send_back(self, server: socket.socket, client: socket.socket, swallow: threading.Event) -> None:
+    @contextmanager
+    def _held_back(self, client: socket.socket) -> Iterator[bool]:
+        """Wait while a connection's requests are held; whether this one was."""
+        with self._changed:
+            held = self._is_held(client)
+            self._under_way += held
+            self._changed.wait_for(lambda: self.down or not self._is_held(client))
+        try:
+            yield held
+        finally:
+            with self._changed:
+                self._under_way -= held
+                self._changed.notify_all()
+
+    def _send_back(
+        self, server: socket.socket, client: socket.socket, swallow: threading.Event, answered: threading.Event
+    ) -> None:
         with contextlib.suppress(OSError):
             while reply := server.recv(_CHUNK):
+                answered.set()
                 if swallow.is_set():  # that there is a reply shows that the server has done it
                     break
+                with self._changed:
+                    self._changed.wait_for(lambda: self.down or not self._is_held(client))
                 client.sendall(reply)
         for end in (client, server):
             _hang_up(end)
 
 
 class LossyCalls(BadLine):
-    """Loses whole calls, for a store that no line leads to: :meth:`through` wraps what makes its connections."""
+    """Loses whole calls, for a store that no line leads to: :meth:`through` wraps what makes its connections.
+
+    A call that is held when its connection is closed ends with an error, and is done when the line is released.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._late: list[Callable[[], object]] = []
+        self._to_close: list[RendezvousBackend] = []
+
+    def release(self) -> None:
+        """Let the calls that were held be made, the given up ones here and now."""
+        super().release()
+        late, self._late = self._late, []
+        to_close, self._to_close = self._to_close, []
+        for body in late:
+            with contextlib.suppress(RendezvousError):
+                body()
+        for inner in to_close:
+            inner.close()
+
+    def close(self, connection: LossyBackend, inner: RendezvousBackend) -> None:
+        """End a connection's call, and close what it leads to once what it had asked for has passed."""
+        with self._changed:
+            if waits := connection.request_held:
+                self._to_close.append(inner)
+            self._changed.notify_all()
+        if not waits:
+            inner.close()
 
     def cut(self) -> None:
         """Let every call fail."""
@@ -193,17 +310,31 @@ class LossyCalls(BadLine):
         """What makes the same connections over this line."""
         return lambda run_id: LossyBackend(make(run_id), self)
 
-    def call(self, body: Callable[[], _T]) -> _T:
+    def call(self, body: Callable[[], _T], connection: LossyBackend) -> _T:
         """Do it, or not, and tell of it, or not."""
         if self.down:
             raise RendezvousConnectionError("The line is down.")
-        lost = self._asked()
+        lost = self._asked(connection)
         if lost is Lost.REQUEST:
             raise RendezvousConnectionError("The request was lost.")
+        connection.request_held = True
+        passes = self._passes(connection)
+        connection.request_held = False
+        if not passes:
+            self._late.append(body)
+            raise RendezvousConnectionError("The connection was closed while its request was held.")
         result = body()
         if lost is Lost.REPLY:
             raise RendezvousConnectionError("The reply was lost.")
+        if not self._passes(connection):
+            raise RendezvousConnectionError("The connection was closed while its reply was held.")
         return result
+
+    def _passes(self, connection: LossyBackend) -> bool:
+        """Wait while a connection is held; False where it was closed meanwhile."""
+        with self._changed:
+            self._changed.wait_for(lambda: connection.closed or not self._is_held(connection))
+            return not self._is_held(connection)
 
 
 class LossyBackend(RendezvousBackend):
@@ -211,55 +342,57 @@ class LossyBackend(RendezvousBackend):
 
     def __init__(self, inner: RendezvousBackend, line: LossyCalls) -> None:
         self._inner, self._line = inner, line
+        self.closed = self.request_held = False
         take_after(self, inner)
 
     def connect(self) -> LossyBackend:
         """Another one over the same line."""
-        return LossyBackend(self._line.call(self._inner.connect), self._line)
+        return LossyBackend(self._line.call(self._inner.connect, self), self._line)
 
     def close(self) -> None:
         """Close the connection."""
-        self._inner.close()
+        self.closed = True
+        self._line.close(self, self._inner)
 
     def enter(self, node_id: str, value: bytes) -> int:
         """As the backend's, if the line lets it."""
-        return self._line.call(lambda: self._inner.enter(node_id, value))
+        return self._line.call(lambda: self._inner.enter(node_id, value), self)
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
         """As the backend's, if the line lets it."""
-        self._line.call(lambda: self._inner.amend(node_id, revision, value))
+        self._line.call(lambda: self._inner.amend(node_id, revision, value), self)
 
     def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
         """As the backend's, if the line lets it."""
-        return self._line.call(lambda: self._inner.beat(node_id, count, watch))
+        return self._line.call(lambda: self._inner.beat(node_id, count, watch), self)
 
     def remove(self, node_id: str) -> None:
         """As the backend's, if the line lets it."""
-        self._line.call(lambda: self._inner.remove(node_id))
+        self._line.call(lambda: self._inner.remove(node_id), self)
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
         """As the backend's, if the line lets it."""
-        return self._line.call(lambda: self._inner.roster(ids))
+        return self._line.call(lambda: self._inner.roster(ids), self)
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
         """As the backend's, if the line lets it."""
-        return self._line.call(lambda: self._inner.append(prev, entry, data))
+        return self._line.call(lambda: self._inner.append(prev, entry, data), self)
 
     def read(self, index: int) -> bytes | None:
         """As the backend's, if the line lets it."""
-        return self._line.call(lambda: self._inner.read(index))
+        return self._line.call(lambda: self._inner.read(index), self)
 
     def shrink(self, index: int) -> None:
         """As the backend's, if the line lets it."""
-        self._line.call(lambda: self._inner.shrink(index))
+        self._line.call(lambda: self._inner.shrink(index), self)
 
     def erase(self) -> bool:
         """As the backend's, if the line lets it."""
-        return self._line.call(self._inner.erase)
+        return self._line.call(self._inner.erase, self)
 
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
         """As the backend's, if the line lets it."""
-        return self._line.call(lambda: self._inner.wait(cursor, roster=roster, timeout=timeout))
+        return self._line.call(lambda: self._inner.wait(cursor, roster=roster, timeout=timeout), self)
 
     def confirm(self) -> bool:
         """As the backend's, whatever the line does: it asks others than the store."""
