@@ -3,9 +3,9 @@
 General layout, from what everything stands on up to what is run:
 
 * ``engine`` is virtual time: threads as greenlets, clocks that drift. ``patching`` makes core's drivers use it.
-* ``store`` is a store on the far side of a network, at the end of ``lines``, and ``peers`` the network between the
-  hosts; ``workers`` are what an agent starts; ``agent`` gives core's own supervisor these instead of sockets and
-  processes; ``world`` holds them all.
+* ``store`` is a store on the far side of a network, at the end of ``lines``, each of whose servers is a ``replica``,
+  and ``peers`` the network between the hosts; ``workers`` are what an agent starts; ``agent`` gives core's own
+  supervisor these instead of sockets and processes; ``world`` holds them all.
 * ``plan`` is one schedule, every choice in it; ``lots`` draws one from a seed, with ``scripts`` where all plans of a
   profile have a fault; ``faults`` and ``outages`` carry it out.
 * ``assumptions`` are what the rules assume, and a profile for each that breaks it; ``breaches`` are the faults that do,
@@ -13,9 +13,9 @@ General layout, from what everything stands on up to what is run:
 * ``truth`` watches everything and knows the invariants, ``histories`` what was ever written; ``rules`` what else was
   promised, much of it to who is healthy (``calmness``): ``endings`` of who goes, ``forgetting`` of stores that forget,
   ``unreached`` of peers, ``seating`` of who gets a place, ``leaders`` of those that decide one after another,
-  ``proofs`` of who is taken for gone, ``departures`` of who had left before a store was emptied; ``amendments`` and
-  ``finishing`` only count how often other rules were come to; ``goals`` says when a job has got where it must, and
-  ``entry_text`` an entry in a line.
+  ``proofs`` of who is taken for gone, ``departures`` of who had left before a store was emptied, ``strangers`` of what
+  is forged; ``amendments`` and ``finishing`` only count how often other rules were come to; ``goals`` says when a job
+  has got where it must, and ``entry_text`` an entry in a line.
 * ``play`` runs one plan. ``shrinking`` makes a failing one small, ``campaign`` runs thousands on all cores, ``thawing``
   makes that cheaper. ``plant`` plants one of the ``defects``, ``repairs`` or ``claims``, where ``defect`` finds its
   place, and sees whether it is noticed. ``python -m simulation`` is the command line.

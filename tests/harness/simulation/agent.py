@@ -18,6 +18,7 @@ from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous.arrival import Arrival
+from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.join import Applicant, Clock, arrive, join
 from elastic_core.rendezvous.ledger import Closed, Offer, Round
 from elastic_core.rendezvous.node import (
@@ -28,7 +29,7 @@ from elastic_core.rendezvous.node import (
 )
 from elastic_core.rendezvous.rows import NodeInfo, Seats
 from elastic_core.rendezvous.settings import Agreement, Settings, Versions
-from simulation import forgetting
+from simulation import forgetting, strangers
 from simulation.engine import TICK, Process, expire_after
 from simulation.inbox import Inbox
 from simulation.peers import DOOR
@@ -387,7 +388,8 @@ class SimAgent:
         applicant = Applicant(info=self.info, settings=settings, scheduler_uid=self.uid, offer=stores.offer())
         now: Callable[[], float] = self.host.now
         clock = Clock(now=now, sleep=self._sleep, new_id=world.new_entry_id)
-        store = Connection(world.store, self.host.line, self.process, hosting=self.hosting)
+        own = Connection(world.store, self.host.line, self.process, hosting=self.hosting)
+        store = strangers.connection(own, plan.token)
         found = join(store, applicant, clock, self._arrive(store, applicant, clock))
         if isinstance(found, Closed):
             world.truth.reported_verdict(self, found)
@@ -423,7 +425,7 @@ class SimAgent:
         self.rejoins = ending.rejoin and not self.leaving
         return ending.exit_code, ending.why
 
-    def _arrive(self, store: Connection, applicant: Applicant, clock: Clock) -> Arrival | None:
+    def _arrive(self, store: RendezvousBackend, applicant: Applicant, clock: Clock) -> Arrival | None:
         """Read the ledger, and import what workers need where a round is live, as an agent with a template does."""
         world, most = self.host.world, self.host.world.plan.preload
         if not (most or self.again):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from elastic_core.errors import RendezvousStateError
 from simulation import outages
 from simulation.lines import Wire
-from simulation.store import Loose, Replica
+from simulation.replica import Loose, Replica
 from simulation.world import UID
 
 if TYPE_CHECKING:

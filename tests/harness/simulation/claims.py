@@ -77,4 +77,22 @@ CLAIMS: tuple[Defect, ...] = (
         "watch.gone & in_order.keys()",
         "vouched",
     ),
+    # Who has written what
+    Defect(
+        "the author of an entry does not matter", "advance", "_check_author(entry, head.chair)", "pass", "strangers"
+    ),
+    Defect(
+        "a seal of another job fits",
+        "Seal._opened",
+        "hmac.compare_digest(sealed, self._sealed(place, value))",
+        "sealed.startswith(PREFIX)",
+        "strangers",
+    ),
+    Defect(
+        "a row without a seal is believed",
+        "SealedBackend._opened",
+        "return RosterRow.unreadable(row.node_id, str(exc))",
+        "value = row.value[97:]",
+        "strangers",
+    ),
 )

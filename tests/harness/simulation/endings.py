@@ -16,7 +16,7 @@ from elastic_core.rendezvous.rows import NodeRow, Phase
 
 if TYPE_CHECKING:
     from simulation.agent import SimAgent
-    from simulation.store import Replica
+    from simulation.replica import Replica
     from simulation.world import World
 
 HEEDED = 5.0

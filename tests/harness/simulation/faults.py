@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.incidents import IncidentKind
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
-from simulation import breaches, leaders, outages, proofs
+from simulation import breaches, leaders, outages, proofs, strangers
 from simulation.engine import Process
 from simulation.lines import Wire
 from simulation.plan import LONELY, Fault
@@ -325,4 +325,5 @@ KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
     **breaches.KINDS,
     **leaders.KINDS,
     **proofs.KINDS,
+    **strangers.KINDS,
 }

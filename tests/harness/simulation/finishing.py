@@ -12,7 +12,7 @@ from simulation.endings import read_before
 
 if TYPE_CHECKING:
     from simulation.agent import SimAgent
-    from simulation.store import Replica
+    from simulation.replica import Replica
     from simulation.world import World
 
 ENOUGH = 1.0

@@ -13,7 +13,7 @@ from elastic_core.rendezvous.ledger import Closed, Entry, Resume
 
 if TYPE_CHECKING:
     from simulation.agent import SimAgent
-    from simulation.store import Replica
+    from simulation.replica import Replica
     from simulation.workers import Training
     from simulation.world import Host, World
 

@@ -5,10 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from elastic_core.rendezvous.ledger import Entry, Halt, Member, Open, Resume, Round
+from elastic_core.rendezvous.ledger import (
+    Entry,
+    Halt,
+    Member,
+    Open,
+    Resume,
+    Round,
+)
 
 if TYPE_CHECKING:
-    from simulation.store import Replica
+    from simulation.replica import Replica
 
 
 @dataclass
@@ -68,7 +75,9 @@ class Histories:
     def newest_round(self, replica: Replica, run: str, *, but: int = 0) -> Round | None:
         """The newest round of a run on a server, while that run is the newest there; without the last entries."""
         for place in range(len(replica.entries) - 1 - but, -1, -1):
-            entry = self.written[replica.entries[place][0]]
+            entry = self.written.get(replica.entries[place][0])
+            if entry is None:  # by a stranger
+                continue
             if entry.run != run:
                 return None
             if isinstance(entry.body, Round):

@@ -11,7 +11,7 @@ from simulation import outages
 if TYPE_CHECKING:
     from simulation.agent import SimAgent
     from simulation.plan import Fault
-    from simulation.store import Replica
+    from simulation.replica import Replica
     from simulation.world import Host, World
 
 DRIFT = 1.06
@@ -65,9 +65,11 @@ def leader(world: World) -> SimAgent | None:
 
 
 def newest(world: World) -> Entry | None:
-    """The newest entry on the server that everybody will ask in the end."""
-    entries = world.store.master.entries
-    return world.truth.histories.written[entries[-1][0]] if entries else None
+    """The newest entry by a node, on the server that everybody will ask in the end."""
+    written = world.truth.histories.written
+    return next(
+        (written[entry_id] for entry_id, _ in reversed(world.store.master.entries) if entry_id in written), None
+    )
 
 
 def expect_end(world: World, replica: Replica, halt: Entry) -> None:

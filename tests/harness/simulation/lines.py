@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simulation.store import Replica
+    from simulation.replica import Replica
 
 
 class Wire(bytes):
@@ -15,9 +15,9 @@ class Wire(bytes):
     value: Any
 
     @classmethod
-    def of(cls, value: object) -> Wire:
-        """A new one."""
-        wire = cls()
+    def of(cls, value: object, data: bytes = b"") -> Wire:
+        """A new one; with the ``data`` that others read, where that matters."""
+        wire = cls(data)
         wire.value = value
         return wire
 

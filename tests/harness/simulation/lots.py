@@ -208,6 +208,12 @@ PROFILES: dict[str, Profile] = {
         job=scripts.departed_job,
         script=scripts.departed,
     ),
+    "strangers": Profile(
+        {"forge-entry": 3, "forge-row": 4, "start": 4, "fail": 2, "crash": 1, "freeze": 1, "cut": 1, "leave": 1},
+        length=30.0,
+        most=4,
+        job=scripts.strangers_job,
+    ),
 }
 """All of them; those that break an assumption are no part of a campaign."""
 ORDER = (
@@ -239,6 +245,7 @@ ORDER = (
     "seats",
     "vouched",
     "departed",
+    "strangers",
 )
 """In which order a campaign takes them, again and again."""
 
@@ -334,6 +341,10 @@ def _numbers(lots: random.Random, kind: str, plan: Plan) -> tuple[float, float]:
             return lots.choice([short, long, plan.fence_after]), float(lots.randrange(3))
         case "outlive":
             return lots.choice([2.0, 6.0, 0.8 * plan.fence_after]), 0.0
+        case "forge-entry":
+            return 0.0, float(lots.randrange(6))
+        case "forge-row":
+            return 0.0, float(lots.randrange(2))
         case "masters":
             return long, float(lots.randrange(1 << plan.hosts))
         case "split":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from simulation.store import Replica
+from simulation.replica import Replica
 
 if TYPE_CHECKING:
     from simulation.plan import Fault

@@ -96,19 +96,22 @@ EXCHANGED: dict[str, object] = {
 """What replaces what, by the name under which modules have it."""
 LIMITED: dict[str, object] = {**EXCHANGED, "encode_entry": _encoded_entry, "encode_row": _encoded_row}
 """The same, where a value has a limit: it is encoded, and what travels is what it is read as."""
+PLAIN = {name: EXCHANGED[name] for name in ("threading", "ThreadPoolExecutor")}
+"""The same, but for the codec."""
 KEPT = {"codec", "local", "file", "disk", "inotify", "polling", "asker", "registry"}
 """Modules that no simulated agent comes to: stores of core's own, the codec, and handlers of others."""
 
 
 @contextmanager
-def virtual_time(whole: int, limit: int = 0) -> Iterator[None]:
+def virtual_time(whole: int, limit: int = 0, *, encoded: bool = False) -> Iterator[None]:
     """Exchange the names meanwhile.
 
     Args:
         whole: The newest entries, which do not shrink: few plans come to as many as core keeps.
         limit: The most bytes of a value; 0 for values that are not encoded.
+        encoded: Whether values travel as bytes, by the codec itself.
     """
-    patches = [*_patches(limit > 0), (tombstones, "WHOLE", whole)]
+    patches = [*_patches(limit > 0, encoded), (tombstones, "WHOLE", whole)]
     if limit:
         patches.append((codec, "MAX_VALUE_BYTES", limit + SEAL_BYTES))
     before = [getattr(module, name) for module, name, _ in patches]
@@ -122,8 +125,8 @@ def virtual_time(whole: int, limit: int = 0) -> Iterator[None]:
 
 
 @functools.cache
-def _patches(limited: bool) -> tuple[tuple[ModuleType, str, object], ...]:
-    exchanged = LIMITED if limited else EXCHANGED
+def _patches(limited: bool, encoded: bool) -> tuple[tuple[ModuleType, str, object], ...]:
+    exchanged = PLAIN if encoded else LIMITED if limited else EXCHANGED
     names = [(module, name) for module in _modules() for name in exchanged if hasattr(module, name)]
     found = [(module, name, exchanged[name]) for module, name in names]
     return (*found, (probing, "unreachable", peers.unreachable))

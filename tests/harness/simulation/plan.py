@@ -95,6 +95,8 @@ class Plan:
     vouching: str = ""
     """Who vouches that nodes are gone: a plugin that is "right", one that is "wrong" (also of those that are cut off),
     "people", or nobody ("")."""
+    token: bool = False
+    """Whether the job has a token, with which all that nodes write is sealed; values are encoded then."""
     faults: tuple[Fault, ...] = ()
 
     def dump(self) -> str:

@@ -40,7 +40,7 @@ class Outcome:
 
 def play(plan: Plan, *, traced: bool = False) -> Outcome:
     """Let a plan happen, from the beginning to its end or the first violation."""
-    with patching.virtual_time(plan.whole, plan.limit):
+    with patching.virtual_time(plan.whole, plan.limit, encoded=plan.token):
         return _play(plan, traced)
 
 

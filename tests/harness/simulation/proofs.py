@@ -25,7 +25,7 @@ from simulation.store import Connection
 if TYPE_CHECKING:
     from simulation.agent import SimAgent
     from simulation.plan import Fault
-    from simulation.store import Replica
+    from simulation.replica import Replica
     from simulation.workers import Training
     from simulation.world import Host, World
 

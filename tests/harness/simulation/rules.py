@@ -18,7 +18,7 @@ from simulation.workers import State
 
 if TYPE_CHECKING:
     from simulation.agent import SimAgent
-    from simulation.store import Replica
+    from simulation.replica import Replica
     from simulation.world import World
 
 RESIZES_APART = 9.0

@@ -96,3 +96,13 @@ def departed(lots: random.Random, plan: Plan) -> list[Fault]:
         Fault(still + lots.uniform(1.5, 4.0), "wipe", 0, lots.uniform(0.05, 0.5)),
     ]
     return [Fault(round(one.at, 3), one.kind, one.host, round(one.span, 3), one.value) for one in found]
+
+
+def strangers_job(lots: random.Random) -> dict[str, Any]:
+    """A job whose store somebody else writes to; mostly it has a token. What is forged can end it, so it only ends."""
+    return {
+        "token": lots.random() < 0.7,
+        "liveness": False,
+        "min_nodes": 1,
+        "latency": lots.choice([0.0005, 0.002, 0.02]),
+    }

@@ -16,7 +16,7 @@ from simulation import endings
 from simulation.calmness import calm
 
 if TYPE_CHECKING:
-    from simulation.store import Replica
+    from simulation.replica import Replica
     from simulation.workers import Gang
     from simulation.world import World
 

@@ -1,8 +1,9 @@
 """What really happens, seen by nobody in the world, and what must never be true of it.
 
-The invariants are numbered as everywhere: I1 to I13, S1 and S4. Those about checkpoints (I6, I7), samples (I8) and
-authentication (I10) are not the rendezvous's to keep, with one exception: no step of a round is trained after one of a
-later round, which is what fencing a checkpoint by its round stands on; it is checked as I6.
+The invariants are numbered as everywhere: I1 to I13, S1 and S4. I10, of strangers that reach the store, is in
+``strangers``. Those about checkpoints (I6, I7) and samples (I8) are not the rendezvous's to keep, with one exception:
+no step of a round is trained after one of a later round, which is what fencing a checkpoint by its round stands on; it
+is checked as I6.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ from simulation.entry_text import kind_of, told
 from simulation.histories import Histories
 from simulation.proofs import Proofs
 from simulation.steps import Plans
+from simulation.strangers import Forgeries
 
 if TYPE_CHECKING:
     from simulation.agent import SimAgent
-    from simulation.store import Replica
+    from simulation.replica import Replica
     from simulation.workers import Gang, Training
     from simulation.world import World
 
@@ -102,6 +104,7 @@ class Truth:
         self.plans = Plans(self.world)
         self.proofs = Proofs(self.world)
         self.departures = Departures(self.world)
+        self.forgeries = Forgeries(self.world)
 
     def violated(self, name: str, what: str) -> None:
         """Note it; the plan ends with the first, but for what the plan's profile suspends."""
@@ -125,6 +128,7 @@ class Truth:
         before = self.histories.add(replica, entry)
         self.world.note(entry.author, f"writes entry {entry.index}, term {entry.term}: {told(entry)}")
         self.proofs.appended(entry)
+        self.forgeries.check_rows(self.world.agent(entry.author))
         if before is not None:
             self._check_order(before, entry)
         match entry.body:
@@ -239,6 +243,7 @@ class Truth:
         """An agent has come in."""
         node = self._node(agent)
         node.newest = ledger.round
+        self.forgeries.check_read(agent, ledger.head)
         rules.check_joined(self.world, agent, ledger)
         self.world.note(agent.node_id, f"has joined run {ledger.head.run} at entry {ledger.head.index}")
 
@@ -250,6 +255,7 @@ class Truth:
         """An agent's loop will be told of these."""
         node = self._node(agent)
         for entry in entries:
+            self.forgeries.check_read(agent, entry)
             if node.closed is None and isinstance(entry.body, Round):
                 node.newest = self.histories.spelled[entry.id]
             elif node.closed is None and isinstance(entry.body, Closed):

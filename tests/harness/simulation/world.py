@@ -14,7 +14,8 @@ from simulation.engine import Clock, Hub, use
 from simulation.lines import Line
 from simulation.overlaps import Overlaps
 from simulation.plan import LONELY, Fault, Plan
-from simulation.store import Replica, SimStore
+from simulation.replica import Replica
+from simulation.store import SimStore
 from simulation.truth import Truth
 from simulation.workers import Gang, Training
 
@@ -197,7 +198,8 @@ class World:
     def said(self, agent: SimAgent, event: Event) -> None:
         """An agent tells its observers something."""
         self.reached[f"says {event.name}"] += 1
-        if event.name == "store_lost" and not self.store.embedded and not self.forgot:
+        forged = self.truth.forgeries
+        if event.name == "store_lost" and not (self.store.embedded or self.forgot or forged.entries or forged.rows):
             self.truth.violated(
                 "S3", f"{agent.node_id} gives up a store that holds nothing unreadable: {event.message}"
             )
