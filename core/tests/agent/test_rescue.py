@@ -19,7 +19,8 @@ import pytest
 from elastic_core.agent import rescue
 from elastic_core.agent.inbox import Inbox
 from elastic_core.agent.outcome import Ending
-from elastic_core.agent.rescue import Kept, Request, Target, Unwritten, Written, requests, snapshots, worth, write
+from elastic_core.agent.rescue import requests, snapshots, worth
+from elastic_core.agent.snapshot_files import Kept, Request, Target, Unwritten, Written, write
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
 from elastic_core.holding import SNAPSHOT_COMPLETE, SNAPSHOT_HEADER, SNAPSHOT_MAGIC

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -111,8 +112,11 @@ def test_other_kinds_of_models_too_many_ranks_and_older_ones_are_refused() -> No
     ],
 )
 def test_where_snapshots_go(directory: str | None, chosen: str, expected: list[tuple[str, bool]]) -> None:
-    key = hashlib.sha256(f"{directory or ''}\ntrain".encode()).hexdigest()[:16]
-    assert directories("train", directory, chosen) == [(path.replace("KEY", key), spare) for path, spare in expected]
+    job = "/there/train.py\0--lr=3" if directory is None else directory
+    key = hashlib.sha256(f"{job}\ntrain".encode()).hexdigest()[:16]
+    assert directories("train", directory, chosen, ["/there/train.py", "--lr=3"]) == [
+        (path.replace("KEY", key), spare) for path, spare in expected
+    ]
 
 
 STATE = {"w": torch.arange(9.0)}
@@ -136,7 +140,7 @@ def written(folder: Path) -> Path:
 def rescue(folder: Path) -> tuple[Rescue, Path]:
     """What a new run finds where snapshots without a disk go, and that directory."""
     made = Rescue("train", None, Place("new", 1, 0), whole=True, environ={"ELASTIC_RESCUE_DIR": str(folder)})
-    return made, Path(directories("train", None, str(folder))[0][0])
+    return made, Path(directories("train", None, str(folder), sys.argv)[0][0])
 
 
 def test_a_snapshot_is_kept_as_one_of_round_0(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -102,7 +103,7 @@ class Rescue:
     ) -> None:
         self._name, self._place, self._whole = name, place, whole
         directory = None if disk is None else getattr(disk, "directory", None)
-        self._directories = directories(name, directory, environ.get(VARIABLE, ""))
+        self._directories = directories(name, directory, environ.get(VARIABLE, ""), sys.argv)
         self._base: Any = None
         self._saved: Sequence[int] | None = None
 
@@ -212,15 +213,17 @@ class Rescue:
         return body if body.get("run") == self._place.run else None
 
 
-def directories(name: str, directory: str | None, chosen: str) -> list[tuple[str, bool]]:
+def directories(name: str, directory: str | None, chosen: str, command: Sequence[str]) -> list[tuple[str, bool]]:
     """Where snapshots go, the first that has room; and of each whether nobody has named it. Pure but for the user's id.
 
     Args:
         name: Of the state.
         directory: Of the checkpoints, a path or a URL; None where there are none.
         chosen: A directory that the user has named for this, or ''.
+        command: The script and its arguments, by which a job without checkpoints is known again.
     """
-    key = hashlib.sha256(f"{directory or ''}\n{name}".encode()).hexdigest()[:16]
+    job = directory if directory is not None else "\0".join([os.path.abspath(command[0]), *command[1:]])
+    key = hashlib.sha256(f"{job}\n{name}".encode()).hexdigest()[:16]
     found = []
     if directory is not None and "://" not in directory:
         found.append((os.path.join(directory, FOLDER), False))

@@ -1,0 +1,275 @@
+"""Snapshots out of memory files, written to a directory whole or not at all.
+
+Each file is written under a temporary name, synced and renamed, and counts once a JSON file is beside it, which comes
+last and has its size and SHA-256. Nodes that share a directory have the same to write: a lock lets one of them do it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import stat
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elastic_core.holding import SNAPSHOT_COMPLETE, SNAPSHOT_HEADER, SNAPSHOT_MAGIC
+
+_BLOCK = 8 << 20
+_SPARE_SHARE = 0.05
+"""Of a file system that nobody has named: the share that stays free."""
+_TEXT = re.compile(rb'\[(\d+), (\d+), (?:\{"rank": (\d+), "world": (\d+), )?')
+"""How the text of a snapshot begins: round and step; and whose part of a sharded state it is, of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A complete snapshot in a memory file.
+
+    Attributes:
+        fd: Of the memory file.
+        size: Bytes of it that matter.
+        round: In which round it was made.
+        step: After which step.
+        rank: Whose part of a sharded state it is; None where it is all of a state.
+        world: Of how many.
+    """
+
+    fd: int
+    size: int
+    round: int
+    step: int
+    rank: int | None = None
+    world: int | None = None
+
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """What snapshots of one run are ordered by."""
+        return (self.round, self.step)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A directory to write to.
+
+    Attributes:
+        path: Absolute.
+        spare: Whether nobody has named it: then it must be this user's alone, and a part of its disk stays free.
+    """
+
+    path: Path
+    spare: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the worker has asked for.
+
+    Attributes:
+        name: Of the training state.
+        run: The run's uid.
+        whole: Whether each snapshot is all of the state, so that the newest one is enough.
+        base: What the newest checkpoint on disk was when the run began, for whoever reads the snapshot.
+        saved: Round and step of the newest checkpoint of this run.
+        targets: Where to write, the first that has room.
+    """
+
+    name: str
+    run: str
+    whole: bool
+    base: Any
+    saved: tuple[int, int] | None
+    targets: tuple[Target, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A snapshot that is on disk."""
+
+    path: Path
+    kept: Kept
+
+
+@dataclass(frozen=True, slots=True)
+class Unwritten:
+    """A snapshot that is not, and why."""
+
+    kept: Kept
+    why: str
+
+
+class _Stopped(Exception):
+    """There is no more time."""
+
+
+def kept_in(fd: int) -> Kept | None:
+    """The snapshot in a memory file; None where there is no complete one."""
+    header = os.pread(fd, SNAPSHOT_HEADER.size, 0)
+    if len(header) < SNAPSHOT_HEADER.size:
+        return None
+    magic, phase, start, length, _ = SNAPSHOT_HEADER.unpack(header)
+    text = _TEXT.match(os.pread(fd, 256, start)) if magic == SNAPSHOT_MAGIC and phase == SNAPSHOT_COMPLETE else None
+    if text is None:
+        return None
+    rank, world = (None if group is None else int(group) for group in text.groups()[2:])
+    return Kept(fd, start + length, int(text[1]), int(text[2]), rank, world)
+
+
+def write(request: Request, kept: Kept, node: str, stop: threading.Event) -> Written | Unwritten:
+    """Write one snapshot into the first directory that takes it. Nothing half-written stays.
+
+    Args:
+        request: Where to, and what is written beside it.
+        kept: The snapshot.
+        node: Who writes it, for people.
+        stop: Set when there is no more time.
+    """
+    reasons = []
+    for target in request.targets:
+        try:
+            return Written(_write_to(target, request, kept, node, stop), kept)
+        except OSError as error:
+            reasons.append(f"{target.path}: {error.strerror or error}")
+        except _Stopped:
+            reasons.append(f"{target.path}: there was no more time")
+            break
+    return Unwritten(kept, "; ".join(reasons) or "there is no directory to write to")
+
+
+def _write_to(target: Target, request: Request, kept: Kept, node: str, stop: threading.Event) -> Path:
+    """Write it there, unless another node has; where it is.
+
+    Raises:
+        OSError: It cannot be written. Nothing of it is left.
+    """
+    folder = target.path / request.run
+    _make(target, folder, kept.size)
+    part = "" if kept.rank is None else f"_rank-{kept.rank:05}-of-{kept.world:05}"
+    final = folder / f"{request.name}_round-{kept.round:05}_step-{kept.step:09}{part}.snapshot"
+    described = final.with_suffix(".json")
+    with _alone(final.with_suffix(".partial"), stop) as (temporary, fd):
+        if described.exists():  # another node has the same
+            temporary.unlink()
+            return final
+        try:
+            sha256 = _copy(kept, fd, stop)
+            if kept_in(kept.fd) != kept:
+                raise OSError(errno.EBUSY, "it was written to meanwhile")
+            os.rename(temporary, final)
+        except BaseException:
+            temporary.unlink()
+            raise
+        body = {
+            "format": 1,
+            "name": request.name,
+            "run": request.run,
+            "base": request.base,
+            "whole": request.whole,
+            "round": kept.round,
+            "step": kept.step,
+            "rank": kept.rank,
+            "world": kept.world,
+            "size": kept.size,
+            "sha256": sha256,
+            "node": node,
+        }
+        try:
+            _describe(described, body)
+        except BaseException:
+            final.unlink()
+            raise
+    return final
+
+
+def _make(target: Target, folder: Path, size: int) -> None:
+    """Have the folder there.
+
+    Raises:
+        OSError: It cannot be made; or nobody has named it, and it is another user's, or its disk has too little room.
+    """
+    if not target.spare:
+        folder.mkdir(parents=True, exist_ok=True)
+        return
+    target.path.parent.mkdir(mode=0o700, exist_ok=True)
+    owner = target.path.parent.lstat()
+    if owner.st_uid != os.geteuid() or not stat.S_ISDIR(owner.st_mode) or owner.st_mode & 0o022:
+        raise OSError(errno.EPERM, f"{target.path.parent} is not this user's alone")
+    system = os.statvfs(target.path.parent)
+    if system.f_bavail * system.f_frsize - size < _SPARE_SHARE * system.f_blocks * system.f_frsize:
+        raise OSError(errno.ENOSPC, f"less than {_SPARE_SHARE:.0%} of its disk would stay free")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+@contextlib.contextmanager
+def _alone(path: Path, stop: threading.Event) -> Iterator[tuple[Path, int]]:
+    """A temporary file that no other process writes to: nodes that share a directory have the same to write.
+
+    What a process has left there that was killed is written over.
+
+    Raises:
+        _Stopped: Another process writes to it, and goes on doing so.
+    """
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            _lock(fd, stop)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(fd), path.stat()):
+                    os.ftruncate(fd, 0)
+                    yield path, fd
+                    return
+        finally:
+            os.close(fd)
+
+
+def _lock(fd: int, stop: threading.Event) -> None:
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if stop.wait(0.2):
+                raise _Stopped from None
+        except OSError:  # there are no locks here: then each writes, and the last one's is as good
+            return
+
+
+def _copy(kept: Kept, fd: int, stop: threading.Event) -> str:
+    """Copy the bytes, and sync them; their SHA-256."""
+    digest, at = hashlib.sha256(), 0
+    while at < kept.size:
+        if stop.is_set():
+            raise _Stopped
+        block = memoryview(os.pread(kept.fd, min(_BLOCK, kept.size - at), at))
+        digest.update(block)
+        at += len(block)
+        while block:
+            block = block[os.write(fd, block) :]
+    os.fsync(fd)
+    return digest.hexdigest()
+
+
+def _describe(path: Path, body: Mapping[str, Any]) -> None:
+    """Write the JSON file by which a snapshot counts, and sync the folder."""
+    temporary = path.with_suffix(".json.partial")
+    try:
+        with open(temporary, "w") as file:
+            json.dump(body, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
