@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from mutation.__main__ import EQUIVALENTS
+from mutation.__main__ import EQUIVALENTS, MODULES, find
 from mutation.operators import functions, mutants
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +89,13 @@ def test_the_same_change_at_another_place_has_a_number_and_what_is_text_is_left_
         "A.f: self.text(0) -> self.text(1)",
         "A.f: self.text(0) -> self.text(1) #2",
     ]
+
+
+@pytest.mark.parametrize("ending", MODULES)
+def test_each_module_that_is_mutated_is_there_once(ending: str) -> None:
+    name, path = find(ending)
+    assert path.is_file()
+    assert name.endswith(f".{ending}")
 
 
 def test_every_mutant_that_is_listed_as_equivalent_has_a_reason() -> None:

@@ -92,6 +92,7 @@ def test_a_node_reports_the_verdict_on_the_run_that_it_came_for(
     [
         ([begins("s1"), DONE], []),
         ([begins("s1"), ROUND], [ABANDONED]),
+        ([begins("s1"), ROUND], [ABANDONED, begins("s1"), ROUND]),
         ([begins("s1", quick(1, 3)), ROUND], [DONE]),
         ([begins("s1"), DONE], [begins("s1", quick(1, 3)), ROUND, DONE]),
         ([begins("s1"), ROUND], []),
@@ -99,6 +100,7 @@ def test_a_node_reports_the_verdict_on_the_run_that_it_came_for(
     ids=[
         "over_before_it_came",
         "abandoned",
+        "abandoned_and_opened_again",
         "it_would_have_been_refused",
         "a_run_that_refuses_it_ends",
         "the_run_goes_on",
@@ -132,6 +134,25 @@ def test_who_begins_again_after_a_run_of_the_job_opens_no_run_after_one_that_is_
     job.says(begins(), ROUND, DONE)
     found = join(job.store, late(), CLOCK, arrive(job.store, late(), CLOCK, again=again))
     assert (found == DONE) is again
+
+
+def test_who_begins_again_takes_part_in_a_run_that_others_have_opened_since() -> None:
+    job = Job()
+    job.says(begins(), ROUND, DONE)
+    arrival = arrive(job.store, late(), CLOCK, again=True)
+    job.says(begins(), ROUND)
+    assert isinstance(join(job.store, late(), CLOCK, arrival), Joined)
+
+
+def test_nothing_is_known_of_a_run_that_a_shorter_history_has_taken_the_place_of() -> None:
+    job, fresh = Job(), Job()
+    job.says(begins(), ROUND)
+    arrival = arrive(job.store, late(), CLOCK)
+    fresh.runs = 1
+    fresh.says(begins())
+    found = join(fresh.store, late(), CLOCK, arrival)
+    assert isinstance(found, Joined)
+    assert found.ledger.head.run == "run2"
 
 
 def test_a_verdict_is_found_behind_tombstones_and_none_is_in_a_history_that_was_lost() -> None:

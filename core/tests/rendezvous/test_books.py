@@ -54,6 +54,11 @@ def test_the_losses_of_a_host_are_kept_for_an_hour_or_while_it_has_a_row(host: s
     assert counters.losses["id-host-b"] == HostLosses(1, AGE)
 
 
+def test_a_host_is_bad_that_was_excluded_or_lost_three_times() -> None:
+    losses = {f"lost {count} times": HostLosses(count, 0.0) for count in (2, 3, 4)}
+    assert Counters(losses=losses, excluded=("x",)).bad_hosts() == {"lost 3 times", "lost 4 times", "x"}
+
+
 def test_another_loss_of_a_host_counts_and_is_the_newest() -> None:
     assert after_losing_b(grown_old({"id-host-b": HostLosses(2, AGE - 7)})).losses == {"id-host-b": HostLosses(3, AGE)}
 

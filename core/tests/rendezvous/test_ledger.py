@@ -103,6 +103,9 @@ def test_a_same_as_round_is_spelled_out() -> None:
     ledger = then(live("ab"), Round(number=2, offer=offer("a", 2), same_as=1), at=20.0)
     assert ledger.round is not None
     assert (ledger.round.members, ledger.head.anchors.round, ledger.head.anchors.latest) == (members("ab"), 2, 3)
+    again = then(ledger, Round(number=3, offer=offer("a", 3), same_as=2), at=30.0).round
+    assert again is not None
+    assert again.group_ranks is ledger.round.group_ranks, "places are counted once, however often a round restarts"
 
 
 def test_a_round_is_live_until_halted_or_closed() -> None:
@@ -210,6 +213,13 @@ def test_an_entry_about_a_round_that_is_not_there_is_refused(ledger: Ledger, bod
         advance(ledger, entry(ledger, body, at=20.0), 20.0)
 
 
+@pytest.mark.parametrize("deadline", [0.0, -1.0])
+def test_a_plan_without_time_is_none(deadline: float) -> None:
+    assert replace(PLAN, deadline=0.5).deadline == 0.5
+    with pytest.raises(ValueError, match="the deadline of a plan is"):
+        replace(PLAN, deadline=deadline)
+
+
 def test_no_run_begins_with_another_entry() -> None:
     with pytest.raises(RendezvousStateError, match="entry 2 should open a run; it is a ROUND"):
         opened(live("a").head, 20.0)
@@ -279,6 +289,8 @@ def test_a_newcomer_knows_what_a_resumed_run_goes_on_with(bodies: list[Body]) ->
     head = compose(None, resume(mine, "lost"), entry_id="r1", author="a", now=30.0, run=RUN)
     resumed = opened(head, 30.0)
     assert (resumed.halt, resumed.plan, resumed.stop_at) == (mine.halt, mine.plan, mine.stop_at)
+    assert (resumed.round_at, resumed.resized_at) == (30.0, 30.0)
+    assert (resumed.halt_at, resumed.plan_at) == (30.0, 30.0), "when it was read"
     halted = then(resumed, HALT_1, at=30.0)
     sealed = then(resumed, Round(number=2, offer=offer("a", 2), same_as=1), at=30.0)
     for ledger in (resumed, then(resumed, Chair(why="x"), at=30.0), halted, sealed):

@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from scenes import RUN, VERSIONS, entry, incident, live, settings, start, then
@@ -44,6 +45,7 @@ from elastic_core.rendezvous.limits import (
     MAX_KINDS,
     MAX_LEFT,
     NAMES_SHOWN,
+    TEXT_BYTES,
     WHY_BYTES,
     clipped,
     fitted,
@@ -89,7 +91,8 @@ def test_a_text_that_fits_stays() -> None:
 
 
 def test_all_texts_of_an_entry_are_cut_when_it_is_composed() -> None:
-    long = replace(incident("a"), message="m" * 9000, detail="d" * 9000 + "!", log="l" * 9000)
+    texts: dict[str, Any] = {name: name[0] * 9000 for name in ("node_id", "host", "message", "log")}
+    long = replace(incident("a"), detail="d" * 9000 + "!", **texts)
     halt = Halt(round=1, reason=HaltReason.FAILURE, why="w" * 9000, incident=long)
     ledger = then(live("ab"), halt, at=20.0)
     assert ledger.halt is not None
@@ -98,6 +101,11 @@ def test_all_texts_of_an_entry_are_cut_when_it_is_composed() -> None:
     assert len(ledger.halt.incident.detail) <= DETAIL_BYTES
     assert ledger.halt.incident.detail.endswith("d!")
     assert fitted(ledger.halt) == ledger.halt
+    assert {len(getattr(ledger.halt.incident, name)) for name in texts} == {TEXT_BYTES - 5}, "an ellipsis takes six"
+    resumed = fitted(replace(resume(live("ab"), "w" * 9000), halt=halt))
+    assert resumed.halt == ledger.halt, "of a RESUME those are that the entries had which it stands for"
+    short = replace(halt, why="short", incident=None)
+    assert fitted(short) is short
 
 
 # Every decision ------------------------------------------------------------------------------------------------------

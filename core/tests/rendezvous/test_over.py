@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from scenes import entry, halted, live, members, offer, seen, settings, start, then, watch
+from scenes import entry, halted, incident, live, members, offer, seen, settings, start, then, watch
 
 from elastic_core.config import OnNodeLoss
 from elastic_core.errors import RendezvousStateError
@@ -22,9 +23,9 @@ from elastic_core.rendezvous.ledger import (
     opened,
     restored,
 )
-from elastic_core.rendezvous.limits import HOSTS_BYTES, fitting
+from elastic_core.rendezvous.limits import HOSTS_BYTES, MAX_LEFT, fitting
 from elastic_core.rendezvous.rows import Phase
-from elastic_core.rendezvous.scene import Scene
+from elastic_core.rendezvous.scene import Judgement, Scene
 from elastic_core.rendezvous.watch import Sighting
 
 NOW = 100.0
@@ -69,6 +70,45 @@ def test_it_looks_again_when_it_is_time_to_write_that() -> None:
     decision = decide(scene(LEFT, STAYER, LEAVER, now=NOW + 0.5))
     assert isinstance(decision, LookAgain)
     assert decision.at == NOW + RECORDED_AFTER
+
+
+def test_it_looks_again_sooner_for_what_it_waits_for_anyway() -> None:
+    assert RECORDED_AFTER > 0.7
+    silent = seen("c", head=3, changed=NOW - 5.3)
+    three = halted("ab", HaltReason.NODE_LEFT, settings(min_nodes=3, max_nodes=3), at=NOW)
+    decision = decide(scene(three, STAYER, LEAVER, silent, now=NOW + 0.5))
+    assert isinstance(decision, LookAgain)
+    assert decision.at == NOW - 5.3 + 6.0
+
+
+def test_it_looks_again_for_that_when_it_waits_for_no_instant() -> None:
+    """The policies still think."""
+    blame = incident("a")
+    ledger = halted("ab", HaltReason.FAILURE, TWO, at=NOW, blame=blame)
+    nodes = [seen(name, Phase.STOPPED, head=3, incident=blame) for name in "ab"]
+    decision = decide(replace(scene(ledger, *nodes, now=NOW + 0.5), judgement=Judgement(round=1)))
+    assert isinstance(decision, LookAgain)
+    assert decision.at == NOW + RECORDED_AFTER
+
+
+def test_of_those_who_have_left_as_many_are_named_as_an_entry_has_room_for() -> None:
+    names = "".join(chr(0x100 + i) for i in range(MAX_LEFT + 1))
+    nodes = [seen(name, Phase.STOPPED, head=3, leaving=True) for name in names]
+    decision = decide(scene(halted(names, HaltReason.NODE_LEFT, TWO, at=NOW), *nodes, now=NOW + RECORDED_AFTER))
+    assert isinstance(decision, Append)
+    assert decision.body == Over(round=1, left=tuple(names[:MAX_LEFT]))
+
+
+def test_a_node_of_which_nothing_is_known_goes_by_its_id() -> None:
+    assert scene(start(), now=NOW).names(["x"]) == "x"
+
+
+def test_a_round_that_follows_in_a_resumed_run_is_not_over() -> None:
+    after = resumed(then(LEFT, Over(round=1, left=("b",)), at=NOW + 1), NOW + 5)
+    sealed = then(after, Round(number=2, offer=offer("c"), members=members("cd")), at=NOW + 6)
+    assert sealed.over is None
+    entries = {after.head.index: after.head, sealed.head.index: sealed.head}
+    assert restored(sealed.head, entries, NOW + 9).over is None
 
 
 def test_it_is_written_again_only_when_another_member_has_left() -> None:

@@ -25,7 +25,7 @@ MODULES = (
     "watch",
     "scene",
     "rows",
-    "history",
+    "rendezvous.history",
     "node",
     "admission",
     "succession",
@@ -38,11 +38,15 @@ MODULES = (
     "places",
     "deferral",
     "asking",
+    "arrival",
+    "entries",
+    "limits",
+    "incidents",
 )
-"""What decides, by the last names of its modules."""
+"""What decides: the last names of its modules, or as many of them as no other module of core ends with."""
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-TESTS = ("core/tests/rendezvous", "core/tests/agent/test_polling.py")
+TESTS = ("core/tests/rendezvous", "core/tests/agent/test_polling.py", "core/tests/test_incidents.py")
 EQUIVALENTS = HERE / "equivalents.json"
 ARGUMENTS = ["-q", "-s", "-p", "no:cacheprovider", "-k", "not Backend", "--ignore-glob=*test_session*"]
 """Of pytest: a backend's conformance decides nothing of a run, and sessions wait more than they decide."""
@@ -107,18 +111,27 @@ def main() -> int:
     return 0 if enough and (options.only or not stale) else 1
 
 
-def _trials(modules: Sequence[str], only: str) -> Iterator[tuple[Mutant, ast.Module, str]]:
-    """All mutants, each with the tree of its module and the digest of its function."""
+def find(ending: str) -> tuple[str, Path]:
+    """The module of core whose name ends so, by its full name, and its file.
+
+    Raises:
+        SystemExit: There is none, or more than one.
+    """
     core = importlib.util.find_spec("elastic_core")
     assert core is not None
     folder = Path(next(iter(core.submodule_search_locations or ())))
-    for stem in modules:
-        paths = list(folder.rglob(f"{stem}.py"))
-        if len(paths) != 1:
-            raise SystemExit(f"{len(paths)} modules of core are called {stem!r}, not one")
-        module = ".".join(("elastic_core", *paths[0].relative_to(folder).with_suffix("").parts))
+    paths = list(folder.rglob(ending.replace(".", "/") + ".py"))
+    if len(paths) != 1:
+        raise SystemExit(f"{len(paths)} modules of core are called {ending!r}, not one")
+    return ".".join(("elastic_core", *paths[0].relative_to(folder).with_suffix("").parts)), paths[0]
+
+
+def _trials(modules: Sequence[str], only: str) -> Iterator[tuple[Mutant, ast.Module, str]]:
+    """All mutants, each with the tree of its module and the digest of its function."""
+    for ending in modules:
+        module, path = find(ending)
         importlib.import_module(module)
-        tree = ast.parse(paths[0].read_text())
+        tree = ast.parse(path.read_text())
         for function, definition in functions(tree):
             digest = hashlib.sha256(ast.dump(definition).encode()).hexdigest()[:8]
             yield from ((one, tree, digest) for one in mutants(module, function, definition) if only in one.name)
