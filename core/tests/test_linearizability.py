@@ -5,15 +5,20 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Collection
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from elastic_core.rendezvous.backend import ORIGIN, BeatReply, Cursor, Link, RosterRow
+from elastic_core.rendezvous.disk import republish
+from elastic_core.rendezvous.file import FileBackend
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
-from elastic_core.testing.faults import LossyCalls
+from elastic_core.testing import linearizability_suite
+from elastic_core.testing.connections import MakeBackend
 from elastic_core.testing.history import Call, check_history
-from elastic_core.testing.linearizability_suite import CALLS, SECONDS
-from elastic_core.testing.workload import work
+from elastic_core.testing.linearizability_suite import LinearizabilityConformance
+from elastic_core.testing.racing import PATIENCE
 
 A, B, AFTER_A = Link(1, "a"), Link(1, "b"), Link(2, "c")
 
@@ -240,6 +245,17 @@ def test_a_contradiction_is_explained() -> None:
     assert "the last calls before it:\n  p, from 0.000000 to 0.000000: append(" in said
 
 
+@pytest.fixture(autouse=True)
+def in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All the calls are made, however long they take: a busy machine must not hide a defect."""
+    monkeypatch.setattr(linearizability_suite, "SECONDS", PATIENCE)
+
+
+def linearizable(opens: MakeBackend) -> None:
+    """The suite's test."""
+    LinearizabilityConformance().test_the_calls_of_several_processes_are_linearizable(opens, None, None, 0)
+
+
 class Broken(LocalBackend):
     """One that makes more of its kind."""
 
@@ -307,10 +323,27 @@ class SleepsThroughChanges(Broken):
 )
 def test_a_store_with_a_defect_is_noticed(backend: type[LocalBackend]) -> None:
     jobs: dict[str, MemoryStore] = defaultdict(MemoryStore)
-    line = LossyCalls()
-    opens = line.through(lambda run_id: backend(jobs[run_id]))
     with pytest.raises(AssertionError, match="no order of the calls"):
-        check_history(work(opens, line, None, calls=CALLS, seconds=SECONDS, restarts=0, seed="0"))
+        linearizable(lambda run_id: backend(jobs[run_id]))
+
+
+class Overwrites(FileBackend):
+    """Who writes an entry at the same time as another process replaces that one's."""
+
+    def connect(self) -> FileBackend:
+        return Overwrites(self._store)
+
+    def append(self, prev: Link, entry: Link, data: bytes) -> bool:
+        if self.read(entry.index) is not None or (prev.index and self.read(prev.index) != prev.id.encode()):
+            return False
+        time.sleep(0.001)
+        republish(self._store.scratch, self._store.ledger.path(entry.index), entry.id.encode() + b"\n" + data)
+        return True
+
+
+def test_a_store_that_processes_share_with_a_defect_is_noticed(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="no order of the calls on the ledger"):
+        linearizable(partial(Overwrites.open, tmp_path))
 
 
 def test_a_worker_that_fails_is_shown() -> None:
@@ -320,4 +353,4 @@ def test_a_worker_that_fails_is_shown() -> None:
 
     jobs: dict[str, MemoryStore] = defaultdict(MemoryStore)
     with pytest.raises(AssertionError, match=r"a worker has failed:(?s:.*)by design"):
-        work(lambda run_id: Raises(jobs[run_id]), LossyCalls(), None, calls=CALLS, seconds=60, restarts=0, seed="0")
+        linearizable(lambda run_id: Raises(jobs[run_id]))

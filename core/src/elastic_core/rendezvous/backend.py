@@ -106,6 +106,7 @@ class RendezvousBackend(ABC):
     * A :meth:`wait` that tells of something new may tell of less than there is by then, but of nothing that is not
       there. One that returns the cursor as it was given says that this was all there was at an instant of the call.
     * A call that raises RendezvousConnectionError takes effect once, at any time after it began, or never.
+    * A store whose ``stale_reads`` is true promises this only for as long as no server is replaced by another one.
 
     Attributes:
         embedded: Whether the store lives inside one of the job's agents (c10d). Its loss is then final, and nobody
