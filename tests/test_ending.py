@@ -44,7 +44,7 @@ def test_killing_the_agent_kills_all_that_it_started_within_two_seconds(
     assert still_there(pids, within=2.0) == []
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize(("program", "sign"), [CASES[0], CASES[1]])
 def test_a_signal_ends_the_agent_and_all_that_it_started(
     stage: Stage, program: list[object], sign: str, signum: int

@@ -16,7 +16,7 @@ from elastic_core.program import Program
 if TYPE_CHECKING:
     from elastic_core.job_token import JobToken
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """On which signals a node leaves, as far as they are not ignored, unless ``--signals_to_handle`` says otherwise."""
 DEFAULT_ID = "none"
 """The job id of a run that nobody has named: torchrun's."""

@@ -100,7 +100,7 @@ class LaunchConfig:
     local_addr: str | None = None
     shutdown_timeout: float = SHUTDOWN_TIMEOUT
     signals_to_handle: str | None = None
-    """Names, separated by commas; None for SIGTERM, SIGINT, SIGHUP and SIGQUIT, except those that are ignored."""
+    """Names, separated by commas; None for SIGTERM, SIGINT and SIGHUP, except those that are ignored."""
     duplicate_stdout_filters: tuple[str, ...] = ()
     duplicate_stderr_filters: tuple[str, ...] = ()
     virtual_local_rank: bool = False

@@ -23,6 +23,7 @@ from elastic_core.agent.identity import Seat
 from elastic_core.agent.inbox import SignalReceived
 from elastic_core.agent.notes import Crashed, Overdue
 from elastic_core.agent.outcome import Ending, Publish, finish, publish_as
+from elastic_core.agent.status import ShowState, Status, describe_polled
 from elastic_core.agent.warden import CLOSING, Warden
 from elastic_core.agent.warden_events import Died, Gone, Stuck, TemplateEvent
 from elastic_core.agent.workers import start_failure
@@ -87,7 +88,14 @@ class _StillAsking:
 
 
 def run(
-    config: RunConfig, plugins: Plugins, handler: RendezvousHandler, seat: Seat, warden: Warden, *, warm: bool = False
+    config: RunConfig,
+    plugins: Plugins,
+    handler: RendezvousHandler,
+    seat: Seat,
+    warden: Warden,
+    *,
+    warm: bool = False,
+    show_state: ShowState = lambda _: None,
 ) -> Ending:
     """Run one agent to its end with a handler, whose job id goes before the run's. Main thread only.
 
@@ -107,6 +115,7 @@ def run(
         )
         agent = PollingAgent(config, plugins, publish, handler, info, clock, given)
         stack.callback(agent.close)
+        show_state(agent.describe)
         ending = agent.run()
         if rescue.is_needed(ending, agent.closed, agent.round):
             rescue.rescue(given.vault.held, given.inbox, publish, str(info))
@@ -129,6 +138,7 @@ class PollingAgent:
         self._config, self._plugins, self._publish, self._clock = config, plugins, publish, clock
         self._inbox, self._handled, self._warden, self._group = hands.inbox, hands.signals, hands.warden, hands.group
         self._state = AskingState()
+        self._info, self._since = info, clock.now()
         self._sealed: Sealed | None = None
         self._port_taken = False
         self._looks = itertools.count(1)
@@ -170,6 +180,13 @@ class PollingAgent:
         self._asker.close()
         with self._closing:
             self._closed = True
+
+    def describe(self) -> str:
+        """What this agent does and waits for, in words; from any thread."""
+        status = replace(Status.of(self._config), now=self._clock.now(), since=self._since)
+        group, incident = self._group, self._state.incident
+        status = replace(status, workers=group.workers, started_at=group.started_at, incident=incident)
+        return describe_polled(self._state, self._info, status)
 
     # What happened ---------------------------------------------------------------------------------------------------
 
@@ -308,7 +325,10 @@ class PollingAgent:
     # What follows ----------------------------------------------------------------------------------------------------
 
     def _step(self, event: AskingEvent) -> None:
-        self._state, effects = step(self._state, event)
+        before = self._state
+        self._state, effects = step(before, event)
+        if (before.work, before.round) != (self._state.work, self._state.round):
+            self._since = self._clock.now()
         for effect in effects:
             self._do(effect)
 

@@ -81,11 +81,15 @@ def _run_once(config: RunConfig, plugins: Plugins, warden: Warden | None, *, alo
             send_template(config, warden)
 
         from elastic_core.agent import supervisor  # see the top
+        from elastic_core.agent.hands import handled
         from elastic_core.agent.identity import Seat
+        from elastic_core.agent.state_dump import StateDump
+        from elastic_core.agent.status import Status
 
+        dump = stack.enter_context(closing(StateDump(handled(config), Status.of(config).describe_joining)))
         seat = stack.enter_context(closing(Seat.take(config.rdzv_id)))  # not the endpoint too: it has many spellings
         stack.callback(warden.close, CLOSING)  # before the seat is free for the next agent
         warden.hold(seat.fileno())
         warden.keep_off()  # plugins may have started something
         names = preloading.complete(warden, config, plugins)
-        return supervisor.supervise(config, plugins, seat, warden, names, again=again)
+        return supervisor.supervise(config, plugins, seat, warden, names, again=again, show_state=dump.show)

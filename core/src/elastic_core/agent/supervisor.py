@@ -25,6 +25,7 @@ from elastic_core.agent.notes import AliveFor, Crashed, Depart, Overdue, Tick
 from elastic_core.agent.outcome import Ending, Publish, finish, publish_as
 from elastic_core.agent.ports import own_address
 from elastic_core.agent.probing import Door, probe
+from elastic_core.agent.status import ShowState, Status, describe_node
 from elastic_core.agent.stores import Stores
 from elastic_core.agent.warden import CLOSING, Warden
 from elastic_core.agent.warden_events import (
@@ -44,6 +45,7 @@ from elastic_core.config import RunConfig
 from elastic_core.errors import ElasticError, RendezvousConnectionError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
+from elastic_core.incidents import Incident
 from elastic_core.plugins import Plugins
 from elastic_core.rendezvous.admission import differences
 from elastic_core.rendezvous.backend import RendezvousBackend
@@ -96,6 +98,7 @@ def supervise(
     preloaded: tuple[str, ...],
     *,
     again: bool = False,
+    show_state: ShowState = lambda _: None,
 ) -> Ending:
     """Join, and take part to the end. Main thread only.
 
@@ -105,6 +108,7 @@ def supervise(
         seat: This agent's, on this host.
         warden: Starts the workers.
         preloaded: What its template imports; () without a template.
+        show_state: Takes a function that describes the state, for :class:`StateDump`; a newer one replaces it.
         again: Whether this agent has just been in another run of the job, which the newest one has replaced (rule S3).
 
     Raises:
@@ -116,8 +120,9 @@ def supervise(
         if not isinstance(store, RendezvousBackend):
             from elastic_core.agent import polling  # seldom needed
 
-            return polling.run(config, plugins, store, seat, warden, warm=bool(preloaded))
+            return polling.run(config, plugins, store, seat, warden, warm=bool(preloaded), show_state=show_state)
         stack.callback(store.close)
+        show_state(Status.of(config).describe_joining)
         form, single = plugins.rendezvous_options().endpoint, config.max_nodes == 1
         address = advertised(config.rdzv_endpoint, form, config.local_addr, single_node=single)
         door = stack.enter_context(closing(Door(address))) if config.max_nodes > 1 else None
@@ -166,6 +171,7 @@ def supervise(
         if door is not None:
             given.inbox.watch(door, door.greet)
         stack.callback(supervisor.close)
+        show_state(supervisor.describe)
         ending = supervisor.run()
         if rescue.is_needed(ending, supervisor.ledger.closed, supervisor.ledger.round):
             rescue.rescue(given.vault.held, given.inbox, publish, str(info))
@@ -195,6 +201,10 @@ class Supervisor:
         self._exit: Exit | None = None
         self._row = joined.row
         self._untaken: Event | None = None
+        self._since = clock.now()
+        """When it began to do what it does."""
+        self._incident: Incident | None = None
+        """The newest failure that it has heard of."""
         calls = SessionCalls(
             post=self._inbox.post,
             publish=publish,
@@ -236,6 +246,23 @@ class Supervisor:
         leaving = self._state.leaving is not None or self._exit is None
         self._warden.close(CLOSING)  # the workers first: where all went well there are none
         self._session.close(FAREWELL if not leaving else CLOSING)
+
+    def describe(self) -> str:
+        """What this agent does and waits for, in words; from any thread."""
+        session, group = self._session, self._group
+        status = replace(
+            Status.of(self._config),
+            now=self._clock.now(),
+            since=self._since,
+            workers=group.workers,
+            started_at=group.started_at,
+            contact_at=session.contact.at,
+            failing=(*session.contact.failing,),
+            sightings=session.sightings,
+            waiting_for=session.waiting_for,
+            incident=self._incident,
+        )
+        return describe_node(self._state, status)
 
     # What happened ---------------------------------------------------------------------------------------------------
 
@@ -349,6 +376,7 @@ class Supervisor:
     def _step(self, event: NodeEvent) -> None:
         before = self._state
         self._state, effects = step(before, event)
+        self._remember(before)
         failed = failed_round(before, self._state)
         if isinstance(event, EntriesRead):
             for news in outcome.narrated(before.ledger, event.entries, event.now, self._state.info.node_id):
@@ -365,6 +393,13 @@ class Supervisor:
             self._do(effect)
         if failed is not None:  # last: everything else is urgent
             probe(failed, self._state.info.node_id, self._session.look_up, self._inbox.post)
+
+    def _remember(self, before: NodeState) -> None:
+        """Keep what people ask for and nobody decides by."""
+        state, halt = self._state, self._state.ledger.halt
+        if (before.work, before.round, before.ledger.live) != (state.work, state.round, state.ledger.live):
+            self._since = self._clock.now()
+        self._incident = state.incident or (halt and halt.incident) or self._incident
 
     def _do(self, effect: Effect) -> None:
         match effect:

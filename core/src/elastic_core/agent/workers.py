@@ -84,6 +84,8 @@ class Worker:
     streams: WorkerStreams
     pid: int | None = None
     exit_code: int | None = None
+    ended_at: float = 0.0
+    """When it was reaped, where it has an exit code."""
     initialized: bool = False
     step: int | None = None
     """The last one that it can come to without having reported another."""
@@ -166,6 +168,11 @@ class WorkerGroup:
         self._remove_directory_of(self._directory_of)
         self._directory_of = current.number
 
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """The local ranks of the present round, in order; from any thread."""
+        return tuple(self._workers.values())
+
     def alive(self) -> bool:
         """Whether every local rank has been started and none has ended."""
         return bool(self._workers) and all(w.pid is not None and w.exit_code is None for w in self._workers.values())
@@ -204,7 +211,7 @@ class WorkerGroup:
             case SpawnFailed(tag, error) if worker := self._workers.get(tag):
                 return self._fail(tag, self._incident(worker, IncidentKind.START_FAILED, message=error))
             case Exited(tag, pid, code, at) if worker := self._workers.get(tag):
-                worker.pid, worker.exit_code = pid, code
+                worker.pid, worker.exit_code, worker.ended_at = pid, code, at
                 if code != 0 and self._recovery is None:
                     self._recovery = Recovery(began=at, detected=self.now())
                 if code != 0:

@@ -190,8 +190,9 @@ FLAGS: Sequence[Flag] = (
         section=FAILURE,
         parse=values.signals,
         metavar="NAMES",
-        help="On which signals this node stops its workers and leaves.  [default: SIGTERM,SIGINT,SIGHUP,SIGQUIT, as "
-        "far as they are not ignored]",
+        help="On which signals this node stops its workers and leaves.  On SIGQUIT, unless it is "
+        "named here, the agent writes its state to stderr and goes on.  [default: SIGTERM,SIGINT,SIGHUP, as far as "
+        "they are not ignored]",
     ),
     Flag(
         "--log_dir",

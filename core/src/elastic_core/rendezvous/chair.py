@@ -81,6 +81,11 @@ class ChairDriver:
     """When it is asked again, if nothing new can be read there by then."""
     _backoff: Backoff = field(default_factory=Backoff)
 
+    @property
+    def waiting_for(self) -> str:
+        """Whom the job waits for, as far as the last look showed; '' for nobody."""
+        return self._waiting_for
+
     def turn(self, store: RendezvousBackend, ledger: Ledger) -> float | None:
         """Look once, and act. Returns the instant to look again at; None to wait for a change.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from elastic_core.errors import (
@@ -42,7 +42,7 @@ from elastic_core.rendezvous.restoring import restore
 from elastic_core.rendezvous.retry import RETRY_FIRST, RETRY_MOST, Backoff
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
 from elastic_core.rendezvous.session_calls import SessionCalls
-from elastic_core.rendezvous.watch import Heard, Watch, interrupted
+from elastic_core.rendezvous.watch import Heard, Sighting, Watch, interrupted
 from elastic_core.rendezvous.writer import Writer, WriterCalls
 
 __all__ = ["Session", "SessionCalls"]
@@ -178,6 +178,16 @@ class Session:
         if call.store is not None and self._hung_up.get(call.who) is not call.store:
             self._hung_up[call.who] = call.store
             threading.Thread(target=self._guard, args=(call.store.close,), name="elastic-hang-up", daemon=True).start()
+
+    @property
+    def sightings(self) -> Mapping[str, Sighting]:
+        """The nodes that this one, as leader, sees in the roster, by id; empty where another one leads."""
+        return self._chair.watch.nodes
+
+    @property
+    def waiting_for(self) -> str:
+        """Whom the job waits for, where this node leads and knows it; else ''."""
+        return self._chair.waiting_for if self._chair.watch.nodes else ""
 
     def publish_row(self, row: NodeRow) -> None:
         """Make the roster say this, at once or soon, as the news is; returns at once, and the newest row wins."""

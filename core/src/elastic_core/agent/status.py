@@ -1,0 +1,214 @@
+"""The state of an agent in words, for people who ask why nothing happens: pure functions from what it knows."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from elastic_core.agent.workers import Worker
+from elastic_core.config import RunConfig
+from elastic_core.errors import without_passwords
+from elastic_core.exit_codes import describe_exit
+from elastic_core.incidents import Incident
+from elastic_core.rendezvous.asking import AskingState, Work as Asking
+from elastic_core.rendezvous.ledger import Ledger, Member
+from elastic_core.rendezvous.node import NodeState, Work
+from elastic_core.rendezvous.places import place
+from elastic_core.rendezvous.rows import NodeInfo
+from elastic_core.rendezvous.watch import Sighting
+from elastic_core.terminal import printable
+
+ShowState: TypeAlias = "Callable[[Callable[[], str]], None]"
+"""Takes a function that describes the state whenever somebody asks."""
+SHOWN_NODES = 64
+"""How many nodes of a round are listed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """What an agent knows at one instant besides its state. Instants are its monotonic clock, in seconds.
+
+    Attributes:
+        job: The job's id.
+        store: Its backend and endpoint, without passwords.
+        pid: The agent's.
+        now: This instant.
+        since: When the agent began to do what it does.
+        workers: Of its newest round.
+        started_at: When those were started.
+        contact_at: When it last knew all that the store had taken.
+        failing: The threads whose last operation on the store failed.
+        sightings: The rows of the roster, where the node leads.
+        waiting_for: Whom the job waits for, where the node leads and knows it.
+        incident: The newest failure that it has heard of.
+    """
+
+    job: str
+    store: str
+    pid: int
+    now: float
+    since: float
+    workers: Sequence[Worker] = ()
+    started_at: float = 0.0
+    contact_at: float | None = None
+    failing: Collection[str] = ()
+    sightings: Mapping[str, Sighting] = field(default_factory=dict)
+    waiting_for: str = ""
+    incident: Incident | None = None
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Status:
+        """That of an agent which begins now."""
+        now = time.monotonic()
+        at = f" at {without_passwords(config.rdzv_endpoint)}" if config.rdzv_endpoint else ""
+        return cls(job=repr(config.rdzv_id), store=f"{config.rdzv_backend}{at}", pid=os.getpid(), now=now, since=now)
+
+    def describe_joining(self) -> str:
+        """The state now of an agent that is not in its job yet, and has waited for that since :attr:`since`."""
+        status = replace(self, now=time.monotonic())
+        rows = [("waits for", f"the store, to join the job, for {_age(self.since, status)}")]
+        return _text(f"the agent with pid {self.pid}", status, rows)
+
+
+def describe_node(state: NodeState, status: Status) -> str:
+    """The state of an agent that follows a ledger."""
+    ledger, info = state.ledger, state.info
+    head = ledger.head
+    leads = "this node" if ledger.chair == info.node_id else _named(ledger.chair, status.sightings)
+    kind = type(head.body).__name__.upper()
+    rows = [
+        ("run", f"{head.run}, known here for {_age(ledger.opened_at, status)}"),
+        ("leader", f"{leads}, term {head.term}"),
+        ("ledger", f"entry {head.index} is the newest, {kind}, read {_age(ledger.head_at, status)} ago"),
+        ("round", _round(ledger, status)),
+        ("restarts", f"{ledger.counters.restarts} of {ledger.settings.agreement.max_restarts} spent"),
+        ("waits for", f"{_waits_for(state, status)}, for {_age(status.since, status)}"),
+    ]
+    if state.leaving is not None:
+        rows.append(("leaves", state.leaving.why))
+    members = () if ledger.round is None else ledger.round.members
+    return _text(f"{info} (node {info.node_id}, pid {status.pid})", status, rows, _nodes(info, members, status))
+
+
+def describe_polled(state: AskingState, info: NodeInfo, status: Status) -> str:
+    """The state of an agent over a rendezvous handler that keeps no ledger."""
+    waits_for = {
+        Asking.MEETING: "the handler to give a round",
+        Asking.RUNNING: "nothing: the workers run",
+        Asking.STOPPING: "the workers to end" if state.verdict or not state.incident else "the failure policies",
+        Asking.FINISHING: "the other nodes to finish",
+        Asking.OVER: "the handler to be shut down",
+    }[state.work]
+    number = "none yet" if state.round is None else f"{state.round.number}, the newest that this node was in"
+    rows = [
+        ("round", number),
+        ("restarts", f"{state.restarts} spent by this node"),
+        ("waits for", f"{waits_for}, for {_age(status.since, status)}"),
+    ]
+    members = () if state.round is None else state.round.members
+    return _text(f"{info} (node {info.node_id}, pid {status.pid})", status, rows, _nodes(info, members, status))
+
+
+def _text(who: str, status: Status, rows: Sequence[tuple[str, str]], nodes: Iterable[tuple[str, str]] = ()) -> str:
+    lines = [("job", f"{status.job} over {status.store}"), *rows, *nodes]
+    lines += [(f"rank {worker.assignment.rank}", _worker(worker, status)) for worker in status.workers]
+    if status.contact_at is not None:
+        failing = f"; failing: {', '.join(sorted(status.failing))}" if status.failing else ""
+        lines.append(("store", f"last contact {_age(status.contact_at, status)} ago{failing}"))
+    if status.incident is not None:
+        lines.append(("failure", f"the newest: {_failure(status.incident)}"))
+    head = f"[elastic] the state of {who}; it goes on\n"
+    return head + "".join(f"  {label:<10} {printable(text)}\n" for label, text in lines)
+
+
+def _round(ledger: Ledger, status: Status) -> str:
+    current = ledger.round
+    if ledger.closed is not None:
+        return f"none any more: the job is closed: {ledger.closed.why}"
+    if current is None:
+        return "none yet"
+    if ledger.halt is not None:
+        halted = f"halted {_age(ledger.halt_at, status)} ago: {ledger.halt.why}"
+        return f"{current.number}, {halted}"
+    return f"{current.number}, live for {_age(ledger.round_at, status)} ({current.why})"
+
+
+def _waits_for(state: NodeState, status: Status) -> str:
+    ledger, number = state.ledger, state.round
+    member = ledger.is_member(state.info.node_id)
+    if ledger.closed is not None:
+        return "its own end: the job is closed"
+    if status.waiting_for:
+        return status.waiting_for
+    if state.work is Work.STOPPING:
+        return f"the processes of round {number} to end"
+    if state.work is Work.RUNNING and ledger.plan is not None:
+        at = "" if ledger.stop_at is None else f" at step {ledger.stop_at.step}"
+        return f"the workers of round {number} to stop together{at}"
+    if state.work is Work.RUNNING:
+        return "nothing: the workers run"
+    if state.work is Work.DONE:
+        return "the other nodes: all workers here have exited with 0"
+    if ledger.live and member:
+        return "the workers of the round to be started"
+    if ledger.live:
+        return "a place in the job, whose round runs without this node"
+    return "the leader to begin a round"
+
+
+def _nodes(info: NodeInfo, members: tuple[Member, ...], status: Status) -> Iterator[tuple[str, str]]:
+    """The nodes of the newest round in rank order, and then those that are in none."""
+    for member in members[:SHOWN_NODES]:
+        first = place(members, member.node_id).first_rank
+        size = member.local_world_size
+        ranks = f"rank {first}" if size == 1 else f"ranks {first} to {first + size - 1}"
+        own = member.node_id == info.node_id
+        seen = status.sightings.get(member.node_id)
+        where = f"{info}, this node" if own else _seen(member.node_id, seen, status)
+        yield "member", f"{ranks} on {where}"
+    if len(members) > SHOWN_NODES:
+        yield "", f"and {len(members) - SHOWN_NODES} more members"
+    known = {member.node_id for member in members}
+    others = [seen for node_id, seen in status.sightings.items() if node_id not in known and node_id != info.node_id]
+    for seen in others[:SHOWN_NODES]:
+        yield "other node", _seen(seen.node_id, seen, status)
+    if len(others) > SHOWN_NODES:
+        yield "", f"and {len(others) - SHOWN_NODES} more nodes"
+
+
+def _seen(node_id: str, seen: Sighting | None, status: Status) -> str:
+    if seen is None:
+        return f"node {node_id}"
+    row = seen.row
+    of = f" round {row.round}" if row.round else ""
+    leaving = ", leaving" if row.leaving else ""
+    return f"{row.info}, {row.phase.value}{of}{leaving}, last sign of life {_age(seen.changed_at, status)} ago"
+
+
+def _named(node_id: str, sightings: Mapping[str, Sighting]) -> str:
+    seen = sightings.get(node_id)
+    return f"node {node_id}" if seen is None else f"{seen.row.info} (node {node_id})"
+
+
+def _worker(worker: Worker, status: Status) -> str:
+    if worker.exit_code is not None:
+        ended = describe_exit(worker.exit_code)
+        return f"pid {worker.pid}, {ended} {_age(worker.ended_at, status)} ago"
+    if worker.pid is None:
+        return f"being started, for {_age(status.started_at, status)}"
+    group = ", in its process group" if worker.initialized else ""
+    step = f", at step {worker.step} or before" if worker.step is not None else ""
+    return f"pid {worker.pid}, started {_age(status.started_at, status)} ago{group}{step}"
+
+
+def _failure(incident: Incident) -> str:
+    who = "" if incident.rank is None else f"rank {incident.rank} on "
+    error = f": {incident.message}" if incident.message and incident.message != incident.cause() else ""
+    return f"round {incident.round}, {who}{incident.host}: {incident.cause()}{error}"
+
+
+def _age(instant: float, status: Status) -> str:
+    return f"{max(0.0, status.now - instant):.1f} s"

@@ -1,0 +1,175 @@
+"""The state of an agent in words: a table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from scenes import halted, incident, info, live, members, offer, seen, settings, start, then
+
+from elastic_core.agent.status import SHOWN_NODES, Status, describe_node, describe_polled
+from elastic_core.agent.workers import Worker
+from elastic_core.exit_codes import ExitCode
+from elastic_core.incidents import Incident
+from elastic_core.rendezvous.asking import AskingState, Work as Asking
+from elastic_core.rendezvous.ledger import Closed, HaltReason, Ledger, Member, Plan, Round, StopAt
+from elastic_core.rendezvous.node import Leave, NodeState, Work
+from elastic_core.rendezvous.rows import Phase
+
+PLANNED = then(live("ab"), Plan(round=1, reason=HaltReason.RESIZE, why="c joins", deadline=60.0), at=15.0)
+STOPS = then(PLANNED, StopAt(round=1, step=7), at=16.0)
+CLOSED = then(live("ab"), Closed(success=True, why="all is done", exit_code=ExitCode.SUCCESS), at=20.0)
+
+
+def state(ledger: Ledger, name: str = "a", **facts: Any) -> NodeState:
+    return NodeState(info=info(name), ledger=ledger, **facts)
+
+
+def status(**facts: Any) -> Status:
+    return Status(**{"job": "'j'", "store": "file at /r", "pid": 7, "now": 30.0, "since": 25.0, **facts})
+
+
+def worker(rank: int, **facts: Any) -> Worker:
+    return Worker(assignment=SimpleNamespace(rank=rank), streams=None, **facts)  # type: ignore[arg-type] # its rank alone
+
+
+def lines(text: str, label: str) -> list[str]:
+    """What is said under a label."""
+    return [line[13:] for line in text.splitlines() if line[2:12].rstrip() == label]
+
+
+def test_all_of_it_is_said() -> None:
+    failed: Incident = incident("b", number=1)
+    told = status(
+        workers=[worker(0, pid=11, initialized=True, step=5), worker(1, pid=12, exit_code=-9, ended_at=29.0)],
+        started_at=11.0,
+        contact_at=29.5,
+        failing={"writer", "pulse"},
+        sightings={
+            "a": seen("a", changed=28.5),
+            "b": seen("b", Phase.RUNNING, changed=28.5),
+            "c": seen("c", changed=28.5, leaving=True),
+        },
+        incident=replace(failed, message="ValueError: boom"),
+    )
+    assert describe_node(state(live("ab"), work=Work.RUNNING, round=1), told).splitlines() == [
+        "[elastic] the state of host-a (node a, pid 7); it goes on",
+        "  job        'j' over file at /r",
+        "  run        run1, known here for 30.0 s",
+        "  leader     this node, term 1",
+        "  ledger     entry 2 is the newest, ROUND, read 20.0 s ago",
+        "  round      1, live for 20.0 s ()",
+        "  restarts   0 of 3 spent",
+        "  waits for  nothing: the workers run, for 5.0 s",
+        "  member     ranks 0 to 1 on host-a, this node",
+        "  member     ranks 2 to 3 on host-b, running round 1, last sign of life 1.5 s ago",
+        "  other node host-c, waiting, leaving, last sign of life 1.5 s ago",
+        "  rank 0     pid 11, started 19.0 s ago, in its process group, at step 5 or before",
+        "  rank 1     pid 12, was killed by SIGKILL 1.0 s ago",
+        "  store      last contact 0.5 s ago; failing: pulse, writer",
+        "  failure    the newest: round 1, rank 0 on host-b: exited with code 1: ValueError: boom",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("node", "waiting_for", "said"),
+    [
+        pytest.param(state(start()), "", "the leader to begin a round", id="no round yet"),
+        pytest.param(state(start()), "1 more node", "1 more node", id="the leader knows for whom"),
+        pytest.param(state(live("ab")), "", "the workers of the round to be started", id="about to start"),
+        pytest.param(state(live("ab"), "c"), "", "a place in the job, whose round runs without this node", id="spare"),
+        pytest.param(state(live("ab"), work=Work.RUNNING, round=1), "", "nothing: the workers run", id="all is well"),
+        pytest.param(
+            state(PLANNED, work=Work.RUNNING, round=1), "", "the workers of round 1 to stop together", id="planned"
+        ),
+        pytest.param(
+            state(STOPS, work=Work.RUNNING, round=1), "", "the workers of round 1 to stop together at step 7", id="stop"
+        ),
+        pytest.param(
+            state(halted("ab", HaltReason.FAILURE), work=Work.STOPPING, round=1),
+            "",
+            "the processes of round 1 to end",
+            id="stopping",
+        ),
+        pytest.param(
+            state(live("ab"), work=Work.DONE, round=1),
+            "",
+            "the other nodes: all workers here have exited with 0",
+            id="done",
+        ),
+        pytest.param(state(halted("ab", HaltReason.FAILURE), round=1), "", "the leader to begin a round", id="halted"),
+        pytest.param(state(CLOSED, round=1), "", "its own end: the job is closed", id="closed"),
+    ],
+)
+def test_what_it_waits_for(node: NodeState, waiting_for: str, said: str) -> None:
+    text = describe_node(node, status(waiting_for=waiting_for))
+    assert lines(text, "waits for") == [f"{said}, for 5.0 s"]
+
+
+@pytest.mark.parametrize(
+    ("ledger", "said"),
+    [
+        (start(), "none yet"),
+        (live("ab"), "1, live for 20.0 s ()"),
+        (halted("ab", HaltReason.FAILURE), "1, halted 10.0 s ago: it was"),
+        (CLOSED, "none any more: the job is closed: all is done"),
+    ],
+)
+def test_where_the_round_stands(ledger: Ledger, said: str) -> None:
+    assert lines(describe_node(state(ledger), status()), "round") == [said]
+
+
+def test_another_leader_and_its_members_are_known_by_their_ids_alone() -> None:
+    text = describe_node(state(live("ab"), "b", leaving=Leave("received SIGTERM", 143)), status())
+    assert lines(text, "leader") == ["node a, term 1"]
+    assert lines(text, "member") == ["ranks 0 to 1 on node a", "ranks 2 to 3 on host-b, this node"]
+    assert lines(text, "leaves") == ["received SIGTERM"]
+
+
+def test_of_many_nodes_some_are_listed() -> None:
+    many = tuple(Member(f"n{number}", 1, "default") for number in range(SHOWN_NODES + 3))
+    ledger = then(start(settings(max_nodes=1000)), Round(number=1, offer=offer("a"), members=many), at=10.0)
+    text = describe_node(state(ledger), status())
+    assert lines(text, "member")[-1] == f"rank {SHOWN_NODES - 1} on node n{SHOWN_NODES - 1}"
+    assert lines(text, "") == ["and 3 more members"]
+
+
+def test_foreign_text_is_shown_and_not_obeyed() -> None:
+    blamed = replace(incident("b"), message="\x1b[2Jgone\nelastic: all is well")
+    text = describe_node(state(live("ab")), status(incident=blamed))
+    assert lines(text, "failure") == [
+        r"the newest: round 1, rank 0 on host-b: exited with code 1: \x1b[2Jgone\nelastic: all is well"
+    ]
+
+
+def test_a_worker_that_is_not_there_yet_is_being_started() -> None:
+    text = describe_node(state(live("ab")), status(workers=[worker(3)], started_at=28.0))
+    assert lines(text, "rank 3") == ["being started, for 2.0 s"]
+
+
+@pytest.mark.parametrize(
+    ("polled", "said"),
+    [
+        (AskingState(), "the handler to give a round"),
+        (AskingState(work=Asking.RUNNING), "nothing: the workers run"),
+        (AskingState(work=Asking.STOPPING), "the workers to end"),
+        (AskingState(work=Asking.STOPPING, incident=incident("a")), "the failure policies"),
+        (AskingState(work=Asking.FINISHING), "the other nodes to finish"),
+        (AskingState(work=Asking.OVER), "the handler to be shut down"),
+    ],
+)
+def test_an_agent_over_a_handler_says_less(polled: AskingState, said: str) -> None:
+    sealed = Round(number=4, offer=offer("a"), members=members("ab"))
+    text = describe_polled(replace(polled, round=sealed), info("a"), status(store="mine"))
+    assert lines(text, "job") == ["'j' over mine"]
+    assert lines(text, "round") == ["4, the newest that this node was in"]
+    assert lines(text, "waits for") == [f"{said}, for 5.0 s"]
+    assert lines(text, "member") == ["ranks 0 to 1 on host-a, this node", "ranks 2 to 3 on node b"]
+
+
+def test_an_agent_that_joins_says_so() -> None:
+    said = status(since=0.0).describe_joining().splitlines()
+    assert said[0] == "[elastic] the state of the agent with pid 7; it goes on"
+    assert said[2].startswith("  waits for  the store, to join the job, for ")
