@@ -158,6 +158,16 @@ def test_signals_are_events_in_the_order_in_which_they_came(inbox: Inbox) -> Non
     assert taken(inbox, 3) == [SignalReceived(15), SignalReceived(signal.SIGUSR1), SignalReceived(15)]
 
 
+def test_a_signal_with_somebody_elses_handler_is_no_event(inbox: Inbox) -> None:
+    before = signal.signal(signal.SIGUSR2, lambda *_: None)
+    try:
+        for signum in (signal.SIGUSR2, signal.SIGTERM):
+            signal.raise_signal(signum)
+        assert taken(inbox, 1) == [SignalReceived(signal.SIGTERM)]
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
 def test_a_signal_of_another_process_ends_the_wait(inbox: Inbox) -> None:
     with subprocess.Popen(["kill", "-TERM", str(os.getpid())]):
         assert inbox.take() == [SignalReceived(signal.SIGTERM)]

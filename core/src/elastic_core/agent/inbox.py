@@ -91,7 +91,8 @@ class Inbox:
             yield self._posted.get_nowait()
 
     def _drain_signals(self) -> Iterable[object]:
-        return [SignalReceived(signum) for signum in _drain(self._signal_r)]
+        """Python writes every signal there that has a handler, be it somebody else's."""
+        return [SignalReceived(signum) for signum in _drain(self._signal_r) if signum in self._old_handlers]
 
 
 def _ignore(_signum: int, _frame: FrameType | None) -> None:
