@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from etcd_servers import running
 from redis_servers import redis_server
-from stage import PATIENCE, WORKERS, Agent, Stage
-
-SOON = "beat_interval=0.5,lost_after=1.5,last_call_timeout=1"
+from stage import WORKERS, Stage
+from training import SOON, train_again, train_for
 
 
 @dataclass(frozen=True)
@@ -33,24 +32,6 @@ def server(backend: str, folder: Path) -> Iterator[Store]:
     else:
         with running(folder) as etcd:
             yield Store(etcd.endpoint, etcd.stop, etcd.forget, lambda: etcd.start().serving())
-
-
-def train_for(stage: Stage, agents: list[Agent], seconds: float) -> None:
-    """Wait until the same workers have trained for so long, without a pause."""
-    before = [agent.workers() for agent in agents]
-    began = [max(report["at"] for report in agent.reports("step")) for agent in agents]
-
-    def trained() -> bool:
-        return all(agent.reports("step")[-1]["at"] >= at + seconds for agent, at in zip(agents, began, strict=True))
-
-    assert stage.wait_until(trained, PATIENCE + seconds), "training has stopped:\n" + agents[0].output
-    assert [agent.workers() for agent in agents] == before
-
-
-def train_again(agents: list[Agent], restarts: int) -> None:
-    for agent in agents:
-        agent.wait_for_report("training", world_size=2, restart_count=restarts)
-        agent.wait_for_report("step", count=len(agent.reports("step")) + 1)
 
 
 @pytest.mark.timeout(300)
