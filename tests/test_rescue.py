@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from full_disk import fill
-from stage import WARM, WORKERS, Stage, over
+from stage import WARM, WORKERS, Stage, free_port, over
 
 TRAIN = WORKERS / "train_state.py"
 QUICK = {**WARM, "PET_PRELOAD": "torch,torch._dynamo,elastic_torch.disk,elastic_torch.state"}
@@ -137,9 +137,12 @@ def test_two_nodes_that_share_a_directory_write_the_state_once_and_both_go_on_fr
     assert [agent.exit_code() for agent in agents] == [0, 0], agents[0].output
 
 
-def test_a_run_that_is_stopped_by_a_signal_keeps_its_newest_step(stage: Stage, tmp_path: Path) -> None:
+@pytest.mark.parametrize("handler", [False, True], ids=["ledger", "handler"])
+def test_a_run_that_is_stopped_by_a_signal_keeps_its_newest_step(stage: Stage, tmp_path: Path, handler: bool) -> None:
     job = [TRAIN, "--epochs=2", "--disk", tmp_path / "disk", "--interval=4", "--at", 7, "--hold", tmp_path / "hold"]
-    command = [*RUN, "--standalone", "--nproc_per_node=2", *map(str, job)]
+    endpoint = f"--rdzv_endpoint=127.0.0.1:{free_port()}"
+    meeting = ["--rdzv_backend=torch-c10d", endpoint, "--rdzv_id=job"] if handler else ["--standalone"]
+    command = [*RUN, *meeting, "--nproc_per_node=2", *map(str, job)]
     agent = stage.start(command, env=QUICK)
     agent.wait_for_report("holding", count=2)
     agent.signal(signal.SIGTERM)
