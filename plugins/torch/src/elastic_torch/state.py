@@ -4,8 +4,8 @@
 ``memory`` keep it in shared memory, ``agreement`` decides which state all go on from, ``peers`` brings it to others:
 ``whole`` calls these, ``shards`` does the same for sharded models. ``tiers`` says what is asked of checkpoints on disk,
 ``checkpoints`` when to save and load one, ``form`` what they forget. ``rescued`` has a failed job's newest state
-written out by the agents, and reads it. ``accumulation`` counts the batches of a step,
-``progress`` tells error files how far it is.
+written out by the agents, and reads it. ``accumulation`` counts the batches of a step, ``progress`` tells error files
+how far it is.
 """
 
 from __future__ import annotations
@@ -333,8 +333,8 @@ class TrainState:
     def restore(self) -> Restored | None:
         """Go back to the newest complete state, if there is any; all ranks together, once, before the first step.
 
-        Where no rank has a snapshot in memory, that is the newest checkpoint, or a newer snapshot that agents wrote to a
-        directory when the run before had failed (``rescued``).
+        Where no rank has a snapshot in memory, that is the newest checkpoint, or a newer snapshot that agents wrote to
+        a directory when the run before had failed (``rescued``).
 
         A rank that gets its state from another one has generators of its own, seeded from the state's stamp and the
         rank: there is no other place where those of the lost one could come from.
