@@ -21,6 +21,8 @@ AWARE = 9.0
 """Seconds within which a node that reaches the right server knows what it has come to, and has stopped its workers."""
 
 
+FENCED = ("drift", "clocks", "stalls", "copies")
+"""Profiles whose plans must come to the fence."""
 SAFETY = frozenset({"S4", "I6"})
 """What says that no two rounds of one run train at once, nor an earlier one after a later one."""
 
@@ -66,9 +68,22 @@ def _fenced(lots: random.Random) -> dict[str, Any]:
 
 
 def _clocks(lots: random.Random) -> dict[str, Any]:
-    """Some run a fifth slower or faster than they must; some twice as fast, or half."""
-    extreme = lots.choice([(0.8, 1.0), (1.0, 1.2), (0.8, 1.2), (0.5, 1.0), (1.0, 2.0), (0.5, 2.0)])
-    return {**_fenced(lots), "rates": tuple(lots.choice([*extreme, 1.0]) for _ in range(3))}
+    """Some run twice as fast as others, or four times."""
+    return {
+        **_fenced(lots),
+        "fence_after": 40.0,
+        "rates": _rates(lots, [(0.7, 1.0), (0.5, 1.0), (1.0, 2.0), (0.5, 2.0)]),
+    }
+
+
+def _drift(lots: random.Random) -> dict[str, Any]:
+    """No two differ by more than a fifth."""
+    return {**_fenced(lots), "fence_after": 40.0, "rates": _rates(lots, [(0.85, 1.0), (0.9, 1.1), (1.0, 1.15)])}
+
+
+def _rates(lots: random.Random, pairs: list[tuple[float, float]]) -> tuple[float, ...]:
+    pair = lots.choice(pairs)
+    return tuple(lots.choice(pair) for _ in range(3))
 
 
 def _lasting(*kinds: str) -> Callable[[Plan], float]:
@@ -179,12 +194,19 @@ ASSUMPTIONS: dict[str, Assumption] = {
         job=_moved,
         length=70.0,
     ),
+    "drift": Assumption(
+        "S4: clocks run alike",
+        {"cut": 6, "freeze": 2, "start": 2},
+        job=_drift,
+        length=120.0,
+    ),
     "clocks": Assumption(
         "S4: clocks run alike, but for a fifth",
         {"cut": 6, "freeze": 2, "start": 2},
         SAFETY | {"L1"},
         _apart,
         job=_clocks,
+        length=120.0,
     ),
     "stalls": Assumption(
         "S4: the warden runs whenever its workers do, and SIGKILL ends them",
@@ -266,8 +288,8 @@ def numbers(lots: random.Random, kind: str, plan: Plan) -> tuple[float, float] |
             return fence, 0.0
         case "replay":
             return 0.0, float(lots.choice([0, 1, 1, 5]))
-        case "cut" if plan.profile in ("clocks", "stalls", "copies"):
+        case "cut" if plan.profile in FENCED:
             return lots.choice([long, fence, 2 * fence, 3 * fence]), float(lots.randrange(3))
-        case "freeze" if plan.profile in ("clocks", "stalls", "copies"):
+        case "freeze" if plan.profile in FENCED:
             return lots.choice([short, long, 2 * fence]), 0.0
     return None

@@ -114,4 +114,27 @@ REPAIRS: tuple[Defect, ...] = (
         "network",
         1000,
     ),
+    # What the rules assume
+    Defect(
+        "what a store has taken and does not show is sent as fast as it answers",
+        "ChairDriver._append",
+        "self.clock.now() + self._backoff.failed()",
+        "self.clock.now()",
+        "appends",
+    ),
+    Defect(
+        "what a store shows is compared as fast as it answers, where it shows an older state",
+        "Session._read",
+        "seen is None",
+        "False",
+        "stale",
+    ),
+    Defect(
+        "a node waits for ever for an entry that nobody puts back",
+        "Session._is_lost",
+        "timing.lost_after if newest else timing.fence_after",
+        "timing.lost_after if newest else 1e9",
+        "holes",
+    ),
+    Defect("the fence leaves nothing for clocks that differ", "contact.FENCE_SHARE", "0.8", "1.0", "drift"),
 )
