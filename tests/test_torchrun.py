@@ -108,6 +108,21 @@ def test_elastic_run_does_not_join_a_job_of_torchruns(
     both_finish(done, first)
 
 
+def test_another_script_under_the_same_id_is_refused(
+    stage: Stage, torchrun: Callable[..., Agent], server: Daemon, done: Path
+) -> None:
+    """It joined, and the workers of both restarted side by side."""
+    first = torchrun()
+    trains(first, 1)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc_per_node=1"]
+    where = ["--rdzv_backend=redis", f"--rdzv_endpoint={server.endpoint}", "--rdzv_id=job"]
+    other = stage.start([*launcher, *where, str(WORKERS / "sleeper.py")])
+    assert other.exit_code() != 0
+    assert "is to run 'sleeper.py', but the job with this id, which" in other.output
+    assert "runs 'allreduce.py'" in other.output
+    both_finish(done, first)
+
+
 def test_a_job_token_seals_what_torchruns_agents_write_and_their_workers_do_not_see_it(
     stage: Stage, server: Daemon, done: Path
 ) -> None:

@@ -33,6 +33,7 @@ from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.reading import load
 from elastic_core.testing.racing import PATIENCE, background
 from elastic_core.torchrun import TorchrunHandler, stores
+from elastic_core.torchrun.command import command_of
 from elastic_core.torchrun.stores import EXIT_BARRIER
 
 
@@ -311,3 +312,29 @@ def test_torchs_parameters_are_read_as_ours(monkeypatch: pytest.MonkeyPatch, mem
     assert os.environ["ELASTIC_OURS_PASSWORD"] == "s3cret", "the next job of this process needs it, too"
     [params] = asked
     assert (params.endpoint, dict(params.config), params.local_addr) == ("host:1", {"color": "red"}, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (["/usr/bin/torchrun", "--nnodes=2", "train.py", "--lr", "1"], "train.py"),
+        (["/usr/bin/torchrun", "-m", "package.train"], "-m package.train"),
+        (["/usr/bin/torchrun", "--no-python", "bash", "run.sh"], "bash run.sh"),
+        (["/usr/bin/torchrun", "--run-path", "train.py"], "train.py"),
+        pytest.param(["/usr/bin/torchrun", "--a-flag-of-another-torch", "train.py"], "", id="another torch"),
+        pytest.param(["/usr/bin/accelerate", "launch", "train.py"], "", id="no torchrun"),
+        pytest.param([], "", id="embedded"),
+    ],
+)
+def test_what_a_torchrun_runs_is_read_off_its_command_line(argv: list[str], name: str) -> None:
+    pytest.importorskip("torch")
+    assert command_of(argv, "host").name == name
+
+
+def test_arguments_of_one_program_are_compared_too() -> None:
+    pytest.importorskip("torch")
+    one, same, other = (
+        command_of(["torchrun", "train.py", f"--host={host}", "--lr", rate], host).arguments
+        for host, rate in (("a", "1"), ("b", "1"), ("c", "2"))
+    )
+    assert one == same != other

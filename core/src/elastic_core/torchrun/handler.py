@@ -10,10 +10,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from elastic_core import conf
+from elastic_core import __version__, conf
 from elastic_core.agent.addresses import advertised
 from elastic_core.agent.identity import host_name
 from elastic_core.agent.ports import HeldPort
+from elastic_core.config import DEFAULT_ID
 from elastic_core.environment import inheritable
 from elastic_core.errors import (
     ElasticError,
@@ -25,6 +26,7 @@ from elastic_core.errors import (
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
+from elastic_core.rendezvous.admission import differences
 from elastic_core.rendezvous.api import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo, RendezvousParameters
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.closing import close_run
@@ -55,6 +57,7 @@ from elastic_core.rendezvous.seal import protected
 from elastic_core.rendezvous.session import Session, SessionCalls
 from elastic_core.rendezvous.settings import Agreement, Settings, Versions
 from elastic_core.torchrun import stores
+from elastic_core.torchrun.command import command_of
 
 AGREED = ("torchrun",)
 """What such nodes say in place of their failure policies, so that no ``elastic run`` joins them by mistake."""
@@ -222,9 +225,17 @@ class TorchrunHandler(RendezvousHandler):
         agreement = Agreement(
             min_nodes=params.min_nodes, max_nodes=params.max_nodes, max_restarts=0, failure_policies=AGREED
         )
-        settings = Settings(agreement=agreement, timing=self._read.timing, versions=versions, host=info.host)
+        settings = Settings(
+            agreement=agreement,
+            timing=self._read.timing,
+            versions=versions,
+            host=info.host,
+            release=__version__,
+            command=command_of(sys.argv, info.host),
+        )
         offer = self._offer()
-        applicant = Applicant(info=info, settings=settings, scheduler_uid=self._uid, offer=offer)
+        unnamed = params.run_id == DEFAULT_ID
+        applicant = Applicant(info=info, settings=settings, scheduler_uid=self._uid, unnamed=unnamed, offer=offer)
         found = persist(
             self._store,
             lambda store: join(store, applicant, self._clock),
@@ -233,6 +244,8 @@ class TorchrunHandler(RendezvousHandler):
         )
         if isinstance(found, Closed):
             raise RendezvousClosedError(f"The job {params.run_id!r} is over: {found.why}")
+        for difference in differences(found.ledger.settings, settings):
+            _say(Event("settings_differ", difference, Level.WARNING))
         self._state, self._row = NodeState(info=info, ledger=found.ledger, offer=offer), found.row
         calls = SessionCalls(post=self._post, publish=_say, judge=_restart, crashed=self._crashed)
         try:
