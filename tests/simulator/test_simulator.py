@@ -59,6 +59,7 @@ REACHED = (
     "S6 a newcomer imports while a round is live",
     "S6 a latecomer reports the verdict on the run that it came for",
     "S6 an abandoned run is closed",
+    "S6 another program, or one with other arguments, is refused",
     "a restart is spent",
     "a restart is given back",
     "a lost node ends the job",

@@ -12,10 +12,11 @@ from elastic_core.errors import RendezvousRefusedError
 from elastic_core.rendezvous.backend import Cursor, RosterRow
 from elastic_core.rendezvous.codec import decode_row, encode_entry
 from elastic_core.rendezvous.join import Applicant, Clock, Joined, join
-from elastic_core.rendezvous.ledger import Chair, HistoryChangedError, Offer
+from elastic_core.rendezvous.ledger import Chair, Closed, HistoryChangedError, Offer, compose
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.rows import Seats
 from elastic_core.rendezvous.session import Session, SessionCalls
+from elastic_core.rendezvous.settings import Command
 
 PLACE = Offer("10.0.0.2", 29500, "the first")
 
@@ -132,3 +133,23 @@ def test_a_run_is_not_abandoned_whose_node_beats_though_its_seat_proves_it_gone(
         assert isinstance(found, Joined)
         assert found.ledger.scheduler_uid == "2"
         assert now[0] < quick().timing.lost_after
+
+
+@pytest.mark.parametrize(("name", "opens"), [("a.py", False), ("b.py", True)])
+def test_a_program_after_another_one_of_the_same_scheduler_uid_has_a_run_of_its_own(name: str, opens: bool) -> None:
+    """One allocation of a scheduler may run one program after the other, each with a verdict of its own."""
+    store = LocalBackend(MemoryStore())
+    first = Applicant(info=info("a"), settings=replace(quick(), command=Command(name="a.py")), scheduler_uid="1")
+    ran = join(store, first, CLOCK)
+    assert isinstance(ran, Joined)
+    verdict = Closed(success=True, why="all have finished", exit_code=0)
+    closed = compose(ran.ledger, verdict, entry_id="the end", author="a", now=CLOCK.now())
+    assert store.append(ran.ledger.head.link, closed.link, encode_entry(closed))
+    store.remove("a")
+    second = replace(first, info=info("b"), settings=replace(quick(), command=Command(name=name)))
+    found = join(store, second, CLOCK)
+    if opens:
+        assert isinstance(found, Joined)
+        assert found.ledger.head.run != ran.ledger.head.run
+    else:
+        assert found == verdict

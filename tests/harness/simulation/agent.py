@@ -28,8 +28,8 @@ from elastic_core.rendezvous.node import (
     WorkerFailed,
 )
 from elastic_core.rendezvous.rows import NodeInfo, Seats
-from elastic_core.rendezvous.settings import Agreement, Settings, Versions
-from simulation import forgetting, strangers
+from elastic_core.rendezvous.settings import Agreement, Command, Settings, Versions
+from simulation import forgetting, programs, strangers
 from simulation.engine import TICK, Process, expire_after
 from simulation.inbox import Inbox
 from simulation.peers import DOOR
@@ -285,6 +285,8 @@ class SimAgent:
         self.host, self.node_id, self.seat, self.uid = host, node_id, seat, uid
         self.again = again
         """Whether the same process was another node before."""
+        self.command = programs.OWN if host.world.plan.programs else Command()
+        """What its workers run, as far as others are told."""
         self.verdicts_before: int | None = None
         """How many verdicts there were when it had first read the ledger; None for an agent that reads it to join."""
         self.process_hub = host.world.hub
@@ -372,7 +374,7 @@ class SimAgent:
         if self.host.suspended:
             self.host.held.append(self._rejoin)
         else:
-            self.host.start(self.uid, again=True)
+            self.host.start(self.uid, again=True, command=self.command)
 
     def _run(self) -> tuple[int, str]:
         world, plan = self.host.world, self.host.world.plan
@@ -383,9 +385,17 @@ class SimAgent:
             max_restarts=plan.max_restarts,
             on_node_loss=config.on_node_loss,
         )
-        settings = Settings(agreement=agreement, timing=config.timing, versions=VERSIONS, host=self.host.name)
+        settings = Settings(
+            agreement=agreement, timing=config.timing, versions=VERSIONS, host=self.host.name, command=self.command
+        )
         stores = Stores(self.host.address, world.new_id)
-        applicant = Applicant(info=self.info, settings=settings, scheduler_uid=self.uid, offer=stores.offer())
+        applicant = Applicant(
+            info=self.info,
+            settings=settings,
+            scheduler_uid=self.uid,
+            unnamed=plan.unnamed,
+            offer=stores.offer(),
+        )
         now: Callable[[], float] = self.host.now
         clock = Clock(now=now, sleep=self._sleep, new_id=world.new_entry_id)
         own = Connection(world.store, self.host.line, self.process, hosting=self.hosting)

@@ -95,4 +95,33 @@ CLAIMS: tuple[Defect, ...] = (
         "value = row.value[97:]",
         "strangers",
     ),
+    # Whose job it is
+    Defect(
+        "another program joins",
+        "_check_command",
+        "theirs.name and own.name and theirs.name != own.name",
+        "False",
+        "programs",
+    ),
+    Defect(
+        "other arguments join a job without a name",
+        "_check_command",
+        "unnamed and _arguments_differ(opener, mine)",
+        "False",
+        "programs",
+    ),
+    Defect(
+        "a second job of one node joins one without a name",
+        "_check_single",
+        "applicant.unnamed and applicant.settings.agreement.max_nodes == 1",
+        "False",
+        "programs",
+    ),
+    Defect(
+        "the verdict on another program of the same uid is reported",
+        "_admitted",
+        "not runs_same(ledger.settings, applicant.settings, unnamed=applicant.unnamed)",
+        "False",
+        "programs",
+    ),
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.incidents import IncidentKind
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
-from simulation import breaches, leaders, outages, proofs, strangers
+from simulation import breaches, leaders, outages, programs, proofs, strangers
 from simulation.engine import Process
 from simulation.lines import Wire
 from simulation.plan import LONELY, Fault
@@ -96,11 +96,18 @@ def replenish(world: World) -> None:
 
 
 def _start(world: World, host: Host, fault: Fault) -> bool:
-    """An agent is started; with ``value`` 1 even where one runs, with ``value`` 2 by another job of that name."""
-    if host.suspended or (host.living and fault.value != 1.0) or (world.plan.embedded and world.store.down):
+    """An agent is started; with ``value`` 1 even where one runs, with ``value`` 2 by another job of that name.
+
+    With 3 it runs another program, with 4 the same one with other arguments.
+    """
+    if (
+        host.suspended
+        or (host.living and fault.value not in (1.0, *programs.STARTED))
+        or (world.plan.embedded and world.store.down)
+    ):
         return False
     uid = UID if world.plan.uid else None
-    host.start("job-2" if fault.value == 2.0 else uid)
+    host.start("job-2" if fault.value == 2.0 else uid, command=programs.STARTED.get(fault.value))
     return True
 
 

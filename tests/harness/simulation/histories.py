@@ -13,6 +13,7 @@ from elastic_core.rendezvous.ledger import (
     Resume,
     Round,
 )
+from elastic_core.rendezvous.settings import Command
 
 if TYPE_CHECKING:
     from simulation.replica import Replica
@@ -33,6 +34,8 @@ class Histories:
     """Runs of which there are two histories, since a store has forgotten one."""
     uids: dict[str, str | None] = field(default_factory=dict)
     """The scheduler's uid of each run."""
+    commands: dict[str, Command] = field(default_factory=dict)
+    """What the opener of each run runs."""
     _after: dict[str, str] = field(default_factory=dict)
     """What was first built upon each entry."""
     _sealed: set[tuple[str, int, tuple[Member, ...]]] = field(default_factory=set)
@@ -45,6 +48,7 @@ class Histories:
         self.written[entry.id] = entry
         if isinstance(entry.body, Open):
             self.uids[entry.run] = entry.body.scheduler_uid
+            self.commands[entry.run] = entry.body.settings.command
         body, newest = entry.body, self._newest.get(entry.run, (0, 0))
         if entry.prev and self._after.setdefault(entry.prev, entry.id) != entry.id:
             self.forked.add(entry.run)

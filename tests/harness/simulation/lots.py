@@ -214,6 +214,13 @@ PROFILES: dict[str, Profile] = {
         most=4,
         job=scripts.strangers_job,
     ),
+    "programs": Profile(
+        {"start": 18, "fail": 2, "crash": 2, "cut": 1, "leave": 1},
+        length=45.0,
+        hosts=(2, 2, 3),
+        finishing=0.4,
+        job=scripts.programs_job,
+    ),
 }
 """All of them; those that break an assumption are no part of a campaign."""
 ORDER = (
@@ -246,6 +253,7 @@ ORDER = (
     "vouched",
     "departed",
     "strangers",
+    "programs",
 )
 """In which order a campaign takes them, again and again."""
 
@@ -328,6 +336,8 @@ def _numbers(lots: random.Random, kind: str, plan: Plan) -> tuple[float, float]:
             return 0.0, lots.uniform(-4000, 4000) if kind == "wall" else 0.0
         case "start":
             lot = lots.random()
+            if plan.profile == "programs":
+                return 0.0, 3.0 if lot < 0.35 else 4.0 if lot < 0.6 else 1.0
             if plan.profile == "seats":
                 return 0.0, float(lot < 0.6)
             return 0.0, 2.0 if plan.profile in ("reused", "latecomers") and lot < 0.3 else 1.0 if lot < 0.2 else 0.0

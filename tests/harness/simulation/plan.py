@@ -97,6 +97,10 @@ class Plan:
     "people", or nobody ("")."""
     token: bool = False
     """Whether the job has a token, with which all that nodes write is sealed; values are encoded then."""
+    programs: bool = False
+    """Whether nodes say which program they run, so that another one under the same job id is noticed."""
+    unnamed: bool = False
+    """Whether nobody has named the job."""
     faults: tuple[Fault, ...] = ()
 
     def dump(self) -> str:

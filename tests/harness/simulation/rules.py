@@ -12,7 +12,7 @@ from elastic_core.incidents import Incident, IncidentKind, follows_peer_loss
 from elastic_core.rendezvous.ledger import Closed, Entry, Halt, HaltReason, Ledger, Round
 from elastic_core.rendezvous.node import Work
 from elastic_core.rendezvous.rows import NodeRow
-from simulation import endings, finishing, seating, unreached
+from simulation import endings, finishing, programs, seating, unreached
 from simulation.calmness import calm
 from simulation.workers import State
 
@@ -125,6 +125,7 @@ def check_seats(world: World, before: Entry | None, entry: Entry, body: Round, e
 
 def check_joined(world: World, agent: SimAgent, ledger: Ledger) -> None:
     """S6: nobody joins another job's run, nor the next one when its own has ended since it came."""
+    programs.check_joined(world, agent, ledger)
     for verdict in _verdicts_since(world, agent):
         if verdict.run != ledger.head.run:
             why = f"{agent.node_id} joins run {ledger.head.run}, and run {verdict.run}, for which it came, is over"
@@ -135,6 +136,7 @@ def check_joined(world: World, agent: SimAgent, ledger: Ledger) -> None:
 
 def check_reported(world: World, agent: SimAgent, closed: Closed) -> None:
     """S6: an abandoned run has no verdict."""
+    programs.check_reported(world, agent, closed)
     if closed.abandoned:
         world.truth.violated("S6", f"{agent.node_id} reports the end of a run that was abandoned")
     if _verdicts_since(world, agent):
@@ -146,11 +148,12 @@ def _verdicts_since(world: World, agent: SimAgent) -> list[Entry]:
     if agent.verdicts_before is None or world.forgot:
         return []
     since = [(entry, entry.body) for entry in world.truth.verdicts[agent.verdicts_before :]]
-    uids = world.truth.histories.uids
+    uids, commands = world.truth.histories.uids, world.truth.histories.commands
     return [
         entry
         for entry, body in since
         if isinstance(body, Closed) and not body.abandoned and agent.uid in (None, uids.get(entry.run))
+        if entry.run not in commands or not programs.differ(world, agent.command, commands[entry.run])
     ]
 
 

@@ -106,3 +106,16 @@ def strangers_job(lots: random.Random) -> dict[str, Any]:
         "min_nodes": 1,
         "latency": lots.choice([0.0005, 0.002, 0.02]),
     }
+
+
+def programs_job(lots: random.Random) -> dict[str, Any]:
+    """A job under whose id other programs are started."""
+    return {
+        "programs": True,
+        "unnamed": lots.random() < 0.5,
+        "uid": lots.random() < 0.2,
+        "min_nodes": 1,
+        "max_nodes": lots.choice([1, 2, 3]),
+        "preload": lots.choice([0.0, 0.0, 8.0]),
+        "latency": lots.choice([0.0005, 0.002, 0.02]),
+    }

@@ -30,7 +30,7 @@ from elastic_core.rendezvous.ledger import (
     StopAt,
 )
 from elastic_core.rendezvous.rows import Phase
-from simulation import endings, finishing, forgetting, leaders, rules, unreached
+from simulation import endings, finishing, forgetting, leaders, programs, rules, unreached
 from simulation.assumptions import ASSUMPTIONS
 from simulation.departures import Departures
 from simulation.entry_text import kind_of, told
@@ -128,6 +128,7 @@ class Truth:
         before = self.histories.add(replica, entry)
         self.world.note(entry.author, f"writes entry {entry.index}, term {entry.term}: {told(entry)}")
         self.proofs.appended(entry)
+        programs.check_undisturbed(self.world, entry)
         self.forgeries.check_rows(self.world.agent(entry.author))
         if before is not None:
             self._check_order(before, entry)
@@ -340,6 +341,7 @@ class Truth:
         self.world.note(agent.node_id, f"exits with {code}: {why}")
         self.world.reached[f"exit {code}"] += 1
         rules.check_exit(self.world, agent, why)
+        programs.note_exit(self.world, agent, code)
         self.departures.exited(agent)
         closed = self._node(agent).closed
         if closed is None or agent.state is None or agent.leaving or why.startswith("process "):

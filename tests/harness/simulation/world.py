@@ -22,6 +22,7 @@ from simulation.workers import Gang, Training
 if TYPE_CHECKING:
     from elastic_core.events import Event
     from elastic_core.rendezvous.ledger import Round
+    from elastic_core.rendezvous.settings import Command
 
 UID = "job-1"
 FENCING = 1.0
@@ -86,10 +87,11 @@ class Host:
         """The agents that run here."""
         return [agent for agent in self.agents if not agent.over]
 
-    def start(self, uid: str | None, *, again: bool = False) -> SimAgent:
+    def start(self, uid: str | None, *, again: bool = False, command: Command | None = None) -> SimAgent:
         """Somebody starts an agent."""
         seat = next(number for number in range(len(self.seats) + 1) if number not in self.seats)
         agent = SimAgent(self, f"{self.name}{len(self.agents) + 1}", seat, uid, self.look(seat), again)
+        agent.command = command or agent.command
         self.agents.append(agent)
         self.world.enlist(agent)
         self.seats[seat] = agent

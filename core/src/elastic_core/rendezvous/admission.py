@@ -119,6 +119,15 @@ def check_settings(opener: Settings, mine: Settings, *, allow_version_mismatch: 
         )
 
 
+def runs_same(opener: Settings, mine: Settings, *, unnamed: bool) -> bool:
+    """Whether a node runs the program of a run, as far as can be told; see :func:`check_settings`."""
+    try:
+        _check_command(opener, mine, unnamed=unnamed)
+    except RendezvousRefusedError:
+        return False
+    return True
+
+
 def _check_command(opener: Settings, mine: Settings, *, unnamed: bool) -> None:
     theirs, own = opener.command, mine.command
     if theirs.name and own.name and theirs.name != own.name:

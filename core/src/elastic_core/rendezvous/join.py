@@ -24,6 +24,7 @@ from elastic_core.rendezvous.admission import (
     admit,
     check_settings,
     needs_liveness,
+    runs_same,
     takes,
 )
 from elastic_core.rendezvous.arrival import Arrival, Takes, verdict_since
@@ -247,6 +248,8 @@ def _admitted(store: RendezvousBackend, ledger: Ledger, applicant: Applicant, cl
         RendezvousRefusedError: The run does not take this node, and nodes of it are alive.
     """
     uid = applicant.scheduler_uid
+    if ledger.closed is not None and not runs_same(ledger.settings, applicant.settings, unnamed=applicant.unnamed):
+        uid = None  # one of an allocation that runs one program after another: the verdict on the first is not its own
     alive = _alive(store, ledger, applicant, clock) if needs_liveness(ledger, uid) else []
     found = admit(ledger, uid, alive)
     if isinstance(found, Join):
