@@ -12,7 +12,7 @@ from scenes import incident
 from test_session import CLOCK, PATIENCE, Node, in_round, quick
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.rendezvous.answers import Call, call_of, may_be_renewed, unanswered
+from elastic_core.rendezvous.answers import Call, call_of, may_be_renewed, silence_told, unanswered
 from elastic_core.rendezvous.backend import BeatReply, Cursor
 from elastic_core.rendezvous.guard import Asked, GuardedBackend
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
@@ -72,6 +72,28 @@ def test_people_are_told_what_has_no_answer_where_and_what_follows(call: Call, w
     assert error.hint is not None
     assert error.hint.startswith("See whether its server is stopped or overloaded, and whether packets get there.")
     assert ("Workers are stopped after 480 s without it." in error.hint) is fence
+
+
+def test_a_node_that_joins_tells_of_a_store_that_is_silent() -> None:
+    """Where a backend has no timeout, a joining agent said nothing for ever."""
+    goes_on = threading.Event()
+    said: list[str] = []
+
+    class Silent(LocalBackend):
+        def read(self, index: int) -> bytes | None:
+            goes_on.wait(PATIENCE)
+            return super().read(index)
+
+    def tell(exc: RendezvousConnectionError) -> None:
+        said.append(exc.message)
+        goes_on.set()
+
+    store = GuardedBackend(Silent(MemoryStore()), "backend")
+    with silence_told(store, tell, ENDPOINT, within=0.01):
+        assert store.read(1) is None
+    assert goes_on.is_set()
+    (message,) = said
+    assert message.startswith("a question to the store at redis://***@store:6379/0 has had no answer for ")
 
 
 @dataclass

@@ -48,6 +48,8 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
 from elastic_core.plugins import Plugins
 from elastic_core.rendezvous.admission import differences
+from elastic_core.rendezvous.answers import silence_told
+from elastic_core.rendezvous.arrival import Arrival
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.contact import FENCE_SHARE
 from elastic_core.rendezvous.join import Applicant, Clock, Joined, arrive, join
@@ -79,7 +81,7 @@ from elastic_core.rendezvous.node import (
     row_of,
     step,
 )
-from elastic_core.rendezvous.retry import persist, store_awaited
+from elastic_core.rendezvous.retry import persist, silent_store, store_awaited
 from elastic_core.rendezvous.rows import Seats
 from elastic_core.rendezvous.session import Session, SessionCalls
 
@@ -141,9 +143,20 @@ def supervise(
         def waits(exc: RendezvousConnectionError) -> None:
             publish(store_awaited(config.rdzv_endpoint, patience, exc))
 
+        def silent(exc: RendezvousConnectionError) -> None:
+            publish(silent_store(exc))
+
+        def arriving(to: RendezvousBackend) -> Arrival:
+            with silence_told(to, silent, config.rdzv_endpoint):
+                return arrive(to, applicant, clock, again=again)
+
+        def joining(to: RendezvousBackend) -> Joined | Closed:
+            with silence_told(to, silent, config.rdzv_endpoint):
+                return join(to, applicant, clock, arrival)
+
         arrival = None
         if preloaded or again:
-            arrival = persist(store, lambda to: arrive(to, applicant, clock, again=again), waits, timeout=patience)
+            arrival = persist(store, arriving, waits, timeout=patience)
         if preloaded and arrival is not None and arrival.round:  # a running job pauses only for the switch
             publish(outcome.under_way(arrival, preloaded))
             with closing(Lookout(store, applicant, clock, arrival)) as lookout:
@@ -153,7 +166,7 @@ def supervise(
         hosted = preloading.STORE_MODULE in preloaded
         stores = stack.enter_context(closing(Stores(warden, address, clock.new_id, hosted=hosted)))
         applicant = replace(applicant, offer=stores.offer())
-        found = persist(store, lambda to: join(to, applicant, clock, arrival), waits, timeout=patience)
+        found = persist(store, joining, waits, timeout=patience)
         if isinstance(found, Closed):
             return finish(publish, found, idle=outcome.TOO_LATE)
         run = found.ledger.head.run

@@ -6,17 +6,24 @@ connection that alone is dead, while the node's others are served: a firewall th
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from elastic_core.errors import RendezvousConnectionError, without_passwords
+from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.guard import GuardedBackend
 
 ANSWER_WITHIN_SECONDS = 10.0
 """Seconds after which a call without an answer is told of; backends with a timeout give up sooner."""
 RENEWED_AFTER = 2.0
 """Times :data:`ANSWER_WITHIN_SECONDS` after which its connection is closed, so that the thread makes another one."""
-WHAT = {"pulse": "a heartbeat to", "reader": "a read from", "writer": "a write to"}
-"""What the threads of a session ask of the store."""
+JOINING = "joining"
+"""Who calls before there is a session."""
+WHAT = {"pulse": "a heartbeat to", "reader": "a read from", "writer": "a write to", JOINING: "a question to"}
+"""What the threads of a session, and a node that joins, ask of the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +31,7 @@ class Call:
     """A call that is under way. Instants are the monotonic clock's.
 
     Attributes:
-        who: The session's thread that made it.
+        who: The session's thread that made it, or :data:`JOINING`.
         due: When its answer was to be expected: at once, or for a wait when its time is over.
         store: Its connection; None for the call that makes one.
     """
@@ -68,18 +75,50 @@ def may_be_renewed(call: Call, silence: float, beaten_at: float, *, within: floa
     return call.who == "pulse" or beaten_at > call.due
 
 
-def unanswered(call: Call, silence: float, endpoint: str, fence: float) -> RendezvousConnectionError:
+@contextmanager
+def silence_told(
+    store: RendezvousBackend,
+    tell: Callable[[RendezvousConnectionError], None],
+    endpoint: str,
+    *,
+    within: float = ANSWER_WITHIN_SECONDS,
+) -> Iterator[None]:
+    """Have a thread tell, once, of a call without an answer, while the caller's own thread uses a connection.
+
+    Args:
+        store: The connection.
+        tell: Called on that thread.
+        endpoint: The store's, as the user gave it; '' for none.
+        within: Seconds after which a call without an answer is told of.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(within / 4):
+            call = call_of(JOINING, store)
+            if call is not None and (silence := time.monotonic() - call.due) >= within:
+                tell(unanswered(call, silence, endpoint))
+                return
+
+    threading.Thread(target=watch, name="elastic-silence", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def unanswered(call: Call, silence: float, endpoint: str, fence: float | None = None) -> RendezvousConnectionError:
     """What people are told of a call without an answer.
 
     Args:
         call: The call.
         silence: Seconds for which its answer is overdue.
         endpoint: The store's, as the user gave it; '' for none.
-        fence: Seconds without contact after which workers are stopped.
+        fence: Seconds without contact after which workers are stopped; None where there are none.
     """
     where = f" at {without_passwords(endpoint)}" if endpoint else ""
     what = "a connection to" if call.store is None else WHAT[call.who]
     hint = "See whether its server is stopped or overloaded, and whether packets get there."
-    if call.who != "writer":
+    if fence is not None and call.who != "writer":
         hint += f" Workers are stopped after {fence:.0f} s without it."
     return RendezvousConnectionError(f"{what} the store{where} has had no answer for {silence:.0f} s.", hint=hint)

@@ -55,6 +55,11 @@ def store_awaited(endpoint: str, seconds: float, exc: RendezvousConnectionError)
     return Event("store_unreachable", message, Level.WARNING)
 
 
+def silent_store(exc: RendezvousConnectionError) -> Event:
+    """What people are told when a node that joins gets no answer to what it has asked."""
+    return Event("store_unreachable", f"the store does not answer: {in_one_line(exc)}", Level.WARNING)
+
+
 def connect_at_first(
     make: Callable[[], T],
     failed: Callable[[RendezvousConnectionError], None],

@@ -27,11 +27,12 @@ from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
 from elastic_core.rendezvous.admission import differences
+from elastic_core.rendezvous.answers import silence_told
 from elastic_core.rendezvous.api import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo, RendezvousParameters
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.closing import close_run
 from elastic_core.rendezvous.contact import FENCE_SHARE
-from elastic_core.rendezvous.join import Applicant, Clock, join
+from elastic_core.rendezvous.join import Applicant, Clock, Joined, join
 from elastic_core.rendezvous.ledger import Closed, Offer, Round
 from elastic_core.rendezvous.node import (
     Effect,
@@ -51,7 +52,13 @@ from elastic_core.rendezvous.node import (
     row_of,
     step,
 )
-from elastic_core.rendezvous.retry import FIRST_CONNECTION_SECONDS, connect_at_first, persist, store_awaited
+from elastic_core.rendezvous.retry import (
+    FIRST_CONNECTION_SECONDS,
+    connect_at_first,
+    persist,
+    silent_store,
+    store_awaited,
+)
 from elastic_core.rendezvous.rows import NodeInfo
 from elastic_core.rendezvous.seal import protected
 from elastic_core.rendezvous.session import Session, SessionCalls
@@ -236,12 +243,12 @@ class TorchrunHandler(RendezvousHandler):
         offer = self._offer()
         unnamed = params.run_id == DEFAULT_ID
         applicant = Applicant(info=info, settings=settings, scheduler_uid=self._uid, unnamed=unnamed, offer=offer)
-        found = persist(
-            self._store,
-            lambda store: join(store, applicant, self._clock),
-            partial(self._wait, patience),
-            timeout=patience,
-        )
+
+        def joining(store: RendezvousBackend) -> Joined | Closed:
+            with silence_told(store, lambda exc: _say(silent_store(exc)), params.endpoint):
+                return join(store, applicant, self._clock)
+
+        found = persist(self._store, joining, partial(self._wait, patience), timeout=patience)
         if isinstance(found, Closed):
             raise RendezvousClosedError(f"The job {params.run_id!r} is over: {found.why}")
         for difference in differences(found.ledger.settings, settings):
