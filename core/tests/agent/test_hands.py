@@ -15,6 +15,7 @@ import pytest
 from elastic_core.agent.hands import Hands, handled, hands
 from elastic_core.agent.identity import Seat
 from elastic_core.agent.processes import descendants
+from elastic_core.agent.scratch import MARK
 from elastic_core.agent.start import begun
 from elastic_core.config import SIGNALS, RunConfig
 from elastic_core.events import Event
@@ -25,7 +26,7 @@ from elastic_core.rendezvous.settings import Versions
 
 
 def config(**settings: Any) -> RunConfig:
-    return RunConfig(program=Program(ProgramKind.EXECUTABLE, "true"), **settings)
+    return RunConfig(**{"program": Program(ProgramKind.EXECUTABLE, "true"), **settings})
 
 
 @contextmanager
@@ -76,6 +77,18 @@ def test_everything_is_given_back_at_the_end(monkeypatch: pytest.MonkeyPatch, tm
     assert descendants(os.getpid()) == processes
     assert [*tmp_path.iterdir()] == []
     assert said == []
+
+
+def test_what_a_function_is_called_with_may_be_removed_for_a_killed_agent_and_stays_for_one_that_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    call = tmp_path / "elastic_call_1"
+    call.mkdir(mode=0o700)
+    (call / "arguments").touch()
+    with made(program=Program(ProgramKind.FUNCTION, str(call))):
+        assert {MARK, "arguments"} == {*os.listdir(call)}
+    assert os.listdir(call) == ["arguments"]
 
 
 @pytest.fixture
