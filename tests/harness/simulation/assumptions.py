@@ -242,7 +242,7 @@ ASSUMPTIONS: dict[str, Assumption] = {
     "rows": Assumption(
         "S7: only its node writes a row",
         {"replay": 8, "erase": 5, "crash": 3, "start": 4, "fail": 4, "leave": 1},
-        frozenset({"S3: gives up a store", "P1"}),
+        frozenset({"S3: gives up a store", "P1", "I2: a store that served before"}),
         job=_many,
         hosts=(2, 3, 4),
         most=8,
@@ -250,7 +250,8 @@ ASSUMPTIONS: dict[str, Assumption] = {
     "rewinds": Assumption(
         "S8: a machine that is booted again has another host id, or a clock that goes on",
         {"rewind": 8, "crash": 4, "start": 6, "fail": 2, "cut": 2},
-        frozenset({"S8: is gone from its seat"}),
+        SAFETY | {"S8: is gone from its seat", "S8: is taken for gone, and lives"},
+        _fences,
         job=_many,
         hosts=(2, 3, 3),
         most=7,

@@ -84,11 +84,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="simulation.measure", description=__doc__)
     parser.add_argument("profiles", nargs="*", help="those to measure [all that break an assumption]")
     parser.add_argument("--plans", type=int, default=2000, help="how many plans of each [2000]")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first one [0]")
     parser.add_argument("--jobs", type=int, help="processes [one per CPU]")
     options = parser.parse_args()
     with campaign.pool(options.jobs) as players:
         for profile in options.profiles or ASSUMPTIONS:
-            _print(profile, spread(profile, options.plans, players))
+            _print(profile, spread(profile, options.plans, players, options.first))
 
 
 def _print(profile: str, found: Consequence) -> None:
