@@ -51,6 +51,7 @@ REACHED = (
     "OVER",
     "CLOSED 0",
     "CLOSED 1",
+    "L1 a node is found that is silent among many",
     "L3 a worker in D state",
     "L4 ten rounds without progress",
     "L6 too few nodes for too long",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.incidents import IncidentKind
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
-from simulation import breaches, leaders, outages, programs, proofs, strangers
+from simulation import breaches, crowd, leaders, outages, programs, proofs, strangers
 from simulation.engine import Process
 from simulation.lines import Wire
 from simulation.plan import LONELY, Fault
@@ -330,6 +330,7 @@ KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
     "ports": _ports,
     **outages.KINDS,
     **breaches.KINDS,
+    **crowd.KINDS,
     **leaders.KINDS,
     **proofs.KINDS,
     **strangers.KINDS,

@@ -221,6 +221,15 @@ PROFILES: dict[str, Profile] = {
         finishing=0.4,
         job=scripts.programs_job,
     ),
+    "crowd": Profile(
+        {"wall": 1, "start": 2},
+        length=42.0,
+        most=3,
+        hosts=(2, 3),
+        finishing=0.0,
+        job=scripts.crowd_job,
+        script=scripts.crowd,
+    ),
 }
 """All of them; those that break an assumption are no part of a campaign."""
 ORDER = (
@@ -254,6 +263,8 @@ ORDER = (
     "departed",
     "strangers",
     "programs",
+    "crowd",
+    "graceful",
 )
 """In which order a campaign takes them, again and again."""
 

@@ -101,6 +101,10 @@ class Plan:
     """Whether nodes say which program they run, so that another one under the same job id is noticed."""
     unnamed: bool = False
     """Whether nobody has named the job."""
+    crowd: int = 0
+    """Nodes that only beat, besides the agents."""
+    look: float = 0.0
+    """Seconds that a read of the whole roster takes, besides the latency."""
     faults: tuple[Fault, ...] = ()
 
     def dump(self) -> str:

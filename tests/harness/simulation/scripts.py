@@ -119,3 +119,21 @@ def programs_job(lots: random.Random) -> dict[str, Any]:
         "preload": lots.choice([0.0, 0.0, 8.0]),
         "latency": lots.choice([0.0005, 0.002, 0.02]),
     }
+
+
+def crowd_job(lots: random.Random) -> dict[str, Any]:
+    """A job with a thousand nodes that wait, whose roster takes its time to be read."""
+    return {
+        "crowd": lots.choice([100, 100, 300, 1000]),
+        "look": lots.choice([0.05, 0.6, 1.3, 3.3]),
+        "latency": lots.choice([0.0005, 0.002, 0.02]),
+        "timeout": 8.0,
+        "min_nodes": 1,
+        "thinking": 0.0,
+    }
+
+
+def crowd(lots: random.Random, plan: Plan) -> list[Fault]:
+    """Some of them fall silent, one after another."""
+    times = [round(lots.uniform(8.0, 18.0), 3) for _ in range(3)]
+    return [Fault(at, "hush", 0, 0.0, float(lots.randrange(plan.crowd))) for at in times]

@@ -7,7 +7,7 @@ can be late or lost; and what was given up by the caller can still arrive and be
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, StoreLostError
 from elastic_core.rendezvous.backend import (
@@ -23,6 +23,9 @@ from simulation.amendments import Amendments
 from simulation.engine import Hub, Process, Task
 from simulation.lines import Line, Wire
 from simulation.replica import Replica
+
+if TYPE_CHECKING:
+    from simulation.crowd import Crowd
 
 MOST_CALLS = 400
 """Calls of one host in one second; more is hammering (fault 31)."""
@@ -63,6 +66,10 @@ class SimStore:
         self.hammered: Callable[[str], None] = lambda what: None
         self.told: Callable[[Any], None] = lambda value: None
         """Called with every row, as it travels, that somebody is about to write."""
+        self.crowd: Crowd | None = None
+        """Nodes that only beat, on whichever server."""
+        self.look = 0.0
+        """Seconds that a read of the whole roster takes, besides the latency."""
         self.beaten: Callable[[str], None] | None = None
         """Called with whose beat has arrived."""
         self.listed: Callable[[str, list[RosterRow]], None] = lambda reader, rows: None
@@ -210,9 +217,14 @@ class Call:
 
     def reply(self, value: object) -> None:
         """The store answers."""
+        if (crowd := self.store.crowd) is not None and self.name == "roster" and self.args[0] is None:
+            value = [*cast("list[RosterRow]", value), *crowd.roster()]
+        elif crowd is not None and self.name == "remove":
+            crowd.remove(self.args[0])
         hub, line = self.store.hub, self.line
         began = line.deaf_until if self.name == "read" else 0.0
         arrival = max(hub.now, line.from_cut, began) + self.store.way(line)
+        arrival += self.store.look if self.name == "roster" and self.args[0] is None else 0.0
         if self.name != "wait" and arrival > self.deadline:
             self.store.count("reply lost after the commit")
             hub.at(max(hub.now, self.deadline), self.fail, "no answer")

@@ -10,6 +10,7 @@ from elastic_core.rendezvous.rows import Seats
 from simulation import seating
 from simulation.agent import SimAgent
 from simulation.assumptions import ASSUMPTIONS
+from simulation.crowd import Crowd
 from simulation.engine import Clock, Hub, use
 from simulation.lines import Line
 from simulation.overlaps import Overlaps
@@ -162,6 +163,9 @@ class World:
         self.store.hammered = lambda what: self.truth.violated("fault 31", what)
         self.store.embedded, self.store.may_forget = plan.embedded, plan.may_forget
         self.store.stale_reads, self.store.guarded, self.store.misled = plan.stale_reads, plan.guarded, plan.misled
+        self.crowd = Crowd(self)
+        self.store.crowd = self.crowd if plan.crowd else None
+        self.store.look = plan.look
         self.hosts = [Host(self, number) for number in range(plan.hosts)]
         self.work_left = plan.work
         self.step: dict[str, int] = {}
