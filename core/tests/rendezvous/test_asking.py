@@ -202,8 +202,6 @@ def test_what_follows_in_a_running_round(
 
 
 def test_a_node_that_waits_for_a_round_leaves_at_once() -> None:
-    leaving, _ = after(RUNNING, TERM)
-    assert (leaving.reason, leaving.why) == (HaltReason.NODE_LEFT, "received SIGTERM")
     state, effects = after(MEETING, TERM, Met(ROUND, 0))
     assert effects == [Exit(143, "received SIGTERM")]
     assert state.work is Work.OVER
@@ -219,6 +217,22 @@ def test_the_next_round_forgets_the_failure_and_says_why_it_came() -> None:
         Ask(),
     ], "an old verdict judges nothing new"
     assert state.restarts == 1
+
+
+@pytest.mark.parametrize("order", [[WorkersGone()], [AGAIN]], ids=["no verdict", "processes left"])
+def test_the_next_failure_waits_for_a_verdict_and_an_end_of_its_own(order: list[AskingEvent]) -> None:
+    state, _ = after(RUNNING, WorkerFailed(FAILURE), AGAIN, WorkersGone(), Met(replace(ROUND, number=2), 1))
+    state, effects = after(state, WorkerFailed(FAILURE), *order)
+    assert effects == [Stop(Grace.BROKEN, WHY), Judge(FAILURE, 1)]
+    assert state.work is Work.STOPPING
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [(Counted(1), HaltReason.RESIZE), (WorkerFailed(FAILURE), HaltReason.FAILURE), (TERM, HaltReason.NODE_LEFT)],
+)
+def test_it_is_known_in_a_word_why_the_round_ended(event: AskingEvent, reason: HaltReason) -> None:
+    assert after(RUNNING, event)[0].reason is reason
 
 
 def test_a_port_that_is_always_taken_ends_in_the_budget() -> None:
