@@ -28,7 +28,7 @@ from mutation.operators import Mutant
 from mutation.trial import function_of, install, noticed_by_plans
 
 QUICK = 1.0
-"""Seconds that a test may take while its calls are noted: slower ones start processes, or wait, and few of them decide."""
+"""Seconds that a test may take while its calls are noted. Slower tests start processes or wait; few of them decide."""
 PATIENCE = 60.0
 """Seconds for one test or plan, after which the mutant hangs."""
 MEMORY = 8 << 30
