@@ -10,7 +10,7 @@ from simulation.assumptions import ASSUMPTIONS
 from simulation.breaches import KINDS
 from simulation.measure import Consequence
 
-PLANS = 20
+PLANS = 15
 """Plans of a profile for each seed."""
 
 
