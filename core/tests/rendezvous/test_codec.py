@@ -128,7 +128,18 @@ class Planted:
         (
             "another version",
             changed(v=3),
-            f"protocol version 3, written by elastic-core {__version__}; this node speaks 2",
+            rf"protocol version 3, written by elastic-core {__version__} \(which speaks 2\); this node speaks 2 "
+            rf"\(elastic-core {__version__}\)",
+        ),
+        (
+            "a later release",
+            changed(v=4, by="0.9.0", speaks=[3, 4]),
+            r"protocol version 4, written by elastic-core 0.9.0 \(which speaks 3 to 4\); this node speaks 2 ",
+        ),
+        (
+            "versions that are none",
+            changed(v=[9] * 99, by="\x1b[2J", speaks="all"),
+            r"protocol version \[9, 9, 9, 9, 9, 9, 9; this node speaks 2 ",
         ),
         ("no version", changed(v="DROP"), "protocol version None"),
         ("an unknown kind", changed(kind="HALLO"), "of no known kind"),

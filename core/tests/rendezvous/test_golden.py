@@ -57,6 +57,7 @@ ROWS = (
         grace=30.0,
         probed=1,
         unreachable=("a",),
+        unread=("x",),
         seats=Seats(2, (1,)),
     ),
 )

@@ -20,6 +20,7 @@ from elastic_core.rendezvous.codec import OversizedError, encode_entry
 from elastic_core.rendezvous.decide import Append, Ask, LookAgain, decide
 from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.ledger import Closed, Counters, Entry, Ledger, compose, next_anchors
+from elastic_core.rendezvous.limits import MAX_UNREAD
 from elastic_core.rendezvous.reading import check_head, said_by
 from elastic_core.rendezvous.retry import Backoff
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
@@ -66,6 +67,8 @@ class ChairDriver:
     _ask_at: float = -math.inf
     _waiting_for: str = ""
     _tell_at: float | None = None
+    unread: tuple[str, ...] = ()
+    """The ids of the rows that could not be read in the last look, at most MAX_UNREAD."""
     _malformed: frozenset[str] = frozenset()
     _decoded: dict[str, tuple[bytes, NodeRow]] = field(default_factory=dict)
     _kept: int = 0
@@ -195,7 +198,7 @@ class ChairDriver:
 
     def _rows(self, store: RendezvousBackend, ledger: Ledger) -> list[Observation]:
         """The roster, decoded; of a thousand rows mostly one has changed since the last look."""
-        found, decoded = [], {}
+        found, decoded, unread = [], {}, []
         for seen in store.roster():
             value, row = self._decoded.get(seen.node_id, (None, None))
             if row is None or value != seen.value:
@@ -203,12 +206,13 @@ class ChairDriver:
                     row = said_by(seen)
                 except RendezvousStateError as exc:
                     self._report_malformed(seen.node_id, exc)
+                    unread.append(seen.node_id)
                     continue
             if row.info.node_id == seen.node_id:
                 decoded[seen.node_id] = (seen.value, row)
                 current = row.within(ledger.head.epoch)
                 found.append(Observation(current, seen.serial, seen.beat, seen.revision))
-        self._decoded = decoded
+        self._decoded, self.unread = decoded, tuple(sorted(unread)[:MAX_UNREAD])
         return found
 
     def _report_malformed(self, node_id: str, exc: RendezvousStateError) -> None:

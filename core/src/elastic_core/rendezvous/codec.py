@@ -12,7 +12,7 @@ import functools
 import json
 import string
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from elastic_core import __version__
 from elastic_core.errors import ElasticError, RendezvousStateError
@@ -34,7 +34,7 @@ from elastic_core.rendezvous.entries import (
 )
 from elastic_core.rendezvous.rows import NodeRow
 from elastic_core.rendezvous.schema import Reader, SchemaError, Writer, reader, writer
-from elastic_core.rendezvous.settings import PROTOCOL
+from elastic_core.rendezvous.settings import OLDEST_PROTOCOL, PROTOCOL
 
 _KINDS: Mapping[str, type] = {
     "OPEN": Open,
@@ -65,7 +65,7 @@ def encode_entry(entry: Entry) -> bytes:
     what = f"ledger entry {entry.index}, a {name}"
     if isinstance(entry.body, Round) and entry.body.members:
         what += f" of {len(entry.body.members)} nodes,"
-    return _dump({**_entry_writer(name)(entry), "kind": name}, what)
+    return _dump({"speaks": [OLDEST_PROTOCOL, PROTOCOL], **_entry_writer(name)(entry), "kind": name}, what)
 
 
 def decode_entry(data: bytes) -> Entry:
@@ -113,6 +113,19 @@ def decode_row(data: bytes) -> NodeRow:
     return cast(NodeRow, _read(reader(NodeRow), _load(data, "A roster row"), "row"))
 
 
+def written_by(data: bytes) -> str:
+    """The release of elastic-core that wrote a value, by its own word; '' where it does not say."""
+    with contextlib.suppress(ValueError, RecursionError):
+        plain = json.loads(data[:MAX_VALUE_BYTES])
+        release = plain.get("by") if isinstance(plain, dict) else None
+        return release if _is_release(release) else ""
+    return ""
+
+
+def _is_release(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and 0 < len(value) < 40 and value.isprintable()
+
+
 _FOREIGN = (
     "Something else writes under this job id, or an agent of another version of Elastic runs. "
     "Use another --rdzv_id, or the same version everywhere."
@@ -139,16 +152,30 @@ def _load(data: bytes, what: str) -> dict[str, Any]:
         raise RendezvousStateError(f"{what} is not JSON: it begins with {data[:40]!r}.", hint=_FOREIGN) from exc
     if not isinstance(plain, dict):
         raise RendezvousStateError(f"{what} is not a JSON object: it begins with {data[:40]!r}.", hint=_FOREIGN)
-    version = plain.pop("v", None)
-    release = plain.pop("by", None)
-    if version != PROTOCOL:
-        writer = f", written by elastic-core {release}" if isinstance(release, str) and release.isprintable() else ""
-        raise RendezvousStateError(
-            f"{what} is of protocol version {version!r}{writer[:60]}; this node speaks {PROTOCOL} "
-            f"(elastic-core {__version__}).",
-            hint=_FOREIGN,
-        )
+    version, release, speaks = (plain.pop(key, None) for key in ("v", "by", "speaks"))
+    if type(version) is not int or not OLDEST_PROTOCOL <= version <= PROTOCOL:
+        raise _foreign_version(what, version, release, speaks)
     return plain
+
+
+def _foreign_version(what: str, version: object, release: object, speaks: object) -> RendezvousStateError:
+    """What to say of a value of a protocol version that this release does not read; nothing of it can be relied on."""
+    named = _is_release(release)
+    by = f", written by elastic-core {release}" if named else ""
+    match speaks:
+        case [int(oldest), int(newest)]:
+            by += f" (which speaks {_versions(oldest, newest)})"
+    install = f"elastic-core {release} here, or elastic-core {__version__}" if named else "one release of elastic-core"
+    return RendezvousStateError(
+        f"{what} is of protocol version {repr(version)[:20]}{by}; this node speaks "
+        f"{_versions(OLDEST_PROTOCOL, PROTOCOL)} (elastic-core {__version__}).",
+        hint=f"All nodes of a job need releases that speak one protocol version: install {install} on every node. "
+        "If this is another job, use another --rdzv_id.",
+    )
+
+
+def _versions(oldest: int, newest: int) -> str:
+    return str(newest) if oldest == newest else f"{oldest} to {newest}"
 
 
 _MEMBER = functools.partial(tuple.__new__, Member)

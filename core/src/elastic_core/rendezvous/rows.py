@@ -109,6 +109,8 @@ class NodeRow:
     release: tuple[str, ...] = ()
     """The ids of nodes of which somebody vouches that they are gone for good; such a row, too, is a request
     (``elastic release``)."""
+    unread: tuple[str, ...] = ()
+    """The ids of nodes whose rows this node, which decides, cannot read; at most MAX_UNREAD."""
     seats: Seats | None = None
     """What it had last seen of its host's seats when it amended this; None before it has."""
 

@@ -40,6 +40,7 @@ from elastic_core.rendezvous.pulse import Pulse, PulseCalls
 from elastic_core.rendezvous.reading import MissingHeadError, missing_entry, news
 from elastic_core.rendezvous.restoring import restore
 from elastic_core.rendezvous.retry import RETRY_FIRST, RETRY_MOST, Backoff
+from elastic_core.rendezvous.row_check import RowCheck
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
 from elastic_core.rendezvous.session_calls import SessionCalls
 from elastic_core.rendezvous.watch import Heard, Sighting, Watch, interrupted
@@ -102,6 +103,7 @@ class Session:
         """Since when heartbeats bring that the store has other entries than this node has read."""
         self.contact = Contact(clock.now(), calls.publish, confirms=store.stale_reads)
         """What the operations of the three came to."""
+        self._row_check = RowCheck(node_id, calls.publish)
         self._unconfirmed = threading.Event()
         """Set when heartbeats go to another server, which has to be confirmed."""
         self.store_gone = False
@@ -313,12 +315,14 @@ class Session:
             if self._chair.watch.read_at is None:
                 self._chair.watch = Watch(heard=self._heard)
             at = self._chair.turn(store, self._ledger)
+            self._writer.publish_unread(self._chair.unread)
             if not self._chair.alone(self._ledger):
                 wait = self._ledger.settings.timing.beat_interval  # their beats, or that there is none, wake nobody
             wait = wait if at is None else min(wait, max(0.0, at - self._clock.now()))
             rest = min(REST * len(self._chair.watch.nodes), wait)
         elif self._chair.watch.nodes:
             self._chair.watch = Watch()  # deposed: what was seen then must not be judged by later
+            self._writer.publish_unread(())
         if "reader" in self.contact.failing:
             wait = min(wait, PROOF)
         cursor = Cursor(self._ledger.head.index, 0 if seen is None else seen.roster)
@@ -439,6 +443,8 @@ class Session:
             self.contact.current(began)
         elif self._unread_since is None:
             self._unread_since = began
+        if self._row_check.is_due(ledger := self._ledger, self._clock.now()):
+            self._writer.later(lambda store: self._row_check.look(store, ledger))
 
     def _cut_off(self) -> bool:
         """Whether the server may have been replaced for so long that nothing may be decided there any more (S4)."""

@@ -15,7 +15,9 @@ from importlib import metadata
 from elastic_core.config import OnNodeLoss, Timing
 
 PROTOCOL = 2
-"""The version of entries and rows; a node that reads another one stops and says so."""
+"""The version of entries and rows that this release writes, and the newest that it reads."""
+OLDEST_PROTOCOL = 2
+"""The oldest version that it reads. A node that reads an older or newer one stops and says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError
 from elastic_core.incidents import Incident
@@ -65,6 +65,7 @@ class Writer:
         self.done = threading.Event()
         """Nothing is left to tell the store: this node has left, or there is no store any more."""
         self._row = row
+        self._unread: tuple[str, ...] = ()  # the nodes whose rows this one cannot read, which goes with every row
         self._revision = 0
         self._due = 0.0  # when the newest revision is to be sent
         self._sent = 0  # the least that the store has; -1 once it is behind
@@ -79,6 +80,13 @@ class Writer:
             self._due = min(self._due, due) if self._sent < self._revision else due
             self._row, self._revision = row, self._revision + 1
             self._wake.notify()
+
+    def publish_unread(self, node_ids: tuple[str, ...]) -> None:
+        """Have the row say that these nodes' rows cannot be read, where it does not say so yet."""
+        if node_ids != self._unread:
+            with self._wake:
+                self._unread, self._revision, self._due = node_ids, self._revision + 1, self._clock.now()
+                self._wake.notify()
 
     def later(self, job: Job) -> None:
         """Have the thread do it."""
@@ -114,7 +122,7 @@ class Writer:
                     self._wake.wait(pause)
                 if self._stopping.is_set():
                     break
-                row, revision = self._row, self._revision
+                row, revision = replace(self._row, unread=self._unread), self._revision
                 jobs, self._jobs = self._jobs, []
             if (store := self.connection or self._calls.connected()) is None:
                 break

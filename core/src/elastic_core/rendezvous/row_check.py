@@ -1,0 +1,81 @@
+"""Whether the leader can read this node's roster row: a node that waits for a place finds out, and says so.
+
+A row that cannot be read is left out, and its node would wait for ever. The leader's own row names the nodes whose rows
+it cannot read. A node that is no member of the round reads the leader's row when it has waited for ``lost_after``, and
+then ever more seldom.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from elastic_core import __version__
+from elastic_core.errors import RendezvousStateError
+from elastic_core.events import Event, Level
+from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.codec import written_by
+from elastic_core.rendezvous.ledger import Ledger
+from elastic_core.rendezvous.reading import said_by
+
+
+class RowCheck:
+    """When to look, and what to say.
+
+    Args:
+        node_id: This node.
+        publish: Takes the warning; it is said once for each leader.
+    """
+
+    def __init__(self, node_id: str, publish: Callable[[Event], None]) -> None:
+        self._node_id, self._publish = node_id, publish
+        self._leader = ""
+        self._pause = 0.0
+        self._due_at = math.inf
+
+    def is_due(self, ledger: Ledger, now: float) -> bool:
+        """Whether to :meth:`look` now; to be asked with every heartbeat."""
+        if ledger.chair != self._leader:
+            self._leader, self._pause = ledger.chair, ledger.settings.timing.lost_after
+            self._due_at = now + self._pause
+        waits = ledger.closed is None and not ledger.is_member(self._node_id) and ledger.chair != self._node_id
+        if not waits or now < self._due_at:
+            return False
+        self._pause *= 2
+        self._due_at = now + self._pause
+        return True
+
+    def look(self, store: RendezvousBackend, ledger: Ledger) -> None:
+        """Read the leader's row.
+
+        Raises:
+            RendezvousConnectionError: The store cannot be reached.
+        """
+        for found in store.roster([ledger.chair]):
+            try:
+                row = said_by(found)
+            except RendezvousStateError as exc:
+                self._tell(f"This node cannot read the roster row of {ledger.chair}, which decides: {exc}")
+                return
+            if self._node_id in row.unread:
+                self._tell(
+                    f"{row.info}, which decides, cannot read the roster row of this node, which gets no place in a "
+                    f"round. {_likely_reason(written_by(found.value), str(row.info))}"
+                )
+
+    def _tell(self, message: str) -> None:
+        self._due_at = math.inf
+        self._publish(Event("row_unread", message, Level.WARNING))
+
+
+def _likely_reason(release: str, leader: str) -> str:
+    """Why a leader with this release of elastic-core cannot read the row, and what to do."""
+    if release != __version__:
+        return (
+            f"It runs elastic-core {release or 'of an unknown release'}, and this node {__version__}: install one "
+            "release on all nodes."
+        )
+    return (
+        f"Both run elastic-core {__version__}. See that both have the same job token, and that nothing else writes to "
+        f"the store; the output of {leader} says what is wrong with the row."
+    )

@@ -1,0 +1,76 @@
+"""A node whose row the leader cannot read says so itself."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from scenes import info, live, settings, then
+
+from elastic_core import __version__
+from elastic_core.events import Event
+from elastic_core.rendezvous.codec import encode_row
+from elastic_core.rendezvous.ledger import Chair, Closed, Ledger
+from elastic_core.rendezvous.local import LocalBackend, MemoryStore
+from elastic_core.rendezvous.row_check import RowCheck
+from elastic_core.rendezvous.rows import NodeRow
+
+LEDGER = live("a", settings(1, 4, lost_after=6.0))
+CLOSED = Closed(success=True, why="done", exit_code=0)
+
+
+@pytest.mark.parametrize(
+    ("what", "node_id", "ledger", "due"),
+    [
+        ("a node that waits", "x", LEDGER, True),
+        ("the leader", "a", LEDGER, False),
+        ("a member", "b", live("ab", settings(1, 4, lost_after=6.0)), False),
+        ("a job that is over", "x", then(LEDGER, CLOSED, at=20.0), False),
+    ],
+)
+def test_who_waits_for_a_place_looks_after_lost_after(what: str, node_id: str, ledger: Ledger, due: bool) -> None:
+    check = RowCheck(node_id, lambda _: None)
+    assert [check.is_due(ledger, now) for now in (100.0, 105.9, 106.0)] == [False, False, due]
+
+
+def test_it_looks_ever_more_seldom_and_begins_anew_with_each_leader() -> None:
+    check = RowCheck("x", lambda _: None)
+    due = [now for now in range(100, 160) if check.is_due(LEDGER, float(now))]
+    assert due == [106, 118, 142]
+    other = then(LEDGER, Chair(why="a leaves"), at=20.0, chair="b")
+    assert [now for now in range(160, 180) if check.is_due(other, float(now))] == [166, 178]
+
+
+def said(row: bytes) -> list[Event]:
+    """What a node says, once it has found this row of the leader."""
+    store, found = LocalBackend(MemoryStore()), list[Event]()
+    store.enter("a", row)
+    check = RowCheck("x", found.append)
+    for now in (100.0, 106.0, 118.0, 142.0):
+        if check.is_due(LEDGER, now):
+            check.look(store, LEDGER)
+    return found
+
+
+UNREAD = encode_row(NodeRow(info=info("a"), unread=("w", "x")))
+OLDER = json.dumps({**json.loads(UNREAD), "by": "0.0.9"}).encode()
+
+
+@pytest.mark.parametrize(
+    ("what", "row", "words"),
+    [
+        ("one release", UNREAD, f"Both run elastic-core {__version__}. See that both have the same job token"),
+        ("another release", OLDER, f"It runs elastic-core 0.0.9, and this node {__version__}: install one release"),
+        ("the leader's is no row", b"[]", "cannot read the roster row of a, which decides: A roster row is not a JSON"),
+    ],
+)
+def test_it_says_once_whose_row_cannot_be_read_and_why(what: str, row: bytes, words: str) -> None:
+    (event,) = said(row)
+    assert (event.name, event.level.name) == ("row_unread", "WARNING")
+    assert words in event.message
+    assert ("host-a, which decides, cannot read the roster row of this node" in event.message) is (row != b"[]")
+
+
+@pytest.mark.parametrize("unread", [(), ("w",)])
+def test_who_is_read_says_nothing(unread: tuple[str, ...]) -> None:
+    assert said(encode_row(NodeRow(info=info("a"), unread=unread))) == []

@@ -1,0 +1,70 @@
+"""Two releases of elastic-core in one job: the second one's agents are changed when their interpreter starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from stage import WORKERS, Agent, Stage, over
+
+from elastic_core import __version__
+from elastic_core.exit_codes import ExitCode
+
+NEXT_PROTOCOL = """
+import elastic_core.rendezvous.codec as codec
+codec.__version__, codec.OLDEST_PROTOCOL, codec.PROTOCOL = "9.9.9", codec.PROTOCOL + 1, codec.PROTOCOL + 2
+"""
+UNKNOWN_FIELD = """
+import elastic_core.rendezvous.codec as codec, elastic_core.rendezvous.row_check as row_check
+codec.__version__ = row_check.__version__ = "9.9.9"
+dump = codec._dump
+codec._dump = lambda plain, what: dump({**plain, "colour": "red"} if "info" in plain else plain, what)
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[object]:
+    conf = "--rdzv_conf=beat_interval=0.5,lost_after=1.5"
+    script = [WORKERS / "barrier.py", "--until", tmp_path / "done"]
+    return ["--nnodes=1:2", "--nproc_per_node=1", conf, *over("file", tmp_path), *script]
+
+
+@pytest.fixture
+def start(stage: Stage, tmp_path: Path, command: list[object]) -> Callable[[str], tuple[Agent, Agent]]:
+    """Starts an agent, and beside it, once that trains, one of the release that a change makes."""
+
+    def agents(change: str) -> tuple[Agent, Agent]:
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "sitecustomize.py").write_text(change)
+        first = stage.run(*command)
+        first.wait_for_report("training", world_size=1)
+        return first, stage.run(*command, env={"PYTHONPATH": str(tmp_path / "other")})
+
+    return agents
+
+
+def finish(first: Agent, done: Path) -> None:
+    done.touch()
+    assert first.exit_code() == ExitCode.SUCCESS, first.output
+
+
+def test_who_does_not_speak_the_runs_protocol_version_is_refused_and_told_what_to_install(
+    start: Callable[[str], tuple[Agent, Agent]], tmp_path: Path
+) -> None:
+    first, second = start(NEXT_PROTOCOL)
+    assert second.exit_code() == ExitCode.REFUSED, second.output
+    assert f"written by elastic-core {__version__} (which speaks 2); this node speaks 3 to 4" in second.output
+    assert f"install elastic-core {__version__} here, or elastic-core 9.9.9 on every node" in second.output
+    finish(first, tmp_path / "done")
+
+
+def test_a_node_whose_row_the_leader_cannot_read_says_so_itself(
+    start: Callable[[str], tuple[Agent, Agent]], tmp_path: Path
+) -> None:
+    first, second = start(UNKNOWN_FIELD)
+    second.wait_for("which decides, cannot read the roster row of this node, which gets no place in a round")
+    second.wait_for(f"It runs elastic-core {__version__}, and this node 9.9.9: install one release on all nodes")
+    assert "A roster row is ignored: row has an unknown field 'colour'" in first.output
+    finish(first, tmp_path / "done")
+    second.exit_code()
