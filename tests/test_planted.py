@@ -14,8 +14,8 @@ import pytest
 import redis
 from backends import opened as opened_etcd
 from etcd_servers import Etcd, administer, running
-from redis_servers import opened as opened_redis, redis_server
-from stage import WORKERS, Stage
+from redis_servers import Daemon, opened as opened_redis, redis_server
+from stage import WORKERS, Agent, Stage
 
 from elastic_core.exit_codes import ExitCode
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, Cursor, Link, RendezvousBackend
@@ -52,6 +52,20 @@ def server(backend: str, folder: Path) -> Iterator[tuple[list[str], Connect, Scr
         with running(folder) as etcd:
             flags = ["--rdzv_backend=etcd", f"--rdzv_endpoint={etcd.endpoint}"]
             yield flags, partial(opened_etcd, etcd.endpoint, DEFAULT_PREFIX), partial(scribble_in_etcd, etcd)
+
+
+def job_of_two(found: Daemon, done: Path) -> list[object]:
+    """The command line of a job of two nodes that train until a file is there."""
+    flags = ["--rdzv_backend=redis", f"--rdzv_endpoint={found.endpoint}", "--rdzv_id=job", "--nnodes=2"]
+    return [*flags, WORKERS / "barrier.py", "--tell=0.2", f"--until={done}"]
+
+
+def training_pair(stage: Stage, found: Daemon, done: Path) -> tuple[list[Agent], list[dict[int, int]]]:
+    """The two agents of such a job, and the workers of each, once they train."""
+    agents = [stage.run(*job_of_two(found, done)) for _ in range(2)]
+    for agent in agents:
+        agent.wait_for_report("step", world_size=2)
+    return agents, [agent.workers() for agent in agents]
 
 
 def scribble_in_redis(admin: redis.Redis, run_id: str) -> None:
@@ -152,12 +166,7 @@ def test_workers_train_on_and_finish_whatever_comes_next_in_the_ledger(
     stage: Stage, tmp_path: Path, record: bytes, words: str
 ) -> None:
     with redis_server(tmp_path / "redis") as found:
-        flags = ["--rdzv_backend=redis", f"--rdzv_endpoint={found.endpoint}", "--rdzv_id=job", "--nnodes=2"]
-        job = [WORKERS / "barrier.py", "--tell=0.2", f"--until={tmp_path / 'done'}"]
-        agents = [stage.run(*flags, *job) for _ in range(2)]
-        for agent in agents:
-            agent.wait_for_report("step", world_size=2)
-        workers = [agent.workers() for agent in agents]
+        agents, workers = training_pair(stage, found, tmp_path / "done")
         with closing(opened_redis(found.endpoint)) as store, redis.Redis(port=found.port) as admin:
             newest = store.wait(Cursor(), roster=False, timeout=0).head
             admin.hset(Keys("elastic", "job").all[0], mapping={str(newest + 1): record, "head": newest + 1})
@@ -172,19 +181,14 @@ def test_workers_train_on_and_finish_whatever_comes_next_in_the_ledger(
 @pytest.mark.parametrize("head", [b"-5", b"1" + 30 * b"0", b"5000", b"garbage"], ids=["-5", "10^30", "5000", "a word"])
 def test_a_planted_head_comes_to_a_verdict(stage: Stage, tmp_path: Path, head: bytes) -> None:
     with redis_server(tmp_path / "redis") as found:
-        flags = ["--rdzv_backend=redis", f"--rdzv_endpoint={found.endpoint}", "--rdzv_id=job", "--nnodes=2"]
-        job = [WORKERS / "barrier.py", "--tell=0.2", f"--until={tmp_path / 'done'}"]
-        agents = [stage.run(*flags, *job) for _ in range(2)]
-        for agent in agents:
-            agent.wait_for_report("step", world_size=2)
-        workers = [agent.workers() for agent in agents]
+        agents, workers = training_pair(stage, found, tmp_path / "done")
         with redis.Redis(port=found.port) as admin:
             admin.hset(Keys("elastic", "job").all[0], "head", head)
         for agent in agents:
             agent.wait_for("the store is lost: .* job 'job' cannot be read.* another --rdzv_id")
             agent.wait_for_report("step", count=len(agent.reports("step")) + 1)
         assert [agent.workers() for agent in agents] == workers
-        late = stage.run(*flags, *job)
+        late = stage.run(*job_of_two(found, tmp_path / "done"))
         assert late.exit_code() == ExitCode.REFUSED, late.output
         (tmp_path / "done").touch()
         assert [agent.exit_code() for agent in agents] == [0, 0]

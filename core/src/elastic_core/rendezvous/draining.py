@@ -44,11 +44,7 @@ def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = PATI
         RendezvousConnectionError: The store cannot be reached.
         RendezvousStateError: It holds something that cannot be.
     """
-    if store.embedded and store.hosting:
-        raise RendezvousRefusedError(f"No agent of job {job!r} is there: nobody hosts its store.")
-    ledger = load(store, time.monotonic())
-    if ledger is None or ledger.closed is not None:
-        raise UsageError(f"There is no job {job!r} that goes on here.", hint="See --rdzv_id, as the agents have it.")
+    ledger = _running(store, job)
     here = [seen.row for seen in readable(store.roster()) if seen.row.run == ledger.head.run]
     wanted = {row.info.node_id for row in here if row.info.host == host and not row.leaving}
     if not wanted:
@@ -80,11 +76,7 @@ def release(store: RendezvousBackend, host: str, job: str, *, patience: float = 
         RendezvousConnectionError: The store cannot be reached.
         RendezvousStateError: It holds something that cannot be.
     """
-    if store.embedded and store.hosting:
-        raise RendezvousRefusedError(f"No agent of job {job!r} is there: nobody hosts its store.")
-    ledger = load(store, time.monotonic())
-    if ledger is None or ledger.closed is not None:
-        raise UsageError(f"There is no job {job!r} that goes on here.", hint="See --rdzv_id, as the agents have it.")
+    ledger = _running(store, job)
 
     def beats() -> dict[str, int]:
         found = readable(store.roster())
@@ -112,6 +104,23 @@ def release(store: RendezvousBackend, host: str, job: str, *, patience: float = 
                 )
             cursor = store.wait(cursor, roster=True, timeout=min(left, 1.0))
     return len(still)
+
+
+def _running(store: RendezvousBackend, job: str) -> Ledger:
+    """The ledger of the job.
+
+    Raises:
+        RendezvousRefusedError: Nobody hosts its store.
+        UsageError: There is no such job, or it is over.
+        RendezvousConnectionError: The store cannot be reached.
+        RendezvousStateError: It holds something that cannot be.
+    """
+    if store.embedded and store.hosting:
+        raise RendezvousRefusedError(f"No agent of job {job!r} is there: nobody hosts its store.")
+    ledger = load(store, time.monotonic())
+    if ledger is None or ledger.closed is not None:
+        raise UsageError(f"There is no job {job!r} that goes on here.", hint="See --rdzv_id, as the agents have it.")
+    return ledger
 
 
 def _asks(seen: Observation) -> bool:
