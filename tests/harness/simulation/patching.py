@@ -1,7 +1,8 @@
 """Makes core's drivers run in virtual time: what they know of threads and bytes is exchanged, while a plan is played.
 
 Only names of the standard library and of the codec are exchanged, wherever a module of the rendezvous has
-imported them, and the connections that a probe makes. No line of the protocol is.
+imported them, the connections that a probe makes, and, where values are not encoded, the look at whether the leader can
+read a node's row. No line of the protocol is.
 """
 
 from __future__ import annotations
@@ -70,6 +71,17 @@ class Future:
         self._changed.wait()
 
 
+class NoRowCheck:
+    """In place of a node's check whether the leader can read its row: a row that is no bytes can always be read."""
+
+    def __init__(self, *_of: object) -> None:
+        """Nothing is kept."""
+
+    def is_due(self, *_at: object) -> bool:
+        """Never."""
+        return False
+
+
 def _encoded_entry(entry: Entry) -> Wire:
     return Wire.of(codec.decode_entry(codec.encode_entry(entry)))
 
@@ -92,6 +104,7 @@ EXCHANGED: dict[str, object] = {
     "encode_row": Wire.of,
     "decode_entry": _unwrap,
     "decode_row": _unwrap,
+    "RowCheck": NoRowCheck,
 }
 """What replaces what, by the name under which modules have it."""
 LIMITED: dict[str, object] = {**EXCHANGED, "encode_entry": _encoded_entry, "encode_row": _encoded_row}
