@@ -215,6 +215,70 @@ def test_a_snapshot_whose_description_does_not_fit_does_not_stay(
     assert files(tmp_path) == []
 
 
+def test_a_snapshot_that_says_to_be_longer_than_its_file_is_none(memory: Memory) -> None:
+    for number, start in enumerate((1 << 16, 1 << 63)):
+        text = b'[2, 7, "all", []]'
+        header = SNAPSHOT_HEADER.pack(SNAPSHOT_MAGIC, SNAPSHOT_COMPLETE, start, 1 << 20, 0)
+        memory.put(f"train/0/{number}", header.ljust(1 << 16, b".") + text)
+    assert snapshots(memory.held, "train") == []
+
+
+def test_a_snapshot_that_was_cut_off_meanwhile_is_lost_and_the_writing_ends(memory: Memory, tmp_path: Path) -> None:
+    memory.snapshot("train/0/0", 2, 7)
+    [it] = snapshots(memory.held, "train")
+    os.ftruncate(it.fd, 100)
+    result = write(replace(REQUEST, targets=(Target(tmp_path),)), it, "n", threading.Event())
+    assert result == Unwritten(it, f"{tmp_path}: it was written to meanwhile")
+    assert files(tmp_path) == []
+
+
+def test_a_file_that_somebody_removes_while_it_is_written_is_an_error_of_its_directory_only(
+    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.snapshot("train/0/0", 2, 7)
+    [it] = snapshots(memory.held, "train")
+    real = os.fsync
+
+    def removes(fd: int) -> None:
+        if (path := os.readlink(f"/proc/self/fd/{fd}")).startswith(f"{tmp_path}/a/"):
+            os.unlink(path)
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", removes)
+    targets = (Target(tmp_path / "a"), Target(tmp_path / "b"))
+    written = write(replace(REQUEST, targets=targets), it, "n", threading.Event())
+    assert isinstance(written, Written)
+    assert written.path.is_relative_to(tmp_path / "b")
+
+
+def test_nodes_that_share_a_directory_without_locks_write_a_file_each(
+    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their snapshots may differ, as each has random numbers of its own: a mixture of two would be damaged."""
+    data = [memory.snapshot("train/0/0", 2, 7, '"one"'), memory.snapshot("train/1/0", 2, 7, '"another"')]
+    nodes = snapshots(memory.held, "train")
+    request, other = replace(REQUEST, targets=(Target(tmp_path),)), list[Written | Unwritten]()
+    real = os.fsync
+
+    def no_locks(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    def meanwhile(fd: int) -> None:
+        monkeypatch.setattr(os, "fsync", real)
+        other.append(write(request, nodes[1], "n2", threading.Event()))
+        real(fd)
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    results = [write(request, nodes[0], "n1", threading.Event()), *other]
+    paths = [result.path for result in results if isinstance(result, Written)]
+    assert sorted(path.read_bytes() for path in paths) == sorted(data)
+    for path in paths:
+        described = json.loads(path.with_suffix(".json").read_bytes())
+        assert described["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert len(files(tmp_path)) == 4
+
+
 def test_when_there_is_no_more_time_nothing_half_written_stays(memory: Memory, tmp_path: Path) -> None:
     memory.snapshot("train/0/0", 2, 7)
     [it] = snapshots(memory.held, "train")

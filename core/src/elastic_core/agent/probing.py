@@ -76,21 +76,33 @@ class Door:
                 try:
                     self._socket.accept()[0].close()
                 except OSError as exc:
-                    if exc.errno not in (errno.EMFILE, errno.ENFILE) or self._spare is None:
+                    if exc.errno not in (errno.EMFILE, errno.ENFILE):
                         raise
-                    os.close(self._spare)
-                    self._spare = None
-                    self._socket.accept()[0].close()
-                    self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+                    self._accept_with_spare()
         return []
 
     def close(self) -> None:
         """Listen no longer."""
         self._socket.detach()
         self._held.close()
-        if self._spare is not None:
-            os.close(self._spare)
-            self._spare = None
+        self._give_up_spare()
+
+    def _accept_with_spare(self) -> None:
+        """Close one connection by means of the spare descriptor.
+
+        Raises:
+            OSError: Nobody waits any more, or another thread took the descriptor.
+        """
+        self._give_up_spare()
+        try:
+            self._socket.accept()[0].close()
+        finally:  # the kernel wants a descriptor before it finds that nobody waits
+            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _give_up_spare(self) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            os.close(spare)
 
 
 def neighbours(current: Round, node_id: str) -> tuple[str, ...]:

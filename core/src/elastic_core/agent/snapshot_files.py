@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import stat
 import threading
 from collections.abc import Iterator, Mapping
@@ -115,8 +116,9 @@ def kept_in(fd: int) -> Kept | None:
     if len(header) < SNAPSHOT_HEADER.size:
         return None
     magic, phase, start, length, _ = SNAPSHOT_HEADER.unpack(header)
-    text = _TEXT.match(os.pread(fd, 256, start)) if magic == SNAPSHOT_MAGIC and phase == SNAPSHOT_COMPLETE else None
-    if text is None:
+    if (magic, phase) != (SNAPSHOT_MAGIC, SNAPSHOT_COMPLETE) or start + length > os.fstat(fd).st_size:
+        return None
+    if (text := _TEXT.match(os.pread(fd, 256, start))) is None:
         return None
     rank, world = (None if group is None else int(group) for group in text.groups()[2:])
     return Kept(fd, start + length, int(text[1]), int(text[2]), rank, world)
@@ -152,9 +154,9 @@ def _write_to(target: Target, request: Request, kept: Kept, node: str, stop: thr
     folder = target.path / request.run
     _make(target, folder, kept.size)
     part = "" if kept.rank is None else f"_rank-{kept.rank:05}-of-{kept.world:05}"
-    final = folder / f"{request.name}_round-{kept.round:05}_step-{kept.step:09}{part}.snapshot"
-    described = final.with_suffix(".json")
-    with _alone(final.with_suffix(".partial"), stop) as (temporary, fd):
+    stem = f"{request.name}_round-{kept.round:05}_step-{kept.step:09}{part}"
+    with _alone(folder / f"{stem}.partial", stop) as (temporary, fd):
+        final, described = temporary.with_suffix(".snapshot"), temporary.with_suffix(".json")
         if described.exists():  # another node has the same
             temporary.unlink()
             return final
@@ -164,7 +166,7 @@ def _write_to(target: Target, request: Request, kept: Kept, node: str, stop: thr
                 raise OSError(errno.EBUSY, "it was written to meanwhile")
             os.rename(temporary, final)
         except BaseException:
-            temporary.unlink()
+            temporary.unlink(missing_ok=True)
             raise
         body = {
             "format": 1,
@@ -183,7 +185,7 @@ def _write_to(target: Target, request: Request, kept: Kept, node: str, stop: thr
         try:
             _describe(described, body)
         except BaseException:
-            final.unlink()
+            final.unlink(missing_ok=True)
             raise
     return final
 
@@ -211,7 +213,8 @@ def _make(target: Target, folder: Path, size: int) -> None:
 def _alone(path: Path, stop: threading.Event) -> Iterator[tuple[Path, int]]:
     """A temporary file that no other process writes to: nodes that share a directory have the same to write.
 
-    What a process has left there that was killed is written over.
+    What a process has left there that was killed is written over. Where files cannot be locked, it has another name in
+    each process.
 
     Raises:
         _Stopped: Another process writes to it, and goes on doing so.
@@ -219,26 +222,43 @@ def _alone(path: Path, stop: threading.Event) -> Iterator[tuple[Path, int]]:
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            _lock(fd, stop)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(fd), path.stat()):
-                    os.ftruncate(fd, 0)
-                    yield path, fd
-                    return
+            if not _lock(fd, stop):
+                path.unlink(missing_ok=True)
+                path = path.with_stem(f"{path.stem}_{secrets.token_hex(4)}")
+                shared, fd = fd, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                os.close(shared)
+            elif not _is_at(path, fd):
+                continue
+            os.ftruncate(fd, 0)
+            yield path, fd
+            return
         finally:
             os.close(fd)
 
 
-def _lock(fd: int, stop: threading.Event) -> None:
+def _is_at(path: Path, fd: int) -> bool:
+    """Whether a file still has its name."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _lock(fd: int, stop: threading.Event) -> bool:
+    """Lock a file; False where files cannot be locked.
+
+    Raises:
+        _Stopped: Another process has locked it.
+    """
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+            return True
         except BlockingIOError:
             if stop.wait(0.2):
                 raise _Stopped from None
-        except OSError:  # there are no locks here: then each writes, and the last one's is as good
-            return
+        except OSError:
+            return False
 
 
 def _copy(kept: Kept, fd: int, stop: threading.Event) -> str:
@@ -248,6 +268,8 @@ def _copy(kept: Kept, fd: int, stop: threading.Event) -> str:
         if stop.is_set():
             raise _Stopped
         block = memoryview(os.pread(kept.fd, min(_BLOCK, kept.size - at), at))
+        if not block:
+            raise OSError(errno.EBUSY, "it was written to meanwhile")
         digest.update(block)
         at += len(block)
         while block:
