@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from simulation.replica import Replica
     from simulation.world import World
 
+FORGED = "forged"
+"""What every row that a stranger has forged has among the peers that it does not reach, and no other."""
 HEEDED = 5.0
 """Seconds after which an agent must have begun to leave that has read that it should."""
 
@@ -84,6 +86,9 @@ def _check_heeded(world: World, agent: SimAgent) -> None:
 
 
 def read_before(world: World, what: str, run: str) -> list[NodeRow]:
-    """What the roster said of a run when somebody had last read it before sending an entry, by its id, or the like."""
+    """What nodes of a run said when somebody had last read the roster before sending an entry, by its id, or the like.
+
+    Rows that strangers have forged are none of that.
+    """
     rows: list[NodeRow] = [seen.value.value for seen in world.store.based_on.get(what, ())]  # type: ignore[attr-defined]
-    return [row for row in rows if row.run == run]
+    return [row for row in rows if row.run == run and FORGED not in row.unreachable]

@@ -17,6 +17,7 @@ from elastic_core.rendezvous.ledger import compose
 from elastic_core.rendezvous.rows import Phase
 from elastic_core.rendezvous.seal import Seal, protected
 from simulation import leaders, outages
+from simulation.endings import FORGED
 from simulation.lines import Wire
 from simulation.rules import row_of
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 TOKEN = JobToken(b"the token that all nodes of this job have", "the simulator")
 OTHER = JobToken(b"another one, of which a stranger seals its forgeries", "the simulator")
 JOB = "job"
-MARK = "forged"
-"""What every forged row has somewhere, and no other."""
 HEEDED = 4.0
 """Seconds after which a leader has looked at a row that was changed."""
 
@@ -62,7 +61,7 @@ class Forgeries:
         if not self.rows or leader is None or leader.over or leader.supervisor is None:
             return
         for seen in leader.supervisor._session._chair.watch.nodes.values():
-            if MARK in seen.row.unreachable:
+            if FORGED in seen.row.unreachable:
                 why = f"{leader.node_id} believes a row of {seen.node_id} that this node has not written"
                 self.world.truth.violated("I10", why)
 
@@ -114,7 +113,7 @@ def _forge_row(world: World, host: Host, fault: Fault) -> bool:
     if not world.plan.token or row is None:
         return False
     node_id = row.info.node_id
-    forged = replace(row, unreachable=(MARK,))
+    forged = replace(row, unreachable=(FORGED,))
     forged = replace(forged, phase=Phase.STOPPED) if fault.value == 0.0 else replace(forged, leaving=True)
     revision = replica.rows[node_id].revision + 1
     replica.amend(node_id, revision, Wire.of(forged, Seal(OTHER, JOB).row(node_id, revision, encode_row(forged))))
