@@ -214,6 +214,8 @@ class Proofs:
 
     def excuses(self, entry: Entry, training: Training) -> bool:
         """S4: whether a round may be sealed beside one that trains: somebody of that one seems to be gone."""
+        if self.excused(training):
+            return True
         agents = [self.world.agent(node_id) for node_id in training.gangs]
         if not any(agent is not None and self._deceived(entry, agent) for agent in agents):
             return False
