@@ -133,6 +133,7 @@ def test_who_goes_on_after_the_store_was_emptied_waits_for_no_fence_of_a_round_t
     else:
         assert isinstance(decision, LookAgain)
         assert set(decision.silent) == {"a", "b"}
+        assert "elastic release" not in decision.waiting, "there is no row of anybody to be released"
 
 
 @pytest.mark.parametrize(("left", "ends"), [(("b",), False), ((), True)])

@@ -286,12 +286,13 @@ def _reform(scene: Scene, old: Round, halt: Halt) -> Decision:
             return LookAgain(
                 scene.look(fence, nodes=scene.sightings(old)), f"{scene.names(muster.leaving)} to stop its workers"
             )
-        hosts = sorted({host for node_id in silent if (host := scene.host_of(node_id)) is not None})
+        hosts = sorted({seen.row.info.host for node_id in silent if (seen := scene.seen(node_id)) is not None})
         who = (
             f"{scene.names(silent)}, which may still be training, to answer or be fenced off, "
-            f"for up to {fence - scene.now:.0f} s (--rdzv_conf fence_after={scene.timing.fence_after:g}), "
-            f"or until somebody says that it is gone for good: elastic release {hosts[0] if hosts else 'HOST'}"
+            f"for up to {fence - scene.now:.0f} s (--rdzv_conf fence_after={scene.timing.fence_after:g})"
         )
+        if hosts:  # nobody can be vouched for without a row
+            who += f", or until somebody says that it is gone for good: elastic release {hosts[0]}"
         return LookAgain(scene.look(fence, nodes=scene.sightings(old)), who, tuple(silent))
     out = muster.unreachable
     survivors = [seen for i in muster.fit if i != out and (seen := scene.seen(i)) is not None]

@@ -249,13 +249,10 @@ class Scene:
 
     def _name(self, node_id: str) -> str:
         seen = self.seen(node_id)
-        return str(seen.row.info) if seen is not None else self.host_of(node_id) or node_id
-
-    def host_of(self, node_id: str) -> str | None:
-        """A node's host, as its row says, or the ledger of a member whose row is lost; None where neither does."""
-        if (seen := self.seen(node_id)) is not None:
-            return seen.row.info.host
-        return None if self.ledger.round is None else self.ledger.round.host_of(node_id)
+        if seen is not None:
+            return str(seen.row.info)
+        host = None if self.ledger.round is None else self.ledger.round.host_of(node_id)
+        return host or node_id
 
     def silences(self, nodes: Iterable[Sighting]) -> list[float]:
         """When each of these would be lost, if nothing more is heard of it."""
