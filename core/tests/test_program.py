@@ -36,6 +36,8 @@ def test_a_program_has_one_name_on_all_nodes(program: Program, expected: str) ->
         (("--master-addr", "h1", "--lr=1"), ("--master-addr", "h1", "--lr=2"), False),
         (("--log", "/logs/h1/x"), ("--log", "/logs/h2/x"), True),
         (("--log", "/logs/1"), ("--log", "/logs/2"), False),
+        (("--log=job_h1.example.log",), ("--log=job_h2.example.log",), True),
+        (("--config", "h100.yaml"), ("--config", "h100.yaml"), True),
         (("--no_rank", "--lr=1"), ("--no_rank", "--lr=2"), False),
         (("a", "b"), ("ab",), False),
         ((), ("--resume",), False),

@@ -89,11 +89,12 @@ def arguments_digest(program: Program, host: str) -> str:
     """16 hex digits, equal where two nodes give the program equal arguments; '' where it has none that can be compared.
 
     The value of an option that names a rank, a node, a host or an address is left out, and so is this ``host``'s name
-    wherever it occurs: these differ between nodes of one job.
+    wherever it occurs as a word: these differ between nodes of one job.
     """
     if program.kind is ProgramKind.FUNCTION:
         return ""
     compared, skip = [], False
+    itself = re.compile(rf"(?<![A-Za-z0-9]){re.escape(host)}(?![A-Za-z0-9])") if host else None
     for arg in program.args:
         option, equals, _ = arg.partition("=")
         if skip and not arg.startswith("-"):
@@ -101,5 +102,5 @@ def arguments_digest(program: Program, host: str) -> str:
             continue
         of_one_node = arg.startswith("-") and _OF_ONE_NODE.search(option) is not None
         skip = of_one_node and not equals
-        compared.append(option if of_one_node else arg.replace(host, "*") if host else arg)
+        compared.append(option if of_one_node else itself.sub("*", arg) if itself else arg)
     return hashlib.sha256("\0".join(compared).encode(errors="surrogateescape")).hexdigest()[:16]

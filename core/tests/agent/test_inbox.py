@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -34,6 +35,19 @@ def inbox(clock: Clock) -> Iterator[Inbox]:
     inbox = Inbox([signal.SIGTERM, signal.SIGUSR1], clock)
     yield inbox
     inbox.close()
+
+
+def test_a_thread_that_was_left_behind_writes_into_nobody_elses_file() -> None:
+    inbox, before = Inbox(), {*os.listdir("/proc/self/fd")}
+    inbox.close()
+    memory = os.memfd_create("another file")
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, memory)
+        for number in before - {*os.listdir("/proc/self/fd")}:
+            stack.callback(os.close, os.dup2(memory, int(number)))
+        inbox.post("too late")
+
+        assert os.fstat(memory).st_size == 0
 
 
 def taken(inbox: Inbox, count: int) -> list[Any]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from scenes import halted, incident, info, live, offer, seen, settings, start, watch
@@ -166,3 +169,26 @@ def test_an_entry_that_fits_into_no_value_ends_the_run_and_says_why() -> None:
     assert isinstance(closed, Closed)
     says = r"The value for ledger entry 2, a ROUND of 3000 nodes, has \d+ bytes; at most \d+ are allowed\."
     assert re.fullmatch(says, closed.why)
+
+
+NEVER_ANSWERED = """
+import threading
+from scenes import seen, watch
+from elastic_core.rendezvous.chair import ChairDriver
+from elastic_core.rendezvous.join import Clock
+
+asked = threading.Event()
+
+def node_gone(node):
+    asked.set()
+    threading.Event().wait()
+
+chair = ChairDriver("a", None, Clock(now=lambda: 24.0), print, node_gone=node_gone, watch=watch(seen("b")))
+chair._ask_who_is_gone(["b"])
+asked.wait()
+"""
+
+
+def test_a_question_that_no_plugin_answers_does_not_keep_the_agent_from_ending() -> None:
+    """Plugins are asked about one node after the other: that can take longer than the agent lives."""
+    subprocess.run([sys.executable, "-c", NEVER_ANSWERED], cwd=Path(__file__).parent, check=True, timeout=20.0)

@@ -173,8 +173,11 @@ def test_one_flipped_bit_is_refused_by_name(tmp_path: Path, caplog: pytest.LogCa
 def test_what_is_not_described_is_no_snapshot(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made, folder = rescue(tmp_path)
     path = written(folder)
-    path.with_suffix(".json").write_text("{}")
-    assert made.find(Peers(), None) == []
-    assert "cannot be read, and is passed over" in caplog.text
+    body = json.loads(path.with_suffix(".json").read_text())
+    for other in (None, 7, {**body, "base": []}, {**body, "base": "abc"}):
+        caplog.clear()
+        path.with_suffix(".json").write_text(json.dumps(other))
+        assert made.find(Peers(), None) == []
+        assert "cannot be read, and is passed over" in caplog.text
     path.with_suffix(".json").unlink()
     assert made.find(Peers(), None) == []

@@ -82,6 +82,11 @@ class NoRowCheck:
         return False
 
 
+def _asked(ask: Callable[[], Any], *, name: str = "") -> Future:
+    """In place of a question to a thread that may never answer."""
+    return Future(ask, ())
+
+
 def _encoded_entry(entry: Entry) -> Wire:
     return Wire.of(codec.decode_entry(codec.encode_entry(entry)))
 
@@ -100,6 +105,7 @@ def _unwrap(data: bytes) -> Any:
 EXCHANGED: dict[str, object] = {
     "threading": THREADS,
     "ThreadPoolExecutor": Pool,
+    "asked": _asked,
     "encode_entry": Wire.of,
     "encode_row": Wire.of,
     "decode_entry": _unwrap,
@@ -109,7 +115,7 @@ EXCHANGED: dict[str, object] = {
 """What replaces what, by the name under which modules have it."""
 LIMITED: dict[str, object] = {**EXCHANGED, "encode_entry": _encoded_entry, "encode_row": _encoded_row}
 """The same, where a value has a limit: it is encoded, and what travels is what it is read as."""
-PLAIN = {name: EXCHANGED[name] for name in ("threading", "ThreadPoolExecutor")}
+PLAIN = {name: EXCHANGED[name] for name in ("threading", "ThreadPoolExecutor", "asked")}
 """The same, but for the codec."""
 KEPT = {"codec", "local", "file", "disk", "inotify", "polling", "asker", "registry"}
 """Modules that no simulated agent comes to: stores of core's own, the codec, and handlers of others."""

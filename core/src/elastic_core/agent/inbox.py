@@ -56,7 +56,7 @@ class Inbox:
             self._selector.unregister(fileobj)
 
     def post(self, event: object) -> None:
-        """Add an event; from any thread."""
+        """Add an event; from any thread, also one that was left behind, when the inbox is closed already."""
         self._posted.put(event)
         with contextlib.suppress(BlockingIOError, OSError):
             os.write(self._wake_w, b"\0")
@@ -82,7 +82,9 @@ class Inbox:
         for signum, handler in self._old_handlers.items():
             signal.signal(signum, handler)
         self._selector.close()
-        for fd in (self._wake_r, self._wake_w, self._signal_r, self._signal_w):
+        pipes = (self._wake_r, self._wake_w, self._signal_r, self._signal_w)
+        self._wake_w = -1  # its number may be another file's soon
+        for fd in pipes:
             os.close(fd)
 
     def _drain_posted(self) -> Iterable[object]:

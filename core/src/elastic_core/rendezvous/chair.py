@@ -15,6 +15,7 @@ from elastic_core.errors import RendezvousStateError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import History, Incident, Verdict
+from elastic_core.questions import asked
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.codec import OversizedError, encode_entry
 from elastic_core.rendezvous.decide import Append, Ask, LookAgain, decide
@@ -268,9 +269,7 @@ class ChairDriver:
             return
         self._ask_at = now + ASK_AGAIN
         infos = [seen.row.info for node_id in node_ids if (seen := self.watch.get(node_id)) is not None]
-        pool = ThreadPoolExecutor(1, thread_name_prefix="elastic-node-gone")
-        self._asking = pool.submit(lambda: [info.node_id for info in infos if node_gone(info)])
-        pool.shutdown(wait=False)
+        self._asking = asked(lambda: [info.node_id for info in infos if node_gone(info)], name="elastic-node-gone")
 
     def _hear_of_gone(self) -> None:
         """Take in what the plugins have answered by now."""

@@ -84,7 +84,7 @@ def release(store: RendezvousBackend, host: str, job: str, *, patience: float = 
 
     before = beats()
     if not before:
-        hosts = ", ".join(sorted({seen.row.info.host for seen in readable(store.roster()) if not _asks(seen)}))
+        hosts = listing(sorted({seen.row.info.host for seen in readable(store.roster()) if not _asks(seen)}))
         raise UsageError(f"No agent of job {job!r} was on {host!r}.", hint=f"They are or were on: {hosts or 'none'}.")
     time.sleep(PROOF_BEATS * ledger.settings.timing.beat_interval)
     after = beats()

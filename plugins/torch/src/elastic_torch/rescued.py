@@ -325,7 +325,7 @@ def _listed(directory: str, name: str, spare: bool) -> Iterable[Rescued]:
             if body["format"] == _FORMAT and body["name"] == name and body["run"] == path.parent.name:
                 fields = {key: body[key] for key in ("run", "round", "step", "rank", "world", "size", "sha256", "base")}
                 yield _rescued({**fields, "path": str(snapshot), "modified": snapshot.stat().st_mtime})
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError) as error:
             logger.warning("%s cannot be read, and is passed over: %s", path, error)
 
 
