@@ -75,7 +75,8 @@ class Lookout:
             try:
                 self._connection = store = self._root.connect()
                 try:
-                    self._found = self._watch(store)
+                    if not self._stopping.is_set():  # close() has removed the row, and closes what it finds
+                        self._found = self._watch(store)
                     return
                 finally:
                     store.close()
@@ -92,7 +93,8 @@ class Lookout:
                 return  # join() raises the same error, and tells the user
             finally:
                 if self._found is not None:
-                    self._tell.send(b"!")
+                    with contextlib.suppress(OSError):  # nobody waits for it any more
+                        self._tell.send(b"!")
 
     def _watch(self, store: RendezvousBackend) -> Closed | None:
         beats, interval = 0, self._applicant.settings.timing.beat_interval
