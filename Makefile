@@ -10,14 +10,14 @@
 #                `make mutants ARGS="decide --again"` tries one module, and what has survived before once more
 #   make lint    ruff and mypy, both strict
 #   make tox     every distribution alone with core, and core on every Python that is here
-#   make bench   measures what docs/performance.md says, and rewrites its tables: bench-launchers, bench-rendezvous and
-#                bench-snapshots, each of which takes arguments: `make bench-rendezvous ARGS="--sizes=64 --runs=5"`
+#   make bench   measures what docs/performance.md says, and rewrites its tables: bench-launchers, bench-rendezvous,
+#                bench-snapshots and bench-silence, each of which takes arguments: `make bench-rendezvous ARGS="--sizes=64 --runs=5"`
 #   make clean   removes .venv and all caches
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := setup
-.PHONY: help setup demo test soak mutants lint tox bench bench-launchers bench-rendezvous bench-snapshots clean
+.PHONY: help setup demo test soak mutants lint tox bench bench-launchers bench-rendezvous bench-snapshots bench-silence clean
 .NOTPARALLEL:  # what measures has the machine to itself
 
 VENV := .venv
@@ -77,9 +77,9 @@ lint: setup
 tox: setup
 	$(BIN)/tox run-parallel --parallel=auto --parallel-no-spinner $(ARGS)
 
-bench: bench-launchers bench-rendezvous bench-snapshots
+bench: bench-launchers bench-rendezvous bench-snapshots bench-silence
 
-bench-launchers bench-rendezvous bench-snapshots: bench-%: setup
+bench-launchers bench-rendezvous bench-snapshots bench-silence: bench-%: setup
 	PYTHONPATH=tests/harness:tests/workers:plugins/etcd/tests/harness $(BIN)/python -m benchmarks.$* $(ARGS)
 
 clean:

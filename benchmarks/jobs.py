@@ -6,6 +6,7 @@ clock: workers report ``time.monotonic()`` when their first all-reduce is done.
 
 from __future__ import annotations
 
+import secrets
 import subprocess
 import sys
 import time
@@ -44,9 +45,11 @@ TUNED = Launcher("torchrun, tuned", _TORCHRUN, ("last_call_timeout=1",), {"TORCH
 """What helps torchrun most: a short last call, and a private switch that mends joining."""
 FRESH = Launcher("elastic, fresh", (*_ELASTIC, "--no_warm_start"))
 WARM = Launcher("elastic, warm", (*_ELASTIC, "--warm_start"))
+SEALED = Launcher("elastic, warm, token", WARM.command, env={"ELASTIC_JOB_TOKEN": secrets.token_hex()})
+"""All that is written to the store is sealed with a job token."""
 
 
-ALL = (TORCHRUN, TUNED, FRESH, WARM)
+ALL = (TORCHRUN, TUNED, FRESH, WARM, SEALED)
 
 
 def launchers() -> list[Launcher]:

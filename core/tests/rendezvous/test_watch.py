@@ -22,6 +22,7 @@ from elastic_core.rendezvous.watch import (
     dead,
     forget,
     interrupted,
+    look_interval,
     observe,
     proved,
     resumed,
@@ -94,6 +95,16 @@ def test_what_the_chair_chose_to_sleep_is_no_gap() -> None:
     assert not dead(observe(watch, [row("a", 1)], 13.0, slept=3.1), "a", TIMING, 13.0), (
         "3.5 s without an answer are one"
     )
+
+
+@pytest.mark.parametrize(
+    ("beat", "lost_after", "seconds"), [(2.0, 6.0, 1.5), (0.5, 6.0, 0.5), (2.0, 8.0, 2.0), (5.0, 15.0, 3.75)]
+)
+def test_the_leader_looks_four_times_in_a_silence_and_once_a_beat(
+    beat: float, lost_after: float, seconds: float
+) -> None:
+    """A beat is seen one distance of looks late at most, so a silence is found after 5/4 of ``lost_after`` at most."""
+    assert look_interval(Timing(beat_interval=beat, lost_after=lost_after)) == seconds
 
 
 def test_a_look_that_always_takes_long_is_no_gap() -> None:

@@ -68,6 +68,10 @@ def _fenced(lots: random.Random) -> dict[str, Any]:
     return {"min_nodes": 1, "max_nodes": lots.choice([1, 1, 2]), "fence_after": 15.0, "peers_notice": False}
 
 
+def _suspended(_lots: random.Random) -> dict[str, Any]:
+    return {"min_nodes": 1, "max_nodes": 1, "fence_after": 15.0, "latency": 0.0005}
+
+
 def _forgetful(_lots: random.Random) -> dict[str, Any]:
     return {"may_forget": True}
 
@@ -199,6 +203,7 @@ PROFILES: dict[str, Profile] = {
         name: Profile(it.weights, it.length, it.most, it.hosts, it.finishing, it.job)
         for name, it in ASSUMPTIONS.items()
     },
+    "suspended": Profile({"suspend": 5, "busy": 2, "start": 2}, length=30.0, most=4, hosts=(2,), job=_suspended),
     "departed": Profile(
         {"wall": 2, "start": 1},
         length=45.0,

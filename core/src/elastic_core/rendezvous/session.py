@@ -43,7 +43,7 @@ from elastic_core.rendezvous.retry import RETRY_FIRST, RETRY_MOST, Backoff
 from elastic_core.rendezvous.row_check import RowCheck
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
 from elastic_core.rendezvous.session_calls import SessionCalls
-from elastic_core.rendezvous.watch import Heard, Sighting, Watch, interrupted
+from elastic_core.rendezvous.watch import Heard, Sighting, Watch, interrupted, look_interval
 from elastic_core.rendezvous.writer import Writer, WriterCalls
 
 __all__ = ["Session", "SessionCalls"]
@@ -314,12 +314,14 @@ class Session:
         elif chairs:
             if self._chair.watch.read_at is None:
                 self._chair.watch = Watch(heard=self._heard)
+            looked_at = self._clock.now()
             at = self._chair.turn(store, self._ledger)
             self._writer.publish_unread(self._chair.unread)
-            if not self._chair.alone(self._ledger):
-                wait = self._ledger.settings.timing.beat_interval  # their beats, or that there is none, wake nobody
-            wait = wait if at is None else min(wait, max(0.0, at - self._clock.now()))
-            rest = min(REST * len(self._chair.watch.nodes), wait)
+            now, rest = self._clock.now(), REST * len(self._chair.watch.nodes)
+            if not self._chair.alone(self._ledger):  # their beats, or that there is none, wake nobody
+                wait = max(rest, looked_at + look_interval(self._ledger.settings.timing) - now)
+            wait = wait if at is None else min(wait, max(0.0, at - now))
+            rest = min(rest, wait)
         elif self._chair.watch.nodes:
             self._chair.watch = Watch()  # deposed: what was seen then must not be judged by later
             self._writer.publish_unread(())

@@ -19,6 +19,10 @@ from elastic_core.rendezvous.rows import NodeRow, gone
 CONTACT_GAP = 3.0
 """Seconds without contact after which a node judges nobody for one full period, at most; see :func:`contact_gap`."""
 
+LOOKS_PER_SILENCE = 4
+"""Looks at the roster that the leader takes while a node is silent for ``lost_after``, at least: a heartbeat is seen up
+to one distance of looks after it was sent, so a silent node is found within ``lost_after`` and a quarter of it."""
+
 PROOF_BEATS = 1.5
 """Beats for which the beat of a node that is proved to be gone must have stood still, before the proof counts: that of
 a node which lives never stands still for so long, unless it is cut off. (Two machines may have one host id.)"""
@@ -34,6 +38,11 @@ def contact_gap(timing: Timing, look: float = 0.0) -> float:
     roster takes ``look`` seconds, half as much more than that, too: thousands of rows take time to read.
     """
     return max(min(CONTACT_GAP, timing.lost_after / 2), 1.5 * timing.beat_interval, 1.5 * look)
+
+
+def look_interval(timing: Timing) -> float:
+    """Seconds between the beginnings of two looks of the leader at the roster, where nothing wakes it sooner."""
+    return min(timing.beat_interval, timing.lost_after / LOOKS_PER_SILENCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +168,20 @@ def observe(
     nodes = {}
     for seen in sorted(rows, key=lambda seen: seen.serial):
         old = watch.get(seen.row.info.node_id)
+        highest, contradictions = _highest(watch, old, seen)
         if old is not None and seen.revision < old.revision:  # from a copy of the store; the node will send it again
             changed_at = now if cut_off or old.beat != seen.beat else old.changed_at
             sign_at = now if old.beat != seen.beat else old.sign_at
-            older = replace(old, serial=seen.serial, beat=seen.beat, changed_at=changed_at, sign_at=sign_at)
-            nodes[old.node_id] = _with_highest(watch, replace(older, listed=False))
+            nodes[old.node_id] = replace(
+                old,
+                serial=seen.serial,
+                beat=seen.beat,
+                changed_at=changed_at,
+                sign_at=sign_at,
+                listed=False,
+                highest=highest,
+                contradictions=contradictions,
+            )
             continue
         sign = old is not None and (old.beat, old.row) != (seen.beat, seen.row)
         sighting = Sighting(
@@ -175,11 +193,11 @@ def observe(
             seen_at=now if old is None or old.row.head != seen.row.head else old.seen_at,
             sign_at=now if sign else -math.inf if old is None else old.sign_at,
             revision=seen.revision,
-            highest=seen.beat if old is None else old.highest,
-            contradictions=0 if old is None else old.contradictions,
+            highest=highest,
+            contradictions=contradictions,
             reported_at=now if old is None or old.row.incident != seen.row.incident else old.reported_at,
         )
-        nodes[sighting.node_id] = _with_highest(watch, sighting)
+        nodes[sighting.node_id] = sighting
     for node_id, old in watch.nodes.items():
         if node_id not in nodes:
             nodes[node_id] = replace(old, listed=False, changed_at=now if cut_off else old.changed_at)
@@ -199,11 +217,13 @@ def observe(
     )
 
 
-def _with_highest(watch: Watch, seen: Sighting) -> Sighting:
-    """The sighting, with its highest beat; one that has grown contradicts that the node is gone."""
-    if seen.beat <= seen.highest:
-        return seen
-    return replace(seen, highest=seen.beat, contradictions=seen.contradictions + (seen.node_id in watch.gone))
+def _highest(watch: Watch, old: Sighting | None, seen: Observation) -> tuple[int, int]:
+    """The highest beat, and how often one that grew has contradicted that the node is gone."""
+    if old is None:
+        return seen.beat, 0
+    if seen.beat <= old.highest:
+        return old.highest, old.contradictions
+    return seen.beat, old.contradictions + (old.node_id in watch.gone)
 
 
 def _last_sign(watch: Watch, seen: Observation, now: float) -> float:
