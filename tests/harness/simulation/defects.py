@@ -178,7 +178,7 @@ DEFECTS: tuple[Defect, ...] = (
         "replace(row, seats=self._seats)",
         "row",
         "agents",
-        first=2300,
+        first=1000,
     ),
     Defect("nobody looks at seats again", "Supervisor._tick", "self._look_around()", "pass", "agents", first=1000),
     Defect("the dead keep their rows", "ChairDriver._prune", "store.remove(node_id)", "pass", "agents"),
