@@ -263,9 +263,8 @@ DEFECTS: tuple[Defect, ...] = (
         "Supervisor._on_gone",
         "self._warden.is_over(event)",
         "self._warden.is_over(event) or True",
-        "agents",
-        400,
-        first=800,
+        "suspended",
+        1500,
     ),
     Defect(
         "what a replaced server lets one read is contact",
