@@ -269,6 +269,7 @@ ORDER = (
     "strangers",
     "programs",
     "crowd",
+    "suspended",
     "graceful",
 )
 """In which order a campaign takes them, again and again."""
