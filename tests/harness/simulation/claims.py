@@ -126,14 +126,6 @@ CLAIMS: tuple[Defect, ...] = (
     ),
     # Who is silent among many
     Defect(
-        "a leader's own sleep is a gap in its contact",
-        "observe",
-        "now - watch.read_at - slept > gap",
-        "now - watch.read_at > gap",
-        "crowd",
-        100,
-    ),
-    Defect(
         "a gap is as short where a look takes long",
         "contact_gap",
         "1.5 * look",
