@@ -192,3 +192,30 @@ asked.wait()
 def test_a_question_that_no_plugin_answers_does_not_keep_the_agent_from_ending() -> None:
     """Plugins are asked about one node after the other: that can take longer than the agent lives."""
     subprocess.run([sys.executable, "-c", NEVER_ANSWERED], cwd=Path(__file__).parent, check=True, timeout=20.0)
+
+
+def test_who_tidies_up_over_a_slow_store_still_answers_an_incident_in_time() -> None:
+    """Those who reported it depose a leader that takes longer than a second (rule L2)."""
+    now = 20.0
+
+    class Slow(LocalBackend):
+        def remove(self, node_id: str) -> None:
+            nonlocal now
+            now += 0.2
+            super().remove(node_id)
+
+    store, ledger = Slow(MemoryStore()), live("a")
+    store.append(ORIGIN, (first := start().head).link, encode_entry(first))
+    store.append(first.link, ledger.head.link, encode_entry(ledger.head))
+    store.enter("a", encode_row(seen("a", Phase.RUNNING, head=2).row))
+    for number in range(20):
+        store.enter(f"lost-{number}", encode_row(seen(f"lost-{number}", head=0).row))
+    chair = ChairDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: now), lambda event: None)
+    took = []
+    while len(store.roster()) > 1 and now < 200.0:
+        before = now
+        chair.turn(store, ledger)
+        took.append(now - before)
+        now += 1.0
+    assert len(store.roster()) == 1
+    assert max(took) < 1.0

@@ -38,6 +38,8 @@ ASK_AGAIN = 10.0
 
 LOOKS = 2
 """Looks at the roster of which the shorter one tells how long a look takes; a gap makes one of them long."""
+TIDYING_SECONDS = 0.5
+"""Seconds after a look within which a turn may begin to remove a row or to shrink an entry; see ``THINKING``."""
 THINKING = 0.3
 """Seconds that the policies may think before the broken round is halted; reporters give a chair 1 s (rule L2)."""
 
@@ -228,10 +230,18 @@ class ChairDriver:
         others = [node_id for node_id in self.watch.nodes if node_id not in members]
         answered = {node_id for node_id in others if self.watch.nodes[node_id].row.release}  # the watch remembers
         done = [node_id for node_id in others if node_id in answered or dead(self.watch, node_id, timing, now)]
+        removed = []
         for node_id in done:
+            if self._is_late():
+                break
             store.remove(node_id)
-        if done:
-            self.watch = forget(self.watch, done)
+            removed.append(node_id)
+        if removed:
+            self.watch = forget(self.watch, removed)
+
+    def _is_late(self) -> bool:
+        """Whether this turn has tidied up for long enough: the rest can wait for the next one, an incident cannot."""
+        return self.clock.now() - self._looked_at > TIDYING_SECONDS
 
     def _shrink(self, store: RendezvousBackend, ledger: Ledger) -> None:
         """Turn entries that everybody has passed into tombstones."""
@@ -239,6 +249,8 @@ class ChairDriver:
         if history != self._history:
             self._history, self._kept = history, ledger.head.anchors.kept
         for index in due(ledger, self.watch, self._kept):
+            if self._is_late():
+                return
             store.shrink(index)
             self._kept = index + 1
 
