@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 
 import pytest
-from scenes import info, live, settings, then
+from scenes import info, live, seen, settings, start, then
 
 from elastic_core import __version__
 from elastic_core.events import Event
-from elastic_core.rendezvous.codec import encode_row
+from elastic_core.incidents import Action, Verdict
+from elastic_core.rendezvous.backend import ORIGIN
+from elastic_core.rendezvous.chair import ChairDriver
+from elastic_core.rendezvous.codec import encode_entry, encode_row
+from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.ledger import Chair, Closed, Ledger
+from elastic_core.rendezvous.limits import MAX_UNREAD
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.row_check import RowCheck
-from elastic_core.rendezvous.rows import NodeRow
+from elastic_core.rendezvous.rows import NodeRow, Phase
 
 LEDGER = live("a", settings(1, 4, lost_after=6.0))
 CLOSED = Closed(success=True, why="done", exit_code=0)
@@ -69,6 +74,21 @@ def test_it_says_once_whose_row_cannot_be_read_and_why(what: str, row: bytes, wo
     assert (event.name, event.level.name) == ("row_unread", "WARNING")
     assert words in event.message
     assert ("host-a, which decides, cannot read the roster row of this node" in event.message) is (row != b"[]")
+
+
+def test_what_a_leader_says_of_rows_that_it_cannot_read_fits_into_its_own() -> None:
+    """Whoever can write to the store chooses their ids; an agent whose own row cannot be written would end."""
+    store, ledger = LocalBackend(MemoryStore()), live("a")
+    store.append(ORIGIN, (first := start().head).link, encode_entry(first))
+    store.append(first.link, ledger.head.link, encode_entry(ledger.head))
+    store.enter("a", encode_row(seen("a", Phase.RUNNING, head=2).row))
+    long = [f"{'0' * 100_000}{number}" for number in range(3)]
+    for node_id in [*long, *(f"{number:03}" + "\U0001f600" * 61 for number in range(80))]:
+        store.enter(node_id, b"no row")
+    chair = ChairDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: 20.0), lambda _: None)
+    chair.turn(store, ledger)
+    assert len(chair.unread) == MAX_UNREAD
+    encode_row(NodeRow(info=info("a"), unread=chair.unread))
 
 
 @pytest.mark.parametrize("unread", [(), ("w",)])

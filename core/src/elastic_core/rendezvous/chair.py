@@ -21,7 +21,7 @@ from elastic_core.rendezvous.codec import OversizedError, encode_entry
 from elastic_core.rendezvous.decide import Append, Ask, LookAgain, decide
 from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.ledger import Closed, Counters, Entry, Ledger, compose, next_anchors
-from elastic_core.rendezvous.limits import MAX_UNREAD
+from elastic_core.rendezvous.limits import MAX_UNREAD, UNREAD_ID_LENGTH
 from elastic_core.rendezvous.reading import check_head, said_by
 from elastic_core.rendezvous.retry import Backoff
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
@@ -71,7 +71,7 @@ class ChairDriver:
     _waiting_for: str = ""
     _tell_at: float | None = None
     unread: tuple[str, ...] = ()
-    """The ids of the rows that could not be read in the last look, at most MAX_UNREAD."""
+    """The ids of the rows that could not be read in the last look: at most MAX_UNREAD, and none that no agent has."""
     _malformed: frozenset[str] = frozenset()
     _decoded: dict[str, tuple[bytes, NodeRow]] = field(default_factory=dict)
     _kept: int = 0
@@ -215,7 +215,8 @@ class ChairDriver:
                 decoded[seen.node_id] = (seen.value, row)
                 current = row.within(ledger.head.epoch)
                 found.append(Observation(current, seen.serial, seen.beat, seen.revision))
-        self._decoded, self.unread = decoded, tuple(sorted(unread)[:MAX_UNREAD])
+        named = sorted(node_id for node_id in unread if len(node_id) <= UNREAD_ID_LENGTH)
+        self._decoded, self.unread = decoded, tuple(named[:MAX_UNREAD])
         return found
 
     def _report_malformed(self, node_id: str, exc: RendezvousStateError) -> None:

@@ -42,6 +42,8 @@ MAX_LEFT = 256
 """Members that an OVER says to have left in order; of others it is not known after the store has lost their rows."""
 MAX_UNREAD = 64
 """Rows of others that a leader's own row says it cannot read; the others' nodes do not learn of it."""
+UNREAD_ID_LENGTH = 64
+"""Characters of their ids at most: agents' have 12, and whoever else writes to the store may choose any."""
 HOSTS_BYTES = 4096
 """Of the members' hosts in a ROUND; those that do not fit are shown by their node ids where they have no row."""
 NAMES_SHOWN = 8
