@@ -39,7 +39,7 @@ ASK_AGAIN = 10.0
 LOOKS = 2
 """Looks at the roster of which the shorter one tells how long a look takes; a gap makes one of them long."""
 TIDYING_SECONDS = 0.5
-"""Seconds after a look within which a turn may begin to remove a row or to shrink an entry; see ``THINKING``."""
+"""Seconds from the end of a look within which a turn may begin to remove a row or to shrink an entry; see ``THINKING``."""
 THINKING = 0.3
 """Seconds that the policies may think before the broken round is halted; reporters give a chair 1 s (rule L2)."""
 
@@ -64,6 +64,7 @@ class ChairDriver:
     _unanswered: tuple[float, ...] = ()
     """For the newest looks, seconds since the look before less what was slept: how long a look takes."""
     _looked_at: float = 0.0
+    _tidies_since: float = 0.0
     _judgement: Judgement | None = None
     _thinking: Future[Verdict] | None = None
     _asking: Future[list[str]] | None = None
@@ -111,6 +112,7 @@ class ChairDriver:
         if alone:  # it may have slept, and has missed nobody; its own row is judged anew after a gap all the same
             self.watch = replace(self.watch, gap_at=gap_at)
         self._hear_of_gone()
+        self._tidies_since = self.clock.now()  # after the look, which may itself take seconds
         self._prune(store, ledger)
         self._shrink(store, ledger)
         if ledger.head.id == self._built_on and self._looked_at < self._append_at:
@@ -242,7 +244,7 @@ class ChairDriver:
 
     def _is_late(self) -> bool:
         """Whether this turn has tidied up for long enough: the rest can wait for the next one, an incident cannot."""
-        return self.clock.now() - self._looked_at > TIDYING_SECONDS
+        return self.clock.now() - self._tidies_since > TIDYING_SECONDS
 
     def _shrink(self, store: RendezvousBackend, ledger: Ledger) -> None:
         """Turn entries that everybody has passed into tombstones."""
