@@ -39,7 +39,7 @@ ASK_AGAIN = 10.0
 LOOKS = 2
 """Looks at the roster of which the shorter one tells how long a look takes; a gap makes one of them long."""
 TIDYING_SECONDS = 0.5
-"""Seconds from the end of a look within which a turn may begin to remove a row or to shrink an entry; see ``THINKING``."""
+"""Seconds from the end of a look within which a turn may begin to remove a row or shrink an entry; see THINKING."""
 THINKING = 0.3
 """Seconds that the policies may think before the broken round is halted; reporters give a chair 1 s (rule L2)."""
 
