@@ -110,7 +110,7 @@ def test_a_port_at_an_address_of_this_host_is_bound_there_and_nowhere_else(addre
             socket.create_connection(("127.0.0.2", port.port), timeout=30)
 
 
-@pytest.mark.parametrize("address", ["192.0.2.77", "2001:db8::77", "node0.example", ""])
+@pytest.mark.parametrize("address", ["192.0.2.77", "2001:db8::77", "node0.example", "", "node..0", "n" * 64])
 def test_a_port_at_what_is_no_address_of_this_host_is_bound_everywhere(address: str) -> None:
     """It is translated on the way, or other hosts look the name up otherwise."""
     with closing(HeldPort.take_at(address)) as port:

@@ -95,7 +95,7 @@ def own_address(address: str) -> tuple[socket.AddressFamily, str] | None:
                 probe.connect(at)
                 if probe.getsockname()[0] != at[0]:
                     return None
-    except OSError:
+    except (OSError, UnicodeError):  # the second is of what cannot even be a name
         return None
     return family, address
 
