@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from elastic_core.events import Event
+from elastic_core.events import Event, Level
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
-from elastic_core.judging import LONGEST_REASON, judge
+from elastic_core.judging import LONGEST_REASON, judge, node_gone
 from elastic_core.observers import Implementation
+from elastic_core.rendezvous.rows import NodeInfo
+from elastic_core.rendezvous.settings import Versions
 
 PATIENCE = 60.0
 INCIDENT = Incident(kind=IncidentKind.WORKER_FAILED, round=1, node_id="n", host="h", exit_code=1)
@@ -112,3 +114,68 @@ def test_one_that_hangs_abstains_and_the_others_are_heard(never: threading.Event
 def test_no_verdict_at_all_is_a_defect() -> None:
     with pytest.raises(ValueError, match="no failure policy"):
         asked(says(None))
+
+
+HERE: dict[str, Any] = {
+    "host_id": "h",
+    "seat": 0,
+    "role": "default",
+    "local_world_size": 1,
+    "versions": Versions.here(),
+}
+NODES = [NodeInfo(node_id=name, host=f"host-{name}", **HERE) for name in "abc"]
+
+
+def vouches(plugin: str, function: Callable[[NodeInfo], object]) -> Implementation:
+    return Implementation(plugin, "elastic_node_gone", function, ("node",))
+
+
+def raises(_: NodeInfo) -> bool:
+    raise KeyError("host")
+
+
+@pytest.mark.parametrize(
+    ("functions", "gone", "warnings"),
+    [
+        ([lambda _: True], True, []),
+        ([lambda _: None, lambda _: False], False, []),
+        ([lambda _: False, lambda _: True], True, []),
+        ([raises, lambda _: True], True, ["The plugin '0' raised in elastic_node_gone: KeyError: 'host'."]),
+        ([lambda _: "yes"], False, ["The plugin '0' raised in elastic_node_gone: TypeError: 'yes' is neither True"]),
+    ],
+)
+def test_one_plugin_that_vouches_is_enough(
+    functions: list[Callable[[NodeInfo], object]], gone: bool, warnings: list[str]
+) -> None:
+    told: list[Event] = []
+    plugins = [vouches(str(number), function) for number, function in enumerate(functions)]
+    assert node_gone(plugins, NODES[0], report=told.append, unanswered={}, timeout=PATIENCE) is gone
+    said = [event.message for event in told if event.level >= Level.WARNING and "traceback" not in event.name]
+    assert [message[: len(warning)] for message, warning in zip(said, warnings, strict=True)] == warnings
+
+
+def test_a_plugin_is_asked_about_no_other_node_before_it_has_answered() -> None:
+    """Else each node of a lost rack costs its time limit, and a thread, and who could vouch for one is not heard."""
+    may_answer = threading.Event()
+    questions: list[str] = []
+    told: list[Event] = []
+
+    def hangs(node: NodeInfo) -> bool:
+        questions.append(node.node_id)
+        may_answer.wait(PATIENCE)
+        return True
+
+    plugins, unanswered = [vouches("slow", hangs)], dict[Implementation, Any]()
+
+    def gone(node: NodeInfo, timeout: float) -> bool:
+        return node_gone(plugins, node, report=told.append, unanswered=unanswered, timeout=timeout)
+
+    assert [gone(node, 0.05) for node in NODES] == [False, False, False]
+    assert (questions, [event.name for event in told]) == (["a"], ["plugin_timed_out"])
+    plugins.append(vouches("quick", lambda _: True))
+    assert gone(NODES[1], PATIENCE), "others are asked all the same"
+    plugins.pop()
+    may_answer.set()
+    unanswered[plugins[0]].result(PATIENCE)
+    assert gone(NODES[2], PATIENCE)
+    assert questions == ["a", "c"]

@@ -100,8 +100,8 @@ def elastic_node_gone(node: NodeInfo) -> bool | None:
 
     ``node`` has what the node has said of itself: ``host`` (its name, of a pod too), ``host_id``, ``address``. All
     plugins are asked, and one True is enough. Called on the chair only, in a thread of its own, off every loop, with
-    10 s to answer; again every 10 s while the job waits. A plugin that raises, takes longer, or answers something else
-    is reported, and its answer is None.
+    10 s to answer; again every 10 s while the job waits, but not before it has answered. A plugin that raises, takes
+    longer, or answers something else is reported, and its answer is None.
     """
 
 

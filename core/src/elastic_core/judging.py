@@ -51,17 +51,26 @@ def judge(
 
 
 def node_gone(
-    plugins: Sequence[Implementation], node: NodeInfo, *, report: Callable[[Event], None], timeout: float = 10.0
+    plugins: Sequence[Implementation],
+    node: NodeInfo,
+    *,
+    report: Callable[[Event], None],
+    unanswered: dict[Implementation, Future[object]],
+    timeout: float = 10.0,
 ) -> bool:
     """Whether some plugin vouches within ``timeout`` seconds that a node is gone for good; blocks until then at most.
 
-    ``report`` hears of each plugin that failed.
+    ``report`` hears of each plugin that failed. One that has not answered an earlier question, be it about another
+    node, is not asked before it has: ``unanswered`` remembers these from one call to the next.
     """
-    answers = {plugin: _in_a_thread(plugin, partial(plugin, node=node)) for plugin in plugins}
+    free = [plugin for plugin in plugins if plugin not in unanswered or unanswered[plugin].done()]
+    answers = {plugin: _in_a_thread(plugin, partial(plugin, node=node)) for plugin in free}
     wait(answers.values(), timeout=timeout)
     vouches = False
     for plugin, answer in answers.items():
+        unanswered.pop(plugin, None)
         if not answer.done():
+            unanswered[plugin] = answer
             message = f"The plugin {plugin.plugin!r} did not say within {timeout:g} s whether {node} is gone."
             report(Event("plugin_timed_out", message, Level.WARNING, {"plugin": plugin.plugin, "timeout_s": timeout}))
         elif isinstance(exc := answer.exception(), Exception):

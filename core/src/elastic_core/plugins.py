@@ -161,7 +161,7 @@ class Plugins:
             return None
         from elastic_core.judging import node_gone  # with concurrent.futures: a healthy run never needs it
 
-        return functools.partial(node_gone, asked, report=self.publish)
+        return functools.partial(node_gone, asked, report=self.publish, unanswered={})
 
     # Observers -------------------------------------------------------------------------------------------------------
 
