@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from elastic_core.errors import UsageError
 from elastic_core.reporting import CONTROL_VARIABLE
@@ -112,6 +114,46 @@ def test_with_accumulation_a_commit_is_a_step_of_the_optimizer() -> None:
     second = Training(accumulate=4)
     assert second.state.restore() is not None
     assert (second.state.step, second.state.epoch, second.state.batch) == (2, 0, 6)
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """Five numbers; it knows how far it is."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while self.at < 5:
+            self.at += 1
+            yield torch.tensor([float(self.at)])
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def streamed() -> Iterator[tuple[int, int, int]]:
+    """Train for two epochs: the steps committed before each batch, its epoch and its number."""
+    model = nn.Linear(1, 1)
+    loader = StatefulDataLoader(Stream(), batch_size=1)
+    state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), per_rank={"loader": loader})
+    state.restore()
+    for epoch in state.epochs(2):
+        for batch in state.batches(loader, accumulate=2):
+            yield state.step, epoch, int(batch)
+
+
+@pytest.mark.usefixtures("agent")
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize("lost_after", range(1, 6))
+def test_a_stream_whose_last_step_is_short_is_read_once_in_each_epoch(lost_after: int) -> None:
+    """Nobody knows how long it is, so an epoch's last step is committed when the loader has ended."""
+    first = streamed()
+    committed = [batch for step, *batch in itertools.takewhile(lambda item: item[0] < lost_after, first)]
+    assert [*committed, *(batch for _, *batch in streamed())] == [[e, n] for e in (0, 1) for n in range(1, 6)]
 
 
 @pytest.mark.usefixtures("agent")

@@ -169,6 +169,8 @@ class TrainState:
         """Of a restored state, to be set when its loader has begun."""
         self._resumed = False
         """Whether the next loader is to go on in the midst of an epoch."""
+        self._loader_has_ended = False
+        """Whether it was committed after the loader had said that there is no other batch: its state is of the end."""
         self._epoch_is_over = False
         """Whether the last step committed was an epoch's last one, and the next epoch has not begun."""
         self._ranks = _ranks()
@@ -199,7 +201,7 @@ class TrainState:
                 return
             self.epoch += 1
             self.batch = 0
-            self._resumed = self._epoch_is_over = False
+            self._resumed = self._epoch_is_over = self._loader_has_ended = False
         self._gather_own()
         self._checkpoints.last(self.step, self._to_save, ends=True)
 
@@ -234,7 +236,7 @@ class TrainState:
                 if self.stopping:
                     return
         if step.open:
-            self._epoch_is_over = True
+            self._epoch_is_over = self._loader_has_ended = True
             self.commit()
 
     @property
@@ -477,7 +479,7 @@ class TrainState:
             state["extra"] = {key: thing.state_dict() for key, thing in self._extra.items()}
         state["gradients"] = torch.tensor(self._gradients.known, dtype=torch.int64)
         state["progress"] = {"step": self.step, "epoch": self.epoch, "batch": self.batch, "ranks": _ranks()}
-        state["progress"]["over"] = self._epoch_is_over
+        state["progress"] |= {"over": self._epoch_is_over, "ended": self._loader_has_ended}
         return state
 
     def _load(self, model: Mapping[str, Any], rest: Mapping[str, Any]) -> None:
@@ -490,7 +492,8 @@ class TrainState:
             thing.load_state_dict(rest["extra"][key])
         progress = rest["progress"]
         self.step, self.epoch, self.batch = (int(progress[key]) for key in ("step", "epoch", "batch"))
-        self._ranks, self._epoch_is_over = int(progress["ranks"]), bool(progress.get("over"))
+        self._ranks = int(progress["ranks"])
+        self._epoch_is_over, self._loader_has_ended = bool(progress.get("over")), bool(progress.get("ended"))
 
     def _keep(self) -> None:
         self._memory.keep(self._stamp(), self._whole)
@@ -514,7 +517,8 @@ class TrainState:
         if isinstance(data := getattr(loader, "dataset", None), SeededDataset):
             data.set_epoch(self.epoch)
         resumed, self._resumed = self._resumed and self.batch > 0, False
-        over = resumed and self._epoch_is_over and not own
+        # A loader that goes on from its last batch ends at once; one that goes on from its end begins an epoch.
+        over = resumed and self._epoch_is_over and (self._loader_has_ended or not own)
         if resumed and not over and self._ranks != _ranks() and not (own or self._goes_on(loader)):
             exact = self._exact_samples
             loaders.refuse_other_ranks(self.epoch, self.batch, self._ranks, _ranks(), exact=exact)
