@@ -649,6 +649,13 @@ class TestTheCause:
         ]
         assert decide(scene(live("abc"), *nodes)) == Ask(self.peer)
 
+    def test_what_a_row_still_says_of_an_earlier_round_does_not_make_it_shorter(self) -> None:
+        earlier = replace(running("b", incident=incident("b", number=0)), reported_at=NOW - 5.0)
+        nodes = [replace(running("a", incident=self.peer), reported_at=NOW - 0.04), earlier]
+        decision = decide(scene(live("ab"), *nodes))
+        assert isinstance(decision, LookAgain)
+        assert decision.at == pytest.approx(NOW + 0.06)
+
     def test_a_verdict_is_not_kept_waiting(self) -> None:
         nodes = [replace(running("a", incident=self.peer), reported_at=NOW - 0.04), running("b")]
         assert isinstance(body(decide(scene(live("ab"), *nodes, verdict=RESTART))), Round)

@@ -181,7 +181,9 @@ class Scene:
         incidents = self.incidents(current)
         if not follows_peer_loss(incidents[0]) or len(incidents) == len(current.members):
             return -math.inf
-        return CAUSE_PATIENCE_SECONDS + min(seen.reported_at for seen in self.sightings(current) if seen.row.incident)
+        told = [(seen.row.incident, seen.reported_at) for seen in self.sightings(current)]
+        reported_at = min(at for incident, at in told if incident is not None and incident.round == current.number)
+        return CAUSE_PATIENCE_SECONDS + reported_at
 
     def unseen(self, current: Round, index: int) -> list[str]:
         """Members that have not shown that they saw ledger entry ``index``; who is leaving need not."""
