@@ -102,7 +102,7 @@ def test_elastic_run_does_not_join_a_job_of_torchruns(
     first = torchrun()
     trains(first, 1)
     flags = ["--rdzv_backend=redis", f"--rdzv_endpoint={server.endpoint}", "--rdzv_id=job"]
-    other = stage.run("--nnodes=1:2", *flags, "--no_python", "true")
+    other = stage.run("--nnodes=1:2", *flags, WORKERS / "allreduce.py")
     assert other.exit_code() == ExitCode.REFUSED
     assert "failure_policies" in other.output
     both_finish(done, first)

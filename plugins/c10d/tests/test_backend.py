@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -250,9 +251,18 @@ def test_a_store_that_dies_while_one_connects_is_gone_at_once_and_holds_up_nobod
         assert other.read(1) is None
 
 
+def stop(pid: int) -> None:
+    """Stop a process; its threads go on for a moment after the signal, each by itself."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline, threads = time.monotonic() + 10, Path(f"/proc/{pid}/task")
+    while any(stat.read_text().rpartition(")")[2].split()[0] != "T" for stat in threads.glob("*/stat")):
+        assert time.monotonic() < deadline, f"process {pid} runs on after SIGSTOP"
+        time.sleep(0.01)
+
+
 def test_a_store_that_stops_answering_is_given_up_on_after_read_timeout(port: int) -> None:
     host = elastic_make_rendezvous(parameters(port, read_timeout="1"))
-    os.kill(server_of(host), signal.SIGSTOP)
+    stop(server_of(host))
     with pytest.raises(RendezvousConnectionError, match="has not answered for 1 s"):
         host.read(1)
     host.close()
