@@ -39,6 +39,8 @@ class Contact:
         self._told: set[str] = set()
         """What people have been told, until the store serves again."""
         self._confirms = confirms
+        self.ever_confirmed = not confirms
+        """Whether the server was ever confirmed: a node may come to one that was replaced long before."""
         self._before = self._current_at = now
         self._confirmed_at = now if confirms else math.inf
         self._ended_at = math.inf
@@ -74,6 +76,7 @@ class Contact:
         with self._lock:
             if not self._over:
                 self._confirmed_at = max(self._confirmed_at, began)
+                self.ever_confirmed = True
 
     def moved(self) -> None:
         """Heartbeats go to another server from now on, which has to be confirmed by itself."""

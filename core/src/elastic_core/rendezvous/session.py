@@ -451,7 +451,8 @@ class Session:
     def _cut_off(self) -> bool:
         """Whether the server may have been replaced for so long that nothing may be decided there any more (S4)."""
         fence_after = self._ledger.settings.timing.fence_after
-        return self._clock.now() - self.contact.known_at >= FENCE_SHARE * fence_after
+        late = self._clock.now() - self.contact.known_at >= FENCE_SHARE * fence_after
+        return late or not self.contact.ever_confirmed
 
     def _confirm(self) -> None:
         """Have the server confirmed to which the heartbeats go, again and again (rule S4)."""
