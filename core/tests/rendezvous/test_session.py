@@ -87,8 +87,12 @@ class Node:
         self.events.put(event)
 
     def until(self, what: Callable[[Node], bool]) -> Node:
+        """Wait for it. What the session's threads change by themselves tells nobody, so that this looks again soon."""
+        deadline = CLOCK.now() + PATIENCE
         with self.changed:
-            assert self.changed.wait_for(lambda: what(self), PATIENCE), (self.name, self.state, self.said)
+            while not what(self):
+                assert CLOCK.now() < deadline, (self.name, self.state, self.said)
+                self.changed.wait(0.05)
         return self
 
     def kill(self) -> None:

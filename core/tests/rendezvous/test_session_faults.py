@@ -29,6 +29,8 @@ class Faults:
     """What is wrong with one node's store; all of the node's connections look here."""
 
     down: bool = False
+    breaks: int = 0
+    """So many attempts to connect fail from now on."""
     gone: bool = False
     """Nobody listens where the store was."""
     wiped: bool = False
@@ -60,6 +62,9 @@ class FaultyBackend(LocalBackend):
 
     def connect(self) -> FaultyBackend:
         self._check()
+        if self.faults.breaks:
+            self.faults.breaks -= 1
+            raise RendezvousConnectionError("the line broke")
         if self.faults.wiped:
             raise RendezvousStateError("entry 3 is gone")
         return FaultyBackend(self._memory, self.faults)
@@ -120,8 +125,8 @@ class Bench:
     faults: dict[str, Faults] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
 
-    def add(self, name: str, **timing: float) -> Node:
-        self.faults[name] = Faults()
+    def add(self, name: str, *, breaks: int = 0, **timing: float) -> Node:
+        self.faults[name] = Faults(breaks=breaks)
         self.nodes.append(Node(name, FaultyBackend(self.store, self.faults[name]), quick(1, 2, **timing)))
         return self.nodes[-1]
 
@@ -157,6 +162,13 @@ def test_an_embedded_store_that_only_does_not_answer_is_lost_and_may_still_serve
     bench.faults["a"].gone, bench.faults["a"].down = gone, True
     a.until(lambda n: n.state.store_lost)
     assert a.session.store_gone is gone
+
+
+@pytest.mark.parametrize("breaks", [1, 5])
+def test_a_connection_that_breaks_right_after_the_join_is_made_again(bench: Bench, breaks: int) -> None:
+    a = bench.add("a", last_call_timeout=0.0, breaks=breaks).until(in_round(1, "a"))
+    began = a.session.contact.at
+    a.until(lambda n: n.session.contact.at > began)
 
 
 def test_who_cannot_read_the_ledger_any_more_stops_beating_and_is_replaced(bench: Bench) -> None:

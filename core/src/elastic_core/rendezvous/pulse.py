@@ -51,10 +51,15 @@ class Pulse:
     """The beat's thread."""
 
     def __init__(
-        self, node_id: str, store: RendezvousBackend, ledger: Ledger, now: Callable[[], float], calls: PulseCalls
+        self,
+        node_id: str,
+        store: RendezvousBackend | None,
+        ledger: Ledger,
+        now: Callable[[], float],
+        calls: PulseCalls,
     ) -> None:
         self._node_id = node_id
-        self._store: RendezvousBackend | None = store
+        self._store = store
         self._ledger = ledger
         self._now = now
         self._calls = calls

@@ -128,7 +128,7 @@ class Session:
             given_up=self._give_up,
             crashed=calls.crashed,
         )
-        self._pulse = Pulse(node_id, store.connect(), ledger, clock.now, pulse_calls)
+        self._pulse = Pulse(node_id, _connection_to(store), ledger, clock.now, pulse_calls)
         bodies = {"reader": self._read, "writer": self._writer.run}
         if store.stale_reads:
             bodies["confirmer"] = self._confirm
@@ -139,6 +139,8 @@ class Session:
 
     def start(self) -> None:
         """Start the threads."""
+        if self._pulse.store is None:
+            self._start_mending()
         self._pulse.start()
         for thread in self._threads:
             thread.start()
@@ -497,6 +499,9 @@ class Session:
 
     def _pulse_lost(self, exc: RendezvousConnectionError) -> None:
         self._store_failed("pulse", exc)
+        self._start_mending()
+
+    def _start_mending(self) -> None:
         threading.Thread(target=self._guard, args=(self._mend_pulse,), name="elastic-mend", daemon=True).start()
 
     def _mend_pulse(self) -> None:
@@ -536,3 +541,11 @@ class Session:
             body()
         except Exception as exc:
             self._calls.crashed(exc)
+
+
+def _connection_to(store: RendezvousBackend) -> RendezvousBackend | None:
+    """A connection; None where there is none now, and whoever needs it tries again."""
+    try:
+        return store.connect()
+    except RendezvousConnectionError:
+        return None
