@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -428,6 +429,24 @@ def test_a_handler_that_has_no_round_ends_the_agent_and_closes_nothing(
         run(handler, "exit 0", rdzv_backend="mine")
     assert message in str(failed.value)
     assert handler.shut == 0
+
+
+def test_a_handler_that_has_no_other_round_leaves_nothing_in_memory_only(run: Run, tmp_path: Path) -> None:
+    """Other nodes have the same handler, and may not go on either."""
+    mark = tmp_path / "mark"
+    mark.touch()
+
+    def meet(number: int) -> Any:
+        if number == 2:
+            raise TimeoutError("nobody came")
+        return None, 0, 1
+
+    script = f"exec {sys.executable} {Path(__file__).with_name('keeper.py')} {tmp_path / 'there'} {mark}"
+    with pytest.raises(RendezvousError, match="nobody came"):
+        run(Scripted(meet), script, max_restarts=1)
+    assert (tmp_path / "there" / "abc" / "train_round-00001_step-000000007.json").exists()
+    [told] = run.said("rescued")
+    assert "the snapshot of step 7 is in" in told
 
 
 def test_a_node_that_is_not_needed_ends_well(run: Run) -> None:

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from elastic_core.agent import rescue
-from elastic_core.agent.inbox import Inbox
 from elastic_core.agent.outcome import Ending
 from elastic_core.agent.rescue import requests, snapshots, worth
 from elastic_core.agent.snapshot_files import Kept, Request, Target, Unwritten, Written, write
@@ -61,20 +60,11 @@ def memory() -> Iterator[Memory]:
         os.close(fd)
 
 
-@pytest.fixture
-def inbox() -> Iterator[Inbox]:
-    made = Inbox({signal.SIGUSR1})
-    yield made
-    made.close()
-
-
 def files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_the_newest_complete_snapshot_is_written_with_what_is_known_of_it(
-    memory: Memory, inbox: Inbox, tmp_path: Path
-) -> None:
+def test_the_newest_complete_snapshot_is_written_with_what_is_known_of_it(memory: Memory, tmp_path: Path) -> None:
     said: list[Event] = []
     memory.request("train", Target(tmp_path / "there"))
     memory.snapshot("train/0/0", 2, 7)
@@ -82,7 +72,7 @@ def test_the_newest_complete_snapshot_is_written_with_what_is_known_of_it(
     memory.snapshot("train/1/1", 2, 9, complete=False)
     memory.snapshot("other/0/0", 3, 9)
     memory.put("train/2/0", b"short")
-    rescue.rescue(memory.held, inbox, said.append, "host:1")
+    rescue.rescue(memory.held, (), said.append, "host:1")
     name = "train_round-00002_step-000000008"
     assert files(tmp_path / "there") == [f"abc/{name}.json", f"abc/{name}.snapshot"]
     assert (tmp_path / "there" / "abc" / f"{name}.snapshot").read_bytes() == data
@@ -102,15 +92,15 @@ def test_the_newest_complete_snapshot_is_written_with_what_is_known_of_it(
         "sha256": hashlib.sha256(data).hexdigest(),
     }
     assert [event.name for event in said] == ["rescuing", "rescued"]
-    rescue.rescue(memory.held, inbox, said.append, "host:2")
+    rescue.rescue(memory.held, (), said.append, "host:2")
     assert json.loads((tmp_path / "there" / "abc" / f"{name}.json").read_text()) == described, "another node has it"
 
 
-def test_of_a_sharded_state_each_part_is_written_once(memory: Memory, inbox: Inbox, tmp_path: Path) -> None:
+def test_of_a_sharded_state_each_part_is_written_once(memory: Memory, tmp_path: Path) -> None:
     memory.request("train", Target(tmp_path), whole=False)
     for name, rank, step in (("0/0", 0, 5), ("0/1", 0, 6), ("1/0", 1, 6), ("0/replica/0/1", 1, 6)):
         memory.snapshot(f"train/{name}", 1, step, f'{{"rank": {rank}, "world": 2, "tree": 1}}')
-    rescue.rescue(memory.held, inbox, lambda _: None, "n")
+    rescue.rescue(memory.held, (), lambda _: None, "n")
     assert [name for name in files(tmp_path / "abc") if name.endswith(".snapshot")] == [
         "train_round-00001_step-000000005_rank-00000-of-00002.snapshot",
         "train_round-00001_step-000000006_rank-00000-of-00002.snapshot",
@@ -118,14 +108,12 @@ def test_of_a_sharded_state_each_part_is_written_once(memory: Memory, inbox: Inb
     ]
 
 
-def test_nothing_is_written_that_nobody_asked_for_or_that_is_on_disk(
-    memory: Memory, inbox: Inbox, tmp_path: Path
-) -> None:
+def test_nothing_is_written_that_nobody_asked_for_or_that_is_on_disk(memory: Memory, tmp_path: Path) -> None:
     said: list[Event] = []
     memory.snapshot("train/0/0", 2, 7)
-    rescue.rescue(memory.held, inbox, said.append, "n")
+    rescue.rescue(memory.held, (), said.append, "n")
     memory.request("train", Target(tmp_path), saved=[2, 7])
-    rescue.rescue(memory.held, inbox, said.append, "n")
+    rescue.rescue(memory.held, (), said.append, "n")
     assert said == []
     assert files(tmp_path) == []
 
@@ -172,9 +160,11 @@ OTHERS: Any = type("Round", (), {"members": (1, 2)})
         pytest.param(Ending(ExitCode.STORE_LOST, ""), None, OTHERS, True, id="nobody can go on"),
         pytest.param(Ending(ExitCode.STORE_LOST, "", rejoin=True), None, CURRENT, False, id="it begins again"),
         pytest.param(Ending(69, ""), None, None, False, id="nothing had begun"),
+        pytest.param(None, None, OTHERS, True, id="it raised, and the others may"),
+        pytest.param(None, Closed(success=True, why="", exit_code=0), OTHERS, False, id="it raised after a success"),
     ],
 )
-def test_when_it_is_needed(ending: Ending, closed: Closed | None, current: Any, expected: bool) -> None:
+def test_when_it_is_needed(ending: Ending | None, closed: Closed | None, current: Any, expected: bool) -> None:
     assert rescue.is_needed(ending, closed, current) is expected
 
 
@@ -289,7 +279,7 @@ def test_when_there_is_no_more_time_nothing_half_written_stays(memory: Memory, t
     assert files(tmp_path) == []
 
 
-def test_a_signal_ends_the_writing(memory: Memory, inbox: Inbox, tmp_path: Path) -> None:
+def test_a_signal_ends_the_writing(memory: Memory, tmp_path: Path) -> None:
     """Another process holds the file, as a node that writes the same does."""
     memory.snapshot("train/0/0", 2, 7)
     memory.request("train", Target(tmp_path))
@@ -310,7 +300,7 @@ def test_a_signal_ends_the_writing(memory: Memory, inbox: Inbox, tmp_path: Path)
         if event.name == "rescuing":
             os.kill(os.getpid(), signal.SIGUSR1)
 
-    rescue.rescue(memory.held, inbox, publish, "n")
+    rescue.rescue(memory.held, {signal.SIGUSR1}, publish, "n")
     os.write(release[1], b".")
     os.waitpid(pid, 0)
     for fd in (*held, *release):

@@ -1,9 +1,11 @@
-"""What an agent has offered before it took part is let go if it never does."""
+"""What an agent lets go, or writes out, if it never takes part, or fails."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ from elastic_core.agent.start import begun
 from elastic_core.config import RunConfig
 from elastic_core.errors import RendezvousRefusedError
 from elastic_core.hookspecs import RendezvousOptions
-from elastic_core.plugins import Plugins
+from elastic_core.plugins import Plugins, core_plugins
 from elastic_core.program import Program, ProgramKind
+from elastic_core.rendezvous.backend import BeatReply
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.reading import load
 
@@ -36,12 +39,17 @@ class Job:
 
     take_at = take
 
-    def run(self) -> None:
+    def run(self, config: RunConfig = CONFIG, backend: type[LocalBackend] = LocalBackend) -> None:
         plugins: Any = Plugins()
-        plugins.make_rendezvous = lambda _: LocalBackend(self.store)
+        for name, plugin in core_plugins().items():
+            plugins.register(name, plugin)
+        plugins.make_rendezvous = lambda _: backend(self.store)
         plugins.rendezvous_options = RendezvousOptions
-        with begun() as warden:
-            supervisor.supervise(CONFIG, plugins, self._seat, warden, ())
+        try:
+            with begun() as warden:
+                supervisor.supervise(config, plugins, self._seat, warden, ())
+        finally:
+            plugins.close(10.0)
 
     def let_go(self) -> bool:
         return bool(self.ports) and all(port.fileno() == -1 for port in self.ports)
@@ -75,3 +83,22 @@ def test_who_has_joined_and_cannot_begin_leaves_no_row(
     assert load(store, 0.0) is not None, "it had joined"
     assert store.roster() == []
     assert job.let_go()
+
+
+def test_an_agent_that_fails_writes_out_what_is_only_in_memory(job: Job, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+
+    class Defective(LocalBackend):
+        def connect(self) -> Defective:
+            return Defective(job.store)
+
+        def beat(self, *args: Any, **more: Any) -> BeatReply:
+            if mark.exists():
+                raise ValueError("a defect")
+            return super().beat(*args, **more)
+
+    command = (str(Path(__file__).with_name("keeper.py")), str(tmp_path / "there"), str(mark))
+    program = Program(ProgramKind.EXECUTABLE, sys.executable, command)
+    with pytest.raises(RuntimeError, match="a thread of the session failed"):
+        job.run(replace(CONFIG, program=program), Defective)
+    assert (tmp_path / "there" / "abc" / "train_round-00001_step-000000007.json").exists()

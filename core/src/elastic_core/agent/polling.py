@@ -114,12 +114,8 @@ def run(
             hands(config, plugins, publish, info, clock.new_id(), warden, seat, warm=warm, cpus=cpus)
         )
         agent = PollingAgent(config, plugins, publish, handler, info, clock, given)
-        stack.callback(agent.close)
         show_state(agent.describe)
-        ending = agent.run()
-        if rescue.is_needed(ending, agent.closed, agent.round):
-            rescue.rescue(given.vault.held, given.inbox, publish, str(info))
-        return ending
+        return rescue.run(agent, given, publish, str(info))
 
 
 class PollingAgent:

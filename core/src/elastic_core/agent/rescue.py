@@ -1,4 +1,4 @@
-"""Writes snapshots that are only in memory to a directory, when a job fails for good.
+"""Writes snapshots that are only in memory to a directory, when a job fails for good, or its agent.
 
 Workers leave snapshots with their agent as memory files (``vault.py``), and these are gone with the agent. A worker
 that wants them to outlive a failed job leaves one more memory file beside them, ``NAME/rescue``, with JSON in it: which
@@ -15,13 +15,15 @@ import os
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from elastic_core.agent.hands import Hands
 from elastic_core.agent.inbox import Inbox, SignalReceived
 from elastic_core.agent.outcome import Ending, Publish
 from elastic_core.agent.snapshot_files import Kept, Request, Target, Unwritten, Written, kept_in, write
@@ -49,12 +51,53 @@ class _Overdue:
     """It has taken too long."""
 
 
-def rescue(held: Mapping[str, int], inbox: Inbox, publish: Publish, node: str, patience: float = PATIENCE) -> None:
-    """Write what is only in memory, and say what came of it. For the end of the agent's loop, with no worker left.
+class Agent(Protocol):
+    """The loop of one node, with a ledger or without."""
+
+    @property
+    def closed(self) -> Closed | None:
+        """The verdict on the job, where there is one."""
+
+    @property
+    def round(self) -> Round | None:
+        """The newest round."""
+
+    def run(self) -> Ending:
+        """Take part to the end."""
+
+    def close(self) -> None:
+        """Have no worker left, and no part in the job."""
+
+
+def run(agent: Agent, given: Hands, publish: Publish, node: str) -> Ending:
+    """Run an agent to its end, close it, and write what is only in memory then if nobody goes on from it.
+
+    Also where the agent raises: other nodes may fail in the same way, so that none of them goes on.
+
+    Args:
+        agent: Its loop.
+        given: What it works with, not closed before this returns.
+        publish: Tells the observers.
+        node: This node, for people.
+    """
+    ending = None
+    try:
+        with closing(agent):
+            ending = agent.run()
+        return ending
+    finally:
+        if is_needed(ending, agent.closed, agent.round):
+            rescue(given.vault.held, given.signals, publish, node)
+
+
+def rescue(
+    held: Mapping[str, int], signals: Iterable[int], publish: Publish, node: str, patience: float = PATIENCE
+) -> None:
+    """Write what is only in memory, and say what came of it. With no worker left. Main thread only.
 
     Args:
         held: The descriptors that workers have left, by name.
-        inbox: The loop's; a signal ends the writing, and whatever else comes is dropped.
+        signals: Those that end the writing.
         publish: Tells the observers.
         node: This node, for people.
         patience: Most seconds that it may take.
@@ -65,10 +108,11 @@ def rescue(held: Mapping[str, int], inbox: Inbox, publish: Publish, node: str, p
     size = sum(each.size for _, kept in wanted for each in kept)
     steps = ", ".join(str(kept[0].step) for _, kept in wanted)
     message = f"step {steps} is only in memory: writing {size / 2**20:.0f} MiB of snapshots, {patience:.0f} s at most"
-    publish(Event("rescuing", message, fields={"bytes": size}))
     stop = threading.Event()
-    outcome = asked(partial(_write_all, wanted, node, stop), name="elastic-rescue")
-    why = _await(outcome, inbox, stop, patience)
+    with closing(Inbox(signals)) as inbox:  # of its own: the loop's may be what has failed
+        publish(Event("rescuing", message, fields={"bytes": size}))
+        outcome = asked(partial(_write_all, wanted, node, stop), name="elastic-rescue")
+        why = _await(outcome, inbox, stop, patience)
     if not outcome.done():
         publish(Event("rescue_failed", f"the snapshots are lost: {why}, and the disk does not answer", Level.ERROR))
         return
@@ -79,22 +123,22 @@ def rescue(held: Mapping[str, int], inbox: Inbox, publish: Publish, node: str, p
         publish(_told(result, why))
 
 
-def is_needed(ending: Ending, closed: Closed | None, current: Round | None) -> bool:
+def is_needed(ending: Ending | None, closed: Closed | None, current: Round | None) -> bool:
     """Whether nobody goes on from what workers have left on this node. Pure.
 
     A node that leaves others behind writes nothing: they have the state, and go on.
 
     Args:
-        ending: How the agent ended.
+        ending: How the agent ended; None if it raised.
         closed: The verdict on the job, where there is one.
         current: The newest round.
     """
-    if ending.rejoin:
+    if ending is not None and ending.rejoin:
         return False
     if closed is not None:
         return not closed.success
     alone = current is not None and len(current.members) == 1
-    return alone or ending.exit_code == ExitCode.STORE_LOST
+    return alone or ending is None or ending.exit_code == ExitCode.STORE_LOST
 
 
 def requests(held: Mapping[str, int]) -> list[Request]:

@@ -53,7 +53,7 @@ from elastic_core.rendezvous.arrival import Arrival
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.contact import FENCE_SHARE
 from elastic_core.rendezvous.join import Applicant, Clock, Joined, arrive, join
-from elastic_core.rendezvous.ledger import Closed, Ledger, Round
+from elastic_core.rendezvous.ledger import Closed, Round
 from elastic_core.rendezvous.node import (
     Answered,
     Effect,
@@ -183,12 +183,8 @@ def supervise(
             raise
         if door is not None:
             given.inbox.watch(door, door.greet)
-        stack.callback(supervisor.close)
         show_state(supervisor.describe)
-        ending = supervisor.run()
-        if rescue.is_needed(ending, supervisor.ledger.closed, supervisor.ledger.round):
-            rescue.rescue(given.vault.held, given.inbox, publish, str(info))
-        return ending
+        return rescue.run(supervisor, given, publish, str(info))
 
 
 class Supervisor:
@@ -239,9 +235,14 @@ class Supervisor:
         )
 
     @property
-    def ledger(self) -> Ledger:
-        """As this node knows it."""
-        return self._state.ledger
+    def closed(self) -> Closed | None:
+        """The verdict on the job, where there is one."""
+        return self._state.ledger.closed
+
+    @property
+    def round(self) -> Round | None:
+        """The newest round."""
+        return self._state.ledger.round
 
     def run(self) -> Ending:
         """The loop: take what happened, see what follows, do it, until there is an end."""
