@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from elastic_core.agent import stores, supervisor
-from elastic_core.agent.identity import Seat
+from elastic_core.agent.identity import Seat, boot_id
 from elastic_core.agent.ports import HeldPort
+from elastic_core.agent.scratch import MARK
 from elastic_core.agent.start import begun
 from elastic_core.config import RunConfig
-from elastic_core.errors import RendezvousRefusedError
+from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError
 from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.plugins import Plugins, core_plugins
 from elastic_core.program import Program, ProgramKind
@@ -39,7 +40,7 @@ class Job:
 
     take_at = take
 
-    def run(self, config: RunConfig = CONFIG, backend: type[LocalBackend] = LocalBackend) -> None:
+    def run(self, config: RunConfig = CONFIG, backend: Callable[[MemoryStore], LocalBackend] = LocalBackend) -> None:
         plugins: Any = Plugins()
         for name, plugin in core_plugins().items():
             plugins.register(name, plugin)
@@ -71,6 +72,22 @@ def test_who_is_refused_lets_its_port_go(job: Job, monkeypatch: pytest.MonkeyPat
     with pytest.raises(RendezvousRefusedError, match="not you"):
         job.run()
     assert job.let_go()
+
+
+def test_what_a_killed_agent_has_left_is_removed_before_the_join(
+    job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (left := tmp_path / "elastic_job").mkdir(mode=0o700)
+    (left / MARK).write_text(boot_id())
+    (left / MARK).chmod(0o600)
+
+    def full(_: MemoryStore) -> LocalBackend:
+        raise RendezvousConnectionError("the disk is full", lasting=True)
+
+    with pytest.raises(RendezvousConnectionError, match="the disk is full"):
+        job.run(backend=full)
+    assert not left.exists()
 
 
 def test_who_has_joined_and_cannot_begin_leaves_no_row(

@@ -18,7 +18,7 @@ from elastic_core.agent.logs import log_directory
 from elastic_core.agent.outcome import Publish
 from elastic_core.agent.output import Output
 from elastic_core.agent.reports import Reports
-from elastic_core.agent.scratch import marked, remove_abandoned
+from elastic_core.agent.scratch import marked
 from elastic_core.agent.vault import Vault
 from elastic_core.agent.warden import CLOSING, Warden
 from elastic_core.agent.warden_events import WardenEvent
@@ -84,8 +84,6 @@ def hands(
         for event in heard:
             inbox.post(event)
         inbox.watch(warden, warden.receive)
-        for abandoned in remove_abandoned():
-            publish(Event("directory_removed", f"removed {abandoned}, which a killed agent has left", Level.DEBUG))
         directory, temporary = log_directory(config, run_uid)
         if temporary:
             stack.callback(shutil.rmtree, directory, ignore_errors=True)

@@ -25,6 +25,7 @@ from elastic_core.agent.notes import AliveFor, Crashed, Depart, Overdue, Tick
 from elastic_core.agent.outcome import Ending, Publish, finish, publish_as
 from elastic_core.agent.ports import own_address
 from elastic_core.agent.probing import Door, probe
+from elastic_core.agent.scratch import remove_abandoned
 from elastic_core.agent.status import ShowState, Status, describe_node
 from elastic_core.agent.stores import Stores
 from elastic_core.agent.warden import CLOSING, Warden
@@ -117,6 +118,9 @@ def supervise(
         ElasticError: What the user must hear before anything was started: no store, refused, too few nodes.
     """
     clock, cpus = Clock(new_id=lambda: uuid.uuid4().hex[:12]), cpus_of_workers(config)
+    for abandoned in remove_abandoned():  # now: the disk may be too full to join
+        message = f"removed {abandoned}, which a killed agent has left"
+        plugins.publish(Event("directory_removed", message, Level.DEBUG))
     with ExitStack() as stack:
         store = first_connection(config, plugins)
         if not isinstance(store, RendezvousBackend):
