@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
+import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorD
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from elastic_core.errors import UsageError
+from elastic_core.holding import held, release
 from elastic_core.reporting import CONTROL_VARIABLE
 from elastic_torch.agreement import Tier
 from elastic_torch.disk import CheckpointSaveError, Disk
@@ -406,6 +409,32 @@ def test_the_newer_one_of_memory_and_disk_counts(run: str, every: int, step: int
     restored = Training(disk=folder).state.restore()
     assert restored is not None
     assert (restored.step, restored.tier) == (step, tier)
+
+
+@pytest.mark.usefixtures("agent")
+def test_with_which_checkpoint_the_run_began_is_found_again_where_no_agent_remembers_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def base() -> Any:
+        fd = held("train/rescue")
+        assert fd is not None
+        try:
+            return json.loads(os.pread(fd, 4096, 0))["base"]
+        finally:
+            os.close(fd)
+
+    monkeypatch.setenv("ELASTIC_RESCUE_DIR", str(tmp_path))
+    folder = Folder("before")
+    until(Training(disk=folder, name="other"), 5)
+    training = Training(disk=folder)
+    training.state.restore()
+    until(training, 7)
+    assert base() == ["before", 0, 5]
+    assert release("train/rescue"), "as if it could not be left with the agent"
+    restored = Training(disk=folder).state.restore()
+    assert restored is not None
+    assert (restored.step, restored.tier) == (7, Tier.MEMORY)
+    assert base() == ["before", 0, 5]
 
 
 @pytest.mark.usefixtures("agent")

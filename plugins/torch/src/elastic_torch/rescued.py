@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from elastic_core.errors import ResourceError
+from elastic_core.errors import ElasticError, ResourceError
 from elastic_core.holding import RESCUE, held, hold
 from elastic_torch.peers import Peers
 from elastic_torch.snapshot import Slot, Snapshot
@@ -157,12 +157,13 @@ class Rescue:
             logger.warning(text, candidate.step, folder, candidate.first.run)
         return not any(errors)
 
-    def register(self, peers: Peers, newest: Checkpoint | None) -> None:
+    def register(self, peers: Peers, newest: Callable[[], Checkpoint | None]) -> None:
         """Tell the agent of this node what to do if the job fails. Collective.
 
         Args:
             peers: All ranks.
-            newest: The newest checkpoint as the run began; later rounds keep what the first one has said.
+            newest: Finds the newest checkpoint; collective. It is called where no agent remembers with which one the
+                run began: with this one, unless it is the run's own.
         """
         if not self._directories:
             return
@@ -172,8 +173,10 @@ class Rescue:
         texts = [text for each in bases if (text := each.numpy().tobytes().strip())]
         if texts:
             self._base = json.loads(texts[0])
-        elif newest is not None and newest.run_uid != self._place.run:
-            self._base = [newest.run_uid, newest.round, newest.step]
+        else:
+            with contextlib.suppress(ElasticError, OSError):  # there is no need of a disk while there is a memory
+                if (found := newest()) is not None and found.run_uid != self._place.run:
+                    self._base = [found.run_uid, found.round, found.step]
         self._saved = earlier["saved"] if earlier else None
         self._tell()
 

@@ -10,6 +10,7 @@ how far it is.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections import OrderedDict
@@ -349,10 +350,9 @@ class TrainState:
                 "restore() needs the process group, to agree with the other ranks.",
                 hint="Call elastic.init_process_group() before it.",
             )
-        newest, tier, loaded, saved = self._memory.meet(), None, None, None
+        newest, tier, loaded, saved = self._memory.meet(), None, None, functools.cache(self._checkpoints.newest)
         if is_rescued := newest is None:
-            saved = self._checkpoints.newest()
-            newest = self._take_rescued(saved)
+            newest = self._take_rescued(saved())
             is_rescued = newest is not None
         self._rescue.register(self._peers, saved)
         if not is_rescued:
