@@ -7,6 +7,7 @@ them until they are released or the job ends, in whatever way; then the memory i
 from __future__ import annotations
 
 import json
+import os
 import select
 import socket
 import struct
@@ -22,6 +23,7 @@ SNAPSHOT_HEADER = struct.Struct("<8sQQQQ")
 what is in it, with its length and CRC-32; the text is JSON, a list that begins with the round and the step. ``{"rank":
 1, "world": 4, `` comes next in a part of a sharded state. Whatever is behind the text does not matter."""
 SNAPSHOT_MAGIC = b"elastic1"
+"""The last byte is the format's number."""
 SNAPSHOT_COMPLETE = 1
 RESCUE = "rescue"
 """Under ``NAME/rescue`` a worker leaves what the agent is to do with the snapshots ``NAME/…`` when the job fails for
@@ -61,6 +63,12 @@ def held(name: str, timeout: float = PATIENCE) -> int | None:
 def release(name: str, timeout: float = PATIENCE) -> bool:
     """Have the agent close what it keeps under this name; whether there was something."""
     return bool(_ask(RELEASE, name, timeout)[0].get("done"))
+
+
+def is_of_other_format(fd: int) -> bool:
+    """Whether a memory file is a snapshot of a release that has another format."""
+    magic = os.pread(fd, len(SNAPSHOT_MAGIC), 0)
+    return magic != SNAPSHOT_MAGIC and magic[:-1] == SNAPSHOT_MAGIC[:-1]
 
 
 def _ask(

@@ -118,6 +118,22 @@ def test_nothing_is_written_that_nobody_asked_for_or_that_is_on_disk(memory: Mem
     assert files(tmp_path) == []
 
 
+def test_what_another_release_has_left_is_lost_and_that_is_said(memory: Memory, tmp_path: Path) -> None:
+    said: list[Event] = []
+    memory.request("train", Target(tmp_path))
+    memory.snapshot("train/0/0", 2, 7)
+    memory.snapshot("train/1/0", 2, 8)
+    memory.snapshot("train/1/1", 2, 9, complete=False)
+    os.pwrite(memory.held["train/1/0"], b"elastic2", 0)
+    memory.put("other/rescue", b'{"version": 2}')
+    rescue.rescue(memory.held, (), said.append, "n")
+    assert [event.name for event in said] == ["rescue_failed", "rescuing", "rescued"]
+    assert said[0].message == (
+        "what workers have left in memory as other/rescue, train/1/0 is lost: this agent's release does not read it. "
+        "Use one release of Elastic for agents and workers"
+    )
+
+
 def kept(round: int, step: int, rank: int | None = None, fd: int = 0) -> Kept:
     return Kept(fd, 100, round, step, rank, None if rank is None else 2)
 

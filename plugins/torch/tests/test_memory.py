@@ -48,6 +48,16 @@ def test_a_commit_leaves_the_one_that_was_gone_back_to(agent: socket.socket) -> 
     assert later.stamps() == (Stamp(2, 2), Stamp(1, 1))
 
 
+def test_a_snapshot_of_another_release_is_none_and_that_is_said(
+    agent: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = Memory("train", 0)
+    commit(memory, 1, 1)
+    os.pwrite(memory.slot(Stamp(1, 1)).fd, b"elastic2", 0)
+    assert Memory("train", 0).stamps() == ()
+    assert "The snapshot train/0/0 in memory is of another release of elastic-torch" in caplog.text
+
+
 def test_a_state_that_grows_moves(agent: socket.socket) -> None:
     memory = Memory("train", 0)
     for step in range(1, 5):

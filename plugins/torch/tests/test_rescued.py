@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
+import signal
+import subprocess
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -168,6 +173,70 @@ def test_one_flipped_bit_is_refused_by_name(tmp_path: Path, caplog: pytest.LogCa
         opened(candidate.first)
     assert not made.take(Peers(), candidate, lambda *_: pytest.fail("it was used"))
     assert f"{path} is damaged: its checksum is wrong" in caplog.text
+
+
+def test_what_another_release_has_written_is_passed_over_by_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, folder = rescue(tmp_path)
+    path = written(folder)
+    body = json.loads(path.with_suffix(".json").read_text())
+    path.with_suffix(".json").write_text(json.dumps({"format": 2, "name": "train", "run": body["run"]}))
+    assert made.find(Peers(), None) == []
+    assert f"{path.with_suffix('.json')} is of format 2, and this release reads format 1" in caplog.text
+    assert "start the job with the release that wrote it" in caplog.text
+
+
+KILLED = """
+import os, signal, sys, threading
+from pathlib import Path
+from elastic_core.agent.snapshot_files import Kept, Request, Target, write
+fd = os.memfd_create("a")
+os.write(fd, bytes(1000))
+os.fsync = lambda _: os.kill(os.getpid(), int(sys.argv[2]))
+request = Request("train", "b", True, None, None, (Target(Path(sys.argv[1])),))
+write(request, Kept(fd, 1000, 2, 7), "n", threading.Event())
+"""
+
+
+def test_what_a_killed_agent_has_left_half_written_is_removed_by_the_next_run(tmp_path: Path) -> None:
+    made, folder = rescue(tmp_path)
+    subprocess.run([sys.executable, "-c", KILLED, str(folder), str(int(signal.SIGKILL))], check=False)
+    [left] = (folder / "b").iterdir()
+    (other := folder / "b" / "notes.partial").touch()
+    assert made.find(Peers(), None) == []
+    assert not left.exists()
+    assert other.exists(), "it is none of ours"
+
+
+def test_what_an_agent_is_writing_stays(tmp_path: Path) -> None:
+    made, folder = rescue(tmp_path)
+    writer = subprocess.Popen([sys.executable, "-c", KILLED, str(folder), str(int(signal.SIGSTOP))])
+    try:
+        os.waitid(os.P_PID, writer.pid, os.WSTOPPED)
+        [left] = (folder / "b").iterdir()
+        assert made.find(Peers(), None) == []
+        assert left.exists()
+    finally:
+        writer.kill()
+        writer.wait()
+
+
+@pytest.mark.parametrize("age", [60.0, 100_000.0])
+def test_where_files_cannot_be_locked_what_is_old_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: float
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    made, folder = rescue(tmp_path)
+    left = folder / "b" / "train_round-00002_step-000000007_0badcafe.partial"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    os.utime(left, (time.time() - age, time.time() - age))
+    assert made.find(Peers(), None) == []
+    assert left.exists() is (age < 86400)
 
 
 def test_what_is_not_described_is_no_snapshot(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

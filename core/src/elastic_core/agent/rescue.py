@@ -29,7 +29,7 @@ from elastic_core.agent.outcome import Ending, Publish
 from elastic_core.agent.snapshot_files import Kept, Request, Target, Unwritten, Written, kept_in, write
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode, signal_name
-from elastic_core.holding import RESCUE
+from elastic_core.holding import RESCUE, is_of_other_format
 from elastic_core.questions import asked
 from elastic_core.rendezvous.ledger import Closed, Round
 
@@ -102,6 +102,10 @@ def rescue(
         node: This node, for people.
         patience: Most seconds that it may take.
     """
+    if names := unreadable(held):
+        what = f"what workers have left in memory as {', '.join(names)} is lost: this agent's release does not read it"
+        message = f"{what}. Use one release of Elastic for agents and workers"
+        publish(Event("rescue_failed", message, Level.ERROR))
     wanted = [(request, kept) for request in requests(held) if (kept := worth(request, snapshots(held, request.name)))]
     if not wanted:
         return
@@ -149,6 +153,13 @@ def requests(held: Mapping[str, int]) -> list[Request]:
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
                 found.append(_request(name.removesuffix(f"/{RESCUE}"), os.pread(fd, _LARGEST_REQUEST, 0)))
     return found
+
+
+def unreadable(held: Mapping[str, int]) -> list[str]:
+    """The names of requests that make no sense, and of snapshots in another release's format."""
+    understood = {f"{request.name}/{RESCUE}" for request in requests(held)}
+    asked_for = {name for name in held if name.endswith(f"/{RESCUE}")}
+    return sorted({*(asked_for - understood), *(name for name, fd in held.items() if is_of_other_format(fd))})
 
 
 def snapshots(held: Mapping[str, int], name: str) -> list[Kept]:

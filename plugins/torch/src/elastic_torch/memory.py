@@ -7,6 +7,7 @@ Since a step needs all ranks, none is more than one commit ahead of another, and
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import time
@@ -20,12 +21,13 @@ from typing import Any
 import torch
 
 from elastic_core.errors import ResourceError, UsageError
-from elastic_core.holding import held, hold, release
+from elastic_core.holding import held, hold, is_of_other_format, release
 from elastic_core.questions import asked
 from elastic_core.reporting import channel
 from elastic_torch.snapshot import PAGE, Slot, Snapshot
 from elastic_torch.stamp import Stamp
 
+logger = logging.getLogger("elastic_torch.memory")
 SLOTS = 2
 ANSWER = 60.0
 """Seconds that the agent may take to hand over what it keeps; it normally takes a millisecond."""
@@ -216,5 +218,11 @@ def kept(name: str) -> int | None:
         raise ResourceError(
             f"The agent has not answered for {ANSWER:.0f} seconds, so what it keeps of the training is not known.",
             hint="The next round asks again. If its host is as busy as that, leave the agent a core.",
+        )
+    if fd is not None and is_of_other_format(fd):
+        logger.warning(
+            "The snapshot %s in memory is of another release of elastic-torch, and is lost. Keep one release for as "
+            "long as a job runs.",
+            name,
         )
     return fd

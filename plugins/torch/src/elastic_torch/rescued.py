@@ -9,11 +9,13 @@ where they are; once the run has saved a checkpoint, that is the newer one.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,7 +35,10 @@ VARIABLE = "ELASTIC_RESCUE_DIR"
 FOLDER = "rescued"
 """In the directory of the checkpoints."""
 _FORMAT = 1
+_OTHER_RELEASE = "to go on from it, start the job with the release that wrote it"
 _BLOCK = 8 << 20
+_ABANDONED = 86400.0
+"""Seconds after which a half-written file is nobody's any more, where files cannot be locked."""
 _ANSWER = 5.0
 """Seconds to wait for the agent: without its answer a snapshot may be written that need not be."""
 _MOST = 4
@@ -116,7 +121,11 @@ class Rescue:
         """
         if not self._directories:
             return []
-        listed = [asdict(found) for path, spare in self._directories for found in _listed(path, self._name, spare)]
+        ours = [path for path, spare in self._directories if _is_ours(path, spare)]
+        if self._place.local_rank == 0:
+            for path in ours:
+                _remove_abandoned(path, self._name)
+        listed = [asdict(found) for path in ours for found in _listed(path, self._name)]
         content = torch.frombuffer(bytearray(json.dumps(listed).encode()), dtype=torch.uint8)
         offers = [
             [_rescued(entry) for entry in json.loads(each.numpy().tobytes())] for each in peers.gather_bytes(content)
@@ -140,7 +149,7 @@ class Rescue:
             for file in candidate.files.get(peers.rank, ()):
                 with contextlib.closing(opened(file)) as slot:
                     if (snapshot := slot.read()) is None:
-                        raise ValueError(f"{file.path} is no snapshot that this release reads")
+                        raise ValueError(f"{file.path} is of a form that this release does not read: {_OTHER_RELEASE}")
                     keep(Stamp(0, candidate.step), snapshot)
         except (OSError, ValueError, ResourceError) as exc:
             error = str(exc)
@@ -315,17 +324,42 @@ def _dealt(parts: Mapping[int | None, Mapping[int, Rescued]], ranks: int) -> dic
     return None if any(len(files) > _MOST for files in dealt.values()) else dealt
 
 
-def _listed(directory: str, name: str, spare: bool) -> Iterable[Rescued]:
-    """What is in a directory, of a state; what is not as it should be is none."""
+def _is_ours(directory: str, spare: bool) -> bool:
+    """Whether somebody has named a directory, or else it is in one of this user's alone."""
+    if not spare:
+        return True
     with contextlib.suppress(OSError):
         parent = os.lstat(os.path.dirname(directory))
-        if spare and (parent.st_uid != os.geteuid() or parent.st_mode & 0o022):
-            return
+        return parent.st_uid == os.geteuid() and not parent.st_mode & 0o022
+    return False
+
+
+def _remove_abandoned(directory: str, name: str) -> None:
+    """Remove what agents that were killed have left half-written. An agent holds a lock on what it writes."""
+    for path in Path(directory).glob(f"*/{name}_round-*[0-9a-f].partial"):
+        with contextlib.suppress(OSError), open(path, "r+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            except OSError:  # files cannot be locked here
+                if time.time() - path.stat().st_mtime < _ABANDONED:
+                    continue
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):  # else it was finished, or removed, meanwhile
+                path.unlink()
+                logger.info("%s was removed: an agent that was killed had left it half-written.", path)
+
+
+def _listed(directory: str, name: str) -> Iterable[Rescued]:
+    """What is in a directory, of a state; what is not as it should be is none."""
     for path in sorted(Path(directory).glob(f"*/{name}_round-*.json")):
         try:
             body = json.loads(path.read_bytes())
             snapshot = path.with_suffix(".snapshot")
-            if body["format"] == _FORMAT and body["name"] == name and body["run"] == path.parent.name:
+            if body["format"] != _FORMAT:
+                text = "%s is of format %s, and this release reads format %s, so it is passed over: %s."
+                logger.warning(text, path, body["format"], _FORMAT, _OTHER_RELEASE)
+            elif body["name"] == name and body["run"] == path.parent.name:
                 fields = {key: body[key] for key in ("run", "round", "step", "rank", "world", "size", "sha256", "base")}
                 yield _rescued({**fields, "path": str(snapshot), "modified": snapshot.stat().st_mtime})
         except (OSError, ValueError, LookupError, TypeError) as error:
