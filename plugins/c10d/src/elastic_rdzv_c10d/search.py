@@ -91,8 +91,8 @@ def resolve(endpoint: Endpoint, patience: Patience) -> list[Address]:
                     hint="Check the name, or write the address itself.",
                 ) from exc
             patience.tell(
-                f"the endpoint's host {endpoint.host!r} has no address yet ({exc}); asking again for up to "
-                f"{patience.left():.0f} s. If there is no such host, check the name, or write the address itself"
+                f"the endpoint's host {endpoint.host!r} has no address yet; asking again for up to "
+                f"{patience.left():.0f} s ({exc}). If there is no such host, check the name, or write the address itself"
             )
             patience.pause()
         else:
