@@ -436,6 +436,18 @@ def test_an_entry_that_the_store_loses_is_put_back_and_a_failure_right_after_it_
     assert bench.store.entries[1] == lost
 
 
+def test_a_new_leader_knows_until_when_it_was_cut_off_itself(bench: Bench) -> None:
+    """It does not know what the last resize cost: it may have been the time without the store."""
+    a, b = bench.pair(min_nodes=1)
+    cut_off_at, bench.faults["b"].down = CLOCK.now(), True
+    b.until(lambda n: any(event.name == "store_unreachable" for event in n.said))
+    bench.faults["b"].down = False
+    b.until(lambda n: any(event.name == "store_back" for event in n.said))
+    a.tell(Leaving("received SIGTERM", 143))
+    b.until(lambda n: n.session._chair.watch.read_at is not None)
+    assert cut_off_at < b.session._chair.watch.gap_at < CLOCK.now()
+
+
 def test_a_report_that_was_answered_before_it_was_made_deposes_nobody(bench: Bench) -> None:
     a, b = bench.pair(lost_after=60.0)
     with b.changed:  # its loop stands still, as while it drains a dead worker's output

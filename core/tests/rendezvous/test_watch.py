@@ -196,6 +196,15 @@ def test_an_older_row_from_a_copy_of_the_store_takes_nothing_back() -> None:
     assert watch.nodes["a"].listed
 
 
+def test_beats_are_counted_through_a_copy_of_the_store_that_has_an_older_row() -> None:
+    newer, older = [row("a", 1, 5, revision=4)], [row("a", 1, 6, revision=2)]
+    watch = vouched(watched((0.0, newer)), ["a"])
+    watch = observe(watch, older, 2.0)
+    assert (watch.nodes["a"].highest, watch.nodes["a"].contradictions) == (6, 1)
+    watch = observe(watch, older, 4.0)
+    assert (watch.nodes["a"].highest, watch.nodes["a"].contradictions) == (6, 1), "the beat stands still"
+
+
 def test_a_node_that_has_gone_back_to_an_earlier_entry_says_so_itself() -> None:
     """What it had read before was of a history that the job has not gone on with (rule S3)."""
     watch = watched((0.0, [row("a", 1, 5, head=7, revision=4)]), (2.0, [row("a", 1, 6, head=3, revision=5)]))

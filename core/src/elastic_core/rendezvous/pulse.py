@@ -85,6 +85,11 @@ class Pulse:
         """What it beats over; None while it has no connection."""
         return self._store
 
+    @property
+    def gap_at(self) -> float:
+        """When this node had the store back after it had last been cut off; -inf if it never was."""
+        return self._gap_at
+
     def start(self) -> None:
         """Begin to beat."""
         self._thread.start()

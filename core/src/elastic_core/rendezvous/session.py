@@ -315,7 +315,7 @@ class Session:
             wait = self._ledger.settings.timing.beat_interval
         elif chairs:
             if self._chair.watch.read_at is None:
-                self._chair.watch = Watch(heard=self._heard)
+                self._chair.watch = Watch(heard=self._heard, gap_at=self._pulse.gap_at)
             looked_at = self._clock.now()
             at = self._chair.turn(store, self._ledger)
             self._writer.publish_unread(self._chair.unread)
