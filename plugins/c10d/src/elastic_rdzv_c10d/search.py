@@ -92,7 +92,7 @@ def resolve(endpoint: Endpoint, patience: Patience) -> list[Address]:
                 ) from exc
             patience.tell(
                 f"the endpoint's host {endpoint.host!r} has no address yet; asking again for up to "
-                f"{patience.left():.0f} s ({exc}). If there is no such host, check the name, or write the address itself"
+                f"{patience.left():.0f} s ({exc}). If there is no such host, check the name or write the address"
             )
             patience.pause()
         else:
