@@ -162,26 +162,21 @@ def test_what_is_worth_writing(request_: Request, there: list[Kept], expected: l
     assert worth(request_, there) == expected
 
 
-CURRENT: Any = type("Round", (), {"members": (1,)})
-OTHERS: Any = type("Round", (), {"members": (1, 2)})
-
-
 @pytest.mark.parametrize(
-    ("ending", "closed", "current", "expected"),
+    ("ending", "closed", "leaves_others", "expected"),
     [
-        pytest.param(Ending(0, ""), Closed(success=True, why="", exit_code=0), CURRENT, False, id="it succeeded"),
-        pytest.param(Ending(1, ""), Closed(success=False, why="", exit_code=1), OTHERS, True, id="it failed"),
-        pytest.param(Ending(143, ""), None, CURRENT, True, id="the only node was stopped"),
-        pytest.param(Ending(143, ""), None, OTHERS, False, id="others go on"),
-        pytest.param(Ending(ExitCode.STORE_LOST, ""), None, OTHERS, True, id="nobody can go on"),
-        pytest.param(Ending(ExitCode.STORE_LOST, "", rejoin=True), None, CURRENT, False, id="it begins again"),
-        pytest.param(Ending(69, ""), None, None, False, id="nothing had begun"),
-        pytest.param(None, None, OTHERS, True, id="it raised, and the others may"),
-        pytest.param(None, Closed(success=True, why="", exit_code=0), OTHERS, False, id="it raised after a success"),
+        pytest.param(Ending(0, ""), Closed(success=True, why="", exit_code=0), False, False, id="it succeeded"),
+        pytest.param(Ending(1, ""), Closed(success=False, why="", exit_code=1), True, True, id="it failed"),
+        pytest.param(Ending(143, ""), None, False, True, id="the last node was stopped"),
+        pytest.param(Ending(143, ""), None, True, False, id="others go on"),
+        pytest.param(Ending(ExitCode.STORE_LOST, ""), None, True, True, id="nobody can go on"),
+        pytest.param(Ending(ExitCode.STORE_LOST, "", rejoin=True), None, False, False, id="it begins again"),
+        pytest.param(None, None, True, True, id="it raised, and the others may"),
+        pytest.param(None, Closed(success=True, why="", exit_code=0), True, False, id="it raised after a success"),
     ],
 )
-def test_when_it_is_needed(ending: Ending | None, closed: Closed | None, current: Any, expected: bool) -> None:
-    assert rescue.is_needed(ending, closed, current) is expected
+def test_when_it_is_needed(ending: Ending | None, closed: Closed | None, leaves_others: bool, expected: bool) -> None:
+    assert rescue.is_needed(ending, closed, lambda: leaves_others) is expected
 
 
 def test_a_directory_that_is_full_is_left_as_it_was_and_the_next_is_tried(

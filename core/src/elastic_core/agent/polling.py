@@ -165,10 +165,9 @@ class PollingAgent:
         assert self._ending is not None
         return self._ending
 
-    @property
-    def round(self) -> Round | None:
-        """The newest round."""
-        return self._state.round
+    def leaves_others(self) -> bool:
+        """Whether the newest round has other nodes; a handler does not say whether they stay."""
+        return self._state.round is not None and len(self._state.round.members) > 1
 
     def close(self) -> None:
         """End whatever still runs, and the asking. Safe at any time, once."""

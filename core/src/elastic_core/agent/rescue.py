@@ -15,7 +15,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode, signal_name
 from elastic_core.holding import RESCUE, is_of_other_format
 from elastic_core.questions import asked
-from elastic_core.rendezvous.ledger import Closed, Round
+from elastic_core.rendezvous.ledger import Closed
 
 PATIENCE = 300.0
 """Most seconds that an agent spends on writing snapshots."""
@@ -58,9 +58,8 @@ class Agent(Protocol):
     def closed(self) -> Closed | None:
         """The verdict on the job, where there is one."""
 
-    @property
-    def round(self) -> Round | None:
-        """The newest round."""
+    def leaves_others(self) -> bool:
+        """Whether other members of the newest round are still in the job, as far as can be known."""
 
     def run(self) -> Ending:
         """Take part to the end."""
@@ -86,7 +85,7 @@ def run(agent: Agent, given: Hands, publish: Publish, node: str) -> Ending:
             ending = agent.run()
         return ending
     finally:
-        if is_needed(ending, agent.closed, agent.round):
+        if given.vault.held and is_needed(ending, agent.closed, agent.leaves_others):
             rescue(given.vault.held, given.signals, publish, node)
 
 
@@ -127,22 +126,21 @@ def rescue(
         publish(_told(result, why))
 
 
-def is_needed(ending: Ending | None, closed: Closed | None, current: Round | None) -> bool:
-    """Whether nobody goes on from what workers have left on this node. Pure.
+def is_needed(ending: Ending | None, closed: Closed | None, leaves_others: Callable[[], bool]) -> bool:
+    """Whether nobody goes on from what workers have left on this node.
 
     A node that leaves others behind writes nothing: they have the state, and go on.
 
     Args:
         ending: How the agent ended; None if it raised.
         closed: The verdict on the job, where there is one.
-        current: The newest round.
+        leaves_others: Whether other nodes that have it are still in the job; asked where that matters.
     """
     if ending is not None and ending.rejoin:
         return False
     if closed is not None:
         return not closed.success
-    alone = current is not None and len(current.members) == 1
-    return alone or ending is None or ending.exit_code == ExitCode.STORE_LOST
+    return ending is None or ending.exit_code == ExitCode.STORE_LOST or not leaves_others()
 
 
 def requests(held: Mapping[str, int]) -> list[Request]:

@@ -48,6 +48,7 @@ from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
 from elastic_core.plugins import Plugins
+from elastic_core.questions import bounded
 from elastic_core.rendezvous.admission import differences
 from elastic_core.rendezvous.answers import silence_told
 from elastic_core.rendezvous.arrival import Arrival
@@ -82,6 +83,7 @@ from elastic_core.rendezvous.node import (
     row_of,
     step,
 )
+from elastic_core.rendezvous.parting import others_stay
 from elastic_core.rendezvous.retry import persist, silent_store, store_awaited
 from elastic_core.rendezvous.rows import Seats
 from elastic_core.rendezvous.session import Session, SessionCalls
@@ -208,6 +210,7 @@ class Supervisor:
         look: Callable[[], Seats],
     ) -> None:
         self._config, self._plugins, self._publish, self._clock = config, plugins, publish, clock
+        self._store = store
         self._inbox, self._warden, self._group = hands.inbox, hands.warden, hands.group
         self._state = NodeState(info=applicant.info, ledger=joined.ledger, offer=applicant.offer)
         self._stores, self._look, self._seats = stores, look, applicant.info.seats
@@ -243,10 +246,17 @@ class Supervisor:
         """The verdict on the job, where there is one."""
         return self._state.ledger.closed
 
-    @property
-    def round(self) -> Round | None:
-        """The newest round."""
-        return self._state.ledger.round
+    def leaves_others(self) -> bool:
+        """Whether other members of the newest round stay in the job; they do not if the store does not say it."""
+        current = self._state.ledger.round
+
+        def ask() -> bool:
+            with closing(self._store.connect()) as store:
+                return current is not None and others_stay(store, current, self._state.info.node_id)
+
+        with suppress(Exception):
+            return bounded(ask, CLOSING)
+        return False
 
     def run(self) -> Ending:
         """The loop: take what happened, see what follows, do it, until there is an end."""

@@ -9,7 +9,7 @@ from elastic_core.errors import ElasticError, RendezvousStateError
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend, RosterRow
 from elastic_core.rendezvous.codec import encode_entry
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import Chair, Ledger, advance, compose
+from elastic_core.rendezvous.ledger import Chair, Ledger, Round, advance, compose
 from elastic_core.rendezvous.reading import check_head, news, said_by
 from elastic_core.rendezvous.rows import Phase
 from elastic_core.rendezvous.watch import Observation, Watch, dead, observe
@@ -125,6 +125,16 @@ def others_finished(store: RendezvousBackend, ledger: Ledger, node_id: str) -> b
     members = ledger.round.group_ranks if ledger.round is not None else {}
     rows = readable(seen for seen in store.roster(members) if seen.node_id != node_id)
     return ledger.live and any(seen.row.phase is Phase.FINISHED for seen in rows)
+
+
+def others_stay(store: RendezvousBackend, current: Round, node_id: str) -> bool:
+    """Whether another member of a round has not said that it leaves.
+
+    Raises:
+        RendezvousConnectionError: The store cannot be reached.
+    """
+    others = [member.node_id for member in current.members if member.node_id != node_id]
+    return bool(others) and any(not seen.row.leaving for seen in readable(store.roster(others)))
 
 
 def let_go(store: RendezvousBackend | None) -> None:
