@@ -155,19 +155,21 @@ def test_a_run_that_is_stopped_by_a_signal_keeps_its_newest_step(stage: Stage, t
     assert agent.exit_code() == 0, agent.output
 
 
-@pytest.mark.parametrize("together", [True, False])
-def test_the_last_node_that_is_stopped_keeps_the_newest_step(stage: Stage, tmp_path: Path, together: bool) -> None:
+@pytest.mark.parametrize("how", ["stopped together", "stopped before", "killed before"])
+def test_the_last_node_that_is_stopped_keeps_the_newest_step(stage: Stage, tmp_path: Path, how: str) -> None:
     job = [TRAIN, "--epochs=2", "--disk", tmp_path / "disk", "--interval=100", "--at=7", "--hold", tmp_path / "hold"]
     command = [*RUN, *over("file", tmp_path), "--nnodes=2", "--nproc_per_node=1", *map(str, job)]
     first, last = agents = [stage.start(command, env=QUICK) for _ in range(2)]
     for agent in agents:
         agent.wait_for_report("holding")
-    first.signal(signal.SIGTERM)
-    if not together:
-        assert first.exit_code() == 143, first.output
+    first.signal(signal.SIGKILL if how == "killed before" else signal.SIGTERM)
+    if how != "stopped together":
+        last.wait_for("round 1 is halted")
+        first.exit_code()
         assert "is only in memory" not in first.output, "the other one may go on"
     last.signal(signal.SIGTERM)
-    assert [agent.exit_code() for agent in agents] == [143, 143], last.output
+    assert last.exit_code() == 143, last.output
+    first.exit_code()
     assert [described["step"] for described in rescued(tmp_path / "disk" / "rescued").values()] == [7], last.output
 
 

@@ -55,7 +55,7 @@ from elastic_core.rendezvous.arrival import Arrival
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.contact import FENCE_SHARE
 from elastic_core.rendezvous.join import Applicant, Clock, Joined, arrive, join
-from elastic_core.rendezvous.ledger import Closed, Round
+from elastic_core.rendezvous.ledger import Closed, HaltReason, Round
 from elastic_core.rendezvous.node import (
     Answered,
     Effect,
@@ -247,8 +247,10 @@ class Supervisor:
         return self._state.ledger.closed
 
     def leaves_others(self) -> bool:
-        """Whether other members of the newest round stay in the job; they do not if the store does not say it."""
-        current = self._state.ledger.round
+        """Whether other members of the newest round stay in the job; no, where one was lost, or the store is silent."""
+        current, halt = self._state.ledger.round, self._state.ledger.halt
+        if halt is not None and halt.reason is HaltReason.NODE_LOST:
+            return False
 
         def ask() -> bool:
             with closing(self._store.connect()) as store:
