@@ -20,6 +20,7 @@ from elastic_core.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousRefusedError,
+    RendezvousStateError,
     RendezvousTimeoutError,
 )
 from elastic_core.hookspecs import RendezvousOptions
@@ -180,12 +181,12 @@ def test_closing_what_is_closed_changes_nothing(node: Callable[..., TorchrunHand
 def test_who_has_joined_and_cannot_begin_leaves_no_row(memory: MemoryStore) -> None:
     class Lonely(LocalBackend):
         def connect(self) -> LocalBackend:
-            raise RendezvousConnectionError("no further connection is to be had")
+            raise RendezvousStateError("entry 3 is gone")
 
     params = RendezvousParameters(backend="memory", endpoint="", run_id="job", min_nodes=1, max_nodes=1)
     read = conf.RendezvousConf(timing=Timing())
     handler = TorchrunHandler(lambda params: Lonely(memory), params, read, None)
-    with pytest.raises(RendezvousConnectionError, match="no further connection"):
+    with pytest.raises(RendezvousStateError, match="entry 3"):
         handler.next_rendezvous()
     handler.shutdown()
     assert load(LocalBackend(memory), 0.0) is not None, "it had joined"

@@ -11,11 +11,21 @@ def memory_files(mark: str) -> Iterator[tuple[int, str]]:
     """Who holds or maps memory of a name, of all processes of this host, and which."""
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
-            links = {os.readlink(f"/proc/{entry}/fd/{fd}") for fd in os.listdir(f"/proc/{entry}/fd")}
+            fds = os.listdir(f"/proc/{entry}/fd")
             maps = Path(f"/proc/{entry}/maps").read_text()
         except OSError:
             continue
-        for name in {link.split(" ")[0] for link in links if f"memfd:{mark}" in link}:
+        for name in {
+            link.split(" ")[0] for fd in fds if f"memfd:{mark}" in (link := _target(f"/proc/{entry}/fd/{fd}"))
+        }:
             yield int(entry), name
         if f"memfd:{mark}" in maps:
             yield int(entry), "mapped"
+
+
+def _target(descriptor: str) -> str:
+    """What a descriptor is of; '' if it has been closed."""
+    try:
+        return os.readlink(descriptor)
+    except OSError:
+        return ""
