@@ -240,11 +240,16 @@ class Proofs:
         number, hub = training.round.number, self.world.hub
         if node_id := forgetting.overdue(self.world, training):
             self.world.truth.violated("S4", f"round {number} is taken for over and trains, and {node_id} must know")
-        elif hub.now > until:
+        elif hub.now > until and not self._is_unfenced(training):
             self.world.truth.violated("S4", f"round {number} is taken for over and trains beyond the fence")
         else:
             self.world.count("S8 a round trains on that is taken for over")
             hub.at(hub.now + forgetting.LOOKS, self._check_over, training, until)
+
+    def _is_unfenced(self, training: Training) -> bool:
+        """Whether processes train that have outlived agent and warden, so that nobody stops them."""
+        agents = [self.world.agent(node_id) for node_id in training.gangs]
+        return any(agent is not None and agent.over and agent.gone_at is None for agent in agents)
 
     def _deceived(self, entry: Entry, agent: SimAgent) -> bool:
         """Whether the author of an entry may take a node for gone that is not."""

@@ -126,7 +126,7 @@ def check_seats(world: World, before: Entry | None, entry: Entry, body: Round, e
 def check_joined(world: World, agent: SimAgent, ledger: Ledger) -> None:
     """S6: nobody joins another job's run, nor the next one when its own has ended since it came."""
     programs.check_joined(world, agent, ledger)
-    for verdict in _verdicts_since(world, agent):
+    for verdict in _verdicts_since(world, agent)[:1]:
         if verdict.run != ledger.head.run:
             why = f"{agent.node_id} joins run {ledger.head.run}, and run {verdict.run}, for which it came, is over"
             world.truth.violated("S6", why)
@@ -144,7 +144,10 @@ def check_reported(world: World, agent: SimAgent, closed: Closed) -> None:
 
 
 def _verdicts_since(world: World, agent: SimAgent) -> list[Entry]:
-    """The verdicts on runs that an agent could take part in when it had first read the ledger, or later."""
+    """The verdicts on runs that an agent could take part in when it had first read the ledger, or later.
+
+    It came for the run of the first one.
+    """
     if agent.verdicts_before is None or world.forgot:
         return []
     since = [(entry, entry.body) for entry in world.truth.verdicts[agent.verdicts_before :]]
