@@ -388,6 +388,38 @@ def test_reading_from_a_server_that_may_have_been_replaced_is_no_contact(
         a.until(lambda n: n.session.contact.at > since)
 
 
+def test_nothing_is_decided_before_the_server_is_confirmed_for_the_first_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Replaced, "confirmed", False)
+    bench.nodes.append(a := Node("a", Replaced(bench.store, Faults()), quick(1, 1, last_call_timeout=0.0)))
+    a.until(lambda n: any(event.name == "store_unconfirmed" for event in n.said))
+    assert len(bench.store.entries) == 1, "the OPEN"
+    monkeypatch.setattr(Replaced, "confirmed", True)
+    a.until(in_round(1, "a"))
+
+
+def test_the_first_round_waits_for_the_confirmation_and_not_for_a_heartbeat(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Replaced, "confirmed", True)
+    settings = quick(1, 1, last_call_timeout=0.0, beat_interval=PATIENCE * 2, lost_after=PATIENCE * 6)
+    bench.nodes.append(a := Node("a", Replaced(bench.store, Faults()), settings))
+    a.until(in_round(1, "a"))
+
+
+def test_a_server_that_is_never_confirmed_ends_a_node_that_waits_for_its_first_round(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Replaced, "confirmed", False)
+    settings = quick(1, 1, last_call_timeout=0.0, join_timeout=0.5)
+    bench.nodes.append(a := Node("a", Replaced(bench.store, Faults()), settings))
+    a.until(lambda n: n.state.store_lost)
+    [told] = [event.message for event in a.said if event.name == "store_lost"]
+    assert "has not confirmed for 0.5 s" in told
+    assert "a majority of the sentinels" in told
+
+
 def test_a_store_that_comes_back_wiped_ends_a_waiting_node(bench: Bench) -> None:
     node = bench.add("a", last_call_timeout=PATIENCE * 2, join_timeout=PATIENCE * 4)
     node.until(lambda n: len(bench.store.entries) == 1)

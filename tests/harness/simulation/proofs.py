@@ -21,6 +21,7 @@ from simulation import forgetting, leaders
 from simulation.engine import Process
 from simulation.lines import Wire
 from simulation.store import Connection
+from simulation.workers import State
 
 if TYPE_CHECKING:
     from simulation.agent import SimAgent
@@ -247,9 +248,9 @@ class Proofs:
             hub.at(hub.now + forgetting.LOOKS, self._check_over, training, until)
 
     def _is_unfenced(self, training: Training) -> bool:
-        """Whether processes train that have outlived agent and warden, so that nobody stops them."""
-        agents = [self.world.agent(node_id) for node_id in training.gangs]
-        return any(agent is not None and agent.over and agent.gone_at is None for agent in agents)
+        """Whether all processes that train have outlived agent and warden, so that nobody stops them."""
+        running = [node_id for node_id, gang in training.gangs.items() if gang.state is State.RUNNING]
+        return all((agent := self.world.agent(node_id)) is not None and agent.over for node_id in running)
 
     def _deceived(self, entry: Entry, agent: SimAgent) -> bool:
         """Whether the author of an entry may take a node for gone that is not."""

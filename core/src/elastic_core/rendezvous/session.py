@@ -14,6 +14,7 @@ does not stop healthy workers (rule S4), unless the store is embedded and so gon
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -59,6 +60,8 @@ PROOF = 1.0
 REST = 0.0001
 """Seconds that the chair lets things happen after a look, for each row that it looked at: when a thousand rows change
 one after another, looking at all of them for each change would keep their store from taking the changes."""
+
+_UNNAMED = "with Redis, a majority of the sentinels in --rdzv_endpoint must answer and name it as the master"
 
 
 class Session:
@@ -106,6 +109,12 @@ class Session:
         self._row_check = RowCheck(node_id, calls.publish)
         self._unconfirmed = threading.Event()
         """Set when heartbeats go to another server, which has to be confirmed."""
+        self._first_confirmed = threading.Event()
+        """Set when a server was confirmed for the first time, and when nothing will be decided any more."""
+        self._unconfirmed_since: float | None = None
+        """Since when this node would decide, if its server were confirmed. The reader's."""
+        self._back_at = -math.inf
+        """When the reader last had a connection again after it had lost one."""
         self.store_gone = False
         """Whether an embedded store is known to be gone, so that nobody can go on elsewhere (rule S4)."""
         self._lost = False  # whether there will be no further entry for this node, for good
@@ -223,6 +232,7 @@ class Session:
         self._writer.done.wait(timeout)
         self._stopping.set()
         self._unconfirmed.set()
+        self._first_confirmed.set()
         self._pulse.stop()
         with self._wake:
             self._wake.notify()
@@ -238,13 +248,16 @@ class Session:
     # The reader ------------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        backoff = Backoff()
+        backoff, connected_before = Backoff(), False
         while not self._stopping.is_set():
             store = self._connected("reader")
             if store is None:
                 return
             with self._wake:
                 self._reading = store
+            if connected_before:
+                self._back_at = self._clock.now()
+            connected_before = True
             self._chair.watch = interrupted(self._chair.watch)
             try:
                 if self._doubt or self._unread is not None or not store.embedded:
@@ -311,11 +324,13 @@ class Session:
             return seen
         wait, rest = IDLE_WAIT, 0.0
         chairs = self._ledger.chair == self._node_id
+        if chairs and not (self.contact.ever_confirmed or self._await_confirmation()):
+            return seen
         if chairs and store.stale_reads and self._cut_off():
             wait = self._ledger.settings.timing.beat_interval
         elif chairs:
             if self._chair.watch.read_at is None:
-                self._chair.watch = Watch(heard=self._heard, gap_at=self._pulse.gap_at)
+                self._chair.watch = Watch(heard=self._heard, gap_at=max(self._pulse.gap_at, self._back_at))
             looked_at = self._clock.now()
             at = self._chair.turn(store, self._ledger)
             self._writer.publish_unread(self._chair.unread)
@@ -453,8 +468,23 @@ class Session:
     def _cut_off(self) -> bool:
         """Whether the server may have been replaced for so long that nothing may be decided there any more (S4)."""
         fence_after = self._ledger.settings.timing.fence_after
-        late = self._clock.now() - self.contact.known_at >= FENCE_SHARE * fence_after
-        return late or not self.contact.ever_confirmed
+        return self._clock.now() - self.contact.known_at >= FENCE_SHARE * fence_after
+
+    def _await_confirmation(self) -> bool:
+        """Wait until the server is confirmed for the first time: nothing is decided before (rule S4). Whether it is."""
+        timing, now = self._ledger.settings.timing, self._clock.now()
+        if (since := self._unconfirmed_since) is None:
+            self._unconfirmed_since = now
+        self._first_confirmed.wait(timing.beat_interval)
+        if (confirmed := self.contact.ever_confirmed) or self._stopping.is_set() or self._lost:
+            return confirmed
+        if since is None:
+            message = f"the store does not confirm that this is its current server, so that no round begins; {_UNNAMED}"
+            self._calls.publish(Event("store_unconfirmed", message, Level.WARNING))
+        elif self._ledger.round is None and now - since >= timing.join_timeout:
+            what = f"The store has not confirmed for {timing.join_timeout:g} s that this is its current server."
+            self._give_up(RendezvousStateError(what, hint=f"{_UNNAMED[0].upper()}{_UNNAMED[1:]}."))
+        return False
 
     def _confirm(self) -> None:
         """Have the server confirmed to which the heartbeats go, again and again (rule S4)."""
@@ -465,6 +495,7 @@ class Session:
                 confirmed = store is not None and store.confirm()
             if confirmed and self._pulse.store is store:
                 self.contact.confirmed(began)
+                self._first_confirmed.set()
             timing = self._ledger.settings.timing
             self._unconfirmed.wait(CONFIRMED_SHARE * timing.fence_after if confirmed else timing.beat_interval)
 
@@ -530,6 +561,7 @@ class Session:
             self._wake.notify()
         self.contact.end()
         self._unconfirmed.set()
+        self._first_confirmed.set()
         self._pulse.stop()
         self._writer.done.set()
         if first and self._ledger.closed is None:
