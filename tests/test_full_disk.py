@@ -1,7 +1,12 @@
-"""A disk that is full when workers are restarted costs no restart and no step, and is saved to when it has room."""
+"""A disk that is full when workers are restarted costs no restart and no step, and is saved to when it has room.
+
+And what a killed agent has left makes room where the disk of temporary files is full.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +16,45 @@ from stage import WARM, WORKERS, Stage
 
 TRAIN = WORKERS / "train_state.py"
 QUICK = {**WARM, "PET_PRELOAD": "torch,torch._dynamo,elastic_torch.disk,elastic_torch.state"}
+
+LEFT = """
+umask 077
+mount -t tmpfs -o size=1m small $TMPDIR
+mkdir $TMPDIR/elastic_left
+printf %s "$(cat /proc/sys/kernel/random/boot_id)" > $TMPDIR/elastic_left/.elastic-mark
+cat /dev/zero > $TMPDIR/elastic_left/filler
+exec "$@"
+"""
+"""What a killed agent leaves: as much as the disk holds."""
+WHERE = "import os; print('logs in', os.environ['TORCHELASTIC_ERROR_FILE'])"
+LAUNCH = """
+import os
+from elastic_core.launch import LaunchConfig, elastic_launch
+launched = elastic_launch(LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1, rdzv_backend="local"), os.getenv)
+print("logs in", launched("TORCHELASTIC_ERROR_FILE")[0])
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(
+            ["-m", "elastic_core", "run", "--standalone", "--no_python", sys.executable, "-c", WHERE], id="a script"
+        ),
+        pytest.param(["-c", LAUNCH], id="a function"),
+    ],
+)
+def test_what_a_killed_agent_has_left_on_a_full_disk_is_removed_and_the_next_one_has_the_room(
+    tmp_path: Path, command: list[str]
+) -> None:
+    namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", LEFT, "sh"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    ran = subprocess.run(
+        [*namespace, sys.executable, *command], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "No space left on device" in ran.stderr, "the disk was full"
+    assert f"logs in {tmp_path}/elastic_" in ran.stdout
 
 
 @pytest.mark.timeout(300)

@@ -149,6 +149,9 @@ def launch(config: RunConfig, entrypoint: Callable[..., Any] | str, args: tuple[
         program = Program(ProgramKind.EXECUTABLE, shutil.which(entrypoint) or entrypoint, tuple(map(str, args)))
         _run(replace(config, program=program))
         return {}
+    from elastic_core.agent.scratch import remove_abandoned
+
+    remove_abandoned()  # now: on a full disk, tempfile would choose another directory
     directory = Path(tempfile.mkdtemp(prefix="elastic_call_"))
     try:
         calls.write(calls.Call(entrypoint, args), directory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +78,8 @@ def test_who_is_refused_lets_its_port_go(job: Job, monkeypatch: pytest.MonkeyPat
 def test_what_a_killed_agent_has_left_is_removed_before_the_join(
     job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     (left := tmp_path / "elastic_job").mkdir(mode=0o700)
     (left / MARK).write_text(boot_id())
     (left / MARK).chmod(0o600)
@@ -88,6 +90,7 @@ def test_what_a_killed_agent_has_left_is_removed_before_the_join(
     with pytest.raises(RendezvousConnectionError, match="the disk is full"):
         job.run(backend=full)
     assert not left.exists()
+    assert tempfile.tempdir is None, "it was not chosen while the disk was full"
 
 
 def test_who_has_joined_and_cannot_begin_leaves_no_row(

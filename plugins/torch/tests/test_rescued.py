@@ -188,50 +188,111 @@ def test_what_another_release_has_written_is_passed_over_by_name(
 
 
 KILLED = """
-import os, signal, sys, threading
+import itertools, os, sys, threading
 from pathlib import Path
-from elastic_core.agent.snapshot_files import Kept, Request, Target, write
+from elastic_core.agent.snapshot_files import Request, Target, kept_in, write
+from elastic_core.holding import SNAPSHOT_COMPLETE, SNAPSHOT_HEADER, SNAPSHOT_MAGIC
 fd = os.memfd_create("a")
-os.write(fd, bytes(1000))
-os.fsync = lambda _: os.kill(os.getpid(), int(sys.argv[2]))
+os.write(fd, SNAPSHOT_HEADER.pack(SNAPSHOT_MAGIC, SNAPSHOT_COMPLETE, SNAPSHOT_HEADER.size, 1000, 0))
+os.write(fd, b"[2, 7, ".ljust(1000))
+call, which, calls = getattr(os, sys.argv[3]), int(sys.argv[4]), itertools.count(1)
+def last(*args):
+    call(*args)
+    if next(calls) == which:
+        os.kill(os.getpid(), int(sys.argv[2]))
+setattr(os, sys.argv[3], last)
 request = Request("train", "b", True, None, None, (Target(Path(sys.argv[1])),))
-write(request, Kept(fd, 1000, 2, 7), "n", threading.Event())
+write(request, kept_in(fd), "n", threading.Event())
 """
 
 
-def test_what_a_killed_agent_has_left_half_written_is_removed_by_the_next_run(tmp_path: Path) -> None:
+def write_until(folder: Path, call: str, which: int, signum: signal.Signals) -> subprocess.Popen[bytes]:
+    """An agent that writes a snapshot, and has a signal after that call."""
+    return subprocess.Popen([sys.executable, "-c", KILLED, str(folder), str(int(signum)), call, str(which)])
+
+
+unfinished = pytest.mark.parametrize(
+    ("call", "which", "names"),
+    [
+        pytest.param("fsync", 1, {".partial"}, id="the snapshot is half-written"),
+        pytest.param("rename", 1, {".snapshot"}, id="the JSON file is not begun"),
+        pytest.param("fsync", 2, {".snapshot", ".json.partial"}, id="the JSON file is half-written"),
+    ],
+)
+
+
+@unfinished
+def test_what_a_killed_agent_has_left_unfinished_is_removed_by_the_next_run(
+    tmp_path: Path, call: str, which: int, names: set[str]
+) -> None:
     made, folder = rescue(tmp_path)
-    subprocess.run([sys.executable, "-c", KILLED, str(folder), str(int(signal.SIGKILL))], check=False)
-    [left] = (folder / "b").iterdir()
-    (other := folder / "b" / "notes.partial").touch()
+    write_until(folder, call, which, signal.SIGKILL).wait()
+    assert {"".join(path.suffixes) for path in (folder / "b").iterdir()} == names
+    others = {folder / "b" / "notes.partial", folder / "b" / "notes.snapshot"}
+    for other in others:
+        other.touch()
     assert made.find(Peers(), None) == []
-    assert not left.exists()
-    assert other.exists(), "it is none of ours"
+    assert {*(folder / "b").iterdir()} == others, "they are none of ours"
 
 
-def test_what_an_agent_is_writing_stays(tmp_path: Path) -> None:
+@unfinished
+def test_what_an_agent_is_writing_stays(tmp_path: Path, call: str, which: int, names: set[str]) -> None:
     made, folder = rescue(tmp_path)
-    writer = subprocess.Popen([sys.executable, "-c", KILLED, str(folder), str(int(signal.SIGSTOP))])
+    writer = write_until(folder, call, which, signal.SIGSTOP)
     try:
         os.waitid(os.P_PID, writer.pid, os.WSTOPPED)
-        [left] = (folder / "b").iterdir()
         assert made.find(Peers(), None) == []
-        assert left.exists()
+        assert {"".join(path.suffixes) for path in (folder / "b").iterdir()} == names
     finally:
         writer.kill()
         writer.wait()
 
 
+def test_a_snapshot_that_is_finished_when_its_lock_is_free_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, folder = rescue(tmp_path)
+    writer, lock = write_until(folder, "rename", 1, signal.SIGSTOP), fcntl.flock
+
+    def lock_after_the_writer(*args: int) -> None:
+        writer.send_signal(signal.SIGCONT)
+        writer.wait()
+        lock(*args)
+
+    try:
+        os.waitid(os.P_PID, writer.pid, os.WSTOPPED)
+        monkeypatch.setattr(fcntl, "flock", lock_after_the_writer)
+        assert [found.step for found in made.find(Peers(), None)] == [7]
+    finally:
+        writer.kill()
+        writer.wait()
+    assert {path.suffix for path in (folder / "b").iterdir()} == {".snapshot", ".json"}
+
+
+def test_a_snapshot_that_another_agent_writes_anew_stays(tmp_path: Path) -> None:
+    made, folder = rescue(tmp_path)
+    write_until(folder, "rename", 1, signal.SIGKILL).wait()
+    writer = write_until(folder, "fsync", 1, signal.SIGSTOP)
+    try:
+        os.waitid(os.P_PID, writer.pid, os.WSTOPPED)
+        assert made.find(Peers(), None) == []
+        assert {path.suffix for path in (folder / "b").iterdir()} == {".snapshot", ".partial"}
+    finally:
+        writer.kill()
+        writer.wait()
+
+
+@pytest.mark.parametrize("suffix", [".partial", ".snapshot"])
 @pytest.mark.parametrize("age", [60.0, 100_000.0])
 def test_where_files_cannot_be_locked_what_is_old_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: float, suffix: str
 ) -> None:
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     made, folder = rescue(tmp_path)
-    left = folder / "b" / "train_round-00002_step-000000007_0badcafe.partial"
+    left = folder / "b" / f"train_round-00002_step-000000007_0badcafe{suffix}"
     left.parent.mkdir(parents=True)
     left.touch()
     os.utime(left, (time.time() - age, time.time() - age))

@@ -64,13 +64,24 @@ def remove_abandoned(parent: Path | None = None) -> list[Path]:
         parent: Where they are; None for the directory for temporary files.
     """
     removed: list[Path] = []
-    with contextlib.suppress(OSError), os.scandir(parent or tempfile.gettempdir()) as entries:
-        for _, entry in zip(range(ENTRIES_MAX), entries, strict=False):
-            if entry.name.startswith(PREFIX) and _remove_if_abandoned(entry.path):
-                removed.append(Path(entry.path))
-            if len(removed) == REMOVED_MAX:
-                break
+    for place in _temporary_directories() if parent is None else [parent]:
+        with contextlib.suppress(OSError), os.scandir(place) as entries:
+            for _, entry in zip(range(ENTRIES_MAX), entries, strict=False):
+                if entry.name.startswith(PREFIX) and _remove_if_abandoned(entry.path):
+                    removed.append(Path(entry.path))
+                if len(removed) == REMOVED_MAX:
+                    return removed
     return removed
+
+
+def _temporary_directories() -> list[Path]:
+    """Where temporary files go, and where this process has put them so far, if that is elsewhere.
+
+    ``tempfile.gettempdir()`` is not called: it writes a file, and where the disk is full it chooses another directory
+    and keeps to that.
+    """
+    named = next(filter(None, map(os.environ.get, ("TMPDIR", "TEMP", "TMP"))), "/tmp")
+    return [*dict.fromkeys(Path(os.fsdecode(place)) for place in (named, tempfile.tempdir or named))]
 
 
 def _mark(directory: Path, hold: Callable[[int], None]) -> None:

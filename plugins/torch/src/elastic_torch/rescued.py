@@ -38,7 +38,7 @@ _FORMAT = 1
 _OTHER_RELEASE = "to go on from it, start the job with the release that wrote it"
 _BLOCK = 8 << 20
 _ABANDONED = 86400.0
-"""Seconds after which a half-written file is nobody's any more, where files cannot be locked."""
+"""Seconds after which an unfinished file is nobody's any more, where files cannot be locked."""
 _ANSWER = 5.0
 """Seconds to wait for the agent: without its answer a snapshot may be written that need not be."""
 _MOST = 4
@@ -335,8 +335,9 @@ def _is_ours(directory: str, spare: bool) -> bool:
 
 
 def _remove_abandoned(directory: str, name: str) -> None:
-    """Remove what agents that were killed have left half-written. An agent holds a lock on what it writes."""
-    for path in Path(directory).glob(f"*/{name}_round-*[0-9a-f].partial"):
+    """Remove what agents that were killed have left unfinished. An agent holds a lock on a snapshot until it counts."""
+    partial, whole = (Path(directory).glob(f"*/{name}_round-*{end}") for end in ("[0-9a-f].partial", ".snapshot"))
+    for path in (*partial, *whole):
         with contextlib.suppress(OSError), open(path, "r+b") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -345,9 +346,14 @@ def _remove_abandoned(directory: str, name: str) -> None:
             except OSError:  # files cannot be locked here
                 if time.time() - path.stat().st_mtime < _ABANDONED:
                     continue
-            if os.path.samestat(os.fstat(file.fileno()), path.stat()):  # else it was finished, or removed, meanwhile
-                path.unlink()
-                logger.info("%s was removed: an agent that was killed had left it half-written.", path)
+            if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                continue  # it was finished, or removed, meanwhile
+            if path.suffix == ".snapshot":
+                if any(path.with_suffix(suffix).exists() for suffix in (".json", ".partial")):
+                    continue  # it counts, as may be only now that the lock is free; or an agent writes it anew
+                path.with_suffix(".json.partial").unlink(missing_ok=True)
+            path.unlink()
+            logger.info("%s was removed: an agent that was killed had left it unfinished.", path)
 
 
 def _listed(directory: str, name: str) -> Iterable[Rescued]:
