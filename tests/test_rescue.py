@@ -155,16 +155,23 @@ def test_a_run_that_is_stopped_by_a_signal_keeps_its_newest_step(stage: Stage, t
     assert agent.exit_code() == 0, agent.output
 
 
-@pytest.mark.parametrize("how", ["stopped together", "stopped before", "killed before"])
+@pytest.mark.parametrize("how", ["stopped together", "stopped before", "killed before", "all failed"])
 def test_the_last_node_that_is_stopped_keeps_the_newest_step(stage: Stage, tmp_path: Path, how: str) -> None:
     job = [TRAIN, "--epochs=2", "--disk", tmp_path / "disk", "--interval=100", "--at=7", "--hold", tmp_path / "hold"]
-    command = [*RUN, *over("file", tmp_path), "--nnodes=2", "--nproc_per_node=1", *map(str, job)]
-    first, last = agents = [stage.start(command, env=QUICK) for _ in range(2)]
+    spare = ["--max_restarts=3", "--rdzv_conf=beat_interval=0.5,lost_after=3"]
+    command = [*RUN, *over("file", tmp_path), "--nnodes=2", "--nproc_per_node=1", *spare, *map(str, job)]
+    agents = [stage.start(command, env=QUICK) for _ in range(2)]
     for agent in agents:
         agent.wait_for_report("holding")
-    first.signal(signal.SIGKILL if how == "killed before" else signal.SIGTERM)
+    first, last = sorted(agents, key=lambda agent: min(agent.workers()))  # the leader has rank 0
+    if how == "all failed":  # as when a collective fails because a node is lost: that is told as a failure
+        first.kill_node()
+        last.kill_worker(1)
+        last.wait_for("waiting for .* to replace")
+    else:
+        first.signal(signal.SIGKILL if how == "killed before" else signal.SIGTERM)
     if how != "stopped together":
-        last.wait_for("round 1 is halted")
+        last.wait_for(r"round \d is halted")
         first.exit_code()
         assert "is only in memory" not in first.output, "the other one may go on"
     last.signal(signal.SIGTERM)

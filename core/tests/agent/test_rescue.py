@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -9,14 +10,17 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from elastic_core.agent import rescue
+from elastic_core.agent.inbox import Inbox
 from elastic_core.agent.outcome import Ending
 from elastic_core.agent.rescue import requests, snapshots, worth
 from elastic_core.agent.snapshot_files import Kept, Request, Target, Unwritten, Written, write
@@ -163,20 +167,109 @@ def test_what_is_worth_writing(request_: Request, there: list[Kept], expected: l
 
 
 @pytest.mark.parametrize(
-    ("ending", "closed", "leaves_others", "expected"),
+    ("ending", "closed", "leaves_others", "failed", "expected"),
     [
-        pytest.param(Ending(0, ""), Closed(success=True, why="", exit_code=0), False, False, id="it succeeded"),
-        pytest.param(Ending(1, ""), Closed(success=False, why="", exit_code=1), True, True, id="it failed"),
-        pytest.param(Ending(143, ""), None, False, True, id="the last node was stopped"),
-        pytest.param(Ending(143, ""), None, True, False, id="others go on"),
-        pytest.param(Ending(ExitCode.STORE_LOST, ""), None, True, True, id="nobody can go on"),
-        pytest.param(Ending(ExitCode.STORE_LOST, "", rejoin=True), None, False, False, id="it begins again"),
-        pytest.param(None, None, True, True, id="it raised, and the others may"),
-        pytest.param(None, Closed(success=True, why="", exit_code=0), True, False, id="it raised after a success"),
+        pytest.param(Ending(0, ""), Closed(success=True, why="", exit_code=0), False, False, False, id="it succeeded"),
+        pytest.param(Ending(1, ""), Closed(success=False, why="", exit_code=1), True, False, True, id="the job failed"),
+        pytest.param(Ending(143, ""), None, False, False, True, id="the last node was stopped"),
+        pytest.param(Ending(143, ""), None, True, False, False, id="others go on"),
+        pytest.param(Ending(ExitCode.STORE_LOST, ""), None, True, False, True, id="nobody can go on"),
+        pytest.param(Ending(ExitCode.STORE_LOST, "", rejoin=True), None, False, False, False, id="it begins again"),
+        pytest.param(None, None, True, True, True, id="it failed, and the others may"),
+        pytest.param(None, None, True, False, False, id="it was interrupted, and others go on"),
+        pytest.param(None, None, False, False, True, id="the last node was interrupted"),
+        pytest.param(
+            None, Closed(success=True, why="", exit_code=0), True, True, False, id="it failed after a success"
+        ),
     ],
 )
-def test_when_it_is_needed(ending: Ending | None, closed: Closed | None, leaves_others: bool, expected: bool) -> None:
-    assert rescue.is_needed(ending, closed, lambda: leaves_others) is expected
+def test_when_it_is_needed(
+    ending: Ending | None, closed: Closed | None, leaves_others: bool, failed: bool, expected: bool
+) -> None:
+    assert rescue.is_needed(ending, closed, lambda: leaves_others, failed=failed) is expected
+
+
+class Loop:
+    """An agent's loop that ends as told."""
+
+    closed: Closed | None = None
+
+    def __init__(
+        self, end: Callable[[], Ending], *, others: bool = False, closing: Callable[[], None] = lambda: None
+    ) -> None:
+        self._end, self._closing, self._others = end, closing, others
+
+    def run(self) -> Ending:
+        return self._end()
+
+    def close(self) -> None:
+        self._closing()
+
+    def leaves_others(self) -> bool:
+        return self._others
+
+
+def raises(error: BaseException) -> Callable[[], Ending]:
+    def end() -> Ending:
+        raise error
+
+    return end
+
+
+def ended(memory: Memory, loop: Loop) -> list[Event]:
+    """What is said when an agent with this loop ends."""
+    said: list[Event] = []
+    with closing(Inbox({signal.SIGUSR1})) as inbox:
+        given: Any = SimpleNamespace(vault=memory, signals={signal.SIGUSR1}, inbox=inbox)
+        with contextlib.suppress(KeyboardInterrupt, RuntimeError):
+            rescue.run(loop, given, said.append, "n")
+    return said
+
+
+def test_an_interrupted_agent_leaves_it_to_the_others_and_one_with_a_defect_does_not(
+    memory: Memory, tmp_path: Path
+) -> None:
+    memory.snapshot("train/0/0", 2, 7)
+    memory.request("train", Target(tmp_path))
+    assert ended(memory, Loop(raises(KeyboardInterrupt()), others=True)) == []
+    assert files(tmp_path) == []
+    said = ended(memory, Loop(raises(RuntimeError("a defect")), others=True))
+    assert [event.name for event in said] == ["rescuing", "rescued"]
+
+
+def test_after_a_signal_that_came_while_the_agent_closed_nothing_is_written(memory: Memory, tmp_path: Path) -> None:
+    memory.snapshot("train/0/0", 2, 7)
+    memory.request("train", Target(tmp_path))
+    loop = Loop(lambda: Ending(143, "stopped"), closing=lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    [said] = ended(memory, loop)
+    assert said.name == "rescue_failed"
+    assert said.message == "the snapshot of step 7 is lost: the agent received SIGUSR1 before it could write it"
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_if_writing_cannot_begin_the_agent_ends_as_it_had_and_what_is_lost_is_said(
+    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: bool
+) -> None:
+    memory.snapshot("train/0/0", 2, 7)
+    memory.request("train", Target(tmp_path))
+    said: list[Event] = []
+
+    def no_descriptors(_: object) -> Inbox:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(rescue, "Inbox", no_descriptors)
+    given: Any = SimpleNamespace(vault=memory, signals=(), inbox=None)
+    ending = Ending(143, "stopped")
+    if failed:
+        with pytest.raises(RuntimeError, match="a defect"):
+            rescue.run(Loop(raises(RuntimeError("a defect"))), given, said.append, "n")
+    else:
+        assert rescue.run(Loop(lambda: ending), given, said.append, "n") is ending
+    assert [event.name for event in said] == ["rescue_failed"]
+    assert said[0].message == (
+        "what workers have left in memory as train is lost: writing it failed with OSError(24, 'Too many open files')"
+    )
 
 
 def test_a_directory_that_is_full_is_left_as_it_was_and_the_next_is_tried(

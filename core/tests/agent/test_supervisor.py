@@ -24,7 +24,8 @@ from elastic_core.plugins import Plugins, core_plugins
 from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous.backend import BeatReply
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
-from elastic_core.rendezvous.reading import load
+from elastic_core.rendezvous.reading import load, said_by
+from elastic_core.rendezvous.rows import Phase
 
 CONFIG = RunConfig(program=Program(ProgramKind.EXECUTABLE, "true"), local_addr="127.0.0.1")
 
@@ -122,3 +123,5 @@ def test_an_agent_that_fails_writes_out_what_is_only_in_memory(job: Job, tmp_pat
     with pytest.raises(RuntimeError, match="a thread of the session failed"):
         job.run(replace(CONFIG, program=program), Defective)
     assert (tmp_path / "there" / "abc" / "train_round-00001_step-000000007.json").exists()
+    [row] = LocalBackend(job.store).roster()
+    assert (said_by(row).phase, said_by(row).leaving) == (Phase.STOPPED, True), "nobody waits for it meanwhile"

@@ -35,6 +35,7 @@ from elastic_core.rendezvous.node import (
     row_of,
     step,
 )
+from elastic_core.rendezvous.parting import any_stays
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
 from elastic_core.rendezvous.session import Session, SessionCalls
 from elastic_core.rendezvous.settings import Settings
@@ -307,6 +308,20 @@ def test_below_the_minimum_the_job_waits_for_a_replacement_and_says_for_whom(fle
     c = fleet("c", quick())
     for node in (a, c):
         node.until(in_round(2, "ac"))
+
+
+def test_a_leader_that_has_left_still_knows_whom_it_saw_lost_and_who_stays(fleet: Fleet) -> None:
+    nodes = [fleet(name, quick(3, 3)) for name in "abc"]
+    a, b, c = (node.until(in_round(1, "abc")) for node in nodes)
+    c.kill()
+    a.until(lambda n: n.session.lost(["b", "c"]) == {"c"})
+    assert b.session.lost(["a", "c"]) == set(), "it does not lead, and has no watch"
+    assert any_stays(a.store, {"b"}), "a halt for a lost node leaves the others in the job"
+    b.tell(Leaving("stopped", 143))
+    b.until(lambda n: not any_stays(n.store, {"b"}))
+    a.tell(Leaving("stopped", 143))
+    a.thread.join(PATIENCE)
+    assert a.session.lost(["c"]) == {"c"}
 
 
 def test_too_few_nodes_close_the_run_at_the_join_timeout(fleet: Fleet) -> None:

@@ -76,6 +76,10 @@ class Inbox:
                 events.append(heapq.heappop(self._timers)[2])
         return events
 
+    def untaken(self) -> list[SignalReceived]:
+        """The signals that have come and that nobody has taken yet; they are taken by this. Never blocks."""
+        return [SignalReceived(signum) for signum in _drain(self._signal_r) if signum in self._old_handlers]
+
     def close(self) -> None:
         """Give the signals back and close the pipes."""
         signal.set_wakeup_fd(self._old_wakeup)
@@ -94,7 +98,7 @@ class Inbox:
 
     def _drain_signals(self) -> Iterable[object]:
         """Python writes every signal there that has a handler, be it somebody else's."""
-        return [SignalReceived(signum) for signum in _drain(self._signal_r) if signum in self._old_handlers]
+        return self.untaken()
 
 
 def _ignore(_signum: int, _frame: FrameType | None) -> None:

@@ -71,7 +71,8 @@ class Agent(Protocol):
 def run(agent: Agent, given: Hands, publish: Publish, node: str) -> Ending:
     """Run an agent to its end, close it, and write what is only in memory then if nobody goes on from it.
 
-    Also where the agent raises: other nodes may fail in the same way, so that none of them goes on.
+    Also where the agent raises an :class:`Exception`: other nodes may fail in the same way, so that none of them goes
+    on. Anything else that it raises, such as KeyboardInterrupt, stops this node only.
 
     Args:
         agent: Its loop.
@@ -79,18 +80,33 @@ def run(agent: Agent, given: Hands, publish: Publish, node: str) -> Ending:
         publish: Tells the observers.
         node: This node, for people.
     """
-    ending = None
+    ending, failed = None, False
     try:
         with closing(agent):
             ending = agent.run()
         return ending
+    except Exception:
+        failed = ending is None
+        raise
     finally:
-        if given.vault.held and is_needed(ending, agent.closed, agent.leaves_others):
-            rescue(given.vault.held, given.signals, publish, node)
+        held = given.vault.held
+        try:
+            if held and is_needed(ending, agent.closed, agent.leaves_others, failed=failed):
+                rescue(held, given.signals, publish, node, loop=given.inbox)
+        except Exception as error:  # which must not replace how the agent ended
+            names = ", ".join(sorted({name.partition("/")[0] for name in held}))
+            message = f"what workers have left in memory as {names} is lost: writing it failed with {error!r}"
+            publish(Event("rescue_failed", message, Level.ERROR))
 
 
 def rescue(
-    held: Mapping[str, int], signals: Iterable[int], publish: Publish, node: str, patience: float = PATIENCE
+    held: Mapping[str, int],
+    signals: Iterable[int],
+    publish: Publish,
+    node: str,
+    patience: float = PATIENCE,
+    *,
+    loop: Inbox | None = None,
 ) -> None:
     """Write what is only in memory, and say what came of it. With no worker left. Main thread only.
 
@@ -100,6 +116,7 @@ def rescue(
         publish: Tells the observers.
         node: This node, for people.
         patience: Most seconds that it may take.
+        loop: The inbox of the agent's loop. After a signal that the loop has not taken, nothing is written.
     """
     if names := unreadable(held):
         what = f"what workers have left in memory as {', '.join(names)} is lost: this agent's release does not read it"
@@ -113,6 +130,12 @@ def rescue(
     message = f"step {steps} is only in memory: writing {size / 2**20:.0f} MiB of snapshots, {patience:.0f} s at most"
     stop = threading.Event()
     with closing(Inbox(signals)) as inbox:  # of its own: the loop's may be what has failed
+        if loop is not None and (early := loop.untaken()):
+            why = f"the agent received {signal_name(early[0].signum)} before it could write it"
+            for _, kept in wanted:
+                for each in kept:
+                    publish(_told(Unwritten(each, why), ""))
+            return
         publish(Event("rescuing", message, fields={"bytes": size}))
         outcome = asked(partial(_write_all, wanted, node, stop), name="elastic-rescue")
         why = _await(outcome, inbox, stop, patience)
@@ -126,7 +149,9 @@ def rescue(
         publish(_told(result, why))
 
 
-def is_needed(ending: Ending | None, closed: Closed | None, leaves_others: Callable[[], bool]) -> bool:
+def is_needed(
+    ending: Ending | None, closed: Closed | None, leaves_others: Callable[[], bool], *, failed: bool = False
+) -> bool:
     """Whether nobody goes on from what workers have left on this node.
 
     A node that leaves others behind writes nothing: they have the state, and go on.
@@ -135,12 +160,13 @@ def is_needed(ending: Ending | None, closed: Closed | None, leaves_others: Calla
         ending: How the agent ended; None if it raised.
         closed: The verdict on the job, where there is one.
         leaves_others: Whether other nodes that have it are still in the job; asked where that matters.
+        failed: Whether it raised because something is wrong, and not because it was to stop.
     """
     if ending is not None and ending.rejoin:
         return False
     if closed is not None:
         return not closed.success
-    return ending is None or ending.exit_code == ExitCode.STORE_LOST or not leaves_others()
+    return failed or (ending is not None and ending.exit_code == ExitCode.STORE_LOST) or not leaves_others()
 
 
 def requests(held: Mapping[str, int]) -> list[Request]:

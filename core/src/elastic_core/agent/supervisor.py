@@ -55,7 +55,7 @@ from elastic_core.rendezvous.arrival import Arrival
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.contact import FENCE_SHARE
 from elastic_core.rendezvous.join import Applicant, Clock, Joined, arrive, join
-from elastic_core.rendezvous.ledger import Closed, HaltReason, Round
+from elastic_core.rendezvous.ledger import Closed, Round
 from elastic_core.rendezvous.node import (
     Answered,
     Effect,
@@ -83,7 +83,7 @@ from elastic_core.rendezvous.node import (
     row_of,
     step,
 )
-from elastic_core.rendezvous.parting import others_stay
+from elastic_core.rendezvous.parting import any_stays
 from elastic_core.rendezvous.retry import persist, silent_store, store_awaited
 from elastic_core.rendezvous.rows import Seats
 from elastic_core.rendezvous.session import Session, SessionCalls
@@ -247,14 +247,13 @@ class Supervisor:
         return self._state.ledger.closed
 
     def leaves_others(self) -> bool:
-        """Whether other members of the newest round stay in the job; no, where one was lost, or the store is silent."""
-        current, halt = self._state.ledger.round, self._state.ledger.halt
-        if halt is not None and halt.reason is HaltReason.NODE_LOST:
-            return False
+        """Whether other members of the newest round stay in the job; no, where the store is silent."""
+        current = self._state.ledger.round
+        members = set() if current is None else {*current.group_ranks} - {self._state.info.node_id}
 
         def ask() -> bool:
             with closing(self._store.connect()) as store:
-                return current is not None and others_stay(store, current, self._state.info.node_id)
+                return any_stays(store, members - self._session.lost(members))
 
         with suppress(Exception):
             return bounded(ask, CLOSING)
@@ -275,6 +274,11 @@ class Supervisor:
         """End whatever still runs, leave the roster. Safe at any time, once."""
         leaving = self._state.leaving is not None or self._exit is None
         self._warden.close(CLOSING)  # the workers first: where all went well there are none
+        if self._exit is None:  # it raised: the others must not wait for it, least of all while it writes snapshots
+            with suppress(Exception):  # what is wrong with it may be wrong here, too
+                for event in (WorkersGone(), Leaving("the agent failed", ExitCode.WITHDRAWN)):
+                    self._state, _ = step(self._state, event)
+                self._tell()
         self._session.close(FAREWELL if not leaving else CLOSING)
 
     def describe(self) -> str:

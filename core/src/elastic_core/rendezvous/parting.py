@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from elastic_core.errors import ElasticError, RendezvousStateError
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend, RosterRow
 from elastic_core.rendezvous.codec import encode_entry
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import Chair, Ledger, Round, advance, compose
+from elastic_core.rendezvous.ledger import Chair, Ledger, advance, compose
 from elastic_core.rendezvous.reading import check_head, news, said_by
 from elastic_core.rendezvous.rows import Phase
 from elastic_core.rendezvous.watch import Observation, Watch, dead, observe
@@ -127,14 +127,13 @@ def others_finished(store: RendezvousBackend, ledger: Ledger, node_id: str) -> b
     return ledger.live and any(seen.row.phase is Phase.FINISHED for seen in rows)
 
 
-def others_stay(store: RendezvousBackend, current: Round, node_id: str) -> bool:
-    """Whether another member of a round has not said that it leaves.
+def any_stays(store: RendezvousBackend, node_ids: Collection[str]) -> bool:
+    """Whether one of these nodes has a row and has not said there that it leaves.
 
     Raises:
         RendezvousConnectionError: The store cannot be reached.
     """
-    others = [member.node_id for member in current.members if member.node_id != node_id]
-    return bool(others) and any(not seen.row.leaving for seen in readable(store.roster(others)))
+    return bool(node_ids) and any(not seen.row.leaving for seen in readable(store.roster(node_ids)))
 
 
 def let_go(store: RendezvousBackend | None) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from elastic_core.errors import (
@@ -44,7 +44,7 @@ from elastic_core.rendezvous.retry import RETRY_FIRST, RETRY_MOST, Backoff
 from elastic_core.rendezvous.row_check import RowCheck
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
 from elastic_core.rendezvous.session_calls import SessionCalls
-from elastic_core.rendezvous.watch import Heard, Sighting, Watch, interrupted, look_interval
+from elastic_core.rendezvous.watch import Heard, Sighting, Watch, dead, interrupted, look_interval
 from elastic_core.rendezvous.writer import Writer, WriterCalls
 
 __all__ = ["Session", "SessionCalls"]
@@ -196,6 +196,13 @@ class Session:
     def sightings(self) -> Mapping[str, Sighting]:
         """The nodes that this one, as leader, sees in the roster, by id; empty where another one leads."""
         return self._chair.watch.nodes
+
+    def lost(self, node_ids: Iterable[str]) -> set[str]:
+        """Which of these nodes were lost at this one's newest look as leader; none where another one leads."""
+        watch, ledger = self._chair.watch, self._ledger
+        if ledger.chair != self._node_id or watch.read_at is None:
+            return set()
+        return {node_id for node_id in node_ids if dead(watch, node_id, ledger.settings.timing, watch.read_at)}
 
     @property
     def waiting_for(self) -> str:
