@@ -87,6 +87,7 @@ class Desk:
         row = NodeRow(info=info("b"))
         self.store.enter("b", encode_row(row))
         self.stopping, self.wake = threading.Event(), threading.Condition()
+        self.cut_off = False
         calls = WriterCalls(
             connected=lambda: self.store,
             worked=lambda: None,
@@ -95,6 +96,7 @@ class Desk:
             given_up=lambda exc: None,
             is_owed=lambda incident: False,
             reported=lambda: None,
+            cut_off=lambda: self.cut_off,
         )
         self.writer = Writer(row, Clock(), self.wake, self.stopping, calls)
         self.thread = threading.Thread(target=self.writer.run)
@@ -126,6 +128,18 @@ def desk() -> Iterator[Desk]:
 def test_what_can_wait_is_written_in_the_end(desk: Desk) -> None:
     desk.open()
     desk.writer.publish(RUNS, 0.01)
+    assert desk.told(RUNS) == [1]
+
+
+def test_a_node_that_was_cut_off_for_as_long_as_its_fence_is_silent_until_it_has_contact(desk: Desk) -> None:
+    done = threading.Event()
+    desk.cut_off = True
+    desk.writer.publish(RUNS)
+    desk.writer.later(lambda _store: done.set())
+    desk.open()
+    assert done.wait(PATIENCE), "whatever else it has to do goes on"
+    assert desk.store.told == []
+    desk.cut_off = False
     assert desk.told(RUNS) == [1]
 
 

@@ -126,6 +126,7 @@ class Session:
             given_up=self._give_up,
             is_owed=self._is_owed,
             reported=lambda: self._pulse.reported(),
+            cut_off=self._cut_off,
         )
         self._writer = Writer(joined.row, clock, self._wake, self._stopping, writer_calls)
         pulse_calls = PulseCalls(
@@ -473,7 +474,8 @@ class Session:
             self._writer.later(lambda store: self._row_check.look(store, ledger))
 
     def _cut_off(self) -> bool:
-        """Whether the server may have been replaced for so long that nothing may be decided there any more (S4)."""
+        """Whether this node has had no contact for as long as its fence takes: it decides nothing then, nor asks for a
+        place (rule S4)."""
         fence_after = self._ledger.settings.timing.fence_after
         return self._clock.now() - self.contact.known_at >= FENCE_SHARE * fence_after
 

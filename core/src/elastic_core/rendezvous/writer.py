@@ -17,7 +17,7 @@ from elastic_core.rendezvous.codec import encode_row
 from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.ledger import HistoryChangedError
 from elastic_core.rendezvous.parting import let_go
-from elastic_core.rendezvous.retry import Backoff
+from elastic_core.rendezvous.retry import RETRY_FIRST, Backoff
 from elastic_core.rendezvous.rows import NodeRow
 
 Job = Callable[[RendezvousBackend], None]
@@ -42,6 +42,9 @@ class WriterCalls:
     """Whether the chair owes an entry for an incident; its answer may have come before the store had the row."""
     reported: Callable[[], None]
     """From now on it does."""
+    cut_off: Callable[[], bool]
+    """Whether this node has been without contact for as long as its fence takes: a row could win it a place in a round,
+    whose workers its fence would stop at once. It is told after the next heartbeat that is contact."""
 
 
 class Writer:
@@ -129,7 +132,7 @@ class Writer:
             try:
                 with self._wake:
                     self.connection = store
-                if self._sent < revision:
+                if self._sent < revision and not self._calls.cut_off():
                     self._tell(store, row, revision)
                 while jobs:
                     jobs[0](store)
@@ -151,8 +154,10 @@ class Writer:
         self._hang_up()
 
     def _pause(self) -> float | None:
-        """Seconds until the row is to be written; None where the store has the newest."""
-        return max(0.0, self._due - self._clock.now()) if self._sent < self._revision else None
+        """Seconds until the row is to be written, or is looked at again; None where the store has the newest."""
+        if self._sent >= self._revision:
+            return None
+        return RETRY_FIRST if self._calls.cut_off() else max(0.0, self._due - self._clock.now())
 
     def _tell(self, store: RendezvousBackend, row: NodeRow, revision: int) -> None:
         """Bring our row up to date; the chair owes an answer from when it can have read what happened here."""
