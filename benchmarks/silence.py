@@ -84,7 +84,7 @@ class Nodes:
 
 
 def _row(like: NodeRow, at: int) -> NodeRow:
-    """The row of a node on a host of its own."""
+    """Return the roster row of one node. Each node has its own host."""
     host, offer = f"node{at}.cluster.example", Offer("127.0.0.1", 29501, f"o{at}")
     info = replace(like.info, node_id=f"n{at:05}", host=host, host_id=f"id{at}", seats=Seats(time.monotonic_ns()))
     return replace(like, info=info, offer=offer)

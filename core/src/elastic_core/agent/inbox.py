@@ -77,7 +77,7 @@ class Inbox:
         return events
 
     def untaken(self) -> list[SignalReceived]:
-        """The signals that have come and that nobody has taken yet; they are taken by this. Never blocks."""
+        """Remove and return the signals that arrived since the last call of this or :meth:`take`. Never blocks."""
         return [SignalReceived(signum) for signum in _drain(self._signal_r) if signum in self._old_handlers]
 
     def close(self) -> None:

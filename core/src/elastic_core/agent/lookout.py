@@ -75,7 +75,7 @@ class Lookout:
             try:
                 self._connection = store = self._root.connect()
                 try:
-                    if not self._stopping.is_set():  # close() has removed the row, and closes what it finds
+                    if not self._stopping.is_set():  # after close() the row is gone, and close() closes this connection
                         self._found = self._watch(store)
                     return
                 finally:
@@ -93,7 +93,7 @@ class Lookout:
                 return  # join() raises the same error, and tells the user
             finally:
                 if self._found is not None:
-                    with contextlib.suppress(OSError):  # nobody waits for it any more
+                    with contextlib.suppress(OSError):  # close() may have closed the socket
                         self._tell.send(b"!")
 
     def _watch(self, store: RendezvousBackend) -> Closed | None:

@@ -69,14 +69,14 @@ class Agent(Protocol):
 
 
 def run(agent: Agent, given: Hands, publish: Publish, node: str) -> Ending:
-    """Run an agent to its end, close it, and write what is only in memory then if nobody goes on from it.
+    """Run an agent to its end, close it, and write its snapshots to disk if no other node continues from them.
 
     Also where the agent raises an :class:`Exception`: other nodes may fail in the same way, so that none of them goes
     on. Anything else that it raises, such as KeyboardInterrupt, stops this node only.
 
     Args:
         agent: Its loop.
-        given: What it works with, not closed before this returns.
+        given: The agent's inbox, warden and vault. The caller closes them after this function has returned.
         publish: Tells the observers.
         node: This node, for people.
     """
@@ -108,7 +108,9 @@ def rescue(
     *,
     loop: Inbox | None = None,
 ) -> None:
-    """Write what is only in memory, and say what came of it. With no worker left. Main thread only.
+    """Write the snapshots that exist only in memory to disk, and publish the result of each.
+
+    No worker may run any more. Call it in the main thread: it installs signal handlers.
 
     Args:
         held: The descriptors that workers have left, by name.
@@ -129,7 +131,7 @@ def rescue(
     steps = ", ".join(str(kept[0].step) for _, kept in wanted)
     message = f"step {steps} is only in memory: writing {size / 2**20:.0f} MiB of snapshots, {patience:.0f} s at most"
     stop = threading.Event()
-    with closing(Inbox(signals)) as inbox:  # of its own: the loop's may be what has failed
+    with closing(Inbox(signals)) as inbox:  # a new one: the defect that ended the agent may be in the inbox of its loop
         if loop is not None and (early := loop.untaken()):
             why = f"the agent received {signal_name(early[0].signum)} before it could write it"
             for _, kept in wanted:
@@ -152,7 +154,7 @@ def rescue(
 def is_needed(
     ending: Ending | None, closed: Closed | None, leaves_others: Callable[[], bool], *, failed: bool = False
 ) -> bool:
-    """Whether nobody goes on from what workers have left on this node.
+    """Whether no other node continues from the snapshots of this node.
 
     A node that leaves others behind writes nothing: they have the state, and go on.
 

@@ -275,7 +275,7 @@ class Supervisor:
         leaving = self._state.leaving is not None or self._exit is None
         self._warden.close(CLOSING)  # the workers first: where all went well there are none
         if self._exit is None:  # it raised: the others must not wait for it, least of all while it writes snapshots
-            with suppress(Exception):  # what is wrong with it may be wrong here, too
+            with suppress(Exception):  # the defect that ended the agent may also break these calls
                 for event in (WorkersGone(), Leaving("the agent failed", ExitCode.WITHDRAWN)):
                     self._state, _ = step(self._state, event)
                 self._tell()
