@@ -283,6 +283,22 @@ DEFECTS: tuple[Defect, ...] = (
         1000,
     ),
     Defect(
+        "a round begins without contact",
+        "Session._look",
+        "ledger.live and self._cut_off() and not store.stale_reads",
+        "False",
+        "forgetful",
+        200,
+    ),
+    Defect(
+        "a node without contact asks for a place",
+        "Writer._is_held",
+        "self._calls.cut_off()",
+        "False",
+        "split",
+        200,
+    ),
+    Defect(
         "a server that is not confirmed decides",
         "Session._look",
         "chairs and store.stale_reads and self._cut_off()",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from elastic_core.agent.warden_events import Fenced, Gone, Stuck
+from elastic_core.rendezvous.contact import FENCE_SHARE
 from elastic_core.rendezvous.ledger import Round
 from elastic_core.rendezvous.node import NodeEvent, Notice, TakesNotices, WorkerFailed
 from simulation.steps import Stepper
@@ -61,8 +62,18 @@ class Hands:
         self._over, self.offer, self.step = False, current.offer.id, None
         if self._answered != self._asked:
             world.truth.violated("I9", f"{self.agent.node_id} starts workers before those that it stops are gone")
+        self._check_contact()
         if not self._unheard:  # else whatever the agent asks for belongs to a round that is over
             self.gang = Gang(self.host, self.agent.node_id, world.training(self.agent.run, current), self._report)
+
+    def _check_contact(self) -> None:
+        """S4: nobody starts workers that its fence stops at once."""
+        assert self.agent.supervisor is not None
+        contact = self.agent.supervisor._session.contact
+        if self.host.clock.now() - contact.known_at >= FENCE_SHARE * self.host.world.plan.fence_after:
+            self.host.world.truth.violated(
+                "S4", f"{self.agent.node_id} starts workers, and its fence stops them at once"
+            )
 
     def alive(self) -> bool:
         return self.gang is not None and self.gang.state in (State.STARTING, State.RUNNING)

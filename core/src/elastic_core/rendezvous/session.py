@@ -322,6 +322,8 @@ class Session:
                 ledger = advance(ledger, entry, now)
                 if ledger.closed is not None:
                     break
+            if ledger.live and self._cut_off() and not store.stale_reads:
+                self._ask(store, ledger.head.index)  # if that fails, the entries are read again
             self._memory = self._memory.and_then(entries)
             self._follow(ledger)
             self._calls.post(EntriesRead(entries, now))
@@ -367,6 +369,16 @@ class Session:
             self._restore(store)
             return None
         return seen
+
+    def _ask(self, store: RendezvousBackend, head: int) -> None:
+        """Have contact before a round begins that may be this node's: its fence would stop the workers at once (S4).
+
+        Raises:
+            RendezvousConnectionError: The store does not answer.
+        """
+        asked = self._clock.now()
+        if store.wait(Cursor(head), roster=False, timeout=0.0).head == head:  # else there is more to be read first
+            self.contact.current(asked)
 
     def _check_gap(self, store: RendezvousBackend) -> None:
         """The next entry is not there, though a newer one is said to be: that may have been a bell's word alone.

@@ -132,7 +132,7 @@ class Writer:
             try:
                 with self._wake:
                     self.connection = store
-                if self._sent < revision and not self._calls.cut_off():
+                if self._sent < revision and not self._is_held():
                     self._tell(store, row, revision)
                 while jobs:
                     jobs[0](store)
@@ -157,7 +157,11 @@ class Writer:
         """Seconds until the row is to be written, or is looked at again; None where the store has the newest."""
         if self._sent >= self._revision:
             return None
-        return RETRY_FIRST if self._calls.cut_off() else max(0.0, self._due - self._clock.now())
+        return RETRY_FIRST if self._is_held() else max(0.0, self._due - self._clock.now())
+
+    def _is_held(self) -> bool:
+        """Whether the row must wait for contact."""
+        return self._calls.cut_off()
 
     def _tell(self, store: RendezvousBackend, row: NodeRow, revision: int) -> None:
         """Bring our row up to date; the chair owes an answer from when it can have read what happened here."""
