@@ -67,13 +67,12 @@ class Hands:
             self.gang = Gang(self.host, self.agent.node_id, world.training(self.agent.run, current), self._report)
 
     def _check_contact(self) -> None:
-        """S4: nobody starts workers that its fence stops at once."""
+        """S4: nobody starts workers that its fence stops at once, unless newer entries end that round anyway."""
         assert self.agent.supervisor is not None
-        contact = self.agent.supervisor._session.contact
-        if self.host.clock.now() - contact.known_at >= FENCE_SHARE * self.host.world.plan.fence_after:
-            self.host.world.truth.violated(
-                "S4", f"{self.agent.node_id} starts workers, and its fence stops them at once"
-            )
+        session, world = self.agent.supervisor._session, self.host.world
+        silent = self.host.clock.now() - session.contact.known_at
+        if silent >= FENCE_SHARE * world.plan.fence_after and session._ledger.head.index >= world.store.master.head:
+            world.truth.violated("S4", f"{self.agent.node_id} starts workers, and its fence stops them at once")
 
     def alive(self) -> bool:
         return self.gang is not None and self.gang.state in (State.STARTING, State.RUNNING)
