@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import textwrap
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from elastic_core import errors
+import elastic_core
+from elastic_core import errors, rendezvous
 from elastic_core.cli.listing import inventory
 from elastic_core.config import RunConfig
 from elastic_core.discovery import Catalogue, Group
@@ -113,6 +116,16 @@ def test_a_parameter_of_another_kind_is_quoted(read: str, fault: str) -> None:
         getattr(parameters(config={"key": "soon"}), read)("key")
 
 
+def test_the_rendezvous_package_has_the_public_names_and_imports_them_late() -> None:
+    script = "import sys, elastic_core.rendezvous; print('elastic_core.rendezvous.api' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said == "False\n"
+    for name in rendezvous._PUBLIC:
+        assert getattr(rendezvous, name) is getattr(elastic_core, name)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        rendezvous.nothing  # noqa: B018  (looking it up is the test)
+
+
 # Registering ---------------------------------------------------------------------------------------------------------
 
 
@@ -181,6 +194,56 @@ def test_a_class_without_next_rendezvous_is_refused_before_it_is_made() -> None:
     with pytest.raises(PluginError) as refused:
         registry.HandlerPlugin("mine", Unfinished)
     assert refused.value.message == f"The handler's class {__name__}.Unfinished lacks next_rendezvous."
+
+
+class TorchsHandler(ABC):
+    """The shape of torch's class: all methods are abstract."""
+
+    @abstractmethod
+    def next_rendezvous(self) -> object: ...
+
+    @abstractmethod
+    def get_backend(self) -> str: ...
+
+    @abstractmethod
+    def get_run_id(self) -> str: ...
+
+    @abstractmethod
+    def is_closed(self) -> bool: ...
+
+    @abstractmethod
+    def set_closed(self) -> None: ...
+
+    @abstractmethod
+    def num_nodes_waiting(self) -> int: ...
+
+    @abstractmethod
+    def shutdown(self) -> bool: ...
+
+    @property
+    def use_agent_store(self) -> bool:
+        return False
+
+
+class OnTorchs(TorchsHandler):
+    """As a user of torch's class writes it, with one more method than needed."""
+
+    def __init__(self, params: RendezvousParameters) -> None:
+        self.params = params
+
+    def next_rendezvous(self) -> object:
+        return "answer"
+
+    def num_nodes_waiting(self) -> int:
+        return 2
+
+
+def test_a_class_on_torchs_handler_needs_next_rendezvous_only() -> None:
+    handler = made_by(OnTorchs)
+    handler.set_closed()
+    assert told_by(handler) == ("answer", "OnTorchs", "", False, 2, True, False)
+    with pytest.raises(PluginError, match=r"The handler's class .*TorchsHandler lacks next_rendezvous\."):
+        made_by(TorchsHandler)
 
 
 class Least:

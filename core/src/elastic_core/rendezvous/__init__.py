@@ -24,10 +24,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from elastic_core.errors import (
+        RendezvousClosedError as RendezvousClosedError,
+        RendezvousConnectionError as RendezvousConnectionError,
+        RendezvousError as RendezvousError,
+        RendezvousStateError as RendezvousStateError,
+        RendezvousTimeoutError as RendezvousTimeoutError,
+    )
     from elastic_core.rendezvous import registry as registry
+    from elastic_core.rendezvous.api import (
+        RendezvousHandler as RendezvousHandler,
+        RendezvousInfo as RendezvousInfo,
+        RendezvousParameters as RendezvousParameters,
+    )
+
+_PUBLIC = (
+    "RendezvousClosedError",
+    "RendezvousConnectionError",
+    "RendezvousError",
+    "RendezvousHandler",
+    "RendezvousInfo",
+    "RendezvousParameters",
+    "RendezvousStateError",
+    "RendezvousTimeoutError",
+)
+"""Names of ``torch.distributed.elastic.rendezvous`` that are here too; ``elastic_core`` says where each lives."""
 
 
 def __getattr__(name: str) -> Any:
-    if name == "registry":  # imported when it is first used, as everything of the package is
+    """``registry`` and the public names, imported when they are first used."""
+    if name == "registry":
         return import_module(f"{__name__}.registry")
+    if name in _PUBLIC:
+        return getattr(import_module("elastic_core"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

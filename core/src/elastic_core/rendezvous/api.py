@@ -194,6 +194,18 @@ class _Completed(RendezvousHandler):
         return bool(getattr(self._inner, "use_agent_store", False))
 
 
+def completed(kind: type) -> type:
+    """A handler's class without torch's abstract methods: those that it lacks are as :class:`RendezvousHandler`'s.
+
+    Torch's class leaves all methods but ``use_agent_store`` to its subclasses; ours leaves :meth:`next_rendezvous`.
+    """
+    lacking: frozenset[str] = getattr(kind, "__abstractmethods__", frozenset())
+    defaults = {name: getattr(RendezvousHandler, name) for name in _DEFAULTED if name in lacking}
+    if not defaults:
+        return kind
+    return type(kind)(kind.__name__, (kind,), {"__module__": kind.__module__, "__doc__": kind.__doc__, **defaults})
+
+
 def as_handler(made: object) -> RendezvousHandler | None:
     """Any object with ``next_rendezvous`` as a handler, e.g. one of torch's; None for anything else."""
     if isinstance(made, RendezvousHandler):

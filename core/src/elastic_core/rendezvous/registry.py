@@ -32,7 +32,7 @@ from elastic_core.errors import (
     UsageError,
 )
 from elastic_core.hookspecs import RendezvousOptions, hookimpl
-from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters, as_handler
+from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters, as_handler, completed
 
 Factory: TypeAlias = Callable[..., Any]
 """Makes a handler: a class or a function that takes :class:`RendezvousParameters`, or nothing."""
@@ -145,14 +145,14 @@ class HandlerPlugin:
         factory: What makes the handler.
 
     Raises:
-        PluginError: It is a class that lacks methods.
+        PluginError: It is a class that lacks methods for which there is no default.
     """
 
     def __init__(self, name: str, factory: Factory) -> None:
-        if lacking := sorted(getattr(factory, "__abstractmethods__", ())):
-            raise PluginError(f"The handler's class {_home(factory)} lacks {', '.join(lacking)}.")
         self._name = name
-        self._factory = factory
+        self._factory = completed(factory) if inspect.isclass(factory) else factory
+        if lacking := sorted(getattr(self._factory, "__abstractmethods__", ())):
+            raise PluginError(f"The handler's class {_home(factory)} lacks {', '.join(lacking)}.")
 
     @hookimpl
     def elastic_rendezvous_options(self) -> RendezvousOptions:
