@@ -47,6 +47,21 @@ def test_a_second_node_of_one_number_is_refused(stage: Stage) -> None:
     assert "has --node_rank=1, and so has" in third.output
 
 
+def test_jobs_on_one_host_each_have_a_free_port_at_port_0(stage: Stage, shows_environment: Path) -> None:
+    places: list[list[str]] = [
+        ["--rdzv_endpoint=localhost:0"],
+        ["--rdzv_endpoint=127.0.0.1:0", "--rdzv_conf=use_libuv=0"],
+        [],
+    ]
+    sleepers = [stage.run("--rdzv_backend=c10d", *place, WORKERS / "sleeper.py") for place in places]
+    for sleeper in sleepers:
+        sleeper.wait_for_report("started")
+    port_0 = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "mine"]
+    # As TorchX writes a job of its dist.ddp.
+    [worker] = environment(stage.run(*port_0, "--nnodes", "1", "--role", "", shows_environment))
+    assert (worker["ROLE_NAME"], worker["TORCHELASTIC_RUN_ID"]) == ("", "mine")
+
+
 def test_roles_are_counted_by_themselves_on_unequal_nodes(
     stage: Stage, file_rendezvous: list[str], shows_environment: Path
 ) -> None:

@@ -44,7 +44,7 @@ def test_ranks_that_a_map_does_not_name_have_its_default() -> None:
         ({"max_restarts": -1}, "max_restarts -1 is not a whole number of at least 0."),
         ({"max_restarts": True}, "max_restarts True is not a whole number of at least 0."),
         ({"shutdown_timeout": float("nan")}, "shutdown_timeout nan is not a number of seconds."),
-        ({"role": " "}, "role is empty."),
+        ({"rdzv_id": " "}, "rdzv_id is empty."),
         (
             {"nproc_per_node": 2, "tee": StreamMap(by_rank={2: Stream.ALL})},
             "--tee names local rank 2, but with --nproc_per_node=2 the last one is 1.",

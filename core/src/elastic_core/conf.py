@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from elastic_core.hookspecs import RendezvousOptions
 
 RUN_UID, TOKEN_FILE = "run_uid", "token_file"
+LOCAL = "local"
+"""The backend of one node by itself."""
 TIMING_KEYS = tuple(item.name for item in fields(Timing))
 FENCE_FACTOR = 5.0
 """``fence_after`` is at least this many times ``lost_after``. A node without store contact stops its workers at 80 % of
@@ -33,6 +35,7 @@ TORCH_KEYS: Mapping[str, str] = {
     "rank": "say --node_rank for what it means",
     "is_host": "no agent hosts this backend's store",
     "read_timeout": "this backend has no such limit",
+    "use_libuv": "only a TCPStore is served with or without libuv, and ours always is",
     "etcd_prefix": "this backend is not etcd",
     **dict.fromkeys(("protocol", "cert", "key", "cacert", "ssl_cert", "ssl_cert_key", "ca_cert"), _TLS),
 }
@@ -116,6 +119,28 @@ def no_ledger(backend: str) -> UsageError:
         hint=f"Unset {job_token.VARIABLE} and leave out {TOKEN_FILE}, or take a backend that keeps a ledger, such as "
         "c10d, redis, etcd or file.",
     )
+
+
+def settle(backend: str, endpoint: str, nnodes: NodeRange) -> tuple[str, str]:
+    """Return the backend and the endpoint to use for those that were given.
+
+    ``c10d`` without an endpoint, and ``c10d`` or ``static`` on port 0, mean a free port of this host. No other node can
+    find it, so one node gets ``local``: the same job, without a store that listens.
+
+    Raises:
+        UsageError: The port is 0, and the job has more than one node.
+    """
+    port_is_free = re.fullmatch(r".*:0+", endpoint) is not None
+    if not (backend == "c10d" and not endpoint) and not (backend in ("c10d", "static") and port_is_free):
+        return backend, endpoint
+    if nnodes.most == 1:
+        return LOCAL, ""
+    if port_is_free:
+        raise UsageError(
+            f"--nnodes {str(nnodes)!r} cannot meet at {endpoint!r}: port 0 is a free port, another one on each node.",
+            hint="Name one port for all nodes, such as 29400, and the host that has it.",
+        )
+    return backend, endpoint
 
 
 def check_reach(

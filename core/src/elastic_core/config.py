@@ -190,7 +190,7 @@ class RunConfig:
         for name in ("shutdown_timeout", "failure_grace", "preemption_grace", "monitor_interval"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UsageError(f"{name} {getattr(self, name)!r} is not a number of seconds.")
-        for name in ("role", "rdzv_id", "rdzv_backend"):
+        for name in ("rdzv_id", "rdzv_backend"):
             if not getattr(self, name).strip():
                 raise UsageError(f"{name} is empty.", hint="Give it a name.")
         self._check_ranks("redirects", self.redirects.by_rank)

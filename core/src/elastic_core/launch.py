@@ -171,14 +171,15 @@ def configure(config: LaunchConfig) -> RunConfig:
 
     if config.start_method != "spawn":
         _warn(f"start_method={config.start_method!r} has no effect: every worker is a fresh interpreter.")
-    options = plugins.rendezvous_options(config.rdzv_backend, named=config.plugins)
-    text = ",".join(f"{key}={value}" for key, value in config.rdzv_configs.items())
-    settings = conf.parse(text, backend=config.rdzv_backend, options=options)
     nnodes = values.NodeRange(config.min_nodes, config.max_nodes)
-    conf.check_reach(config.rdzv_backend, config.rdzv_endpoint, nnodes, options)
+    backend, endpoint = conf.settle(config.rdzv_backend, config.rdzv_endpoint, nnodes)
+    options = plugins.rendezvous_options(backend, named=config.plugins)
+    text = ",".join(f"{key}={value}" for key, value in config.rdzv_configs.items())
+    settings = conf.parse(text, backend=backend, options=options)
+    conf.check_reach(backend, endpoint, nnodes, options)
     for warning in settings.without_effect:
         _warn(warning)
-    alone = config.rdzv_backend == "local"
+    alone = backend == conf.LOCAL
     return RunConfig(
         program=Program(ProgramKind.FUNCTION, ""),
         min_nodes=config.min_nodes,
@@ -186,8 +187,8 @@ def configure(config: LaunchConfig) -> RunConfig:
         nproc_per_node=config.nproc_per_node,
         role=config.role,
         max_restarts=config.max_restarts,
-        rdzv_backend=config.rdzv_backend,
-        rdzv_endpoint=config.rdzv_endpoint,
+        rdzv_backend=backend,
+        rdzv_endpoint=endpoint,
         rdzv_id=config.run_id or (uuid.uuid4().hex if alone else DEFAULT_ID),
         rdzv_conf=settings.backend,
         job_token=job_token.read(os.environ, settings.token_file),

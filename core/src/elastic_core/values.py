@@ -65,8 +65,8 @@ def workers(text: str) -> int | str:
 
 
 def port(text: str) -> int:
-    """A port, from 1 to 65535."""
-    number = _whole(text, least=1)
+    """A port, from 1 to 65535; 0 for a free one."""
+    number = _whole(text, least=0)
     if number > 65535:
         raise Wrong("is greater than 65535, the last port")
     return number

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +20,13 @@ from elastic_core.events import Event
 from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.plugins import Plugins
 from elastic_core.program import Program, ProgramKind
+from elastic_core.rendezvous.local import elastic_rendezvous_options
 from elastic_core.values import NodeRange
 
 TWO_NODES = NodeRange(2, 2)
 OPTIONS = {
-    "local": RendezvousOptions(single_node=True),
+    "local": elastic_rendezvous_options(),
+    "static": RendezvousOptions(endpoint="HOST[:PORT]", endpoint_required=True),
     "file": RendezvousOptions(endpoint="DIRECTORY", endpoint_required=True),
     "c10d": RendezvousOptions(endpoint="HOST[:PORT]", endpoint_required=True, conf={"is_host": "true or false"}),
     "etcd": RendezvousOptions(endpoint="HOST[:PORT]", endpoint_required=True, standalone=True),
@@ -42,7 +45,8 @@ def configure(environ: Mapping[str, str] | None = None, /, **flags: object) -> R
 
 
 def test_nothing_said_is_one_worker_on_one_node() -> None:
-    assert configure() == RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"))
+    config = configure()
+    assert config == RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"), rdzv_id=config.rdzv_id)
 
 
 def test_every_flag_reaches_the_config() -> None:
@@ -87,6 +91,17 @@ def test_every_flag_reaches_the_config() -> None:
         ({"rdzv_endpoint": "node-1.example:29400"}, ("c10d", "node-1.example:29400")),
         ({"rdzv_endpoint": "[::1]:29400"}, ("c10d", "[::1]:29400")),
         ({"rdzv_backend": "file", "rdzv_endpoint": "host:1"}, ("file", "host:1")),
+        ({"rdzv_backend": "c10d"}, ("local", "")),
+        ({"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}, ("local", "")),
+        ({"rdzv_backend": "c10d", "rdzv_endpoint": "[::1]:0"}, ("local", "")),
+        ({"rdzv_endpoint": "node-1.example:0"}, ("local", "")),
+        ({"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:10"}, ("c10d", "localhost:10")),
+        ({"rdzv_backend": "file", "rdzv_endpoint": "dir:0"}, ("file", "dir:0")),
+        ({"rdzv_backend": "static"}, ("local", "")),
+        ({"rdzv_backend": "static", "master_port": 0}, ("local", "")),
+        ({"rdzv_backend": "static", "master_port": 7}, ("static", "127.0.0.1:7")),
+        ({"master_port": 0}, ("local", "")),
+        ({"nnodes": TWO_NODES, "master_port": 7}, ("static", "127.0.0.1:7")),
         ({"standalone": True}, ("local", "")),
         ({"standalone": True, "rdzv_backend": "c10d", "rdzv_endpoint": "host"}, ("local", "")),
         ({"standalone": True, "rdzv_backend": "etcd", "rdzv_endpoint": "host"}, ("etcd", "")),
@@ -109,10 +124,45 @@ def test_a_standalone_run_does_without_a_backend_that_is_not_installed() -> None
     assert config.rdzv_backend == "local"
 
 
-def test_a_standalone_run_has_an_id_of_its_own() -> None:
-    one, other = configure(standalone=True).rdzv_id, configure(standalone=True).rdzv_id
-    assert one != other
-    assert configure(standalone=True, rdzv_id="mine").rdzv_id == "mine"
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"standalone": True},
+        {"standalone": True, "rdzv_backend": "c10d", "rdzv_endpoint": "host", "master_port": 7},
+        {},
+        {"rdzv_backend": "static"},
+        {"master_addr": "host", "node_rank": 0},
+    ],
+)
+def test_a_run_that_nobody_can_join_has_an_id_of_its_own_unless_it_is_named(flags: dict[str, object]) -> None:
+    one, other = configure(**flags).rdzv_id, configure(**flags).rdzv_id
+    assert str(uuid.UUID(one)) == one != other
+    assert configure(**flags, rdzv_id="mine").rdzv_id == "mine"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"rdzv_backend": "c10d"},
+        {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"},
+        {"rdzv_endpoint": "host"},
+        {"master_port": 7},
+        {"nnodes": TWO_NODES, "node_rank": 0},
+    ],
+)
+def test_where_torchrun_gives_no_id_a_run_has_torchruns_default(flags: dict[str, object]) -> None:
+    assert configure(**flags).rdzv_id == "none"
+
+
+def test_options_of_c10d_are_taken_where_one_node_does_without_it() -> None:
+    said: list[str] = []
+    line = Flags(script="train.py", rdzv_backend="c10d", rdzv_conf="use_libuv=0,read_timeout=9,connect_timeout=9")
+    run.configure(run.outline(line, {}), line, {}, OPTIONS.__getitem__, said.append)
+    assert [text.partition(" has no effect")[0] for text in said] == [
+        "--rdzv_conf use_libuv=0",
+        "--rdzv_conf read_timeout=9",
+        "--rdzv_conf connect_timeout=9",
+    ]
 
 
 @pytest.mark.parametrize(("conf", "uid"), [("", "slurm-77.0"), ("run_uid=mine", "mine")])
@@ -178,9 +228,19 @@ def test_plugins_of_the_environment_come_before_those_of_the_line() -> None:
             "Add --rdzv_endpoint=HOST[:PORT].",
         ),
         (
-            {"rdzv_backend": "c10d"},
+            {"rdzv_backend": "c10d", "nnodes": NodeRange(1, 2)},
             "--rdzv_backend 'c10d' needs an endpoint.",
             "Add --rdzv_endpoint=HOST[:PORT].",
+        ),
+        (
+            {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "nnodes": NodeRange(1, 2)},
+            "--nnodes '1:2' cannot meet at 'localhost:0': port 0 is a free port, another one on each node.",
+            "Name one port for all nodes, such as 29400, and the host that has it.",
+        ),
+        (
+            {"master_addr": "node1", "master_port": 0, "nnodes": TWO_NODES},
+            "--nnodes '2' cannot meet at 'node1:0': port 0 is a free port, another one on each node.",
+            "Name one port for all nodes, such as 29400, and the host that has it.",
         ),
         (
             {"rdzv_backend": "local", "rdzv_endpoint": "host"},

@@ -14,12 +14,14 @@ from elastic_core.cli.run import meeting_place, plugins_named, with_sources
 from elastic_core.cli.surface import FLAGS
 from elastic_core.config import DEFAULT_ID
 from elastic_core.errors import PluginError, UsageError
+from elastic_core.values import NodeRange
 
 if TYPE_CHECKING:
     from elastic_core.rendezvous.backend import RendezvousBackend
 
 TAKEN = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "plugin")
 """The flags of ``elastic run`` that say which job it is."""
+SEVERAL = NodeRange(1, 2)
 
 
 class RequestCommand(click.Command):
@@ -72,7 +74,7 @@ def over_the_store(given: Mapping[str, Any], request: Callable[[RendezvousBacken
     from elastic_core.rendezvous.backend import RendezvousBackend
 
     known = {item.name for item in fields(Flags)}
-    flags = Flags(**{name: value for name, value in given.items() if name in known})
+    flags = Flags(nnodes=SEVERAL, **{name: value for name, value in given.items() if name in known})
     try:
         catalogue, (backend, endpoint) = Catalogue.read(), meeting_place(flags)
         loaded = plugins.load_backend(backend, catalogue, plugins_named(flags, os.environ))

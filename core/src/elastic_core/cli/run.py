@@ -16,7 +16,7 @@ from click.core import ParameterSource
 from elastic_core import job_token, values
 from elastic_core.cli import program
 from elastic_core.cli.flags import Flags, RunCommand
-from elastic_core.conf import check_reach, parse, scheduler_uid
+from elastic_core.conf import LOCAL, check_reach, parse, scheduler_uid, settle
 from elastic_core.config import DEFAULT_ID, LINE_PREFIX, MONITOR_INTERVAL, SHUTDOWN_TIMEOUT, RunConfig
 from elastic_core.environment import flag_variable
 from elastic_core.errors import ElasticError, PluginError, UsageError
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from elastic_core.hookspecs import RendezvousOptions
     from elastic_core.plugins import Plugins
 
-LOCAL = "local"
 STATIC = "static"
 NUMBERED = (STATIC, "torch-static")
 """The backends whose nodes are numbered by hand: ours, and torch's."""
+MASTER_PORT = 29500
 PLUGINS_VARIABLE = "ELASTIC_PLUGINS"
 SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 OBSERVERS_GET = 5.0
@@ -146,7 +146,7 @@ def configure(
     if flags.virtual_local_rank:
         _check_devices(known.nproc_per_node, environ)
     backend, endpoint = meeting_place(flags)
-    if flags.standalone and _stands_alone(flags.rdzv_backend, options_of):
+    if flags.standalone and _starts_a_store(flags.rdzv_backend, options_of):
         backend = flags.rdzv_backend or LOCAL
     options = options_of(backend)
     _check_node_rank(flags, backend)
@@ -166,7 +166,7 @@ def configure(
         on_node_loss=flags.on_node_loss,
         rdzv_backend=backend,
         rdzv_endpoint=endpoint,
-        rdzv_id=flags.rdzv_id or (uuid.uuid4().hex if flags.standalone else DEFAULT_ID),  # both as torchrun's
+        rdzv_id=flags.rdzv_id or (str(uuid.uuid4()) if stands_alone(flags) else DEFAULT_ID),  # both as torchrun's
         rdzv_conf=conf.backend,
         job_token=job_token.read(environ, conf.token_file),
         timing=conf.timing,
@@ -203,14 +203,22 @@ def meeting_place(flags: Flags) -> tuple[str, str]:
     """The backend and the endpoint that the flags mean.
 
     Raises:
-        UsageError: There is an endpoint, but not one from which the backend could be told.
+        UsageError: There is an endpoint, but not one from which the backend could be told, or nodes cannot meet there.
     """
-    if flags.standalone:
-        return LOCAL, ""
+    return (LOCAL, "") if stands_alone(flags) else settle(*_named_place(flags), flags.nnodes)
+
+
+def stands_alone(flags: Flags) -> bool:
+    """Whether the job is one that torchrun gives a free port and a new id: no other node is meant to find it."""
+    unsaid = flags.rdzv_backend in (None, STATIC) and not flags.rdzv_endpoint and flags.master_port is None
+    return flags.standalone or (unsaid and flags.nnodes.most == 1)
+
+
+def _named_place(flags: Flags) -> tuple[str, str]:
     by_hand = flags.nnodes.most > 1 and (flags.node_rank, flags.master_addr, flags.master_port) != (None, None, None)
     if flags.rdzv_backend in NUMBERED or (flags.rdzv_backend is None and not flags.rdzv_endpoint and by_hand):
-        endpoint = flags.rdzv_endpoint or f"{flags.master_addr or '127.0.0.1'}:{flags.master_port or 29500}"
-        return flags.rdzv_backend or STATIC, endpoint
+        port = MASTER_PORT if flags.master_port is None else flags.master_port
+        return flags.rdzv_backend or STATIC, flags.rdzv_endpoint or f"{flags.master_addr or '127.0.0.1'}:{port}"
     if flags.rdzv_backend is not None:
         return flags.rdzv_backend, flags.rdzv_endpoint
     if not flags.rdzv_endpoint:
@@ -223,7 +231,7 @@ def meeting_place(flags: Flags) -> tuple[str, str]:
     )
 
 
-def _stands_alone(backend: str | None, options_of: Callable[[str], RendezvousOptions]) -> bool:
+def _starts_a_store(backend: str | None, options_of: Callable[[str], RendezvousOptions]) -> bool:
     """Whether a backend starts a store of its own for ``--standalone``; no other is used then, installed or not."""
     try:
         return backend is not None and options_of(backend).standalone
@@ -241,7 +249,11 @@ def without_effect(flags: Flags, backend: str, *, polled: bool = False) -> list[
     """
     said = []
     if backend not in NUMBERED:
-        by_hand = {"node_rank": flags.node_rank, "master_addr": flags.master_addr, "master_port": flags.master_port}
+        by_hand = {
+            "node_rank": flags.node_rank,
+            "master_addr": flags.master_addr,
+            "master_port": flags.master_port or None,
+        }
         if given := [f"--{name}" for name, value in by_hand.items() if value is not None]:
             each = "has" if len(given) == 1 else "have"
             why = "ranks, address and port are found by the rendezvous; only --rdzv_backend=static takes them"

@@ -34,7 +34,6 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--role",
         section=JOB,
-        parse=values.not_empty,
         default="default",
         show_default=True,
         metavar="NAME",
@@ -60,14 +59,15 @@ FLAGS: Sequence[Flag] = (
         section=RENDEZVOUS,
         default="",
         metavar="ENDPOINT",
-        help="Its address, in the backend's form: HOST[:PORT] for c10d, DIRECTORY for file.",
+        help="Its address, in the backend's form: HOST[:PORT] for c10d, DIRECTORY for file. On port 0, a free one, "
+        "one node runs by itself.",
     ),
     Flag(
         "--rdzv_id",
         section=RENDEZVOUS,
         parse=values.not_empty,
         metavar="ID",
-        help="The job's id, the same on every node.  [default: none]",
+        help="The job's id, the same on every node.  [default: none, or a new one where no other node can join]",
     ),
     Flag(
         "--rdzv_conf",
@@ -95,7 +95,7 @@ FLAGS: Sequence[Flag] = (
         section=RENDEZVOUS,
         parse=values.port,
         metavar="PORT",
-        help="The port of its store.  [default: 29500]",
+        help="The port of its store; 0 is a free one, for one node only.  [default: 29500]",
     ),
     Flag(
         "--local_addr",
