@@ -48,6 +48,8 @@ class Hands:
         """Fences that went off, and that the agent has not heard of."""
         self._fencing = False
         """Whether one kills, and has no answer yet."""
+        self._started_without: float | None = None
+        """The node's last contact when it started workers that its fence stops at once."""
         self._asked = self._answered = self._heard = 0
         """Which stop the agent asked for last, which the warden answered last, and which answer the agent has heard."""
         self._stops = 0
@@ -67,12 +69,19 @@ class Hands:
             self.gang = Gang(self.host, self.agent.node_id, world.training(self.agent.run, current), self._report)
 
     def _check_contact(self) -> None:
-        """S4: nobody starts workers that its fence stops at once, unless newer entries end that round anyway."""
+        """S4: nobody starts workers that its fence stops at once, unless newer entries end that round anyway.
+
+        Where reads can be stale, a node may lose contact between its row and the round; not so twice without contact.
+        """
         assert self.agent.supervisor is not None
         session, world = self.agent.supervisor._session, self.host.world
-        silent = self.host.clock.now() - session.contact.known_at
-        if silent >= FENCE_SHARE * world.plan.fence_after and session._ledger.head.index >= world.store.master.head:
+        known_at = session.contact.known_at
+        cut_off = self.host.clock.now() - known_at >= FENCE_SHARE * world.plan.fence_after
+        if not cut_off or session._ledger.head.index < world.store.master.head:
+            return
+        if not world.store.stale_reads or self._started_without == known_at:
             world.truth.violated("S4", f"{self.agent.node_id} starts workers, and its fence stops them at once")
+        self._started_without = known_at
 
     def alive(self) -> bool:
         return self.gang is not None and self.gang.state in (State.STARTING, State.RUNNING)
