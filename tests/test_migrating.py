@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
 from etcd_servers import running
-from stage import Stage, free_port
+from pages import File, steps
+from stage import WARM, Agent, Stage, free_port
 from torch.distributed.run import get_args_parser
 
 from elastic_core.cli.surface import FLAGS
@@ -18,6 +21,7 @@ from elastic_core.cli.surface import FLAGS
 PAGE = (Path(__file__).parents[1] / "docs" / "migrating.md").read_text()
 OURS = [line for line in PAGE.splitlines() if line.startswith("elastic run ")]
 THEIRS = ["torchrun", "python -m torchelastic.distributed.launch", "python -m bagua.distributed.run", "torchrun"]
+PROGRAMS = {step.path: step.text for step in steps(PAGE) if isinstance(step, File)}
 NAMES = {
     option.lstrip("-").replace("_", "-")
     for action in get_args_parser()._actions
@@ -68,3 +72,55 @@ def test_the_table_has_every_flag_of_torchruns_and_so_has_the_command_line() -> 
     assert set(table) == NAMES
     assert {str(flag.name).replace("_", "-") for flag in FLAGS} >= NAMES
     assert [name for name, (kind, why) in table.items() if kind != "same" and not why.strip()] == []
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("agent.py", "SUCCEEDED {0: 0, 1: 1, 2: 2, 3: 3}"),
+        ("std.py", "SUCCEEDED"),
+        ("launch.py", "{0: 42, 1: 42}"),
+        ("rendezvous.py", "{0: 'met', 1: 'met'}"),
+    ],
+)
+def test_a_program_of_the_page_runs_as_printed(stage: Stage, tmp_path: Path, program: str, said: str) -> None:
+    (tmp_path / program).write_text(PROGRAMS[program])
+    agent = stage.start(["bash", "-c", f"cd {tmp_path} && {sys.executable} {program}"], env=WARM)
+    assert agent.exit_code() == 0, agent.output
+    assert agent.lines[-1] == said
+    if program == "std.py":
+        assert [path.read_text() for path in tmp_path.glob("logs/*/round_1/rank_0/stdout.log")] == ["training\n"]
+
+
+def test_the_custom_rendezvous_of_the_page_runs_on_torchs_class(stage: Stage, tmp_path: Path) -> None:
+    ours, torchs = (f"from {name}.rendezvous import" for name in ("elastic_core", "torch.distributed.elastic"))
+    assert ours in PROGRAMS["rendezvous.py"]
+    (tmp_path / "rendezvous.py").write_text(PROGRAMS["rendezvous.py"].replace(ours, torchs))
+    agent = stage.start([sys.executable, str(tmp_path / "rendezvous.py")])
+    assert agent.exit_code() == 0, agent.output
+    assert agent.lines[-1] == "{0: 'met', 1: 'met'}"
+
+
+def test_the_training_script_of_the_page_goes_on_from_the_newest_nodes_own_checkpoint(
+    stage: Stage, tmp_path: Path
+) -> None:
+    """Two nodes with a folder each; only one of them has trained before."""
+    (tmp_path / "train.py").write_text(PROGRAMS["train.py"])
+
+    def node(name: str, *flags: str, epochs: int) -> Agent:
+        (tmp_path / name).mkdir(exist_ok=True)
+        command = shlex.join([sys.executable, "-m", "elastic_core", "run", *flags, str(tmp_path / "train.py")])
+        return stage.start(["bash", "-c", f"cd {tmp_path / name} && {command}"], env={**WARM, "EPOCHS": str(epochs)})
+
+    alone = node("a", "--nproc_per_node=2", epochs=1)
+    assert alone.exit_code() == 0, alone.output
+    assert "goes on" not in alone.output
+    flags = ["--nnodes=2", "--rdzv_backend=file", f"--rdzv_endpoint={tmp_path / 'store'}", "--rdzv_id=job"]
+    both = [node(name, *flags, epochs=2) for name in "ba"]
+    for agent in both:
+        assert agent.exit_code() == 0, agent.output
+    said = sorted(line for agent in both for line in agent.lines if "goes on" in line)
+    assert said == [f"rank {rank} goes on in epoch 1 at sample 0" for rank in (0, 1)]
+    saved = [torch.load(tmp_path / name / "checkpoint.pt") for name in "ab"]
+    assert [state["epoch"] for state in saved] == [2, 2]
+    assert torch.equal(saved[0]["model"]["module.weight"], saved[1]["model"]["module.weight"])

@@ -13,18 +13,6 @@ from pathlib import Path
 import pytest
 from stage import Stage, free_port
 
-AGENT = """
-import os
-import elastic_core as elastic
-
-def train_loop():
-    return int(os.environ["RANK"]) * 10
-
-spec = elastic.agent.server.WorkerSpec(role="trainer", local_world_size=4, entrypoint=train_loop)
-agent = elastic.agent.server.LocalElasticAgent(spec)
-print(dict(agent.run().return_values))
-"""
-
 STD = """
 import elastic_core as elastic
 
@@ -71,26 +59,6 @@ try:
 except ChildFailedError as exc:
     returned.append((exc.returncode, exc.incident.exit_code))
 print(returned)
-"""
-
-REGISTERED = """
-import elastic_core as elastic
-from elastic_core import RendezvousHandler
-
-store, rank, world_size = None, 0, 1
-
-class CustomRendezvous(RendezvousHandler):
-    def next_rendezvous(self):
-        return store, rank, world_size
-
-elastic.rendezvous.registry.register("custom", CustomRendezvous)
-
-def train_loop():
-    return "met"
-
-from elastic_core.launch import LaunchConfig, elastic_launch
-
-print(elastic_launch(LaunchConfig(rdzv_backend="custom", nproc_per_node=2), train_loop)())
 """
 
 HANDLER = """
@@ -240,11 +208,9 @@ def run(script: str, folder: Path) -> object:
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        pytest.param(AGENT, {0: 0, 1: 10, 2: 20, 3: 30}, id="LocalElasticAgent"),
         pytest.param(STD, {0: 1.0}, id="Std"),
         pytest.param(RESTARTED, [{0: "w0", 1: "w1"}, True, "ValueError: not the first time"], id="restarts"),
         pytest.param(LAUNCH, [{0: 42, 1: 42}, {}, (1, 3)], id="elastic_launch"),
-        pytest.param(REGISTERED, {0: "met", 1: "met"}, id="a registered handler"),
         pytest.param(RESULT, [True, 0.5], id="a class of the script"),
         pytest.param(LEAVES_BY_EXIT, {0: None}, id="sys.exit"),
         pytest.param(PROCESSES, [2, {0: 3, 1: 6}, 1, "ValueError: three is bad"], id="start_processes"),

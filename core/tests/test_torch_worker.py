@@ -10,7 +10,7 @@ import pytest
 
 import elastic_core
 from elastic_core import torch_worker
-from elastic_core.errors import PluginError, UsageError
+from elastic_core.errors import PluginError
 
 LIBRARY = """
     from elastic_core import hookimpl
@@ -34,13 +34,13 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch_worker._offered.cache_clear()
 
 
-@pytest.mark.parametrize("name", elastic_core._OFFERED)
+@pytest.mark.parametrize("name", [*elastic_core._OFFERED, *elastic_core._OF_ELASTIC_TORCH])
 def test_without_elastic_torch_it_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "elastic_torch", None)
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(ImportError) as caught:
         getattr(elastic_core, name)
     assert str(caught.value) == (
-        f"elastic.{name} needs elastic-torch, which is not installed here.\nInstall it with: pip install elastic-torch"
+        f"elastic.{name} needs elastic-torch, which is not installed here. Install it with: pip install elastic-torch"
     )
 
 
@@ -55,11 +55,11 @@ def test_a_library_that_the_run_names_takes_elastic_torchs_place(
     monkeypatch.setitem(sys.modules, "elastic_torch", None)
     groups = {"elastic.worker": {"mine": "my_library"}, "elastic.plugins": {"an-observer": "for_agents"}}
     install("dist", groups, {"my_library": LIBRARY})
-    with pytest.raises(UsageError, match="needs elastic-torch"):
+    with pytest.raises(ImportError, match="needs elastic-torch"):
         elastic_core.TrainState  # noqa: B018  (installed, but not named)
     monkeypatch.setenv("ELASTIC_PLUGINS", "an-observer, mine")
     assert elastic_core.TrainState.__module__ == "my_library"
-    with pytest.raises(UsageError, match="needs elastic-torch"):
+    with pytest.raises(ImportError, match="needs elastic-torch"):
         elastic_core.init_process_group  # noqa: B018  (it does not bring that)
 
 

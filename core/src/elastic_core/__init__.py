@@ -48,7 +48,11 @@ if TYPE_CHECKING:
         RendezvousParameters as RendezvousParameters,
     )
     from elastic_core.rendezvous.backend import RendezvousBackend as RendezvousBackend
-    from elastic_core.torch_worker import TrainState as TrainState, init_process_group as init_process_group
+    from elastic_core.torch_worker import (
+        ElasticDistributedSampler as ElasticDistributedSampler,
+        TrainState as TrainState,
+        init_process_group as init_process_group,
+    )
 
 __version__ = "0.1.0"
 
@@ -83,6 +87,9 @@ _OFFERED = {"TrainState": "elastic_train_state", "init_process_group": "elastic_
 Not in ``__all__``: ``import *`` works without any.
 """
 
+_OF_ELASTIC_TORCH = ("ElasticDistributedSampler",)
+"""What is ``elastic_torch``'s alone; not in ``__all__`` either."""
+
 __all__ = [
     "ElasticError",
     "PluginError",
@@ -111,7 +118,7 @@ def __getattr__(name: str) -> Any:
 
     if name in _SUBMODULES:
         return import_module(f"{__name__}.{name}")
-    if name in _OFFERED:
+    if name in _OFFERED or name in _OF_ELASTIC_TORCH:
         return getattr(import_module(f"{__name__}.torch_worker"), name)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -119,4 +126,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, *_SUBMODULES, *_OFFERED]
+    return [*__all__, *_SUBMODULES, *_OFFERED, *_OF_ELASTIC_TORCH]

@@ -2,7 +2,8 @@
 
 ``elastic_core.TrainState`` and ``elastic_core.init_process_group`` are looked up when they are first used. The plugins
 that the run names are asked, and elastic-torch at last. What that one answers is taken from it by name: pluggy, and a
-reading of what is installed, would take a worker as long as all else of its start from a fork.
+reading of what is installed, would take a worker as long as all else of its start from a fork. Its sampler is reached
+from here, too, and no plugin is asked for it.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from elastic_core import _OFFERED
-from elastic_core.errors import UsageError, did_you_mean
+from elastic_core import _OF_ELASTIC_TORCH, _OFFERED
+from elastic_core.errors import did_you_mean
 
 if TYPE_CHECKING:
     from elastic_core.plugins import Plugins
 
+    ElasticDistributedSampler: Any
     TrainState: Any
     init_process_group: Any
 
 
 def __getattr__(name: str) -> Any:
+    if name in _OF_ELASTIC_TORCH:
+        return from_elastic_torch(name)
     if name not in _OFFERED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _offered(name)
@@ -61,13 +65,22 @@ def _offered(name: str) -> Any:
     named = [word for text in os.environ.get("ELASTIC_PLUGINS", "").split(",") if (word := text.strip())]
     if named and (answer := plugins_in_worker(named).offered(_OFFERED[name])) is not None:
         return answer
+    return from_elastic_torch(name)
+
+
+def from_elastic_torch(name: str) -> Any:
+    """A name of elastic-torch.
+
+    Raises:
+        ImportError: It is not installed, or torch is not.
+    """
     try:
-        return getattr(import_module("elastic_torch"), name)
+        library = import_module("elastic_torch")
     except ModuleNotFoundError as exc:
-        if exc.name not in ("elastic_torch", "torch"):
+        if exc.name != "elastic_torch":
             raise
-        what = "elastic-torch" if exc.name == "elastic_torch" else "torch"
-        raise UsageError(
-            f"elastic.{name} needs {what}, which is not installed here.",
-            hint="Install it with: pip install elastic-torch",
+        raise ImportError(
+            f"elastic.{name} needs elastic-torch, which is not installed here. Install it with: pip install "
+            "elastic-torch"
         ) from None
+    return getattr(library, name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, Sampler, TensorDataset
 
 from elastic_torch import ElasticDistributedSampler
 
@@ -300,13 +300,82 @@ def test_a_state_that_is_none_is_refused(broken: dict[str, Any], message: str) -
     assert ours.state_dict() == sampler(10, global_batch_size=2).state_dict()
 
 
+# Without a size: torchelastic's ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_loader_of_any_batch_size_gets_the_epoch_as_from_torchs_sampler(drop_last: bool) -> None:
+    dataset = TensorDataset(torch.arange(23))
+    given: dict[str, Any] = {"num_replicas": 3, "shuffle": False, "drop_last": drop_last}
+    theirs: list[Sampler[int]] = [DistributedSampler(dataset, rank=rank, **given) for rank in range(3)]
+    ours = team(23, 3, shuffle=False, drop_last=drop_last)
+    for rank in range(3):
+        mine, wanted = list(ours[rank]), list(theirs[rank])
+        assert len(mine) == len(wanted) == len(ours[rank])
+        assert mine[:7] == wanted[:7]  # they fill the tail with other samples
+        batches = DataLoader(dataset, batch_size=5, sampler=ours[rank])
+        assert [sample for (batch,) in batches for sample in batch.tolist()] == mine
+        assert len(batches) == 2
+
+
+def test_epochs_differ_and_nothing_asks_for_steps(recwarn: pytest.WarningsRecorder) -> None:
+    epochs = []
+    ranks = team(20, 2)
+    for epoch in range(3):
+        for rank in ranks:
+            rank.set_epoch(epoch)
+        epochs.append([sample for rank in ranks for sample in rank])
+    assert [sorted(samples) for samples in epochs] == [list(range(20))] * 3
+    assert len({tuple(samples) for samples in epochs}) == 3
+    assert not recwarn
+    for method in ("advance", "loss_weight"):
+        with pytest.raises(RuntimeError, match=rf"{method}\(\) is about steps, and this sampler does not know"):
+            getattr(ranks[0], method)()
+
+
+def test_a_restarted_script_begins_where_it_says_with_any_number_of_ranks() -> None:
+    def rest(world_size: int, **given: Any) -> list[int]:
+        return sorted(sample for rank in team(20, world_size, **given) for sample in rank)
+
+    before = team(20, 2)
+    used = [sample for rank in before for sample in list(rank)[:4]]
+    assert rest(4, start_index=8) == sorted(set(range(20)) - set(used))
+    (again,) = team(20, 1, start_index=8)
+    again.set_epoch(3)  # the epoch that was in progress
+    third = list(again)
+    again.set_epoch(4)
+    assert (len(third), len(list(again))) == (12, 20)
+    again.set_epoch(3, 8)
+    assert list(again) == third
+    again.set_epoch(3)
+    assert list(again) == third
+    again.set_epoch(3, start_index=0)
+    assert list(again)[8:] == third
+    for used_up in (20, 24):  # a count of whole batches has the fillers of the last one in it
+        again.set_epoch(3, used_up)
+        assert (len(again), list(again)) == (0, [])
+
+
+def test_a_start_is_a_place_for_steps_too() -> None:
+    (ours,) = team(20, 1, global_batch_size=4, start_index=6, shuffle=False)
+    assert list(ours.batches()) == [[6, 7, 8, 9], [10, 11, 12, 13], [14, 15, 16, 17], [18, 19]]
+    ours.batches().set_epoch(0, 16)
+    assert list(ours.batches()) == [[16, 17, 18, 19]]
+
+
+def test_torchelastics_fourth_argument_is_not_taken_for_another() -> None:
+    with pytest.raises(TypeError, match=r"shuffle=100 is neither True nor False\. Give start_index by its name\."):
+        ElasticDistributedSampler(range(1000), 2, 0, 100)  # type: ignore[arg-type]  # as users write it
+
+
 # Arguments -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "Either global_batch_size or batch_size is needed.*None and None"),
+        ({"start_index": -1}, "start_index=-1: the samples of an epoch count from 0"),
+        ({"audit_log": "audit.jsonl"}, "An audit log is of steps: give global_batch_size or batch_size"),
         ({"global_batch_size": 2, "batch_size": 2}, "Given are 2 and 2"),
         ({"global_batch_size": 0}, "global_batch_size=0: a step takes at least one sample"),
         ({"batch_size": -1}, "batch_size=-1"),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -18,8 +17,8 @@ from torch.utils.data import Sampler
 from elastic_torch import shares
 from elastic_torch.audit import Step, audit_log as log_of
 from elastic_torch.order import Order
+from elastic_torch.sampler_checks import VERSION, check_flag, check_state, rank_or_else, start_in, step_size
 
-VERSION = 1
 CHUNK = 8192
 """Places that are looked up in the order at once: few enough for a fast first batch, many enough for numpy."""
 
@@ -50,6 +49,11 @@ class ElasticDistributedSampler(Sampler[int]):
 
     All ranks have the same position; nothing is exchanged. The dataset must be the same on all ranks and in all rounds.
 
+    Without a size it is torchelastic's sampler of that name: it hands out an epoch, rank by rank in turn, to a loader
+    with any ``batch_size``, and counts no steps. A script that is restarted begins where it says, in samples of all
+    ranks: ``ElasticDistributedSampler(dataset, start_index=n)``, or ``set_epoch(epoch, n)``. Unlike torch's, n is a
+    place in the epoch's order, so that what comes after it has not been used, and only the first epoch begins there.
+
     Args:
         dataset: Anything with a length, in samples.
         num_replicas: Ranks among which steps are shared out. By default those of the process group, before it is there
@@ -58,9 +62,11 @@ class ElasticDistributedSampler(Sampler[int]):
         shuffle: Whether each epoch has an order of its own; else all have the dataset's.
         seed: For the orders; the same on all ranks.
         drop_last: Whether an epoch's tail is left out.
-        global_batch_size: Samples in a step, of all ranks together. Either this or ``batch_size``.
+        global_batch_size: Samples in a step, of all ranks together. This, or ``batch_size``, or neither.
         batch_size: Samples in a step, of each rank: the step is ``batch_size * num_replicas`` samples, and so changes
             with the number of ranks, while samples are still used exactly once.
+        start_index: How many samples of the first epoch are left out, from the front of its order: those that an
+            earlier run has used, on all ranks together.
         audit_log: A file to which each committed step is appended, as a line of JSON, for ``elastic audit-data``. Rank
             0 writes it; with ``{rank}`` in the name each rank writes one of its own, which also shows that they agree.
 
@@ -69,7 +75,8 @@ class ElasticDistributedSampler(Sampler[int]):
             sampler itself, ``DataLoader(dataset, batch_size=sampler.batch_size, sampler=sampler)``.
 
     Raises:
-        ValueError: A value is out of its range, or neither or both sizes are given.
+        TypeError: ``shuffle`` is no boolean: torchelastic's fourth argument, ``start_index``, goes by its name here.
+        ValueError: A value is out of its range, both sizes are given, or an audit log of steps without a size.
     """
 
     def __init__(
@@ -83,23 +90,28 @@ class ElasticDistributedSampler(Sampler[int]):
         *,
         global_batch_size: int | None = None,
         batch_size: int | None = None,
+        start_index: int = 0,
         audit_log: str | Path | None = None,
     ) -> None:
         self.dataset = dataset
-        self.num_replicas = _or_else(num_replicas, "WORLD_SIZE", dist.get_world_size, 1)
-        self.rank = _or_else(rank, "RANK", dist.get_rank, 0)
+        self.num_replicas = rank_or_else(num_replicas, "WORLD_SIZE", dist.get_world_size, 1)
+        self.rank = rank_or_else(rank, "RANK", dist.get_rank, 0)
         if self.num_replicas < 1 or not 0 <= self.rank < self.num_replicas:
             raise ValueError(f"rank={self.rank} of num_replicas={self.num_replicas}: ranks count from 0 to one less.")
-        self.shuffle = bool(shuffle)
+        self.shuffle = check_flag("shuffle", shuffle)
         self.seed = operator.index(seed)
         self.drop_last = bool(drop_last)
-        self.global_batch_size = _size_of_step(global_batch_size, batch_size, self.num_replicas)
+        self._counts_steps = (global_batch_size, batch_size) != (None, None)
+        if not self._counts_steps and audit_log is not None:
+            raise ValueError("An audit log is of steps: give global_batch_size or batch_size, the samples in one.")
+        self.global_batch_size = step_size(global_batch_size, batch_size, self.num_replicas)
         self._length = len(dataset)
         if self._length < (self.global_batch_size if self.drop_last else 1):
             tail = f" are fewer than a step of {self.global_batch_size}, and drop_last leaves them out"
             raise ValueError(f"There is nothing to train on: {self._length} samples{tail if self._length else ''}.")
         self.batch_size = max(1, len(self._share(0, self.global_batch_size)))
-        self._epoch = self._cursor = self._step = 0
+        self._epoch = self._step = 0
+        self._cursor = self._start_index = start_in(start_index, self._length)
         self._previous: Step | None = None
         self._iteration = self._handed_out = 0  # the newest iterator, and the end of the last step that it has begun
         self._ended_here = False
@@ -156,8 +168,9 @@ class ElasticDistributedSampler(Sampler[int]):
 
         Raises:
             ValueError: ``reduction`` is neither.
-            RuntimeError: No step of the epoch is left.
+            RuntimeError: No step of the epoch is left, or the sampler has no size of a step.
         """
+        self._check_counts_steps("loss_weight")
         total, mine = self._stop_after(self._cursor) - self._cursor, self.share
         if total == 0:
             raise RuntimeError(f"Epoch {self._epoch} has no step left to weight a loss of: advance() comes after it.")
@@ -229,8 +242,9 @@ class ElasticDistributedSampler(Sampler[int]):
         after updates.
 
         Raises:
-            RuntimeError: No batch was taken for it, or no step of the epoch is left.
+            RuntimeError: No batch was taken for it, no step of the epoch is left, or the sampler has no size of a step.
         """
+        self._check_counts_steps("advance")
         start, stop = self._cursor, self._stop_after(self._cursor)
         if stop == start or stop > self._handed_out:
             raise RuntimeError(
@@ -257,21 +271,31 @@ class ElasticDistributedSampler(Sampler[int]):
         self._step += 1
         self._ended_here = self.epoch_is_over
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int, start_index: int | None = None) -> None:
         """Begin an epoch; where it is the one in progress, stay where we are.
 
         Call it before each epoch's iteration. An epoch may be left before its end; its remaining samples are then not
         used, and the audit says so.
 
+        Args:
+            epoch: Which, from 0.
+            start_index: How many samples of it were used before, on all ranks together; all from its length on. By
+                default none, and for the first epoch of this sampler those that it was made with.
+
         Raises:
-            ValueError: It is negative.
+            ValueError: One of them is negative.
         """
         epoch = operator.index(epoch)
         if epoch < 0:
             raise ValueError(f"epoch={epoch}: epochs count from 0.")
-        if epoch == self._epoch:
-            return
-        if self._handed_out > self._cursor and self._stop_after(self._handed_out) == self._handed_out:
+        if start_index is None:
+            if epoch == self._epoch:
+                return
+            start = 0 if self._iteration else self._start_index
+        else:
+            start = start_in(start_index, self._length)
+        read_to_its_end = self._handed_out > self._cursor and self._stop_after(self._handed_out) == self._handed_out
+        if self._counts_steps and epoch != self._epoch and read_to_its_end:
             steps = math.ceil((self._handed_out - self._cursor) / self.global_batch_size)
             warnings.warn(
                 f"Epoch {self._epoch} was read to its end, but its last {steps} steps were not committed: "
@@ -279,7 +303,7 @@ class ElasticDistributedSampler(Sampler[int]):
                 stacklevel=2,
             )
         self._epoch = epoch
-        self._cursor = self._handed_out = 0
+        self._cursor = self._handed_out = start
         self._iteration += 1
         self._ended_here = False
 
@@ -308,7 +332,7 @@ class ElasticDistributedSampler(Sampler[int]):
             ValueError: It is of another dataset, seed or order, in which the position means other samples; or it is no
                 state of a sampler.
         """
-        epoch, cursor, step, previous = _checked(state, self._mine())
+        epoch, cursor, step, previous = check_state(state, self._mine())
         self._epoch, self._cursor, self._step, self._previous = epoch, cursor, step, previous
         self._handed_out = cursor
         self._iteration += 1
@@ -323,6 +347,13 @@ class ElasticDistributedSampler(Sampler[int]):
     @property
     def _order_name(self) -> str:
         return Order(self._length, self.seed, 0, self.shuffle).name
+
+    def _check_counts_steps(self, method: str) -> None:
+        if not self._counts_steps:
+            raise RuntimeError(
+                f"{method}() is about steps, and this sampler does not know how many samples one has: make it with "
+                "global_batch_size or batch_size."
+            )
 
     def _begin_log(self) -> None:
         if not self._log_begun and self._log is not None:
@@ -353,44 +384,6 @@ class ElasticBatchSampler(Sampler[list[int]]):
             drop_last=sampler.drop_last,
         )
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int, start_index: int | None = None) -> None:
         """As the sampler's, for frameworks that look for it here."""
-        self.sampler.set_epoch(epoch)
-
-
-def _or_else(given: int | None, variable: str, in_group: Callable[[], int], alone: int) -> int:
-    if given is not None:
-        return operator.index(given)
-    if dist.is_available() and dist.is_initialized():
-        return in_group()
-    return int(os.environ.get(variable, alone))
-
-
-def _size_of_step(global_batch_size: int | None, batch_size: int | None, ranks: int) -> int:
-    if (global_batch_size is None) == (batch_size is None):
-        raise ValueError(
-            "Either global_batch_size or batch_size is needed: the samples in a step, of all ranks or of each. "
-            f"Given are {global_batch_size} and {batch_size}."
-        )
-    name, size = ("batch_size", batch_size) if global_batch_size is None else ("global_batch_size", global_batch_size)
-    assert size is not None
-    if operator.index(size) < 1:
-        raise ValueError(f"{name}={size}: a step takes at least one sample.")
-    return size * ranks if name == "batch_size" else size
-
-
-def _checked(state: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[int, int, int, Step | None]:
-    if state.get("version") != VERSION:
-        raise ValueError(f"This is no state of this version of the sampler: version={state.get('version')!r}.")
-    for name, value in mine.items():
-        if state.get(name) != value:
-            raise ValueError(
-                f"The state was saved with {name}={state.get(name)!r}, and the sampler has {name}={value!r}: "
-                "its position would mean other samples. Make the sampler as it was."
-            )
-    numbers = tuple(state.get(name) for name in ("epoch", "cursor", "step"))
-    epoch, cursor, step = (number if type(number) is int and number >= 0 else -1 for number in numbers)
-    if min(epoch, cursor, step) < 0 or cursor > mine["length"]:
-        raise ValueError(f"This is no state of a sampler: epoch, cursor and step are {numbers!r}.")
-    previous = state.get("previous")
-    return epoch, cursor, step, None if previous is None else Step.of(previous)
+        self.sampler.set_epoch(epoch, start_index)
