@@ -184,11 +184,10 @@ class Stage:
         for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # a shell's background job ignores some
             if signal.getsignal(signum) is signal.SIG_IGN:
                 signal.signal(signum, signal.SIG_DFL)
-        environ = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTIC_", "SLURM_"))}
         process = subprocess.Popen(
             command,
             cwd=self.folder,
-            env={**environ, MARK: self.mark, **COLD, **(env or {})},
+            env=self.environment(env),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -199,6 +198,11 @@ class Stage:
         agent = Agent(process, self._changed)
         self.agents.append(agent)
         return agent
+
+    def environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
+        """What a launcher is started with: this process's variables without settings for it, the mark, and ``env``."""
+        environ = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTIC_", "SLURM_"))}
+        return {**environ, MARK: self.mark, **COLD, **(env or {})}
 
     def wait_until(self, happened: Callable[[], object], patience: float = PATIENCE) -> bool:
         """Wait until something that shows in the agents' output has happened; whether it did."""

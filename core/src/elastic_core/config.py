@@ -146,7 +146,7 @@ class RunConfig:
     signals: tuple[signal.Signals, ...] | None = None
     """On which the node leaves; None for ``SIGNALS``, except those that are ignored when it starts."""
     shutdown_timeout: float = SHUTDOWN_TIMEOUT
-    """How long workers of a healthy round get between SIGTERM and SIGKILL."""
+    """How long workers of a healthy round get between the first signal and SIGKILL."""
     failure_grace: float = 3.0
     """The same for a broken round, where they mostly hang in a collective."""
     preemption_grace: float = 0.0

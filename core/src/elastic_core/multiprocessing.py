@@ -246,7 +246,10 @@ class PContext:
         return self._result()
 
     def close(self, death_sig: int = signal.SIGTERM, timeout: float = 30) -> None:
-        """Stop what still runs (``death_sig``, then SIGKILL after ``timeout`` seconds), and give everything back."""
+        """Stop what still runs, and give everything back.
+
+        It gets ``death_sig``, SIGKILL after ``timeout`` seconds, and SIGTERM shortly before that.
+        """
         if self._closed:
             return
         if len(self._codes) + len(self._errors) < len(self._streams):  # those asked for, started or not

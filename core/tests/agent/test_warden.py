@@ -252,6 +252,21 @@ def test_a_stop_sends_the_signal_that_it_was_given(listener: Programs) -> None:
     assert listener.all_of(Signalled)[0].signum == signal.SIGINT
 
 
+def test_sigterm_follows_another_signal_before_the_grace_is_over(listener: Programs) -> None:
+    listener.started("sh", "-c", "trap '' INT TERM; echo $$; while :; do sleep 1000; done")
+    listener.warden.stop(grace=0.05, signum=signal.SIGINT)
+    listener.wait(Gone)
+    assert [event.signum for event in listener.all_of(Signalled)] == [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
+
+
+def test_a_second_stop_does_not_send_another_signal(listener: Programs) -> None:
+    listener.started("sh", "-c", "trap '' INT TERM; echo $$; while :; do sleep 1000; done")
+    for grace, signum in ((HUNDRED_YEARS, signal.SIGINT), (0.05, signal.SIGTERM)):
+        listener.warden.stop(grace=grace, signum=signum)
+    listener.wait(Gone)
+    assert [event.signum for event in listener.all_of(Signalled)] == [signal.SIGINT, signal.SIGKILL]
+
+
 def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(listener: Programs) -> None:
     """FAULTS 8."""
     pid, _ = listener.started(*STUBBORN)

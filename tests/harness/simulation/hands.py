@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -115,7 +116,7 @@ class Hands:
         step = gang.stepper.take()
         self.step = self.step if step is None else step
 
-    def stop(self, grace: float, *, broken: bool = False) -> None:
+    def stop(self, grace: float, *, broken: bool = False, signum: int = signal.SIGTERM) -> None:
         self._over = True
         self._asked += 1
         self._stop(grace)

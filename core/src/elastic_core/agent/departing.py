@@ -33,8 +33,8 @@ class Departing:
     kill: Callable[[], None]
     """End all workers at once."""
     say: Callable[[str, str], None]
-    signals: int = 0
-    """How many were received."""
+    received: int | None = None
+    """The first signal that was received, which the workers get, too."""
     _finishing: bool = field(default=False, init=False)
     """Whether the workers here were left to finish as others have."""
 
@@ -42,17 +42,17 @@ class Departing:
         """The agent received a signal; the second one ends everything at once."""
         if signum not in self.handled:
             return
-        self.signals += 1
-        if self.signals > 1:
+        if self.received is not None:
             self.say("signal", f"received {signal_name(signum)} again: killing the workers")
             self.kill()
             self.step(Leaving.signalled(signum, signal_name(signum)))
         else:
+            self.received = signum
             self._ask(Depart(signum))
 
     def on_drain(self, why: str) -> None:
         """Somebody wants this node to leave, for which there is no hurry."""
-        if self.signals == 0 and self.state().leaving is None:
+        if self.received is None and self.state().leaving is None:
             self._ask(Depart(signal.SIGTERM, why=why))
 
     def depart(self, order: Depart) -> None:

@@ -6,6 +6,7 @@ Imported by the warden process, so by few and cheap means.
 from __future__ import annotations
 
 import math
+import signal
 
 from elastic_core.agent.processes import Process
 
@@ -13,23 +14,29 @@ STUCK_AFTER = 15.0
 """Seconds after SIGKILL from which a process that is still there is reported (rule L3)."""
 
 
+TERM_SHARE, TERM_MOST = 0.2, 5.0
+"""The last part of a grace, and at most so many seconds, in which SIGTERM follows another signal."""
+
+
 class Ending:
     """A stop under way.
 
     Attributes:
-        signum: What the workers are asked with.
+        signum: What the workers are asked with: at first the signal that was asked for, at last SIGTERM.
         deadline: When asking ends and killing begins.
         serial: The agent's number of the stop to answer, if it asked for one.
         fenced: The dead-man's switch went off.
+        sigterm_at: When SIGTERM follows a signal that is another one.
         killed: What was sent SIGKILL and is still there, with the time of that; None until killing has begun.
         reported: Those of them that were reported as stuck.
     """
 
-    __slots__ = ("deadline", "fenced", "killed", "reported", "serial", "signum")
+    __slots__ = ("deadline", "fenced", "killed", "reported", "serial", "signum", "sigterm_at")
 
-    def __init__(self, signum: int, deadline: float, fenced: bool = False) -> None:
+    def __init__(self, signum: int, grace: float, now: float, fenced: bool = False) -> None:
         self.signum = signum
-        self.deadline = deadline
+        self.deadline = now + grace
+        self.sigterm_at = self.deadline - min(TERM_SHARE * grace, TERM_MOST)
         self.serial: int | None = None
         self.fenced = fenced
         self.killed: dict[Process, float] | None = None
@@ -38,9 +45,13 @@ class Ending:
     def due(self) -> float:
         """When there is something to do that no event announces."""
         if self.killed is None:
-            return self.deadline
+            return self.sigterm_at if self.sigterm_follows() else self.deadline
         waiting = [since for process, since in self.killed.items() if process not in self.reported]
         return min(waiting, default=math.inf) + STUCK_AFTER
+
+    def sigterm_follows(self) -> bool:
+        """Whether SIGTERM is still to be sent, after another signal; not if the deadline has come nearer than that."""
+        return self.killed is None and self.signum != signal.SIGTERM and self.sigterm_at < self.deadline
 
     def overdue(self, now: float) -> list[Process]:
         """Processes to report as stuck: each once."""

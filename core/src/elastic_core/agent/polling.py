@@ -9,6 +9,7 @@ that a rendezvous that takes an hour keeps nobody from leaving.
 from __future__ import annotations
 
 import itertools
+import signal
 import threading
 import uuid
 from contextlib import ExitStack
@@ -146,7 +147,8 @@ class PollingAgent:
         """When the handler first failed to say how many nodes wait; None while it does."""
         self._quiet_until = 0.0
         """Until when nodes that wait are left waiting."""
-        self._signals = 0
+        self._received: int | None = None
+        """The first signal that was received, which the workers get, too."""
         self._ending: Ending | None = None
         self.closed: Closed | None = None
         """The verdict on the job, as far as this node knows."""
@@ -294,14 +296,14 @@ class PollingAgent:
     def _on_signal(self, signum: int) -> None:
         if signum not in self._handled:
             return
-        self._signals += 1
         name = signal_name(signum)
-        if self._signals > 1:
+        if self._received is not None:
             self._say("signal", f"received {name} again: killing the workers")
             self._warden.wake()
             self._group.stop(0.0)
             self._inbox.at(self._clock.now() + WARDEN_PATIENCE, Overdue())
         else:
+            self._received = signum
             busy = self._state.work in (Work.RUNNING, Work.STOPPING)
             again = "; once more to kill the workers at once" if busy else ""
             self._say("signal", f"received {name}: leaving{again}")
@@ -391,11 +393,12 @@ class PollingAgent:
     def _stop(self, grace: Grace, why: str) -> None:
         planned = grace is Grace.PLANNED
         seconds = self._config.shutdown_timeout if planned else self._config.failure_grace
-        if planned and self._signals == 0:
+        if planned and self._received is None:
             self._plugins.stop_planned(self._round, seconds, why)
         if (reason := self._state.reason) is not None:
             self._publish(outcome.round_halted(Halt(round=self._round, reason=reason, why=why)))
-        self._group.stop(seconds)
+        signum = self._received if planned and self._received is not None else signal.SIGTERM
+        self._group.stop(seconds, signum=signum)
 
     def _judge(self, incident: Incident, restarts: int) -> None:
         """Ask the policies on a thread of their own: the handler's may be busy, and the loop never waits."""

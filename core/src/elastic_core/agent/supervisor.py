@@ -7,6 +7,7 @@ streams are the output's; so the loop itself never waits for anything but the ne
 
 from __future__ import annotations
 
+import signal
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
@@ -469,12 +470,14 @@ class Supervisor:
             self._step(Answered(notice, steps))
 
     def _stop(self, grace: Grace, why: str) -> None:
-        planned = grace is Grace.PLANNED and self._departing.signals == 0
+        received = self._departing.received
+        planned = grace is Grace.PLANNED and received is None
         seconds = self._config.shutdown_timeout if grace is Grace.PLANNED else self._config.failure_grace
         if planned:
             self._plugins.stop_planned(self._state.round, seconds, why)
         self._say("stopping", f"stopping the workers of round {self._state.round}: {why}", Level.DEBUG)
-        self._group.stop(seconds, broken=grace is Grace.BROKEN)
+        signum = received if received is not None and grace is Grace.PLANNED else signal.SIGTERM
+        self._group.stop(seconds, broken=grace is Grace.BROKEN, signum=signum)
 
     # What is said ----------------------------------------------------------------------------------------------------
 

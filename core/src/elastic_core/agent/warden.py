@@ -197,6 +197,7 @@ class Warden:
     def stop(self, *, grace: float, signum: int = signal.SIGTERM) -> None:
         """Stop all: ``signum`` to the workers' process groups, SIGKILL to whatever is left after ``grace`` seconds.
 
+        SIGTERM follows another ``signum`` in the last fifth of the grace, at most 5 s before its end.
         What outlives the last worker is killed at once, services apart. Gone will come, once for all stops under way,
         of which the earliest deadline holds.
         """

@@ -28,7 +28,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable
 
 if __name__ == "__main__":
     # Without site, where this file lies is the only way to the package. Last, so that it hides nothing.
@@ -269,6 +268,9 @@ class Warden:
         ending = self._ending
         if ending is None:
             return
+        if now >= ending.sigterm_at and ending.sigterm_follows():
+            ending.signum = signal.SIGTERM
+            self._ask_to_end(self._workers(), signal.SIGTERM)
         if not self._populated():
             self._ending = None
             if ending.fenced:
@@ -323,23 +325,26 @@ class Warden:
     def _stop(self, signum: int, grace: float, *, fenced: bool = False) -> Ending:
         """The one escalation: ask every worker's group; at the deadline, or once no worker is left, kill whatever is.
 
-        A stop that is under way goes on, with the nearer of the two deadlines.
+        A stop that is under way goes on, with the nearer of the two deadlines, and keeps its signal: a worker may be
+        saving its state.
         """
-        deadline = time.monotonic() + grace
+        now = time.monotonic()
         if self._ending is None:
-            self._ending = Ending(signum, deadline, fenced)
+            self._ending = Ending(signum, grace, now, fenced)
             for child in self._nursery.dismiss():
                 self._fail(child, BEING_STOPPED)
-            if grace > 0 and (workers := self._workers()):
-                self._ask_to_end(workers, signum)
-        self._ending.deadline, self._ending.fenced = min(self._ending.deadline, deadline), self._ending.fenced or fenced
+            if grace > 0:
+                self._ask_to_end(self._workers(), signum)
+        self._ending.deadline = min(self._ending.deadline, now + grace)
+        self._ending.fenced = self._ending.fenced or fenced
         return self._ending
 
-    def _ask_to_end(self, workers: Iterable[int], signum: int) -> None:
+    def _ask_to_end(self, workers: list[int], signum: int) -> None:
         for pid in workers:
             signal_group(pid, signum)
             signal_group(pid, signal.SIGCONT)  # a stopped process handles nothing
-        self._tell("signalled", signum=signum, pids=list(workers))
+        if workers:
+            self._tell("signalled", signum=signum, pids=workers)
 
     def _kill_all(self, ending: Ending, now: float) -> None:
         """SIGKILL to every descendant, until a look finds none that has not got it; each death brings another look."""

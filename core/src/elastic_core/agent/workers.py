@@ -259,8 +259,8 @@ class WorkerGroup:
         )
         return self._fail(0, incident)
 
-    def stop(self, grace: float, *, broken: bool = False) -> None:
-        """Stop them all, SIGKILL after ``grace`` seconds; the warden answers Gone.
+    def stop(self, grace: float, *, broken: bool = False, signum: int = signal.SIGTERM) -> None:
+        """Stop them all with ``signum``, SIGKILL after ``grace`` seconds; the warden answers Gone.
 
         A round that is ``broken`` is stopped for a failure, and its cause may be a worker here that is about to end.
         """
@@ -269,7 +269,7 @@ class WorkerGroup:
         self._over = True
         if self._recovery is None:
             self._recovery = Recovery(began=self.now(), detected=self.now())
-        self.warden.stop(grace=grace)
+        self.warden.stop(grace=grace, signum=signum)
 
     def decided(self) -> None:
         """There is a next round, and it is known here."""

@@ -164,7 +164,7 @@ FLAGS: Sequence[Flag] = (
         section=FAILURE,
         parse=values.seconds,
         metavar="SECONDS",
-        help="What workers get between SIGTERM and SIGKILL when the job is told to stop.  [default: 30]",
+        help="How long workers get to end when the job is told to stop, before SIGKILL.  [default: 30]",
     ),
     Flag(
         "--failure_grace",
@@ -190,7 +190,8 @@ FLAGS: Sequence[Flag] = (
         section=FAILURE,
         parse=values.signals,
         metavar="NAMES",
-        help="On which signals this node stops its workers and leaves.  On SIGQUIT, unless it is "
+        help="On which signals this node leaves. Its workers get the same signal, SIGTERM in the last fifth of "
+        "--shutdown_timeout, at most 5 s before its end, and SIGKILL then.  On SIGQUIT, unless it is "
         "named here, the agent writes its state to stderr and goes on.  [default: SIGTERM,SIGINT,SIGHUP, as far as "
         "they are not ignored]",
     ),

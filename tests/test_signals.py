@@ -1,0 +1,93 @@
+"""A signal that reaches the agent reaches its workers as itself."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from stage import WORKERS, Agent, Stage
+from terminal import Terminal
+
+SIGNALS = ["SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGTERM"]
+HANDLED = f"--signals_to_handle={','.join(SIGNALS)}"
+
+
+def received(agent: Agent) -> list[str]:
+    """What its workers got, in order."""
+    return [report["name"] for report in agent.reports("signal")]
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_workers_get_the_signal_that_the_agent_got(stage: Stage, name: str) -> None:
+    agent = stage.run("--standalone", "--nproc_per_node=2", HANDLED, WORKERS / "signalled.py")
+    agent.wait_for_report("started", count=2)
+    agent.signal(signal.Signals[name])
+    assert agent.exit_code() == 128 + signal.Signals[name]
+    assert received(agent) == [name, name]
+
+
+def test_sigterm_follows_before_the_grace_is_over(stage: Stage) -> None:
+    agent = stage.run("--standalone", "--shutdown_timeout=5", HANDLED, WORKERS / "signalled.py", "--stay")
+    agent.wait_for_report("started")
+    agent.signal(signal.SIGUSR1)
+    assert agent.exit_code() == 128 + signal.SIGUSR1
+    assert received(agent) == ["SIGUSR1", "SIGTERM"]
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGUSR1"])
+def test_only_the_workers_of_the_node_that_got_it_get_it(stage: Stage, file_rendezvous: list[str], name: str) -> None:
+    command = ["--nnodes=1:2", *file_rendezvous, HANDLED, WORKERS / "signalled.py"]
+    stays = stage.run(*command)
+    stays.wait_for("joining job")
+    leaves = stage.run(*command)
+    for agent in (stays, leaves):
+        agent.wait_for_report("started", world_size=2)
+    leaves.signal(signal.Signals[name])
+    assert leaves.exit_code() == 128 + signal.Signals[name]
+    stays.wait_for(r"1 worker\(s\) on 1 node\(s\) \(.* leaves\)")
+    assert received(leaves) == [name]
+    assert {*received(stays)} == {"SIGTERM"}
+
+
+def test_a_signal_reaches_workers_of_a_rendezvous_handler(stage: Stage) -> None:
+    pytest.importorskip("torch")
+    agent = stage.run("--rdzv_backend=torch-c10d", HANDLED, WORKERS / "signalled.py")
+    agent.wait_for_report("started")
+    agent.signal(signal.SIGINT)
+    assert agent.exit_code() == 128 + signal.SIGINT
+    assert received(agent) == ["SIGINT"]
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("warm", ["0", "1"])
+def test_ctrl_c_lets_a_worker_save_and_a_second_one_does_not(stage: Stage, again: bool, warm: str) -> None:
+    """On a real terminal, which sends SIGINT to all of its foreground: the agent, and none of the workers."""
+    hold = Path(stage.folder, "hold")
+    hold.touch()
+    command = [sys.executable, "-m", "elastic_core", "run", "--standalone", str(WORKERS / "interrupted.py")]
+    with Terminal(command, stage.folder, stage.environment({"PET_WARM_START": warm})) as terminal:
+        terminal.wait_for('"started"')
+        terminal.type(b"\x03")
+        terminal.wait_for('"saving"')
+        if again:
+            terminal.type(b"\x03")
+            terminal.wait_for("received SIGINT again")
+        else:
+            hold.unlink()
+            terminal.wait_for('"saved"')
+        assert terminal.exit_code() == 128 + signal.SIGINT
+        assert ('"saved"' in terminal.text) is not again
+        assert "Traceback" not in terminal.text
+
+
+def test_a_signal_that_was_ignored_at_the_start_is_not_forwarded(stage: Stage) -> None:
+    agent = stage.start(
+        ["nohup", sys.executable, "-m", "elastic_core", "run", "--standalone", str(WORKERS / "signalled.py")]
+    )
+    agent.wait_for_report("started")
+    agent.signal(signal.SIGHUP)
+    agent.signal(signal.SIGTERM)
+    assert agent.exit_code() == 128 + signal.SIGTERM
+    assert received(agent) == ["SIGTERM"]
