@@ -12,7 +12,7 @@ import pytest
 from elastic_core.agent.assignment import Assignment
 from elastic_core.defaults import EventLog, LogLineMetrics, MaxRestartsPolicy, PlainWorkerStart
 from elastic_core.environment import VARIABLES, Use
-from elastic_core.events import Event, Level
+from elastic_core.events import Event, Level, least_level
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
 from elastic_core.program import Program, ProgramKind
 
@@ -61,11 +61,11 @@ def test_failures_of_workers_spend_restarts_until_none_is_left(
     assert MaxRestartsPolicy().elastic_judge_failure(incident, history) == verdict
 
 
-def lines(*events: Event, verbose: bool = False) -> list[str]:
+def lines(*events: Event, least: Level = Level.INFO) -> list[str]:
     """What the observer writes, at 12:34:56."""
     stream = io.StringIO()
     noon = time.mktime((2024, 5, 17, 12, 34, 56, 0, 0, -1))
-    observer = LogLineMetrics(verbose=verbose, host="node0", stream=stream, clock=lambda: noon)
+    observer = LogLineMetrics(least=least, host="node0", stream=stream, clock=lambda: noon)
     for event in events:
         observer.elastic_observe(event)
     return stream.getvalue().splitlines()
@@ -79,10 +79,12 @@ def test_an_event_may_say_itself_which_node_it_is_of() -> None:
     assert lines(Event("e", "message", fields={"node": "node7"})) == ["[elastic] 12:34:56 node7: message"]
 
 
-@pytest.mark.parametrize(("verbose", "shown"), [(False, ["info", "warning"]), (True, ["debug", "info", "warning"])])
-def test_details_are_for_those_who_ask(verbose: bool, shown: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("least", "shown"), [(Level.INFO, ["info", "warning"]), (Level.DEBUG, ["debug", "info", "warning"])]
+)
+def test_details_are_for_those_who_ask(least: Level, shown: list[str]) -> None:
     events = [Event("e", level.name.lower(), level) for level in (Level.DEBUG, Level.INFO, Level.WARNING)]
-    assert [line.rpartition(" ")[2] for line in lines(*events, verbose=verbose)] == shown
+    assert [line.rpartition(" ")[2] for line in lines(*events, least=least)] == shown
 
 
 def test_foreign_text_can_neither_act_nor_pass_for_another_event() -> None:
@@ -191,3 +193,22 @@ def test_workers_do_not_ask_what_the_variable_names_and_the_run_switches_off() -
 def test_every_variable_of_the_contract_is_listed() -> None:
     listed = {variable.name for variable in VARIABLES if variable.use is not Use.READ}
     assert {*PlainWorkerStart({}).elastic_worker_environment(ASSIGNMENT)} <= listed
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        ("", None),
+        ("DEBUG", Level.DEBUG),
+        ("info", Level.INFO),
+        ("WARN", Level.WARNING),
+        ("CRITICAL", Level.ERROR),
+        ("NOTSET", Level.DEBUG),
+        ("30", Level.WARNING),
+        ("15", Level.INFO),
+        ("trace", None),
+        ("-1", None),
+    ],
+)
+def test_loglevel_names_the_least_level(text: str, level: Level | None) -> None:
+    assert least_level(text) is level

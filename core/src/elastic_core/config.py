@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastic_core.errors import UsageError
+from elastic_core.events import Level
 from elastic_core.program import Program
 
 if TYPE_CHECKING:
@@ -175,7 +176,8 @@ class RunConfig:
     """How often a foreign rendezvous handler is asked for newcomers."""
     plugins: tuple[str, ...] = ()
     no_plugins: tuple[str, ...] = ()
-    verbose: bool = False
+    least_level: Level = Level.INFO
+    """The least important level of event that people are shown."""
 
     def __post_init__(self) -> None:
         for name, least in (("nproc_per_node", 1), ("min_nodes", 1), ("max_nodes", 1), ("max_restarts", 0)):

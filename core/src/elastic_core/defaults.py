@@ -46,7 +46,7 @@ class LogLineMetrics:
     """Tell people: one line on stderr for each event, ``[elastic] 12:34:56 node0: a worker failed``.
 
     Args:
-        verbose: Show debug events too.
+        least: The least important level that is shown.
         host: Who speaks, where an event does not say it in a field ``node`` of its own.
         stream: Where to write.
         clock: Seconds since the epoch.
@@ -55,12 +55,12 @@ class LogLineMetrics:
     def __init__(
         self,
         *,
-        verbose: bool = False,
+        least: Level = Level.INFO,
         host: str | None = None,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._threshold = Level.DEBUG if verbose else Level.INFO
+        self._least = least
         self._host = socket.gethostname().partition(".")[0] if host is None else host
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
@@ -68,7 +68,7 @@ class LogLineMetrics:
     @hookimpl
     def elastic_observe(self, event: Event) -> None:
         """Write the event; lines after its first begin with ``|``, so that no text passes itself off as an event."""
-        if event.level < self._threshold:
+        if event.level < self._least:
             return
         at = time.strftime("%H:%M:%S", time.localtime(self._clock()))
         prefix = f"[elastic] {at} {printable(str(event.fields.get('node', self._host)))}: "

@@ -92,6 +92,22 @@ VARIABLES = (
         Use.READ,
         "What stands before a teed line, with ${role_name}, ${rank} and ${local_rank}; [rank${rank}]: by default.",
     ),
+    Variable("LOGLEVEL", Use.READ, "The least important events that the agent prints: DEBUG, INFO, WARNING or ERROR."),
+    Variable(
+        "TORCHELASTIC_ENABLE_FILE_TIMER",
+        Use.READ,
+        "1: processes whose torch.distributed.elastic.timer expires are ended.",
+    ),
+    Variable(
+        "TORCHELASTIC_TIMER_FILE",
+        Use.READ,
+        "The named pipe for those timers; workers find it in this variable. One is made where it is not set.",
+    ),
+    Variable(
+        "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT",
+        Use.READ,
+        "Seconds that a worker may wait in the kernel (state D) before its round ends; 0, no limit, by default.",
+    ),
     Variable(
         "CUDA_VISIBLE_DEVICES",
         Use.READ,

@@ -42,3 +42,14 @@ class Event:
     level: Level = Level.INFO
     fields: Mapping[str, Field] = field(default_factory=dict)
     at: float = field(default_factory=time.monotonic, compare=False)
+
+
+def least_level(text: str) -> Level | None:
+    """What ``LOGLEVEL`` names: the least important level that is shown, in the words or numbers of :mod:`logging`.
+
+    None where it names none: other programs read the same variable.
+    """
+    number = {"NOTSET": 0, "WARN": 30, "CRITICAL": 50, "FATAL": 50, **Level.__members__}.get(text.upper())
+    if number is None and text.isdecimal():
+        number = int(text)
+    return None if number is None else next((level for level in Level if level >= number), Level.ERROR)

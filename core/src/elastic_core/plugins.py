@@ -314,7 +314,7 @@ def core_plugins(config: RunConfig | None = None) -> dict[str, object]:
     """Core's own defaults, by name, as a run asks for them; all that always are there when there is no run."""
     plugins: dict[str, object] = {
         "max-restarts": defaults.MaxRestartsPolicy(),
-        "log-lines": defaults.LogLineMetrics(verbose=config is not None and config.verbose),
+        "log-lines": defaults.LogLineMetrics(least=Level.INFO if config is None else config.least_level),
         "plain-start": defaults.PlainWorkerStart(
             virtual_local_rank=config is not None and config.virtual_local_rank,
             plugins=() if config is None else [name for name in config.plugins if name not in config.no_plugins],

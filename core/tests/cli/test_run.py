@@ -16,7 +16,7 @@ from elastic_core.cli import run
 from elastic_core.cli.flags import Flags
 from elastic_core.config import RunConfig, Stream, StreamMap, Timing
 from elastic_core.errors import PluginError, RendezvousConnectionError, UsageError
-from elastic_core.events import Event
+from elastic_core.events import Event, Level
 from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.plugins import Plugins
 from elastic_core.program import Program, ProgramKind
@@ -79,7 +79,7 @@ def test_every_flag_reaches_the_config() -> None:
         redirects=StreamMap(default=Stream.ALL),
         plugins=("mine",),
         no_plugins=("theirs",),
-        verbose=True,
+        least_level=Level.DEBUG,
     )
 
 

@@ -5,10 +5,11 @@ Both loops, ``supervisor.py`` and ``polling.py``, get theirs from :func:`hands`,
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from elastic_core.agent.scratch import marked
 from elastic_core.agent.vault import Vault
 from elastic_core.agent.warden import CLOSING, Warden
 from elastic_core.agent.warden_events import WardenEvent
+from elastic_core.agent.watchdog import Watchdog, kernel_limit, pipe_path
 from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config import SIGNALS, RunConfig, Stream
 from elastic_core.events import Event, Level
@@ -103,6 +105,11 @@ def hands(
         group = WorkerGroup(
             config, plugins, warden, output, reports, info, run_uid, directory, publish, cpus, warm, temporary
         )
+        pipe, limit = pipe_path(os.environ, directory), kernel_limit(os.environ)
+        if pipe is not None or limit is not None:
+            group.watchdog = stack.enter_context(closing(Watchdog(pipe, limit, inbox.at, warden.pid)))
+            if pipe is not None:
+                inbox.watch(group.watchdog, group.watchdog.receive)
         stack.callback(warden.close, CLOSING)  # the workers before their output, whatever went wrong
         yield Hands(inbox, signals, warden, group, reports.vault)
 

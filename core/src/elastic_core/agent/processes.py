@@ -154,6 +154,12 @@ def waits_in(pid: int) -> str:
     return _read(pid, "wchan").strip("0\n")
 
 
+def state_of(pid: int) -> str:
+    """A process's state, one letter as in proc(5); '' where there is no such process."""
+    line = _read(pid, "stat")
+    return line[line.rfind(")") + 2 :][:1]
+
+
 def _all() -> dict[int, tuple[int, int, bool]]:
     """Every process of this host, as :func:`_stat` tells of it."""
     pids = [int(name) for name in _with_a_descriptor(lambda: os.listdir("/proc")) if name.isdigit()]

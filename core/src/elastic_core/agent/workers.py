@@ -22,6 +22,7 @@ from elastic_core.agent.assignment import Assignment
 from elastic_core.agent.error_files import last_exception_line, read_error_file
 from elastic_core.agent.outcome import worker_lingers
 from elastic_core.agent.output import Output, WorkerStreams
+from elastic_core.agent.processes import waits_in
 from elastic_core.agent.recovery import Recovery, initialized, recovered
 from elastic_core.agent.reports import (
     Failed,
@@ -46,6 +47,7 @@ from elastic_core.agent.warden_events import (
     Stuck,
     WardenEvent,
 )
+from elastic_core.agent.watchdog import StatesDue, Timer, TimersDue, Watchdog, WatchdogEvent
 from elastic_core.config import RunConfig
 from elastic_core.environment import inheritable
 from elastic_core.errors import ElasticError
@@ -112,6 +114,8 @@ class WorkerGroup:
     """Whether the warden's template is to fork them."""
     temporary: bool = False
     """Whether ``directory`` is removed at the end, since nobody asked for logs."""
+    watchdog: Watchdog | None = None
+    """Where somebody asked for one."""
     now: Callable[[], float] = time.monotonic
     started_at: float = 0.0
     _tags: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
@@ -130,6 +134,8 @@ class WorkerGroup:
     """Whether the round is being stopped for a failure, and what is known of that follows from a peer's loss."""
     _killed: set[int] = field(default_factory=set)
     """The processes that the warden has sent SIGKILL."""
+    _expired: dict[int, Timer] = field(default_factory=dict)
+    """The timers for which processes of this round were sent a signal, by process."""
     _raised: dict[int, str] = field(default_factory=dict)
     """The exception of each local worker that had not ended when the stop began, by tag."""
     _directory_of: int = 0
@@ -139,6 +145,7 @@ class WorkerGroup:
         """Start every local rank of a round. What fails comes back later, as an event."""
         self.started_at, self._over, self._cause_wanted = self.now(), False, False
         self._killed.clear()
+        self._expired.clear()
         self._raised.clear()
         self._recovered, self._initialized = None, False
         self._workers.clear()
@@ -177,8 +184,8 @@ class WorkerGroup:
         """Whether every local rank has been started and none has ended."""
         return bool(self._workers) and all(w.pid is not None and w.exit_code is None for w in self._workers.values())
 
-    def handle(self, event: WardenEvent | Report) -> NodeEvent | None:
-        """Note what the warden or a worker says; the node event that it amounts to, if any."""
+    def handle(self, event: WardenEvent | Report | WatchdogEvent) -> NodeEvent | None:
+        """Note what the warden, a worker or the watchdog says; the node event that it amounts to, if any."""
         match event:
             case Spawned(tag, pid) if worker := self._workers.get(tag):
                 worker.pid = pid
@@ -227,6 +234,11 @@ class WorkerGroup:
                 name, who = signal_name(signum), ", ".join(map(str, pids))
                 level = Level.DEBUG if signum == 15 else Level.INFO
                 self.publish(Event("workers_signalled", f"sent {name} to {who}", level, {"signal": name, "pids": who}))
+            case TimersDue() if self.watchdog is not None:
+                for timer in self.watchdog.expired():
+                    self._end_for(timer)
+            case StatesDue() if self.watchdog is not None:
+                return self._fail_stuck(self.watchdog)
             case Stuck(pid, name, wchan):
                 message = (
                     f"process {pid} ({name}) does not die: it waits in the kernel, in {wchan or 'an unknown place'}"
@@ -330,6 +342,28 @@ class WorkerGroup:
             self._want_cause()
         return self._told(incident)
 
+    def _end_for(self, timer: Timer) -> None:
+        """Send a process the signal that its expired timer names."""
+        name = signal_name(timer.signum) if timer.signum else "no signal"
+        message = f"the timer {timer.scope[:200]!r} of process {timer.pid} has expired: it is sent {name}"
+        fields: dict[str, Field] = {"pid": timer.pid, "scope": timer.scope[:200], "signal": timer.signum}
+        self.publish(Event("timer_expired", message, Level.WARNING, fields))
+        if timer.signum:
+            self._expired[timer.pid] = timer
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(timer.pid, timer.signum)
+
+    def _fail_stuck(self, watchdog: Watchdog) -> WorkerFailed | None:
+        """Fail the round for a worker that has waited in the kernel for too long; SIGKILL does not reach it there."""
+        living = {worker.pid: tag for tag, worker in self._workers.items() if worker.pid and worker.exit_code is None}
+        for pid, seconds in watchdog.stuck(living).items():
+            tag = living[pid]
+            message = f"has waited in the kernel, in {waits_in(pid) or 'an unknown place'}, for {seconds:.0f} s"
+            failure = self._fail(tag, self._incident(self._workers[tag], IncidentKind.WORKER_FAILED, message=message))
+            if failure is not None:
+                return failure
+        return None
+
     def _want_cause(self) -> None:
         """From now on, look for a failure here that does not follow from a peer's loss."""
         self._cause_wanted = True
@@ -362,6 +396,9 @@ class WorkerGroup:
     def _died(self, worker: Worker, exit_code: int) -> Incident:
         tail = worker.streams.tail()
         message, detail = self._exception(worker)
+        if worker.pid is not None and (timer := self._expired.get(worker.pid)) and exit_code == -timer.signum:
+            message = f"was sent {signal_name(timer.signum)} because its timer {timer.scope[:200]!r} expired"
+            return self._incident(worker, IncidentKind.WORKER_FAILED, message=message, detail=detail)
         young = self.now() - self.started_at < OPENS_STORE_WITHIN
         port = re.compile(rf"\b{worker.assignment.master_port}\b")
         taken = worker.assignment.rank == 0 and young and any(map(port.search, _lines_about_use(message, tail)))
@@ -437,7 +474,9 @@ class WorkerGroup:
         ]
 
     def _environment(self, assignment: Assignment) -> Mapping[str, str]:
-        return {**inheritable(os.environ), **self.plugins.worker_environment(self.config.program, assignment)}
+        told = {} if self.watchdog is None else self.watchdog.environment
+        environment = self.plugins.worker_environment(self.config.program, assignment)
+        return {**inheritable(os.environ), **told, **environment}
 
 
 def _lines_about_use(*texts: str) -> list[str]:

@@ -20,6 +20,7 @@ from elastic_core.conf import LOCAL, check_reach, parse, scheduler_uid, settle
 from elastic_core.config import DEFAULT_ID, LINE_PREFIX, MONITOR_INTERVAL, SHUTDOWN_TIMEOUT, RunConfig
 from elastic_core.environment import flag_variable
 from elastic_core.errors import ElasticError, PluginError, UsageError
+from elastic_core.events import Level, least_level
 
 if TYPE_CHECKING:
     from elastic_core.agent.warden import Warden
@@ -190,7 +191,7 @@ def configure(
         monitor_interval=MONITOR_INTERVAL if flags.monitor_interval is None else flags.monitor_interval,
         plugins=plugins_named(flags, environ),
         no_plugins=flags.no_plugin,
-        verbose=flags.verbose,
+        least_level=Level.DEBUG if flags.verbose else least_level(environ.get("LOGLEVEL", "")) or Level.INFO,
     )
 
 

@@ -1,0 +1,273 @@
+"""The two limits by which torch's agent ends a worker that hangs, both asked for by environment variables.
+
+``TORCHELASTIC_ENABLE_FILE_TIMER=1``: workers set timers with ``torch.distributed.elastic.timer`` and a
+``FileTimerClient``. It writes one JSON object per line into the named pipe ``TORCHELASTIC_TIMER_FILE``, which the agent
+makes. A process whose timer expires is sent the signal that the timer names.
+
+``TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT``: seconds that a worker may wait in the kernel, where no signal reaches it
+(state D of proc(5)): for a dead network file system or a broken device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from elastic_core.agent.processes import descendants, state_of
+from elastic_core.errors import UsageError
+
+ENABLE, PIPE, KERNEL_LIMIT = (
+    "TORCHELASTIC_ENABLE_FILE_TIMER",
+    "TORCHELASTIC_TIMER_FILE",
+    "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT",
+)
+LOOK_INTERVAL = 1.0
+"""Seconds between two looks at the states of workers."""
+TIMERS_MAX = 4096
+"""Timers that are kept. Beyond that, those of processes that have ended are dropped, and then new ones."""
+READ_MAX = 65536
+"""Bytes that are read at once, the capacity of a pipe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """One that is set. ``at``: when it expires, by the monotonic clock. ``signum``: 0 to send no signal."""
+
+    pid: int
+    scope: str
+    at: float
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimersDue:
+    """A timer may have expired."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatesDue:
+    """It is time to look at the states of workers."""
+
+
+WatchdogEvent: TypeAlias = "TimersDue | StatesDue"
+
+
+class Timers:
+    """The timers that are set, by process and scope: a newer one replaces an older one."""
+
+    def __init__(self) -> None:
+        self._timers: dict[tuple[int, str], Timer] = {}
+
+    def __len__(self) -> int:
+        return len(self._timers)
+
+    def take(self, line: bytes, now: float, time_of_day: float) -> Timer | None:
+        """Set or release what one line of the pipe says; the timer, if it sets one.
+
+        Args:
+            line: JSON with ``pid``, ``scope_id``, ``expiration_time`` (seconds since the epoch, negative to release)
+                and ``signal``.
+            now: This instant, by the monotonic clock.
+            time_of_day: This instant, in seconds since the epoch.
+
+        Raises:
+            ValueError: It is no such line.
+        """
+        match json.loads(line):
+            case {
+                "pid": int(pid),
+                "scope_id": str(scope),
+                "expiration_time": float() | int() as at,
+                "signal": int(sig),
+            }:
+                if pid <= 0 or not math.isfinite(at) or sig >= signal.NSIG:
+                    raise ValueError(f"pid {pid}, expiration_time {at} or signal {sig} is out of range")
+                if at < 0:
+                    self._timers.pop((pid, scope), None)
+                    return None
+                timer = Timer(pid, scope, now + at - time_of_day, max(0, sig))
+                self._timers[pid, scope] = timer
+                return timer
+        raise ValueError("it lacks pid, scope_id, expiration_time or signal")
+
+    def drop(self, pids: Iterable[int]) -> None:
+        """Forget the timers of processes."""
+        gone = set(pids)
+        self._timers = {key: timer for key, timer in self._timers.items() if timer.pid not in gone}
+
+    def expired(self, now: float) -> list[Timer]:
+        """Remove and return the timers that have expired: of each process the first, with all others of it removed."""
+        first: dict[int, Timer] = {}
+        for timer in sorted(self._timers.values(), key=lambda timer: (timer.signum == 0, timer.at)):
+            if timer.at <= now:
+                first.setdefault(timer.pid, timer)
+        self.drop(first)
+        return list(first.values())
+
+    def next_at(self) -> float | None:
+        """When the next one expires."""
+        return min((timer.at for timer in self._timers.values()), default=None)
+
+    def pids(self) -> set[int]:
+        """The processes that have set one."""
+        return {timer.pid for timer in self._timers.values()}
+
+
+class Watchdog:
+    """Reads the workers' timers, and says when to look at what.
+
+    Args:
+        path: The named pipe; None where nobody asked for timers. It is made here.
+        kernel_limit: Seconds that a worker may wait in the kernel; None for no limit.
+        later: Delivers an event to the agent's loop at an instant of the monotonic clock.
+        warden: The process whose descendants may set timers.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        kernel_limit: float | None,
+        later: Callable[[float, WatchdogEvent], None],
+        warden: int,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kernel_limit, self._later, self._warden, self._now = kernel_limit, later, warden, now
+        self._path, self._pipe = path, None if path is None else _open(path)
+        self._timers = Timers()
+        self._part = b""
+        self._wakes_at = math.inf
+        self._waits_since: dict[int, float] = {}
+        self.ignored = 0
+        """Lines that were none."""
+        if kernel_limit is not None:
+            later(now() + LOOK_INTERVAL, StatesDue())
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What workers are told."""
+        return {} if self._path is None else {PIPE: str(self._path)}
+
+    def fileno(self) -> int:
+        """The pipe."""
+        assert self._pipe is not None
+        return self._pipe
+
+    def receive(self) -> Iterator[WatchdogEvent]:
+        """Take in what workers have written."""
+        assert self._pipe is not None
+        with contextlib.suppress(BlockingIOError):
+            *lines, self._part = (self._part + os.read(self._pipe, READ_MAX)).split(b"\n")
+            self._part = self._part[-READ_MAX:]
+            for line in lines:
+                self._take(line)
+            self._plan()
+        return iter(())
+
+    def expired(self) -> list[Timer]:
+        """The timers that have expired, whose processes are to be sent their signals."""
+        self._wakes_at = math.inf
+        found = self._timers.expired(self._now())
+        self._plan()
+        if not found:
+            return []
+        ours = {pid for pid, _ in descendants(self._warden)}
+        return [timer for timer in found if timer.pid in ours]
+
+    def stuck(self, pids: Iterable[int]) -> dict[int, float]:
+        """Which of these processes have waited in the kernel for too long, and for how many seconds."""
+        if self._kernel_limit is None:
+            return {}
+        now = self._now()
+        waiting = [pid for pid in pids if state_of(pid) == "D"]
+        self._waits_since = {pid: self._waits_since.get(pid, now) for pid in waiting}
+        self._later(now + LOOK_INTERVAL, StatesDue())
+        return {pid: now - since for pid, since in self._waits_since.items() if now - since >= self._kernel_limit}
+
+    def close(self) -> None:
+        """Remove the pipe."""
+        if self._pipe is not None and self._path is not None:
+            os.close(self._pipe)
+            self._path.unlink(missing_ok=True)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            timer = self._timers.take(line, self._now(), time.time())
+        except (ValueError, RecursionError):
+            self.ignored += 1
+            return
+        if timer is not None and len(self._timers) > TIMERS_MAX:
+            self._timers.drop(pid for pid in self._timers.pids() if not state_of(pid))
+            if len(self._timers) > TIMERS_MAX:
+                self._timers.drop([timer.pid])
+
+    def _plan(self) -> None:
+        """Have the loop woken when the next timer expires, once for each instant."""
+        at = self._timers.next_at()
+        if at is not None and at < self._wakes_at:
+            self._wakes_at = at
+            self._later(at, TimersDue())
+
+
+def kernel_limit(environ: Mapping[str, str]) -> float | None:
+    """Seconds that a worker may wait in the kernel; None where the variable is not set, or not positive.
+
+    Raises:
+        UsageError: It is no number.
+    """
+    if not (text := environ.get(KERNEL_LIMIT, "")):
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if math.isnan(seconds):
+        raise UsageError(
+            f"{KERNEL_LIMIT}={text} is no number of seconds.", hint="Unset it, or set it to 0, for no limit."
+        )
+    return seconds if seconds > 0 else None
+
+
+def pipe_path(environ: Mapping[str, str], directory: Path) -> Path | None:
+    """Where workers' timers are read; None where nobody asked for them."""
+    if environ.get(ENABLE) != "1":
+        return None
+    return Path(environ.get(PIPE) or directory / "timers")
+
+
+def _open(path: Path) -> int:
+    """Make the pipe and open it, in place of one that nobody reads any more.
+
+    It is opened for writing too, or there would be an end-of-file after each client.
+
+    Raises:
+        UsageError: Something else is there, somebody reads it, or it cannot be made.
+    """
+    try:
+        if path.exists():
+            _check_abandoned(path)
+            path.unlink()
+        os.mkfifo(path, 0o600)
+        return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as exc:
+        raise UsageError(
+            f"{PIPE}={path} cannot be made: {exc.strerror}.", hint=f"Unset {PIPE}, and a place is chosen."
+        ) from exc
+
+
+def _check_abandoned(path: Path) -> None:
+    if not stat.S_ISFIFO(path.stat().st_mode):
+        raise UsageError(f"{PIPE}={path} is not a named pipe.", hint="Name a path that does not exist, or unset it.")
+    with contextlib.suppress(OSError):  # ENXIO: nobody reads it
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        raise UsageError(
+            f"{PIPE}={path} is read by another agent.", hint="Name another path for each agent, or unset it."
+        )
