@@ -5,10 +5,15 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
+from etcd_servers import running
+from redis_servers import redis_server
 
 from elastic_core.errors import RendezvousConnectionError
+from elastic_rdzv_c10d import other_stores
+from elastic_rdzv_c10d.client import StoreClient
 from elastic_rdzv_c10d.endpoint import Address, Endpoint, Site
 from elastic_rdzv_c10d.search import SOON, Patience, Search, resolve
 
@@ -106,6 +111,50 @@ def test_silence_to_the_end_is_an_error_that_does_not_speak_of_listening(silent:
     with pytest.raises(RendezvousConnectionError, match=r"Nobody answers at .*, after 0\.2 s: timed out"):
         search(clock.patience(0.2), silent).reach()
     assert not clock.said, "the error says it"
+
+
+@pytest.mark.parametrize(
+    ("answer", "backend"),
+    [
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 45\r\n\r\n" + b'{"etcdserver":"3.4.23","etcdcluster":"3.4.0"}', "etcd"),
+        (b"-ERR wrong number of arguments for 'get' command\r\n", "redis"),
+        (b"-NOAUTH Authentication required.\r\n", "redis"),
+        (b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n", None),
+        (b"-----BEGIN", None),
+        (b"", None),
+    ],
+)
+def test_etcd_and_redis_are_told_by_their_answers(answer: bytes, backend: str | None) -> None:
+    assert other_stores.backend_of(answer) == backend
+
+
+@pytest.mark.parametrize("backend", ["redis", "etcd"])
+def test_a_server_that_has_a_backend_of_its_own_is_named_and_not_waited_for(tmp_path: Path, backend: str) -> None:
+    serving = redis_server(tmp_path / "server") if backend == "redis" else running(tmp_path / "server")
+    with serving as server:
+        host, _, port = server.endpoint.rpartition(":")
+        at = Address(socket.AF_INET, host, int(port))
+        clock = Clock()
+        searching = search(clock.patience(600.0), at)
+        assert searching.reach() == at
+        with pytest.raises(RendezvousConnectionError, match=f"answers at node1:{port}") as refusal:
+            StoreClient(at, 600.0, 600.0, searching.waiting)
+        assert refusal.value.hint == f"Add --rdzv_backend={backend}, and name the server by --rdzv_endpoint."
+        assert not clock.said
+
+
+@pytest.mark.parametrize(("port", "backend"), [(2379, "etcd"), (6379, "redis")])
+def test_who_waits_at_the_port_of_another_store_is_told_of_its_backend(port: int, backend: str) -> None:
+    clock = Clock()
+    refusing = Address(socket.AF_INET, "127.0.0.1", 1)
+    searching = Search(Endpoint("node1", port), Site([refusing]), clock.patience(10.0))
+    with pytest.raises(RendezvousConnectionError) as refusal:
+        searching.reach()
+    assert refusal.value.hint is not None
+    for said in (refusal.value.hint, *clock.said):
+        assert f"Port {port} is usually" in said
+        assert f"add --rdzv_backend={backend}." in said
+    assert len(clock.said) == 1
 
 
 def test_of_several_addresses_the_most_hopeful_counts(port: int) -> None:

@@ -27,7 +27,7 @@ from elastic_rdzv_c10d.endpoint import Address, calls, knock
 from elastic_rdzv_c10d.quiet_torch import DistNetworkError, DistStoreError, TCPStore
 from elastic_rdzv_c10d.records import UNWRITTEN, number
 
-LEAST_PATIENCE = 15.0
+LEAST_PATIENCE = 8.0
 """Seconds that a handshake gets at least: TCPStore looks up its peer's name, and a resolver may drop that for 5 s."""
 KNOCK_AGAIN = 1.0
 """Seconds until the second look whether anybody still listens, while TCPStore, which never gives up early, connects.
@@ -72,7 +72,7 @@ class StoreClient:
         address: Where the store is.
         read_timeout: Seconds that one answer may take.
         patience: Seconds that connecting may take; as long as an answer when None.
-        waiting: Called again and again while somebody takes the connection and does not answer.
+        waiting: Called again and again while somebody takes the connection and does not answer; may raise.
 
     Raises:
         RendezvousConnectionError: Nobody listens there, or not as a TCPStore.

@@ -25,8 +25,11 @@ _BACKLOG = 4096
 """Agents that may knock while the host's agent still imports torch; the kernel has a limit of its own (somaxconn)."""
 _KNOCK = 5.0
 """Seconds that one attempt to connect may take."""
+_ANSWER = 1024
+"""Bytes of an answer that are read."""
 _CALLS = 29
-"""Bytes that one reads at least, of a socket that is never read: the mark by which others know it."""
+"""Bytes that one reads at least: the mark by which others know a socket that is no connection to a store. Answers that
+``other_stores`` knows are longer."""
 _TOWARDS_ALL = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Addresses that are reserved for documentation (RFC 5737, RFC 3849); nothing is ever sent there."""
 
@@ -162,14 +165,27 @@ def knock(address: Address) -> None:
         ) from exc
 
 
-def call(address: Address, seconds: float) -> None:
-    """Connect, which may take so many seconds, and hang up; an OSError where that fails."""
+def call(address: Address, seconds: float, request: bytes = b"") -> bytes:
+    """Connect and hang up; with a request, send it first, and return the beginning of the answer.
+
+    Args:
+        address: Where.
+        seconds: How long to connect, and how long to wait for the answer.
+        request: What to send; b"" for nothing.
+
+    Raises:
+        OSError: Nobody takes the connection, or nobody answers in time.
+    """
     told = address.host, address.port, address.family, socket.SOCK_STREAM
     [(*_, at), *_] = socket.getaddrinfo(*told, flags=socket.AI_NUMERICHOST)  # which knows what a %scope is
     with socket.socket(address.family, socket.SOCK_STREAM) as caller:
         caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _CALLS)
         caller.settimeout(seconds)
         caller.connect(at)
+        if not request:
+            return b""
+        caller.sendall(request)
+        return caller.recv(_ANSWER)
 
 
 def calls(connection: socket.socket) -> bool:

@@ -16,11 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from elastic_core.errors import RendezvousConnectionError
+from elastic_rdzv_c10d import other_stores
 from elastic_rdzv_c10d.endpoint import Address, Endpoint, Site, call
 
 SOON = 1.5
 """Seconds after which people are told what an agent waits for that has not connected yet."""
 _RETRY_FIRST, _RETRY_MOST = 0.1, 2.0
+_ANSWER = 0.5
+"""Seconds for the answer of a server that is no agent's."""
 _KNOCK = 5.0
 """Seconds that one attempt to connect may take, later on."""
 _OWN = frozenset(
@@ -159,11 +162,27 @@ class Search:
         return self._found
 
     def waiting(self) -> None:
-        """Tell people that somebody listens, and does not answer as a store would."""
-        self.patience.tell(
+        """Tell people that somebody listens, and does not answer as a store would.
+
+        Raises:
+            RendezvousConnectionError: It answers as etcd or Redis.
+        """
+        if (backend := self._other_backend()) is not None:
+            raise RendezvousConnectionError(
+                f"{other_stores.describe(backend)} answers at {self._where()}, and no store of an agent's.",
+                hint=f"Add --rdzv_backend={backend}, and name the server by --rdzv_endpoint.",
+            )
+        self._say(
             f"somebody takes connections at {self._where()}, but no store answers there yet; waiting for it "
             f"for up to {self.patience.left():.0f} s. If no agent is starting there, choose another port"
         )
+
+    def _other_backend(self) -> str | None:
+        assert self._found is not None
+        try:
+            return other_stores.backend_of(call(self._found, _ANSWER, other_stores.REQUEST))
+        except OSError:  # it says nothing, or has gone; the dialling goes on
+            return None
 
     def _knock(self, seconds: float) -> OSError | None:
         """Try each address once; the most hopeful failure, None where somebody listens."""
@@ -182,17 +201,21 @@ class Search:
     def _tell(self, met: _Met, failure: OSError) -> None:
         left = f"for up to {self.patience.left():.0f} s"
         if met is _Met.NOBODY:
-            self.patience.tell(f"no agent hosts the store at {self._where()} yet; waiting for it {left}")
+            self._say(f"no agent hosts the store at {self._where()} yet; waiting for it {left}")
         else:
-            self.patience.tell(
+            self._say(
                 f"{self._where()} does not answer ({_why(failure)}); trying again {left}, since that host may be on "
                 "its way up. If it is up, check the address, the routes and the firewalls in between",
                 at_once=True,
             )
 
+    def _say(self, message: str, *, at_once: bool = False) -> None:
+        at_port = other_stores.advice(self.endpoint.port).rstrip(".")
+        self.patience.tell(f"{message}.{at_port}" if at_port else message, at_once=at_once)
+
     def _refusal(self, failure: OSError) -> RendezvousConnectionError:
         where, why, after = self._where(), _why(failure), f"after {self.patience.seconds:g} s"
-        met = _Met.of(failure)
+        met, at_port = _Met.of(failure), other_stores.advice(self.endpoint.port)
         if met is _Met.NO_WAY:
             return RendezvousConnectionError(
                 f"There is no way from this host to {where}: {why}.",
@@ -201,12 +224,12 @@ class Search:
         if met is _Met.SILENCE:
             return RendezvousConnectionError(
                 f"Nobody answers at {where}, {after}: {why}.",
-                hint="Start that host, or check the address, the routes and the firewalls in between.",
+                hint="Start that host, or check the address, the routes and the firewalls in between." + at_port,
             )
         return RendezvousConnectionError(
             f"Nobody listens at {where}, {after}: {why}.",
             hint="Start the agent on that host, or check the address and the firewall. An agent that cannot know "
-            "that the address is its own, behind a NAT for example, needs --rdzv_conf is_host=true.",
+            "that the address is its own, behind a NAT for example, needs --rdzv_conf is_host=true." + at_port,
         )
 
     def _where(self) -> str:
