@@ -23,7 +23,7 @@ SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-DISTRIBUTIONS := core plugins/c10d plugins/etcd plugins/metrics plugins/redis plugins/torch examples/plugin examples/checkpointing
+DISTRIBUTIONS := core plugins/c10d plugins/etcd plugins/metrics plugins/redis plugins/torch plugins/torchrun examples/plugin examples/checkpointing
 ARGS ?=
 SEEDS ?= 100
 # Many tests wait more than they work.

@@ -25,7 +25,9 @@ CATALOGUE = Catalogue(
 )
 
 
-NOT_INSTALLED = ", ".join(f"{name} ({distribution})" for (_, name), distribution in BROUGHT_BY.items())
+NOT_INSTALLED = ", ".join(
+    f"{name} ({distribution})" for (group, name), distribution in BROUGHT_BY.items() if group is Group.RENDEZVOUS
+)
 
 
 def test_what_is_installed_is_read_from_entry_points() -> None:
@@ -46,7 +48,7 @@ def test_a_name_is_looked_for_in_the_groups_in_order() -> None:
             "c10d",
             [Group.RENDEZVOUS],
             "The rendezvous backend 'c10d' is not installed.",
-            "Install the distribution elastic-rdzv-c10d, which brings it.",
+            "Install the distribution that brings it: pip install elastic-rdzv-c10d",
             id="known, not installed",
         ),
         pytest.param(

@@ -61,6 +61,7 @@ BROUGHT_BY: Mapping[tuple[Group, str], str] = {
     (Group.RENDEZVOUS, "redis"): "elastic-rdzv-redis",
     (Group.RENDEZVOUS, "etcd"): "elastic-rdzv-etcd",
     (Group.RENDEZVOUS, "etcd-v2"): "elastic-rdzv-etcd",
+    (Group.COMMANDS, "exec"): "elastic-torchrun",
 }
 """Plugins that exist although they may not be installed here, and the distribution that brings each."""
 
@@ -128,7 +129,7 @@ class Catalogue:
             if distribution := BROUGHT_BY.get((group, name)):
                 return PluginError(
                     f"The {noun} {name!r} is not installed.",
-                    hint=f"Install the distribution {distribution}, which brings it.",
+                    hint=f"Install the distribution that brings it: pip install {distribution}",
                 )
         installed = self.names(*groups)
         others = {

@@ -147,7 +147,7 @@ def launch(config: RunConfig, entrypoint: Callable[..., Any] | str, args: tuple[
         )
     if isinstance(entrypoint, str):
         program = Program(ProgramKind.EXECUTABLE, shutil.which(entrypoint) or entrypoint, tuple(map(str, args)))
-        _run(replace(config, program=program))
+        run_program(replace(config, program=program))
         return {}
     from elastic_core.agent.scratch import remove_abandoned
 
@@ -155,7 +155,9 @@ def launch(config: RunConfig, entrypoint: Callable[..., Any] | str, args: tuple[
     directory = Path(tempfile.mkdtemp(prefix="elastic_call_"))
     try:
         calls.write(calls.Call(entrypoint, args), directory)
-        _run(replace(config, program=Program(ProgramKind.FUNCTION, str(directory), function=_name_of(entrypoint))))
+        run_program(
+            replace(config, program=Program(ProgramKind.FUNCTION, str(directory), function=_name_of(entrypoint)))
+        )
         return calls.results(directory)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -209,7 +211,12 @@ def configure(config: LaunchConfig) -> RunConfig:
     )
 
 
-def _run(config: RunConfig) -> None:
+def run_program(config: RunConfig) -> None:
+    """Run a job of ``config.program`` with this process as one of its agents, on the main thread.
+
+    Raises:
+        ChildFailedError, KeyboardInterrupt, SignalException, ElasticError: As for :class:`elastic_launch`.
+    """
     from elastic_core.agent import start
 
     loaded = plugins.load(config)

@@ -9,6 +9,7 @@ import pytest
 from elastic_core import __version__
 from elastic_core.cli.commands import Elastic
 from elastic_core.cli.render import run
+from elastic_core.discovery import Catalogue
 
 COMMAND = """
     import click
@@ -42,6 +43,17 @@ def test_a_plugins_command_is_imported_when_it_is_called(install: Install, capsy
     assert places == sorted(places)
     assert elastic("greet") == 0
     assert capsys.readouterr().out == "hello\n"
+
+
+def test_a_command_that_is_not_installed_says_what_brings_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Catalogue, "read", lambda: Catalogue([]))
+    assert elastic("exec") == 2
+    assert capsys.readouterr().err == (
+        "elastic: error: The command 'exec' is not installed.\n\n"
+        "Install the distribution that brings it: pip install elastic-torchrun\n"
+    )
 
 
 def test_core_s_own_commands_cannot_be_replaced(install: Install, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,8 @@ BUILT_IN: Mapping[str, tuple[str, str]] = {
     "plugins": ("elastic_core.cli.listing", "List the plugins that are installed."),
 }
 """Where each of core's own commands lives, in an attribute ``command``, and its help in one line."""
+OF_PLUGINS: Mapping[str, str] = {"exec": "Run a command, below which torchrun is `elastic run`."}
+"""The help, in one line, of the commands that our own plugins bring: they are not imported for it."""
 HELP = ("-h", "--help")
 
 
@@ -45,15 +47,15 @@ class Elastic(click.Group):
 
         Raises:
             UsageError: There is none of that name.
-            PluginError: It cannot be imported, or is no command.
+            PluginError: It is not installed, cannot be imported, or is no command.
         """
         if cmd_name in BUILT_IN:
             command = import_module(BUILT_IN[cmd_name][0]).command
             assert isinstance(command, click.Command)
             return command
-        from elastic_core.discovery import Catalogue, Group, load
+        from elastic_core.discovery import BROUGHT_BY, Catalogue, Group, load
 
-        if cmd_name not in (known := self.list_commands(ctx)):
+        if cmd_name not in (known := self.list_commands(ctx)) and (Group.COMMANDS, cmd_name) not in BROUGHT_BY:
             raise UsageError(
                 f"There is no command {cmd_name!r}.{did_you_mean(cmd_name, known)}", hint="See elastic --help."
             )
@@ -80,12 +82,10 @@ class Elastic(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands, without importing those of plugins."""
+        texts = {name: text for name, (_, text) in BUILT_IN.items()}
         with formatter.section("Commands"):
             formatter.write_dl(
-                [
-                    (name, BUILT_IN[name][1] if name in BUILT_IN else "From a plugin.")
-                    for name in self.list_commands(ctx)
-                ]
+                [(name, texts.get(name) or OF_PLUGINS.get(name, "From a plugin.")) for name in self.list_commands(ctx)]
             )
 
 

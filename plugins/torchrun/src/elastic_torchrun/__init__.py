@@ -1,0 +1,19 @@
+"""``elastic exec COMMAND``: whatever the command starts gets Elastic where it asks for torchrun.
+
+General layout:
+
+* ``command``: ``elastic exec`` itself. It sets ``ELASTIC_EXEC``, and becomes the command.
+* ``startup``: what an interpreter does when it starts with that variable. A ``.pth`` file beside the package, which
+  every interpreter of the environment reads, imports it then and only then.
+* ``__main__``: the replacement of the program ``torchrun``. It does not import torch.
+* ``launcher``: the replacement of ``torch.distributed.run.run`` and ``main``, for programs that call them.
+* ``flags``: from the ``Namespace`` that such a program has filled in to the flags of ``elastic run``.
+* ``failure``: what those programs get when the job fails.
+
+The variable is taken out of the environment before workers start: what a worker starts by itself is not the launcher's
+business, and finds torch's own torchrun.
+"""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"

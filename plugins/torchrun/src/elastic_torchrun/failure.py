@@ -1,0 +1,29 @@
+"""How a failed job looks to a program that has called torch's launcher."""
+
+from __future__ import annotations
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+from elastic_core import launch
+
+NO_ERROR_FILE = "<N/A>"
+
+
+class JobFailed(ChildFailedError, SystemExit):
+    """torch's ``ChildFailedError``, for a program that catches it. One that does not exits as ``elastic run`` does.
+
+    Attributes:
+        code: The exit code of ``elastic run``.
+    """
+
+    def __init__(self, failed: launch.ChildFailedError) -> None:
+        incident, code = failed.incident, failed.returncode
+        rank, local_rank, pid, exit_code = 0, 0, -1, code  # where no worker is to blame
+        if incident is not None and incident.rank is not None:
+            rank, local_rank, pid = incident.rank, incident.local_rank or 0, incident.pid or -1
+            exit_code = code if incident.exit_code is None else incident.exit_code
+        failure = ProcessFailure(local_rank=local_rank, pid=pid, exitcode=exit_code, error_file=NO_ERROR_FILE)
+        if incident is not None and exit_code >= 0:
+            failure.message = incident.detail or incident.message or failure.message
+        super().__init__("elastic run", {rank: failure})
+        self.code = code

@@ -1,0 +1,53 @@
+"""From the ``Namespace`` with which a program calls ``torch.distributed.run.run`` to flags of ``elastic run``."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+
+BY_HAND = ("rdzv_backend", "node_rank", "master_addr", "master_port")
+"""What numbers the nodes of a static job. Such a job needs them, also where they have torch's defaults."""
+SCRIPT, ARGUMENTS = "training_script", "training_script_args"
+
+
+def flags_of(args: Namespace, parser: ArgumentParser) -> list[str]:
+    """The command line of ``elastic run`` that means the same.
+
+    Args:
+        args: torchrun's parameters, by whatever program: some may be missing, be numbers instead of texts, or None.
+        parser: torchrun's own, which knows their defaults: what has its default is left out.
+    """
+    explicit = BY_HAND if _is_static(args) else ()
+    flags: list[str] = []
+    for action in parser._actions:
+        value = getattr(args, action.dest, None)
+        if not action.option_strings or value is None or (value == action.default and action.dest not in explicit):
+            continue
+        flag = max(action.option_strings, key=len)
+        if action.nargs != 0:
+            flags.append(f"{flag}={_text(value)}")
+        elif value:
+            flags.append(flag)
+    return [*flags, str(getattr(args, SCRIPT)), *_script_arguments(args)]
+
+
+def _is_static(args: Namespace) -> bool:
+    """Whether torchrun would number the nodes by hand: one node needs no number."""
+    return (
+        getattr(args, "rdzv_backend", "static") == "static"
+        and not getattr(args, "standalone", False)
+        and str(getattr(args, "nnodes", "1")) not in ("1", "1:1")
+    )
+
+
+def _text(value: object) -> str:
+    if isinstance(value, (list, tuple)):  # of texts to look for; a comma within one is doubled
+        return ",".join(str(item).replace(",", ",,") for item in value)
+    return str(value)
+
+
+def _script_arguments(args: Namespace) -> Iterator[str]:
+    """The script's arguments; ``torch.distributed.launch`` puts the local rank before them, unless told otherwise."""
+    if not getattr(args, "use_env", True):
+        yield "--local-rank=${local_rank}"
+    yield from map(str, getattr(args, ARGUMENTS, None) or ())

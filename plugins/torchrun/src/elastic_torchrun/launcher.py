@@ -1,0 +1,147 @@
+"""What ``torch.distributed.run.run`` and ``main`` do below ``elastic exec``: they run the job with Elastic's agent.
+
+It runs in the calling process, on its main thread, with the environment that the caller has set. What Elastic does not
+take is passed on to torch's own function, with a line that says why.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+import threading
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from elastic_core.cli.flags import Flags, RunCommand
+from elastic_core.cli.run import configure, outline, plugins_named, warn
+from elastic_core.errors import ElasticError, PluginError, UsageError
+from elastic_torchrun.flags import flags_of
+from elastic_torchrun.startup import LAUNCHER, VARIABLE
+
+if TYPE_CHECKING:
+    from elastic_core.config import RunConfig
+
+REFUSALS = (UsageError, PluginError, click.UsageError)
+"""What says that Elastic does not take a command line."""
+_INTERPRETER = re.compile(r"python[\d.]*")
+_SUBCOMMAND = re.compile(r"[a-z][\w-]*")
+
+
+def configuration(arguments: Sequence[str]) -> RunConfig:
+    """What ``elastic run`` with these arguments runs; nothing is started.
+
+    Raises:
+        UsageError, PluginError, click.UsageError: Elastic does not take these arguments.
+    """
+    from elastic_core import plugins
+    from elastic_core.discovery import Catalogue
+
+    command = RunCommand(lambda: 0)
+    command.add_help_option = False  # who asks torchrun for help gets torchrun's
+    flags = Flags(**command.make_context("elastic run", [*arguments]).params)
+    if flags.logs_specs is not None:
+        raise UsageError(f"--logs_specs {flags.logs_specs!r} names a class of torch's, which Elastic does not use.")
+    known, catalogue, named = outline(flags, os.environ), Catalogue.read(), plugins_named(flags, os.environ)
+    return configure(known, flags, os.environ, lambda name: plugins.rendezvous_options(name, catalogue, named), warn)
+
+
+def replace(module: Any) -> None:
+    """Put our functions in the place of those of ``torch.distributed.run``."""
+    torchs = module.run
+
+    @functools.wraps(torchs)
+    def run(args: Namespace) -> None:
+        what, by = replaced()
+        with hidden():
+            try:
+                if threading.current_thread() is not threading.main_thread():
+                    raise UsageError("A job is started on the main thread only, where signals arrive.")
+                config = configuration(flags_of(args, module.get_args_parser()))
+            except REFUSALS as exc:
+                say(f"{what} stays torch's own{by}: {reason(exc)}")
+                torchs(args)
+                return
+            say(f"{what} → elastic run{by}")
+            _launch(config)
+
+    @functools.wraps(module.main)
+    def main(args: Sequence[str] | None = None) -> None:
+        run(module.parse_args(args))
+
+    module.run, module.main = run, main
+
+
+def _launch(config: RunConfig) -> None:
+    """Run the job to its end in this process.
+
+    Raises:
+        JobFailed: It has failed, or this node could not stay in it.
+        KeyboardInterrupt, SignalException: This process was told to stop; the workers are stopped.
+    """
+    from elastic_core import launch
+
+    try:
+        launch.run_program(config)
+    except launch.ChildFailedError as exc:
+        from elastic_torchrun.failure import JobFailed
+
+        raise JobFailed(exc) from None
+
+
+@contextmanager
+def hidden() -> Iterator[None]:
+    """Take the variable out of the environment meanwhile: a worker's own children find torch's torchrun."""
+    value = os.environ.pop(VARIABLE, None)
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ[VARIABLE] = value
+
+
+def say(message: str) -> None:
+    """Tell the user in one line, on stderr."""
+    print(f"elastic: {message}", file=sys.stderr, flush=True)
+
+
+def reason(refusal: Exception) -> str:
+    """Why Elastic does not take a command line, in one line."""
+    if isinstance(refusal, ElasticError):
+        return " ".join([refusal.message, *(refusal.hint or "").split("\n")]).rstrip()
+    return refusal.format_message() if isinstance(refusal, click.ClickException) else str(refusal)
+
+
+def replaced() -> tuple[str, str]:
+    """What of torch's this process has asked for, and on whose behalf, for a line to the user."""
+    if sys.orig_argv[1:3] != ["-m", __package__]:
+        return LAUNCHER, f", called by {program(sys.orig_argv)}"
+    # The process that has become the command itself was started by nobody that needs a name.
+    return "torchrun", "" if os.environ.get(VARIABLE) == str(os.getpid()) else f", started by {_parent()}"
+
+
+def program(line: Sequence[str]) -> str:
+    """A command line in one or two words: ``accelerate launch`` for ``/env/bin/python /env/bin/accelerate launch``."""
+    words = [word for word in line if word]
+    if words and _INTERPRETER.fullmatch(os.path.basename(words[0])):
+        while words[1:] and words[1].startswith("-"):
+            del words[1]
+        words = words[1:] or words
+    if not words:
+        return "another program"
+    name, *arguments = words
+    return " ".join([os.path.basename(name), *(word for word in arguments[:1] if _SUBCOMMAND.fullmatch(word))])
+
+
+def _parent() -> str:
+    try:
+        line = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
+    except OSError:
+        line = b""
+    return program([os.fsdecode(word) for word in line.split(b"\0")])

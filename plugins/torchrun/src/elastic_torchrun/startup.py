@@ -1,0 +1,95 @@
+"""What an interpreter does when it starts below ``elastic exec``; imported by ``elastic_torchrun.pth``.
+
+An interpreter that is about to run the program ``torchrun`` becomes ours, before it has imported torch. In any other
+one, ``torch.distributed.run`` gets our functions when it is imported. Every Python process below ``elastic exec``
+imports this module, so it imports little.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import CodeType, ModuleType
+from typing import Any
+
+VARIABLE = "ELASTIC_EXEC"
+"""Set by ``elastic exec``, to the id of the process that becomes the command."""
+LAUNCHER = "torch.distributed.run"
+"""The module behind the program ``torchrun``."""
+_SCRIPT_BYTES = 4096
+
+
+def is_torchrun(argv: Sequence[str], orig_argv: Sequence[str]) -> bool:
+    """Whether an interpreter with this ``sys.argv``, at its start, and ``sys.orig_argv`` is to run torchrun."""
+    if not argv:
+        return False
+    if argv[0] == "-m":  # its name is the last word that is not an argument; -mNAME is one word
+        return orig_argv[len(orig_argv) - len(argv)].removeprefix("-m") == LAUNCHER
+    return os.path.basename(argv[0]) == "torchrun" and _calls_torch(argv[0])
+
+
+def _calls_torch(script: str) -> bool:
+    """Whether it is the script that torch installs, and not somebody's own of that name."""
+    try:
+        with open(script, "rb") as file:
+            return f"from {LAUNCHER} import".encode() in file.read(_SCRIPT_BYTES)
+    except OSError:
+        return False
+
+
+class Finder:
+    """Finds ``torch.distributed.run`` where it is, with a :class:`Loader` of ours."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
+        """The module's spec; None for any other module."""
+        if name != LAUNCHER:
+            return None
+        for finder in sys.meta_path:
+            if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
+                return _with_our_loader(spec)
+        return None
+
+
+class Loader:
+    """Loads the module as its own loader does, and then puts our functions in the place of torch's."""
+
+    def __init__(self, torchs: Any) -> None:
+        self._torchs = torchs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._torchs, name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module's code, then replace its functions."""
+        self._torchs.exec_module(module)
+        from elastic_torchrun import launcher
+
+        launcher.replace(module)
+
+    def get_code(self, name: str) -> CodeType:
+        """What :mod:`runpy` runs, for a debugger for example, as the program ``-m torch.distributed.run``."""
+        return compile(f"import sys\nfrom {name} import main\nsys.exit(main())", f"<{name}>", "exec")
+
+
+def _with_our_loader(spec: ModuleSpec) -> ModuleSpec:
+    if spec.loader is not None:
+        spec.loader = Loader(spec.loader)  # type: ignore[assignment]  # it has all that a loader must have
+    return spec
+
+
+def install() -> None:
+    """Have ``torch.distributed.run`` replaced when it is imported."""
+    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, Finder())
+
+
+def _start() -> None:
+    if is_torchrun(sys.argv, sys.orig_argv):
+        os.execv(sys.executable, [sys.executable, "-m", "elastic_torchrun", *sys.argv[1:]])
+    install()
+
+
+if VARIABLE in os.environ:
+    _start()

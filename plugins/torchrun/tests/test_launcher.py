@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from elastic_core.errors import UsageError
+from elastic_torchrun.launcher import REFUSALS, configuration, program, reason
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("/env/bin/python /env/bin/accelerate launch --num_processes=2 train.py", "accelerate launch"),
+        ("python3.11 -u caller.py --fast", "caller.py"),
+        ("python -m lightning_fabric.cli run train.py", "lightning_fabric.cli run"),
+        ("make train", "make train"),
+        ("bash -c torchrun", "bash"),
+        ("-bash", "-bash"),
+        ("python", "python"),
+        ("", "another program"),
+    ],
+)
+def test_a_command_is_told_in_two_words(line: str, words: str) -> None:
+    assert program(line.split(" ")) == words
+
+
+def test_a_command_line_that_elastic_takes_is_a_run() -> None:
+    config = configuration(["--nproc-per-node=2", "--max_restarts=3", "-m", "json.tool", "--help"])
+    assert (config.nproc_per_node, config.max_restarts) == (2, 3)
+    assert config.program.args == ("--help",)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("--logs_specs=mine -m json.tool", "--logs_specs 'mine' names a class of torch's, which Elastic does not use."),
+        ("--new-flag=1 -m json.tool", "No such option '--new_flag'"),
+        ("--help", "No such option '--help'"),
+        ("--rdzv_conf=unknown=1 -m json.tool", "unknown"),
+        ("--rdzv_backend=nowhere -m json.tool", "There is no rendezvous backend 'nowhere'. Installed: "),
+        ("--nnodes=4:2 -m json.tool", "--nnodes '4:2' has a minimum, 4, greater than its maximum, 2."),
+    ],
+)
+def test_one_that_it_does_not_take_is_refused_in_one_line(line: str, why: str) -> None:
+    with pytest.raises(REFUSALS) as refused:
+        configuration(line.split())
+    assert why in reason(refused.value)
+    assert "\n" not in reason(refused.value)
+
+
+def test_a_hint_is_part_of_the_reason() -> None:
+    assert reason(UsageError("Wrong.", hint="Do this.\nOr that.")) == "Wrong. Do this. Or that."

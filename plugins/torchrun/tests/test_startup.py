@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic_torchrun.startup import is_torchrun
+
+SCRIPT = "#!/env/bin/python\nimport sys\nfrom torch.distributed.run import main\nsys.exit(main())\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "argv", "expected"),
+    [
+        ("python -m torch.distributed.run a", ["-m", "a"], True),
+        ("python -u -X dev -m torch.distributed.run --tee 3 a", ["-m", "--tee", "3", "a"], True),
+        ("python -um torch.distributed.run", ["-m"], True),
+        ("python -mtorch.distributed.run a", ["-m", "a"], True),
+        ("python -m torch.distributed.launch a", ["-m", "a"], False),
+        ("python -m accelerate -m torch.distributed.run", ["-m", "-m", "torch.distributed.run"], False),
+        ("python train.py -m torch.distributed.run", ["train.py", "-m", "torch.distributed.run"], False),
+        ("python -c pass torchrun", ["-c", "torchrun"], False),
+        ("python", [""], False),
+        ("python", [], False),
+    ],
+)
+def test_an_interpreter_knows_whether_it_is_torchrun(line: str, argv: list[str], expected: bool) -> None:
+    assert is_torchrun(argv, line.split()) is expected
+
+
+def test_the_script_is_known_by_what_it_does(tmp_path: Path) -> None:
+    for name, text, expected in (("torchrun", SCRIPT, True), ("launch", SCRIPT, False), ("torchrun", "pass", False)):
+        (tmp_path / name).write_text(text)
+        path = str(tmp_path / name)
+        assert is_torchrun([path, "train.py"], ["python", path, "train.py"]) is expected
+    missing = str(tmp_path / "gone" / "torchrun")
+    assert not is_torchrun([missing], ["python", missing])
+
+
+def test_an_interpreter_outside_elastic_exec_is_left_alone() -> None:
+    shows = "import sys; print([name for name in sys.modules if name.startswith('elastic')])"
+    assert subprocess.check_output([sys.executable, "-c", shows], text=True) == "[]\n"
+
+
+@pytest.mark.parametrize("options", [[], ["-E"], ["-s"]], ids=["plain", "-E", "-s"])
+def test_every_interpreter_below_elastic_exec_is_prepared(options: list[str]) -> None:
+    shows = "import sys; print([type(f).__module__ for f in sys.meta_path if type(f).__name__ == 'Finder'])"
+    command = [sys.executable, *options, "-c", shows]
+    said = subprocess.check_output([sys.executable, "-m", "elastic_core", "exec", *command], text=True)
+    assert said == "['elastic_torchrun.startup']\n", "once, and whatever PYTHONPATH says"
