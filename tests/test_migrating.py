@@ -16,6 +16,7 @@ from pages import File, steps
 from stage import WARM, Agent, Stage, free_port
 from torch.distributed.run import get_args_parser
 
+from elastic_core.cli.flag import candidates
 from elastic_core.cli.surface import FLAGS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "migrating.md").read_text()
@@ -124,3 +125,15 @@ def test_the_training_script_of_the_page_goes_on_from_the_newest_nodes_own_check
     saved = [torch.load(tmp_path / name / "checkpoint.pt") for name in "ab"]
     assert [state["epoch"] for state in saved] == [2, 2]
     assert torch.equal(saved[0]["model"]["module.weight"], saved[1]["model"]["module.weight"])
+
+
+def test_a_flag_that_torchrun_takes_cut_short_is_the_same_one_here() -> None:
+    """One letter is too short here; and with ``--no_p`` it might be ``--no_plugin`` that is meant."""
+    parser = get_args_parser()
+    names = {text.lstrip("-") for flag in FLAGS for text in (*flag.opts, *flag.secondary_opts)}
+    spellings = {text[2:] for action in parser._actions for text in action.option_strings if text.startswith("--")}
+    for token in {text[:length] for text in spellings - {"help"} for length in range(2, len(text))}:
+        matching = parser._get_option_tuples(f"--{token}")
+        theirs, ours = {str(action.dest) for action, *_ in matching}, candidates(token, names)
+        assert theirs <= set(ours), token
+        assert len(ours) == 1 or len(matching) > 1 or token in ("no-", "no-p", "no_", "no_p"), token

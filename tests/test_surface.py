@@ -79,6 +79,16 @@ def test_roles_are_counted_by_themselves_on_unequal_nodes(
         assert {w["ROLE_WORLD_SIZE"] for w in of_role} == {str(size)}
 
 
+def test_an_argument_tells_the_local_rank_to_scripts_of_torch_distributed_launch(stage: Stage, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os, sys; os.write(1, f'{os.environ[\"RANK\"]} {sys.argv[1:]}\\n'.encode())")
+    agent = stage.run("--nproc=2", "--pass-local-rank", script, "--lr", "1")
+    assert agent.exit_code() == 0
+    assert {line for line in agent.lines if line[:1].isdigit()} == {
+        f"{r} ['--local-rank={r}', '--lr', '1']" for r in "01"
+    }
+
+
 def test_only_the_ranks_that_are_asked_for_are_shown(stage: Stage, tmp_path: Path) -> None:
     flags = ["--standalone", "--nproc_per_node=2", "--local_ranks_filter=1", f"--log_dir={tmp_path}"]
     agent = stage.run(*flags, *SAYS)

@@ -102,6 +102,41 @@ def test_the_command_line_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> 
     assert read("--max_restarts", "1", "train.py").max_restarts == 1
 
 
+@pytest.mark.parametrize(
+    ("line", "field", "value"),
+    [
+        ("--redirect=3 x", "redirects", StreamMap(default=Stream.ALL)),
+        ("--nproc=2 x --nproc=3", "nproc_per_node", 2),
+        ("--nproc-per 2 x", "nproc_per_node", 2),
+        ("--nproc_per=2 x", "nproc_per_node", 2),
+        ("--master-p 7 --rdzv-b=c10d x", "master_port", 7),
+        ("--stand x", "standalone", True),
+        ("--no_w x", "warm_start", False),
+        ("--nproc 2 -m --max 1 x", "max_restarts", 1),
+    ],
+)
+def test_flags_may_be_cut_short_before_the_script(line: str, field: str, value: object) -> None:
+    flags = read(*line.split())
+    assert (getattr(flags, field), flags.script) == (value, "x")
+    assert set(flags.arguments) <= {"--nproc=3"}
+
+
+@pytest.mark.parametrize("flag", ["--rdzv", "--rdzv=1", "--rdzv_"])
+def test_a_flag_that_is_short_for_several_is_refused_with_all_of_them(flag: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        read(flag, "x", "train.py")
+    assert refused.value.message == (
+        f"{flag.partition('=')[0]} is short for more than one flag: "
+        "--rdzv_backend, --rdzv_conf, --rdzv_endpoint, --rdzv_id."
+    )
+
+
+@pytest.mark.parametrize("line", ["-no x", "-no_p x", "--n=2 x", "--nodes=2 x", "-q x"])
+def test_what_is_short_for_no_flag_is_refused(line: str) -> None:
+    with pytest.raises(click.NoSuchOption):
+        read(*line.split())
+
+
 def test_flags_that_take_several_values_may_be_repeated() -> None:
     assert read("--plugin", "one", "--plugin=two", "--no-plugin", "three", "x").plugin == ("one", "two")
 

@@ -49,6 +49,10 @@ def test_nothing_said_is_one_worker_on_one_node() -> None:
     assert config == RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"), rdzv_id=config.rdzv_id)
 
 
+def test_scripts_may_be_told_their_local_rank_by_an_argument() -> None:
+    assert configure(use_env=False, arguments=("--lr", "1")).program.args == ("--local-rank=${local_rank}", "--lr", "1")
+
+
 def test_every_flag_reaches_the_config() -> None:
     config = configure(
         arguments=("--lr", "1"),

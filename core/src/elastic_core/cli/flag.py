@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -14,12 +15,27 @@ from elastic_core.environment import flag_variable
 from elastic_core.errors import UsageError
 
 
+def candidates(token: str, names: Collection[str]) -> list[str]:
+    """The flags that a flag on the command line may mean, in alphabetical order.
+
+    A whole name means itself. Of a name that begins with ``token`` two letters are enough, if no other one does.
+
+    Args:
+        token: What was written after the dashes.
+        names: Of all flags, without their dashes, with ``_``.
+    """
+    name = token.replace("-", "_")
+    if name in names:
+        return [name]
+    return sorted(full for full in names if full.startswith(name)) if len(name) > 1 else []
+
+
 class FlagCommand(click.Command):
-    """A command whose flags may be written with - or _."""
+    """A command whose flags may be written with - or _, and cut short as far as only one of them is meant."""
 
     def __init__(self, name: str, *, context_settings: dict[str, Any] | None = None, **attributes: Any) -> None:
         both = {
-            "token_normalize_func": lambda token: token.replace("-", "_"),
+            "token_normalize_func": self._full_name,
             "help_option_names": ["-h", "--help"],
             "max_content_width": 100,
         }
@@ -31,7 +47,26 @@ class FlagCommand(click.Command):
             return super().parse_args(ctx, args)
         except click.UsageError as exc:
             exc.ctx = exc.ctx or ctx
+            if isinstance(exc, click.NoSuchOption) and exc.option_name.startswith("--"):
+                meant = [f"--{name}" for name in candidates(exc.option_name[2:], self._names)]
+                if len(meant) > 1:
+                    message = f"{exc.option_name} is short for more than one flag: {', '.join(meant)}."
+                    raise UsageError(message, hint="Write as much of the name as only one of them has.") from None
             raise
+
+    @cached_property
+    def _names(self) -> set[str]:
+        """The names of all flags, those of one letter too, without their dashes."""
+        options = [param for param in self.params if isinstance(param, click.Option)]
+        spellings = [text for option in options for text in (*option.opts, *option.secondary_opts)]
+        return {
+            text.lstrip("-").replace("-", "_") for text in (*spellings, *self.context_settings["help_option_names"])
+        }
+
+    def _full_name(self, token: str) -> str:
+        """What click looks for in place of a flag on the command line, or of one that it is told of."""
+        meant = candidates(token, self._names)
+        return meant[0] if len(meant) == 1 else token.replace("-", "_")
 
 
 class Flag(click.Option):

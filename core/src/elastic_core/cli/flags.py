@@ -74,6 +74,7 @@ class Flags:
     module: bool = False
     no_python: bool = False
     run_path: bool = False
+    use_env: bool = True
     warm_start: bool = True
     preload: tuple[str, ...] | None = None
     virtual_local_rank: bool = False

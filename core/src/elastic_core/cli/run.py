@@ -33,6 +33,8 @@ NUMBERED = (STATIC, "torch-static")
 MASTER_PORT = 29500
 PLUGINS_VARIABLE = "ELASTIC_PLUGINS"
 SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+LOCAL_RANK_ARGUMENT = "--local-rank=${local_rank}"
+"""What ``--pass_local_rank`` puts before the program's arguments; the start of each worker fills in its rank."""
 OBSERVERS_GET = 5.0
 """Seconds that observers get at the end to finish with what they have been told."""
 HOST_AND_PORT = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.%\w]+\])(:\d+)?", re.ASCII)
@@ -115,9 +117,10 @@ def outline(flags: Flags, environ: Mapping[str, str]) -> RunConfig:
     Raises:
         UsageError: There is no such program, or no such number.
     """
+    arguments = flags.arguments if flags.use_env else (LOCAL_RANK_ARGUMENT, *flags.arguments)
     return RunConfig(
         program=program.find(
-            flags.script, flags.arguments, module=flags.module, no_python=flags.no_python, run_path=flags.run_path
+            flags.script, arguments, module=flags.module, no_python=flags.no_python, run_path=flags.run_path
         ),
         nproc_per_node=_count_workers(flags.nproc_per_node, environ),
         warm_start=flags.warm_start,

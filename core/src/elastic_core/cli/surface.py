@@ -114,6 +114,14 @@ FLAGS: Sequence[Flag] = (
     Flag("--no_python", section=PROGRAM, is_flag=True, help="PROGRAM is any executable; it is run without Python."),
     Flag("--run_path", section=PROGRAM, is_flag=True, help="Run PROGRAM by runpy.run_path, as torchrun does."),
     Flag(
+        "--use_env/--pass_local_rank",
+        section=PROGRAM,
+        default=True,
+        show_default=True,
+        help="Tell workers their local rank by LOCAL_RANK alone, or by --local-rank=N as PROGRAM's first argument too, "
+        "as `python -m torch.distributed.launch` does.",
+    ),
+    Flag(
         "--warm_start/--no_warm_start",
         section=PROGRAM,
         default=True,
