@@ -129,6 +129,8 @@ class RunConfig:
     role: str = "default"
     node_rank: int | None = None
     """This node's rank, where nodes are numbered by hand (the static backend); None to have it assigned."""
+    master_port: int | None = None
+    """The port of the workers' store in a job of one node, in every round; None for a free one, each time another."""
     max_restarts: int = 0
     on_node_loss: OnNodeLoss = OnNodeLoss.REPLACE
     rdzv_backend: str = "local"

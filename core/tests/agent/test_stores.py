@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent.stores import ENTRY, Stores
+from elastic_core.agent.stores import ENTRY, OnePort, Stores
 from elastic_core.agent.warden_events import ServiceEnded, ServiceFailed
+from elastic_core.errors import ElasticError
 
 
 class Template:
@@ -39,6 +40,12 @@ def stores(template: Template) -> Iterator[Stores]:
     found = Stores(template, "127.0.0.1", lambda: next(ids), hosted=True)  # type: ignore[arg-type]  # plays the warden
     yield found
     found.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def accepts(port: int) -> bool:
@@ -127,3 +134,44 @@ def test_stores_that_fail_by_themselves_are_not_offered_for_ever(
         stores.offer()
         stores.handle(end)
     assert stores.offer().hosted is hosted
+
+
+@pytest.fixture
+def one_port(template: Template) -> Iterator[OnePort]:
+    ids = map(str, itertools.count(1))
+    found = OnePort(template, "127.0.0.1", lambda: next(ids), free_port(), hosted=True)  # type: ignore[arg-type]
+    yield found
+    found.close()
+
+
+def test_rounds_of_one_port_have_a_store_each_one_after_the_other(one_port: OnePort, template: Template) -> None:
+    first, second = one_port.offer(), one_port.offer()
+    assert (first.port, first.hosted) == (second.port, second.hosted)
+    assert first.id != second.id
+    assert accepts(first.port), "connections wait for the store"
+    assert template.serving == {}
+    one_port.begin(first)
+    assert template.serving == {1: {"host": "127.0.0.1", "port": first.port}}
+    one_port.begin(second)
+    assert [*template.serving] == [2], "the store of the round before is gone"
+    assert one_port.handle(ServiceEnded(1, -9)) is None
+    assert one_port.handle(ServiceEnded(2, -9)) == second
+    assert one_port.dead(second)
+
+
+def test_the_one_port_is_held_for_rank_0_where_nothing_serves_the_store(one_port: OnePort, template: Template) -> None:
+    one_port.begin(one_port.offer())
+    one_port.stop_hosting()
+    offer = one_port.offer()
+    one_port.begin(offer)
+    assert not offer.hosted
+    assert not accepts(offer.port)
+    assert template.serving == {}
+
+
+def test_a_port_that_somebody_has_is_refused_with_its_number(template: Template) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        stores = OnePort(template, "127.0.0.1", str, number, hosted=True)  # type: ignore[arg-type]
+        with pytest.raises(ElasticError, match=f"Port {number} could not be held"):
+            stores.offer()

@@ -268,6 +268,13 @@ class TestWorkerFailure:
         halt = body(decide(scene(live("ab"), *other, running("b", incident=incident("b")), verdict=RESTART)))
         assert (type(halt), halt.reason) == (Halt, HaltReason.FAILURE), why
 
+    def test_halts_first_where_the_next_round_uses_the_same_store(self) -> None:
+        shared = replace(offer("a", 2), port=offer("a", 1).port)
+        nodes = [running("a", offer=shared), running("b", incident=incident("b"))]
+        assert body(decide(scene(live("ab"), *nodes, verdict=RESTART))).reason is HaltReason.FAILURE
+        alone = running("a", offer=shared, incident=incident("a"))
+        assert body(decide(scene(live("a"), alone, verdict=RESTART))).same_as == 1, "its workers are gone before"
+
     def test_halts_while_slow_policies_think(self) -> None:
         thinking = Judgement(round=1)
         nodes = [running("a"), running("b", incident=incident("b"))]

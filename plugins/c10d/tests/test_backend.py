@@ -37,6 +37,7 @@ from elastic_rdzv_c10d.client import StoreClient
 from elastic_rdzv_c10d.endpoint import Address
 from elastic_rdzv_c10d.plugin import Options, elastic_make_rendezvous
 from elastic_rdzv_c10d.records import KEPT_BELLS, ROW_CHANGED, UNWRITTEN, Keys
+from elastic_rdzv_c10d.static import elastic_make_rendezvous as make_static
 
 FIRST = Link(1, "first")
 READ_TIMEOUT = 20.0
@@ -93,6 +94,20 @@ class TestC10dBackend(BackendConformance, ProcessConformance, PlantConformance):
             return put(port, Keys(run_id).row(serial), record)
 
         return planted
+
+
+def test_the_static_store_forgets_what_workers_wrote_and_keeps_what_jobs_did(port: int) -> None:
+    node = replace(parameters(port), node_rank=0)
+    with closing(make_static(node)) as host, closing(host.connect()) as other:
+        assert host.workers_store == other.workers_store == ("127.0.0.1", port)
+        host.enter("node", b"row")
+        assert host.append(ORIGIN, FIRST, b"entry")
+        assert put(port, "default_pg/0//0", b"an address of an old round")
+        other.forget_workers()
+        assert host.read(1) == b"entry"
+        assert [row.value for row in host.roster()] == [b"row"]
+        with closing(StoreClient(Address(socket.AF_INET, "127.0.0.1", port), READ_TIMEOUT)) as client:
+            assert not client.exist("default_pg/0//0")
 
 
 @pytest.mark.usefixtures("resolver")

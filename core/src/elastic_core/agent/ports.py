@@ -27,47 +27,62 @@ class HeldPort:
         self.port: int = held.getsockname()[1]
 
     @classmethod
-    def take(cls, address: str) -> HeldPort:
-        """Hold a free port for a worker that others reach at ``address``, and that opens the store there itself.
+    def take(cls, address: str, port: int = 0) -> HeldPort:
+        """Hold a port for a worker that others reach at ``address``, and that opens the store there itself.
 
         It is bound as torch's TCPStore listens: on every address of both families, where the host has both.
 
+        Args:
+            address: Where others reach this host.
+            port: The port's number; 0 for a free one.
+
         Raises:
-            ElasticError: No port is free, or no descriptor is left.
+            ElasticError: No port is free, this one is taken, or no descriptor is left.
         """
         try:
-            held = _bind(socket.AF_INET6, "::")
+            held = _bind(socket.AF_INET6, "::", port)
             return cls(held, LOOPBACK if _mapped(held) else "::1")
         except OSError as exc:
             error = exc
         if ":" not in address:  # a host without IPv6
             try:
-                return cls(_bind(socket.AF_INET, "0.0.0.0"), LOOPBACK)
+                return cls(_bind(socket.AF_INET, "0.0.0.0", port), LOOPBACK)
             except OSError as exc:
                 error = exc
-        raise _none_free(error) from error
+        raise _not_held(error, port) from error
 
     @classmethod
-    def take_at(cls, address: str) -> HeldPort:
-        """Hold a free port for a process of ours that others reach at ``address``: there, and nowhere else.
+    def take_at(cls, address: str, port: int = 0) -> HeldPort:
+        """Hold a port for a process of ours that others reach at ``address``: there, and nowhere else.
 
         Where the address is none of this host's own, since it is translated on the way (NAT) or is a name, which
         other hosts may look up otherwise, packets can come to any address, and it is bound as :meth:`take` does.
 
+        Args:
+            address: Where others reach this host.
+            port: The port's number; 0 for a free one.
+
         Raises:
-            ElasticError: No port is free, or no descriptor is left.
+            ElasticError: No port is free, this one is taken, or no descriptor is left.
         """
         if (own := own_address(address)) is None:
-            return cls.take(address)
+            return cls.take(address, port)
         family, host = own
         try:
-            return cls(_bind(family, host), host)
+            return cls(_bind(family, host, port), host)
         except OSError as exc:
-            raise _none_free(exc) from exc
+            raise _not_held(exc, port) from exc
 
     def listen(self) -> None:
-        """Take connections, for somebody else to accept: nobody is refused meanwhile."""
-        self._held.listen(socket.SOMAXCONN)
+        """Take connections, for somebody else to accept: nobody is refused meanwhile.
+
+        Raises:
+            ElasticError: Somebody else listens there.
+        """
+        try:
+            self._held.listen(socket.SOMAXCONN)
+        except OSError as exc:
+            raise _not_held(exc, self.port) from exc
 
     def fileno(self) -> int:
         """The socket's descriptor."""
@@ -108,7 +123,12 @@ def _binds_anything(family: socket.AddressFamily) -> bool:
         return False
 
 
-def _none_free(exc: OSError) -> ElasticError:
+def _not_held(exc: OSError, port: int) -> ElasticError:
+    if port:
+        return ElasticError(
+            f"Port {port} could not be held for the workers' store: {exc.strerror or exc}.",
+            hint="Give another --master_port, or leave it out for a free one.",
+        )
     return ElasticError(
         f"No port could be held for rank 0's store: {exc}.",
         hint="Check ip_local_port_range and the limit of open files (ulimit -n).",
@@ -120,12 +140,14 @@ def _mapped(held: socket.socket) -> bool:
     return held.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 0
 
 
-def _bind(family: socket.AddressFamily, address: str) -> socket.socket:
-    [(*_, at)] = socket.getaddrinfo(address, 0, family, socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+def _bind(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    [(*_, at)] = socket.getaddrinfo(address, port, family, socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     held = socket.socket(family, socket.SOCK_STREAM)
     try:
         if family is socket.AF_INET6:
             held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        if port:  # connections of a job that has just ended, which the kernel keeps for a minute, are no obstacle
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(at)
         # Only now: with it set before, the kernel might choose a port that somebody else holds the same way.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -4,6 +4,10 @@ With a template that has imported torch, the store is a process of its own, fork
 (``warm/store.py``); the socket listens from the start, so that nobody has to wait for that process. Otherwise the port
 is only held, and rank 0's worker opens the store there.
 
+Where the user has named the port (``--master_port``) every round has that one, and its store is started once the
+workers of the round before are gone. Where the rendezvous' own store serves workers too (``static``), nothing is
+started.
+
 An offer serves one round. Its store is kept until the round after the next is offered, since a round's workers use it
 to their end. An offer may be renewed before it is used: while the newest round's workers use a store it is kept however
 many follow, and so is the offer before the last, which a decision under way may still have taken.
@@ -18,6 +22,8 @@ from dataclasses import dataclass
 from elastic_core.agent.ports import HeldPort
 from elastic_core.agent.warden import Warden
 from elastic_core.agent.warden_events import ServiceEnded, ServiceFailed
+from elastic_core.config import RunConfig
+from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.ledger import Offer
 
 ENTRY = "elastic_core.warm.store:serve"
@@ -66,12 +72,17 @@ class Stores:
         self._places.append(place)
         if self._hosted:
             port.listen()
-            arguments = {"host": port.reached_at, "port": port.port}
-            self._warden.serve(place.tag, ENTRY, arguments, descriptors={"socket": port.fileno()})
+            self._serve(place)
         for old in [old for old in self._places[:-2] if old.offer != in_use]:
             self._places.remove(old)
             self._give_up(old)
         return offer
+
+    def begin(self, offer: Offer) -> None:
+        """Called before the workers of the round that was given this offer, of whichever node, are started.
+
+        No worker of an earlier round is left on this node.
+        """
 
     def handle(self, event: ServiceFailed | ServiceEnded) -> Offer | None:
         """Take note of the end of a store; the offer that it served, unless that was given up.
@@ -100,7 +111,102 @@ class Stores:
         while self._places:
             self._places.pop().port.close()
 
+    def _serve(self, place: _Place) -> None:
+        arguments = {"host": place.port.reached_at, "port": place.port.port}
+        self._warden.serve(place.tag, ENTRY, arguments, descriptors={"socket": place.port.fileno()})
+
     def _give_up(self, place: _Place) -> None:
         if place.offer.hosted:
             self._warden.end_service(place.tag)
         place.port.close()
+
+
+class OnePort(Stores):
+    """A job of one node whose workers' store has the same port in every round.
+
+    Args:
+        warden: As for :class:`Stores`.
+        address: As for :class:`Stores`.
+        new_id: As for :class:`Stores`.
+        number: The port.
+        hosted: As for :class:`Stores`.
+    """
+
+    def __init__(self, warden: Warden, address: str, new_id: Callable[[], str], number: int, *, hosted: bool) -> None:
+        super().__init__(warden, address, new_id, hosted=hosted)
+        self._number = number
+        self._port: HeldPort | None = None
+        self._listens = False
+
+    def offer(self, in_use: Offer | None = None) -> Offer:
+        """The same place once more.
+
+        Raises:
+            ElasticError: The port is taken.
+        """
+        if self._port is None:
+            self._take(listens=self._hosted)
+        return Offer(self._address, self._number, self._new_id(), hosted=self._hosted)
+
+    def begin(self, offer: Offer) -> None:
+        """End the store of the round before, and start this one's. Connections wait for it meanwhile.
+
+        Raises:
+            ElasticError: The port is taken.
+        """
+        while self._places:
+            self._warden.end_service(self._places.pop().tag)
+        if self._port is None or offer.hosted != self._listens:
+            self._take(listens=offer.hosted)
+        if offer.hosted and self._port is not None:
+            self._places.append(_Place(offer, self._port, next(self._tags)))
+            self._serve(self._places[-1])
+
+    def close(self) -> None:
+        """Let the port go. The store's process ends with the warden."""
+        if self._port is not None:
+            self._port.close()
+            self._port = None
+
+    def _take(self, *, listens: bool) -> None:
+        self.close()
+        take = HeldPort.take_at if listens else HeldPort.take
+        port = take(self._address, self._number)
+        if listens:
+            port.listen()
+        self._port, self._listens = port, listens
+
+
+class SharedStore(Stores):
+    """The rendezvous' own store, for every round.
+
+    Args:
+        warden: As for :class:`Stores`.
+        place: Where workers reach it, host and port.
+        new_id: As for :class:`Stores`.
+    """
+
+    def __init__(self, warden: Warden, place: tuple[str, int], new_id: Callable[[], str]) -> None:
+        super().__init__(warden, place[0], new_id, hosted=True)
+        self._number = place[1]
+
+    def offer(self, in_use: Offer | None = None) -> Offer:
+        """The same place once more."""
+        return Offer(self._address, self._number, self._new_id(), hosted=True)
+
+
+def make_stores(
+    config: RunConfig,
+    backend: RendezvousBackend,
+    warden: Warden,
+    address: str,
+    new_id: Callable[[], str],
+    *,
+    hosted: bool,
+) -> Stores:
+    """What this node offers in this run; the arguments are those of :class:`Stores`."""
+    if backend.workers_store is not None:
+        return SharedStore(warden, backend.workers_store, new_id)
+    if config.master_port is not None:
+        return OnePort(warden, address, new_id, config.master_port, hosted=hosted)
+    return Stores(warden, address, new_id, hosted=hosted)

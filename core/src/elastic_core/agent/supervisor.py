@@ -28,7 +28,7 @@ from elastic_core.agent.ports import own_address
 from elastic_core.agent.probing import Door, probe
 from elastic_core.agent.scratch import remove_abandoned
 from elastic_core.agent.status import ShowState, Status, describe_node
-from elastic_core.agent.stores import Stores
+from elastic_core.agent.stores import Stores, make_stores
 from elastic_core.agent.warden import CLOSING, Warden
 from elastic_core.agent.warden_events import (
     Died,
@@ -171,7 +171,7 @@ def supervise(
                 if (verdict := lookout.verdict()) is not None:
                     return finish(publish, verdict, idle=outcome.TOO_LATE)
         hosted = preloading.STORE_MODULE in preloaded
-        stores = stack.enter_context(closing(Stores(warden, address, clock.new_id, hosted=hosted)))
+        stores = stack.enter_context(closing(make_stores(config, store, warden, address, clock.new_id, hosted=hosted)))
         applicant = replace(applicant, offer=stores.offer())
         found = persist(store, joining, waits, timeout=patience)
         if isinstance(found, Closed):
@@ -454,6 +454,7 @@ class Supervisor:
         self._plugins.round_starts(current.number, self._group.run_uid, list(current.group_ranks))
         self._arm_fence()
         try:
+            self._stores.begin(current.offer)
             self._group.start(current, restart_count)
             if self._stores.dead(current.offer):
                 self._lose_store(current)

@@ -166,6 +166,7 @@ def configure(
         max_nodes=flags.nnodes.most,
         role=flags.role,
         node_rank=(flags.node_rank or 0) if backend in NUMBERED else None,
+        master_port=(flags.master_port or None) if takes_master(flags, backend) else None,
         max_restarts=flags.max_restarts,
         on_node_loss=flags.on_node_loss,
         rdzv_backend=backend,
@@ -176,7 +177,7 @@ def configure(
         timing=conf.timing,
         run_uid=conf.run_uid or scheduler_uid(environ),
         allow_version_mismatch=flags.allow_version_mismatch,
-        local_addr=flags.local_addr,
+        local_addr=(flags.master_addr if takes_master(flags, backend) else None) or flags.local_addr,
         signals=flags.signals_to_handle,
         shutdown_timeout=_shutdown_timeout(flags, environ),
         failure_grace=flags.failure_grace,
@@ -201,6 +202,16 @@ def configure(
 def plugins_named(flags: Flags, environ: Mapping[str, str]) -> tuple[str, ...]:
     """The plugins that are on because the run names them."""
     return (*values.names(environ.get(PLUGINS_VARIABLE, "")), *flags.plugin)
+
+
+def takes_master(flags: Flags, backend: str) -> bool:
+    """Whether ``--master_addr`` and ``--master_port`` say where the workers' store of a node by itself is.
+
+    torchrun takes ``static`` for it then, and this node for the one that hosts it.
+    """
+    return (
+        backend == LOCAL and not flags.standalone and flags.rdzv_backend in (None, STATIC) and not flags.rdzv_endpoint
+    )
 
 
 def meeting_place(flags: Flags) -> tuple[str, str]:
@@ -253,11 +264,9 @@ def without_effect(flags: Flags, backend: str, *, polled: bool = False) -> list[
     """
     said = []
     if backend not in NUMBERED:
-        by_hand = {
-            "node_rank": flags.node_rank,
-            "master_addr": flags.master_addr,
-            "master_port": flags.master_port or None,
-        }
+        by_hand: dict[str, object] = {"node_rank": flags.node_rank}
+        if not takes_master(flags, backend):
+            by_hand |= {"master_addr": flags.master_addr, "master_port": flags.master_port or None}
         if given := [f"--{name}" for name, value in by_hand.items() if value is not None]:
             each = "has" if len(given) == 1 else "have"
             why = "ranks, address and port are found by the rendezvous; only --rdzv_backend=static takes them"

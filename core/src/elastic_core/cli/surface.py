@@ -88,14 +88,15 @@ FLAGS: Sequence[Flag] = (
         section=RENDEZVOUS,
         parse=values.not_empty,
         metavar="HOST",
-        help="Where node 0 of the static backend is.  [default: 127.0.0.1]",
+        help="Where node 0 of the static backend is, or a node by itself (MASTER_ADDR).  [default: 127.0.0.1]",
     ),
     Flag(
         "--master_port",
         section=RENDEZVOUS,
         parse=values.port,
         metavar="PORT",
-        help="The port of its store; 0 is a free one, for one node only.  [default: 29500]",
+        help="The port of its store (MASTER_PORT); 0 is a free one, for one node only.  "
+        "[default: 29500 with static, else a free one]",
     ),
     Flag(
         "--local_addr",

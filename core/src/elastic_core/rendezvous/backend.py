@@ -121,6 +121,8 @@ class RendezvousBackend(ABC):
             (asynchronous replication with failover). A read from such a store is no contact for the fence (rule S4): a
             heartbeat that it has taken is, for as long as :meth:`confirm` says that the server is still the right one.
             False unless a backend says otherwise.
+        workers_store: Where workers reach this very store as a torch TCPStore, host and port, if they are to use it as
+            theirs (``static``); it then implements :meth:`forget_workers`. None unless a backend says otherwise.
         warnings: What an operator should know and mend about this store, found while the hook made the first
             connection. The agent prints each once; ``elastic doctor`` lists them.
     """
@@ -129,6 +131,7 @@ class RendezvousBackend(ABC):
     hosting: bool = True
     may_forget: bool = False
     stale_reads: bool = False
+    workers_store: tuple[str, int] | None = None
     warnings: tuple[StoreWarning, ...] = ()
 
     @abstractmethod
@@ -200,6 +203,12 @@ class RendezvousBackend(ABC):
         the data is right, and only larger; so this does nothing unless a backend knows better.
         """
 
+    def forget_workers(self) -> None:  # noqa: B027  (without workers_store there is nothing to do)
+        """Delete the keys that the workers of earlier rounds have written, none of which lives any more.
+
+        Called only where :attr:`workers_store` is set, by the leader, before it appends the entry that begins a round.
+        """
+
     def erase(self) -> bool:
         """Delete all that the job has in the store, and its name; whether this store can.
 
@@ -236,7 +245,7 @@ class RendezvousBackend(ABC):
         return True
 
 
-TRAITS = ("embedded", "hosting", "may_forget", "stale_reads", "warnings")
+TRAITS = ("embedded", "hosting", "may_forget", "stale_reads", "workers_store", "warnings")
 """The attributes by which a backend says what its store is."""
 
 

@@ -20,7 +20,7 @@ from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.codec import OversizedError, encode_entry
 from elastic_core.rendezvous.decide import Append, Ask, LookAgain, decide
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import Closed, Counters, Entry, Ledger, compose, next_anchors
+from elastic_core.rendezvous.ledger import Closed, Counters, Entry, Ledger, Round, compose, next_anchors
 from elastic_core.rendezvous.limits import MAX_UNREAD, UNREAD_ID_LENGTH
 from elastic_core.rendezvous.reading import check_head, said_by
 from elastic_core.rendezvous.retry import Backoff
@@ -161,6 +161,8 @@ class ChairDriver:
         except OversizedError as exc:
             entry = _closed_for(ledger, entry, exc)
             data = encode_entry(entry)
+        if store.workers_store is not None and isinstance(entry.body, Round):
+            store.forget_workers()  # an embedded store has one leader, so no other one has begun this round meanwhile
         if store.append(ledger.head.link, entry.link, data):
             self._taken = entry
         else:

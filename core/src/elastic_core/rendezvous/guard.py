@@ -117,6 +117,11 @@ class GuardedBackend(RendezvousBackend):
         with self._asking("shrink"):
             self.inner.shrink(index)
 
+    def forget_workers(self) -> None:
+        """As the backend's."""
+        with self._asking("forget_workers"):
+            self.inner.forget_workers()
+
     def erase(self) -> bool:
         """As the backend's."""
         with self._asking("erase"):

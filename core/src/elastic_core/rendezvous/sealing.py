@@ -85,6 +85,9 @@ def seal_again(scene: Scene, current: Round, incident: Incident) -> Decision:
         if scene.now < offered_by:
             return LookAgain(offered_by)
         return end_round_for(scene, current, HaltReason.FAILURE, incident)
+    if len(current.members) > 1 and (offer.address, offer.port) == (current.offer.address, current.offer.port):
+        # Rounds that share a store: the workers of this one must be gone everywhere before the next one begins.
+        return end_round_for(scene, current, HaltReason.FAILURE, incident)
     counters, spends = restarted(scene, current, incident)
     number, why = current.number + 1, _clause(incident)
     body = Round(number=number, offer=offer, same_as=current.number, charged=spends, why=why)

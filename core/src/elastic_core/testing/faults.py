@@ -386,6 +386,10 @@ class LossyBackend(RendezvousBackend):
         """As the backend's, if the line lets it."""
         self._line.call(lambda: self._inner.shrink(index), self)
 
+    def forget_workers(self) -> None:
+        """As the backend's, if the line lets it."""
+        self._line.call(self._inner.forget_workers, self)
+
     def erase(self) -> bool:
         """As the backend's, if the line lets it."""
         return self._line.call(self._inner.erase, self)

@@ -37,6 +37,7 @@ from elastic_rdzv_c10d.records import (
     ENTRY_APPENDED,
     KEPT_BELLS,
     REMOVED,
+    ROOT,
     ROW_CHANGED,
     ROW_CYCLE,
     UNWRITTEN,
@@ -78,6 +79,7 @@ class C10dBackend(RendezvousBackend):
         server: The store's process, if this agent started it; ended with this object.
         hosting: Whether the store lives in this agent.
         known: What this agent's other connections know.
+        serves_workers: Whether the job's workers use this store as theirs, too.
     """
 
     embedded = True
@@ -90,7 +92,10 @@ class C10dBackend(RendezvousBackend):
         server: StoreServer | None = None,
         hosting: bool = False,
         known: Known | None = None,
+        serves_workers: bool = False,
     ) -> None:
+        if serves_workers:
+            self.workers_store = (client.address.host, client.address.port)
         self.hosting = hosting or server is not None
         self._client = client
         self._server = server
@@ -115,7 +120,8 @@ class C10dBackend(RendezvousBackend):
             if isinstance(exc.__cause__, ConnectionRefusedError):  # no answer may be the network's fault
                 raise StoreLostError(exc.message, hint=exc.hint) from exc
             raise
-        return C10dBackend(client, self._run_id, hosting=self.hosting, known=self._known)
+        shared = self.workers_store is not None
+        return C10dBackend(client, self._run_id, hosting=self.hosting, known=self._known, serves_workers=shared)
 
     def close(self) -> None:
         """Close this connection; its wait ends. If this agent's first connection hosts the store, the store ends."""
@@ -296,6 +302,12 @@ class C10dBackend(RendezvousBackend):
         key = self._keys.ledger(index)
         if (record := self._client.peek(key)) is not None:
             self._client.swap(key, record, Entry(Entry.unpack(record).id, TOMBSTONE).pack())
+
+    def forget_workers(self) -> None:
+        """Delete every key that is no job's of ours."""
+        for name in self._client.names() or ():
+            if not name.startswith(ROOT):
+                self._client.delete(name)
 
     def erase(self) -> bool:
         """Delete all of the job's keys, where this torch can list them."""

@@ -69,8 +69,8 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> C10dBackend:
     return connect(params, Options.read(params.config))
 
 
-def connect(params: RendezvousParameters, options: Options) -> C10dBackend:
-    """The same, with the options read."""
+def connect(params: RendezvousParameters, options: Options, *, serves_workers: bool = False) -> C10dBackend:
+    """The same, with the options read; and whether the job's workers use this store as theirs, too."""
     endpoint = Endpoint.parse(params.endpoint)
     patience = Patience(options.connect_timeout)
     site = find_site(endpoint, resolve(endpoint, patience), options.is_host, params.local_addr)
@@ -93,8 +93,9 @@ def connect(params: RendezvousParameters, options: Options) -> C10dBackend:
             if params.token is None:
                 warnings.append(exposure_warning(site.addresses[0]))
         client = StoreClient(search.reach(), options.read_timeout, patience.left(), search.waiting)
+        shared = serves_workers and client.names() is not None  # else old rounds' keys could not be deleted
         undo.pop_all()
-    made = C10dBackend(client, params.run_id, server=server)
+    made = C10dBackend(client, params.run_id, server=server, serves_workers=shared)
     made.warnings = tuple(filter(None, warnings))
     return made
 

@@ -26,6 +26,8 @@ from urllib.parse import quote, unquote
 from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES
 
+ROOT = "elastic/"
+"""What the names of all jobs' keys begin with."""
 REMOVED = b"-"
 UNWRITTEN = b""
 
@@ -56,7 +58,7 @@ class Keys:
     """
 
     def __init__(self, run_id: str) -> None:
-        self.prefix = prefix = f"elastic/{_quoted(run_id)}/"
+        self.prefix = prefix = f"{ROOT}{_quoted(run_id)}/"
         self.newest, self.arrivals, self.changes = f"{prefix}newest", f"{prefix}arrivals", f"{prefix}changes"
 
     def ledger(self, index: int) -> str:

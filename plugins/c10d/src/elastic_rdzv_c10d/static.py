@@ -2,6 +2,9 @@
 
 It is ``c10d`` with the question of the host answered: node 0 holds the store, at ``--master_addr:--master_port``. Ranks
 go by ``--node_rank``, whoever comes first; a node that is replaced keeps its rank.
+
+The workers use the same store, as under torchrun, so that a script that was told the port by hand finds it there. Each
+round finds it without the keys of earlier rounds' workers.
 """
 
 from __future__ import annotations
@@ -44,4 +47,5 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> C10dBackend:
     """
     if params.node_rank is None:
         raise UsageError("The static backend needs to know which node this is.", hint="Add --node_rank=N, from 0.")
-    return connect(params, replace(Options.read(params.config), is_host=params.node_rank == 0))
+    options = replace(Options.read(params.config), is_host=params.node_rank == 0)
+    return connect(params, options, serves_workers=True)
