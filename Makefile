@@ -53,7 +53,12 @@ $(READY): Makefile $(wildcard requirements/*.txt) $(DISTRIBUTIONS:=/pyproject.to
 	[ -n "$${found:-}" ] || { echo "Elastic needs Python 3.10 or newer; name one with: make PYTHON=/path/to/python3" >&2; exit 1; }; \
 	echo "setting up $(VENV) with $$("$$found" --version); the first time takes a few minutes"; \
 	[ -x $(BIN)/python ] || "$$found" -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -r requirements/dev.txt $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
+	@echo "  1 of 3: torch and what the examples train with (200 MB; most of the time)"
+	@$(BIN)/python -m pip install --quiet -r requirements/torch.txt
+	@echo "  2 of 3: the tools for tests and development"
+	@$(BIN)/python -m pip install --quiet -r requirements/dev.txt
+	@echo "  3 of 3: $(words $(DISTRIBUTIONS)) distributions of this repository, editable"
+	@$(BIN)/python -m pip install --quiet $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 	@touch $@
 
 demo: setup

@@ -58,3 +58,14 @@ def test_an_address_without_a_host_is_named_with_what_to_check(stage: Stage, bac
         assert agent.exit_code() == ExitCode.UNREACHABLE, agent.output
         assert "10.77.0.99:7777: no answer" in agent.output
         assert "the network" in agent.output, "what to check"
+
+
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_without_torch_the_backends_that_need_it_say_so(stage: Stage, tmp_path: Path, backend: str) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")\n")
+    flags = ["--nnodes=2", f"--rdzv_backend={backend}", "--rdzv_endpoint=localhost:29533", "--node_rank=0"]
+    agent = stage.run(*flags, "--no_python", "true", env={"PYTHONPATH": str(tmp_path)})
+    assert agent.exit_code() == ExitCode.USAGE, agent.output
+    assert f"The {backend} backend needs torch, which cannot be imported: ModuleNotFoundError" in agent.output
+    assert "Install torch for this Python" in agent.output
+    assert "Traceback" not in agent.output

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from elastic_core import job_token
 from elastic_core.conf import boolean, positive_seconds
+from elastic_core.errors import UsageError
 from elastic_core.hookspecs import RendezvousOptions, hookimpl
 from elastic_core.rendezvous.backend import StoreWarning
 from elastic_rdzv_c10d.endpoint import DEFAULT_PORT, FORM, Address, Endpoint, find_site
@@ -62,7 +63,8 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> C10dBackend:
     """Host the store if it belongs here, and connect to it.
 
     Raises:
-        UsageError: The endpoint or an option is wrong, or this host cannot tell whether the address is its own.
+        UsageError: The endpoint or an option is wrong, this host cannot tell whether the address is its own, or torch
+            cannot be imported.
         RendezvousConnectionError: Nobody listens there, there is no way to it, or the store was to be here and its
             port is taken.
     """
@@ -80,7 +82,13 @@ def connect(params: RendezvousParameters, options: Options, *, serves_workers: b
             undo.callback(site.listener.close)  # others knock there from here on
         else:
             search.look()
-        from elastic_rdzv_c10d.backend import C10dBackend  # imports torch
+        try:
+            from elastic_rdzv_c10d.backend import C10dBackend  # imports torch
+        except (ImportError, OSError) as exc:  # OSError: a library that torch loads is not there
+            raise UsageError(
+                f"The {params.backend} backend needs torch, which cannot be imported: {type(exc).__name__}: {exc}.",
+                hint="Install torch for this Python, or take a backend that does without it: redis, etcd, file.",
+            ) from exc
         from elastic_rdzv_c10d.client import StoreClient
         from elastic_rdzv_c10d.server import StoreServer, limit_warning
 
