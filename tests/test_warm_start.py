@@ -74,6 +74,20 @@ def test_a_preload_that_raises_is_shown_and_workers_start_fresh(stage: Stage, tm
     assert "trained" in agent.lines
 
 
+def test_a_preloaded_module_that_starts_a_thread_costs_no_round(stage: Stage, tmp_path: Path, done: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    start = "threading.Thread(target=threading.Event().wait, name='metronome', daemon=True).start()\n"
+    (site / "threaded.py").write_text(f"import threading\n{start}")
+    env = {**WARM, "PYTHONPATH": str(site)}
+    agent = stage.run(*TWO, "--preload=torch,threaded", WORKERS / "allreduce.py", "--until", done, env=env)
+    os.kill(trains(agent, 0)[1], signal.SIGKILL)
+    trains(agent, 1)
+    ends(agent, done)
+    assert "round 3" not in agent.output
+    assert agent.output.count("the template has 2 threads, which a fork does not get (MainThread, metronome)") == 1
+
+
 def test_a_failed_worker_that_does_not_come_to_its_end_is_not_waited_for(stage: Stage, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -729,6 +729,30 @@ def test_a_service_outlives_a_stop_and_ends_when_it_is_told_to(listener: Workers
     gone(started.pid)
 
 
+def test_a_service_starts_fresh_where_the_template_must_not_fork(listener: Workers) -> None:
+    thread = "import threading, time\nthreading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()\n"
+    (listener.modules / "preloaded.py").write_text(SERVICE)
+    (listener.modules / "threaded.py").write_text(thread)
+    listener.template("threaded", program=SLEEP)
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            arguments = {"greeting": "hello", "code": 5}
+            listener.warden.serve(7, "preloaded:serve", arguments, descriptors={"fd": theirs.fileno()})
+        ours.settimeout(PATIENCE)
+        assert json.loads(ours.recv(1000)) == {"greeting": "hello", "parent": listener.warden.pid, "leads": True}
+        started = listener.wait(ServiceStarted)
+        worker, _ = listener.running()
+        listener.warden.stop(grace=0)
+        listener.wait(Gone)
+        gone(worker.pid)
+        ours.send(b"+")
+        assert ours.recv(100) == b"ok\n", "a stop leaves it alone"
+        ours.send(b"-")
+        assert listener.wait(ServiceEnded) == ServiceEnded(7, 5)
+    gone(started.pid)
+
+
 @pytest.mark.parametrize(
     ("entry", "error"),
     [

@@ -30,7 +30,8 @@ ROOM = "ELASTIC_TEMPLATE_ROOM"
 """Holds the place where a worker shows the variables that it has and the template has not (``title.py``)."""
 ROOM_SIZE = 4096
 """Bytes; those variables have about a thousand."""
-STARTUP = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "warm", "startup")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+STARTUP = os.path.join(_PACKAGE, "warm", "startup")
 """The directory of our ``sitecustomize``."""
 PROBE = f"""
 import os, sys
@@ -39,6 +40,14 @@ if os.environ["{STAGE}"] != "hooked":
 os.execvp(sys.argv[1], sys.argv[1:])
 """
 """Runs first, and becomes the template. An interpreter without the hook would simply run the user's program there."""
+SERVICE = f"""
+import sys
+sys.path[:1] = []
+sys.path.append({os.path.dirname(_PACKAGE)!r})
+from elastic_core.warm.service import main
+main()
+"""
+"""What a service runs that starts fresh: the current directory is not searched, and our package is searched last."""
 IMPORT_WITHIN = 60.0
 """Seconds that a template may import, from its start, before nobody waits for it any more."""
 ANSWER_WITHIN = 10.0
@@ -172,6 +181,15 @@ class Nursery:
             raise
         finally:
             os.close(given["pipe"])
+
+    def fresh_service(self, child: Child) -> Child | None:
+        """A service to be started as a process of its own, in place of ``child``; None if nobody knows how."""
+        if not self._settings:
+            return None
+        argv = [*self._settings["python"], "-c", SERVICE]
+        request: Message = {**child.request, "argv": argv, "env": dict(self._settings["env"])}
+        descriptors, child.descriptors = child.descriptors, []
+        return Child(child.kind, {**request, "cwd": None, "cpus": None, "worker": False}, descriptors)
 
     def due(self) -> float:
         """When somebody will be released."""

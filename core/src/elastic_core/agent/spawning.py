@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import fcntl
+import json
 import os
 import signal
 from typing import NoReturn
@@ -21,6 +22,9 @@ OUT_OF_THE_WAY = 48
 """From here on a control channel gets its number: a script's files have theirs from 3 on, a shell's near 63 and 255."""
 SEAT_DESCRIPTOR = 200
 """From here on the node's seat gets its number: below 255, where bash keeps its script."""
+SERVICE_VARIABLE = "ELASTIC_SERVICE"
+"""Tells a service that starts fresh what to call (``warm/service.py``): JSON with the entry, the arguments, and the
+descriptors' numbers by name."""
 STANDARD_STREAMS = ("stdin", "stdout", "stderr")
 OOM_SCORE = 300
 """Added to a worker's oom_score_adj: when memory runs out, a worker dies before the agent and the warden do."""
@@ -197,6 +201,10 @@ def _become(request: Message, given: dict[str, int], pipe: int, warden: int) -> 
             environment[CONTROL_VARIABLE] = str(inheritable(given["control"]))
         if "seat" in given:
             inheritable(given["seat"], SEAT_DESCRIPTOR)
+        if "entry" in request:  # a service
+            numbers = {name: inheritable(fd) for name, fd in given.items()}
+            call = {"entry": request["entry"], "arguments": request["arguments"], "descriptors": numbers}
+            environment[SERVICE_VARIABLE] = json.dumps(call)
         if request.get("worker", True):
             volunteer_for_oom()
         if request["cpus"] is not None:

@@ -165,13 +165,22 @@ class Warden:
     def _do_without(self, child: Child, why: str) -> None:
         """No template forks this one."""
         if child.kind is Kind.SERVICE:
-            self._fail(child, why)
+            self._serve_without(child, why)
         elif self._is_late(child):
             self._fail(child, BEING_STOPPED)
         else:
             self._tell("started_fresh", tag=child.tag, why=why)
             fresh = Child(child.kind, child.request, child.descriptors[:], child.seat)
             child.descriptors.clear()
+            self._start_fresh(fresh)
+
+    def _serve_without(self, child: Child, why: str) -> None:
+        """Start a service fresh, unless what the template had forked says that it cannot be, or it is too late."""
+        over = child.unwanted or self._channel.closed or child.pid is not None
+        fresh = None if over else self._nursery.fresh_service(child)
+        if fresh is None:
+            self._fail(child, why)
+        else:
             self._start_fresh(fresh)
 
     def _start_fresh(self, child: Child) -> None:

@@ -91,11 +91,12 @@ def shadowed(directory: str | None, modules: frozenset[str]) -> tuple[tuple[str,
 
 
 def tasks() -> tuple[str, ...]:
-    """The names of this process's threads, those of libraries included."""
-    names = []
+    """The names of this process's threads, those of libraries included: Python's names where it knows them."""
+    names, threading = [], sys.modules.get("threading")
+    known = {} if threading is None else {thread.native_id: thread.name for thread in threading.enumerate()}
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm", encoding="utf-8") as file:
-            names.append(file.read().strip())
+            names.append(known.get(int(task)) or file.read().strip())
     return tuple(names)
 
 

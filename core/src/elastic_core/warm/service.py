@@ -1,0 +1,23 @@
+"""A service that no fork server forks: the same function call, in an interpreter of its own.
+
+So what the workers need, their store, does not depend on whether the fork server may fork.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib import import_module
+
+from elastic_core.agent.spawning import SERVICE_VARIABLE
+from elastic_core.title import Title
+
+
+def main() -> None:
+    """Call it; its end is the end of the process."""
+    request = json.loads(os.environ.pop(SERVICE_VARIABLE))
+    for descriptor in request["descriptors"].values():
+        os.set_inheritable(descriptor, False)
+    Title().show_service(request["entry"])
+    module, _, name = request["entry"].partition(":")
+    getattr(import_module(module), name)(**request["arguments"], **request["descriptors"])
