@@ -42,7 +42,7 @@ def test_who_follows_the_tutorial_sees_what_it_shows_and_has_all_three_plugins(r
             "hooks": ["elastic_make_rendezvous", "elastic_rendezvous_options"],
             **facts,
         },
-        {"name": "import-errors", "group": "elastic.plugins", "hooks": ["elastic_judge_failure"], **facts},
+        {"name": "script-errors", "group": "elastic.plugins", "hooks": ["elastic_judge_failure"], **facts},
         {"name": "event-lines", "group": "elastic.autoload", "hooks": ["elastic_observe", "elastic_run_ends"], **facts},
     ]
 

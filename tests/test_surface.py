@@ -89,6 +89,36 @@ def test_an_argument_tells_the_local_rank_to_scripts_of_torch_distributed_launch
     }
 
 
+def test_a_job_survives_three_failures_unless_told_otherwise(stage: Stage) -> None:
+    agent = stage.run(
+        "--no_python", "sh", "-c", "exit $((3 + TORCHELASTIC_RESTART_COUNT))", env={"PET_MAX_RESTARTS": ""}
+    )
+    assert agent.exit_code() == 1
+    assert "restart 3 of 3 (rank 0" in agent.output
+    assert "all restarts of --max_restarts=3 are spent" in agent.output
+
+
+@pytest.mark.parametrize(
+    ("text", "shown", "why"),
+    [
+        ("import tourch\n", "No module named 'tourch'", "no restart mends ModuleNotFoundError"),
+        (
+            "import argparse\nargparse.ArgumentParser().parse_args()\n",
+            "error: unrecog",
+            "no restart mends wrong arguments",
+        ),
+    ],
+)
+def test_a_script_that_cannot_begin_fails_once(stage: Stage, tmp_path: Path, text: str, shown: str, why: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    agent = stage.run("--nproc_per_node=2", script, "--lr=1", env={"PET_MAX_RESTARTS": ""})
+    assert agent.exit_code() == 1
+    assert shown in agent.output
+    assert why in agent.output
+    assert "round 2" not in agent.output
+
+
 def test_only_the_ranks_that_are_asked_for_are_shown(stage: Stage, tmp_path: Path) -> None:
     flags = ["--standalone", "--nproc_per_node=2", "--local_ranks_filter=1", f"--log_dir={tmp_path}"]
     agent = stage.run(*flags, *SAYS)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,41 @@ def test_failures_of_workers_spend_restarts_until_none_is_left(
     incident = Incident(kind=kind, round=1, node_id="n", host="h")
     history = History(restarts=restarts, max_restarts=max_restarts, rounds_without_progress=0)
     assert MaxRestartsPolicy().elastic_judge_failure(incident, history) == verdict
+
+
+IMPORT = "ModuleNotFoundError: No module named 'tourch'"
+USAGE = "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --rl"
+
+
+@pytest.mark.parametrize(
+    ("facts", "hopeless"),
+    [
+        ({"message": IMPORT, "exit_code": 1}, "ModuleNotFoundError"),
+        ({"message": "SyntaxError: invalid syntax", "exit_code": 1}, "SyntaxError"),
+        ({"detail": USAGE, "exit_code": 2}, "wrong arguments"),
+        ({"detail": "Usage: train.py [OPTIONS]\n\nError: No such option: --rl", "exit_code": 2}, "wrong arguments"),
+        ({"message": IMPORT, "exit_code": 1, "round": 2}, None),
+        ({"detail": USAGE, "exit_code": 2, "round": 2}, None),
+        ({"detail": USAGE, "exit_code": 1}, None),
+        ({"detail": "grep: data: No such file", "exit_code": 2}, None),
+        ({"detail": "disk usage: 90 %", "exit_code": 2}, None),
+        ({"message": "RuntimeError: ImportError: of another one", "exit_code": 1}, None),
+        ({"message": "ValueError: boom", "exit_code": 1}, None),
+        ({"exit_code": -9}, None),
+        ({"message": IMPORT, "kind": IncidentKind.START_FAILED}, None),
+    ],
+)
+def test_a_program_that_would_fail_in_the_same_way_at_once_is_not_restarted(
+    facts: dict[str, Any], hopeless: str | None
+) -> None:
+    incident = Incident(**{"kind": IncidentKind.WORKER_FAILED, "round": 1, "node_id": "n", "host": "h", **facts})
+    verdict = MaxRestartsPolicy().elastic_judge_failure(
+        incident, History(restarts=0, max_restarts=3, rounds_without_progress=0)
+    )
+    if hopeless is None:
+        assert verdict.action is Action.RESTART
+    else:
+        assert verdict == Verdict(Action.GIVE_UP, f"no restart mends {hopeless}")
 
 
 def lines(*events: Event, least: Level = Level.INFO) -> list[str]:

@@ -306,7 +306,7 @@ def staged(backend: str, epochs: int) -> Iterator[tuple[Stage, Store]]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastic-demo-")))
         store = stack.enter_context(store_for(backend, folder))
         rendezvous = [f"--rdzv_backend={backend}", f"--rdzv_endpoint={store.endpoint}", "--rdzv_id=digits"]
-        size = ["--nnodes=1:2", f"--nproc_per_node={WORKERS_PER_NODE}", "--max_restarts=3"]
+        size = ["--nnodes=1:2", f"--nproc_per_node={WORKERS_PER_NODE}"]
         training = [os.path.relpath(TRAIN), f"--epochs={epochs}", f"--audit-log={folder / AUDIT_LOG}"]
         stage = Stage([*size, *rendezvous, *training], folder / AUDIT_LOG)
         try:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stage import Stage
+from stage import FIRST_FAILURE_ENDS, Stage
 
 BLOCK = re.compile(r"(?:^`(?P<path>[\w./-]+)`\n\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\$ (?P<command>(?:.*\\\n)*.*)\n(?P<output>(?:(?!\$ ).*\n)*)", re.MULTILINE)
@@ -71,6 +71,7 @@ class Reader:
             "PIP_NO_INDEX": "1",
             "PIP_NO_BUILD_ISOLATION": "0",  # pip's way to say yes
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            **dict.fromkeys(FIRST_FAILURE_ENDS, ""),  # a reader has set none of it
             **(env or {}),
         }
 

@@ -31,6 +31,8 @@ MARK = "ELASTIC_TEST_MARK"
 COLD = {"PET_WARM_START": "0"}
 """Agents start workers fresh unless a test says otherwise: most of what tests run needs no torch."""
 WARM = {"PET_WARM_START": "1"}
+FIRST_FAILURE_ENDS = {"PET_MAX_RESTARTS": "0"}
+"""So it is in agents that tests start, unless a test says otherwise: most failures in tests are meant to be seen."""
 PATIENCE = 60.0
 """Seconds after which a test gives up on something; far more than anything takes."""
 
@@ -202,7 +204,7 @@ class Stage:
     def environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
         """What a launcher is started with: this process's variables without settings for it, the mark, and ``env``."""
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTIC_", "SLURM_"))}
-        return {**environ, MARK: self.mark, **COLD, **(env or {})}
+        return {**environ, MARK: self.mark, **COLD, **FIRST_FAILURE_ENDS, **(env or {})}
 
     def wait_until(self, happened: Callable[[], object], patience: float = PATIENCE) -> bool:
         """Wait until something that shows in the agents' output has happened; whether it did."""

@@ -21,6 +21,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """On which signals a node leaves, as far as they are not ignored, unless ``--signals_to_handle`` says otherwise."""
 DEFAULT_ID = "none"
 """The job id of a run that nobody has named: torchrun's."""
+MAX_RESTARTS = 3
+"""Failures of workers that a job survives by default."""
 SHUTDOWN_TIMEOUT = 30.0
 MONITOR_INTERVAL = 0.1
 LINE_PREFIX = "[rank${rank}]:"
@@ -131,7 +133,7 @@ class RunConfig:
     """This node's rank, where nodes are numbered by hand (the static backend); None to have it assigned."""
     master_port: int | None = None
     """The port of the workers' store in a job of one node, in every round; None for a free one, each time another."""
-    max_restarts: int = 0
+    max_restarts: int = MAX_RESTARTS
     on_node_loss: OnNodeLoss = OnNodeLoss.REPLACE
     rdzv_backend: str = "local"
     rdzv_endpoint: str = field(default="", repr=False)

@@ -20,13 +20,13 @@ from elastic_core.agent.assignment import Assignment
 from elastic_core.environment import threads
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import hookimpl
-from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
+from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict, repeats_at_once
 from elastic_core.program import Program, ProgramKind, interpreter, python_program
 from elastic_core.terminal import printable
 
 
 class MaxRestartsPolicy:
-    """Restart until ``--max_restarts`` are spent."""
+    """Restart until ``--max_restarts`` are spent, unless the program would fail in the same way again at once."""
 
     SPENDS_A_RESTART = frozenset({IncidentKind.WORKER_FAILED, IncidentKind.START_FAILED})
 
@@ -36,6 +36,8 @@ class MaxRestartsPolicy:
         if incident.kind not in self.SPENDS_A_RESTART:
             return Verdict(Action.RESTART, f"{incident.kind.value.replace('_', ' ')} spends no restart")
         if history.restarts < history.max_restarts:
+            if (why := repeats_at_once(incident)) is not None:
+                return Verdict(Action.GIVE_UP, f"no restart mends {why}")
             return Verdict(Action.RESTART, f"restart {history.restarts + 1} of --max_restarts={history.max_restarts}")
         if history.max_restarts == 0:
             return Verdict(Action.GIVE_UP, "--max_restarts is 0, so the first failure ends the job")

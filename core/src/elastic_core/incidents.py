@@ -107,6 +107,26 @@ def follows_peer_loss(incident: Incident) -> bool:
     return _PEER_LOSS.search(f"{incident.message}\n{text}") is not None
 
 
+_BROKEN_SCRIPT = frozenset({"ImportError", "IndentationError", "ModuleNotFoundError", "SyntaxError", "TabError"})
+_USAGE = re.compile(r"^usage:", re.IGNORECASE | re.MULTILINE)
+_USAGE_EXIT_CODE = 2
+"""What argparse, click and their like exit with after the usage message."""
+
+
+def repeats_at_once(incident: Incident) -> str | None:
+    """What makes it certain that the program would fail in the same way again; None where a restart may help.
+
+    That is a program that cannot be imported, or that refuses its arguments, in the job's first round. In a later round
+    the same program has started before, so that something around it must have changed, and may change again.
+    """
+    if incident.kind is not IncidentKind.WORKER_FAILED or incident.round != 1:
+        return None
+    if incident.exit_code == _USAGE_EXIT_CODE and _USAGE.search(incident.detail):
+        return "wrong arguments"
+    name = incident.message.partition(":")[0]
+    return name if name in _BROKEN_SCRIPT else None
+
+
 def by_cause(incident: Incident) -> tuple[bool, float]:
     """The place of a failure among those of one round: what follows from a peer's loss comes last, whatever clocks say.
 

@@ -32,6 +32,7 @@ from elastic_core.errors import ElasticError, UsageError
 from elastic_core.exit_codes import signal_name, signalled
 from elastic_core.incidents import Incident
 from elastic_core.program import Program, ProgramKind
+from elastic_core.rendezvous import registry
 
 Streams = Stream | Mapping[int, Stream]
 """One flag for all local ranks, or a flag for each."""
@@ -174,7 +175,9 @@ def configure(config: LaunchConfig) -> RunConfig:
     if config.start_method != "spawn":
         _warn(f"start_method={config.start_method!r} has no effect: every worker is a fresh interpreter.")
     nnodes = values.NodeRange(config.min_nodes, config.max_nodes)
-    backend, endpoint = conf.settle(config.rdzv_backend, config.rdzv_endpoint, nnodes)
+    backend, endpoint = config.rdzv_backend, config.rdzv_endpoint
+    if registry.find(backend) is None:
+        backend, endpoint = conf.settle(backend, endpoint, nnodes)
     options = plugins.rendezvous_options(backend, named=config.plugins)
     text = ",".join(f"{key}={value}" for key, value in config.rdzv_configs.items())
     settings = conf.parse(text, backend=backend, options=options)

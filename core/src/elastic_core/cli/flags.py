@@ -15,7 +15,7 @@ import click
 from elastic_core import values
 from elastic_core.cli.flag import FlagCommand
 from elastic_core.cli.surface import FLAGS
-from elastic_core.config import OnNodeLoss, StreamMap
+from elastic_core.config import MAX_RESTARTS, OnNodeLoss, StreamMap
 
 
 class RunCommand(FlagCommand):
@@ -79,7 +79,7 @@ class Flags:
     preload: tuple[str, ...] | None = None
     virtual_local_rank: bool = False
     numa_binding: str | None = None
-    max_restarts: int = 0
+    max_restarts: int = MAX_RESTARTS
     on_node_loss: OnNodeLoss = OnNodeLoss.REPLACE
     shutdown_timeout: float | None = None
     failure_grace: float = 3.0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from elastic_core import values
 from elastic_core.cli.flag import Flag
-from elastic_core.config import OnNodeLoss
+from elastic_core.config import MAX_RESTARTS, OnNodeLoss
 
 JOB, RENDEZVOUS, PROGRAM, PLACEMENT = "Job size", "Rendezvous", "Program", "Placement"
 FAILURE, OUTPUT, PLUGINS = "Failure", "Output", "Plugins"
@@ -154,10 +154,11 @@ FLAGS: Sequence[Flag] = (
         "--max_restarts",
         section=FAILURE,
         parse=values.count_from_zero,
-        default="0",
+        default=str(MAX_RESTARTS),
         show_default=True,
         metavar="N",
-        help="How many failures of workers the job survives; the loss of a node is none.",
+        help="How many failures of workers the job survives; the loss of a node is none. With 0 the first one ends the "
+        "job, as under torchrun.",
     ),
     Flag(
         "--on_node_loss",
