@@ -58,8 +58,16 @@ try:
     elastic_launch(LaunchConfig(max_restarts=0), sys.executable)("-c", "raise SystemExit(3)")
 except ChildFailedError as exc:
     returned.append((exc.returncode, exc.incident.exit_code))
+try:
+    elastic_launch(LaunchConfig(max_restarts=0), double)(None)
+except ChildFailedError as exc:
+    rank, failure = exc.get_first_failure()
+    told = [word in str(exc) for word in ("rank 0 (", "exited with code 1", "TypeError: unsupported", "return 2 *")]
+    returned.append((exc.format_msg() == str(exc), told, rank, failure.exitcode, failure.message[:9]))
 print(returned)
 """
+
+FAILED = (True, [True] * 4, 0, 1, "TypeError")
 
 HANDLER = """
 import sys
@@ -163,6 +171,28 @@ def train_loop():
 print(dict(elastic.multiprocessing.Std(entrypoint=train_loop).run().return_values))
 """
 
+INTERACTIVE = """
+import dataclasses
+import elastic_core as elastic
+from elastic_core.launch import LaunchConfig, elastic_launch
+
+SCALE = 10
+
+@dataclasses.dataclass
+class Result:
+    loss: float
+
+def scaled(number):
+    return number * SCALE
+
+def train_loop(start):
+    return Result(scaled(start.loss))
+
+values = elastic_launch(LaunchConfig(1, 1, 2, start_method="fork"), train_loop)(Result(4))
+met = [value == Result(40) for value in values.values()]
+print(met, elastic_launch(LaunchConfig(), lambda: SCALE)())
+"""
+
 TRIES_AGAIN = """
 import sys
 from elastic_core.launch import LaunchConfig, SignalException, elastic_launch
@@ -210,7 +240,7 @@ def run(script: str, folder: Path) -> object:
     [
         pytest.param(STD, {0: 1.0}, id="Std"),
         pytest.param(RESTARTED, [{0: "w0", 1: "w1"}, True, "ValueError: not the first time"], id="restarts"),
-        pytest.param(LAUNCH, [{0: 42, 1: 42}, {}, (1, 3)], id="elastic_launch"),
+        pytest.param(LAUNCH, [{0: 42, 1: 42}, {}, (1, 3), FAILED], id="elastic_launch"),
         pytest.param(RESULT, [True, 0.5], id="a class of the script"),
         pytest.param(LEAVES_BY_EXIT, {0: None}, id="sys.exit"),
         pytest.param(PROCESSES, [2, {0: 3, 1: 6}, 1, "ValueError: three is bad"], id="start_processes"),
@@ -233,12 +263,20 @@ def test_a_program_is_found_again_however_it_was_started(tmp_path: Path, argv: t
     assert done.stdout == "{0: 7}\n", done.stderr
 
 
-@pytest.mark.parametrize("argv", [("-",), ("-c", SEVEN)], ids=["-", "-c"])
-def test_a_function_of_a_program_that_is_no_file_is_refused_before_the_start(
+@pytest.mark.parametrize("argv", [("-",), ("-c", INTERACTIVE)], ids=["-", "-c"])
+def test_functions_and_classes_of_a_program_that_is_no_file_travel_by_value(
     tmp_path: Path, argv: tuple[str, ...]
 ) -> None:
-    done = python(*argv, folder=tmp_path, stdin=SEVEN)
+    done = python(*argv, folder=tmp_path, stdin=INTERACTIVE)
+    assert done.stdout == "[True, True] {0: 10}\n", done.stderr
+    assert "start_method='fork' has no effect: no worker is forked from this process." in done.stderr
+
+
+def test_without_cloudpickle_such_a_function_is_refused_before_the_start(tmp_path: Path) -> None:
+    without = f"import sys; sys.modules['cloudpickle'] = None\n{INTERACTIVE}"
+    done = python("-", folder=tmp_path, stdin=without)
     assert "__main__.train_loop is defined where no other process can find it" in done.stderr
+    assert "Install cloudpickle, or put it into a module and import it from there." in done.stderr
     assert "joining job" not in done.stderr
 
 
@@ -316,6 +354,23 @@ def test_nodes_started_from_python_and_from_the_command_line_form_one_job(stage:
     second = stage.run(*flags, "--no_python", "env")
     assert (first.exit_code(), second.exit_code()) == (0, 0), first.output
     assert all("WORLD_SIZE=2" in agent.output for agent in (first, second))
+
+
+def test_nodes_that_are_numbered_by_hand_meet_from_python_as_notebook_launchers_have_it(
+    stage: Stage, tmp_path: Path
+) -> None:
+    (tmp_path / "launch.py").write_text(
+        "import sys\n"
+        "from elastic_core.launch import LaunchConfig, elastic_launch\n"
+        "config = LaunchConfig(min_nodes=2, max_nodes=2, nproc_per_node=1, run_id='none', rdzv_backend='static',\n"
+        "    rdzv_endpoint='127.0.0.1:' + sys.argv[2], rdzv_configs={'rank': int(sys.argv[1])}, start_method='fork')\n"
+        "elastic_launch(config=config, entrypoint='env')()\n"
+    )
+    port = str(free_port())
+    agents = [stage.start([sys.executable, str(tmp_path / "launch.py"), rank, port]) for rank in "10"]
+    for agent, rank in zip(agents, "10", strict=True):
+        assert agent.exit_code() == 0, agent.output
+        assert {f"RANK={rank}", "WORLD_SIZE=2"} <= set(agent.lines)
 
 
 def test_nodes_meet_over_torchs_handler_that_a_spec_brings(stage: Stage, tmp_path: Path) -> None:

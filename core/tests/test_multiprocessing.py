@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -82,8 +83,41 @@ def test_what_an_earlier_start_left_in_the_same_folder_explains_nothing(tmp_path
     assert first is not None
     assert second is not None
     assert (first.failures[0].message, first.stdouts[0]) == ("the first reason", str(tmp_path / "0" / "stdout.log"))
-    assert (second.failures[0].message, second.failures[0].error_file, second.stdouts[0]) == ("", "", "")
-    assert second.failures[0].exitcode == -signal.SIGKILL
+    failure = second.failures[0]
+    assert (failure.message, failure.error_file, second.stdouts[0]) == ("was killed by SIGKILL", "", "")
+    assert (failure.exitcode, failure.signal_name()) == (-signal.SIGKILL, "SIGKILL")
+    assert failure.error_file_data == {"message": "<NONE>"}
+    assert first.failures[0].error_file_data == {"message": "the first reason"}
+
+
+RECORDS = """
+import elastic_core as elastic
+@elastic.record
+def main():
+    raise ValueError("boom")
+main()
+"""
+
+
+def test_only_who_failed_by_itself_is_listed_and_as_torch_lists_it(tmp_path: Path) -> None:
+    codes = [WAITS, RECORDS, "raise KeyError('unrecorded')"]
+    for failing in (1, 2):
+        arguments = {rank: ("-c", codes[failing] if rank == 1 else WAITS) for rank in range(3)}
+        with start_processes("p", sys.executable, arguments, {rank: {} for rank in arguments}, tmp_path) as context:
+            result = context.wait()
+            again = context.wait()
+        assert result is not None
+        assert again is not None
+        assert list(result.failures) == list(again.failures) == [1]
+        failure = result.failures[1]
+        assert (failure.exitcode, failure.signal_name(), failure.pid) == (1, "<N/A>", context.pids()[1])
+        assert failure.message == ("ValueError: boom", "KeyError: 'unrecorded'")[failing - 1]
+        if failing == 1:
+            recorded = failure.error_file_data["message"]
+            assert recorded["message"] == "ValueError: boom"
+            assert failure.timestamp == int(recorded["extraInfo"]["timestamp"])
+            assert recorded["extraInfo"]["py_callstack"].startswith("Traceback")
+        assert datetime.fromisoformat(failure.timestamp_isoformat().replace("_", "T")).timestamp() == failure.timestamp
 
 
 def test_processes_are_started_on_any_thread() -> None:

@@ -6,7 +6,8 @@ General layout, in the order in which a run passes through it:
 * ``config``, ``conf``, ``program``, ``environment``: what a run was asked to do, and every environment variable.
 * ``discovery``, ``hookspecs``, ``plugins``, ``defaults``: what is installed, what a plugin can be asked, who is asked,
   and core's own answers. ``observers`` and ``judging`` keep foreign code from harming the job.
-* ``launch``, ``multiprocessing``, ``recording``, ``holding``: the same from Python, and what a worker may call.
+* ``launch`` with ``launch_config``, ``multiprocessing`` with ``process_failure``, ``recording``, ``holding``: the same
+  from Python, and what a worker may call.
   ``torch_worker`` reaches what needs torch, which is ``elastic_torch`` or another library; ``training`` is what
   scripts may expect of it.
 * ``agent``: one process per node: the event loop, the warden that is the parent of all workers, their output.

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
-from elastic_core import job_token
-from elastic_core.config import Timing
+from elastic_core import job_token, values
+from elastic_core.config import SHUTDOWN_TIMEOUT, Timing
 from elastic_core.errors import UsageError, did_you_mean
 from elastic_core.values import NodeRange
 
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 RUN_UID, TOKEN_FILE = "run_uid", "token_file"
 LOCAL = "local"
 """The backend of one node by itself."""
+STATIC = "static"
+NUMBERED = (STATIC, "torch-static")
+"""The backends whose nodes are numbered by hand: ours, and torch's."""
+SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 TIMING_KEYS = tuple(item.name for item in fields(Timing))
 FENCE_FACTOR = 5.0
 """``fence_after`` is at least this many times ``lost_after``. A node without store contact stops its workers at 80 % of
@@ -170,6 +174,39 @@ def check_reach(
             f"--nnodes {str(nnodes)!r}: with the {backend} backend nobody can join.",
             hint="Say where the nodes meet, e.g. --rdzv_endpoint=HOST[:PORT], the host being one of them.",
         )
+
+
+def check_node_rank(node_rank: int | None, nnodes: NodeRange) -> None:
+    """Whether a node that is numbered by hand can have that number; None where nodes are not.
+
+    Raises:
+        UsageError: There is no such node, or the number of nodes is not fixed.
+    """
+    if node_rank is None:
+        return
+    if nnodes.least != nnodes.most:
+        raise UsageError(
+            f"--nnodes {str(nnodes)!r}: nodes that are numbered by hand cannot come and go.",
+            hint="Give one number, or leave out --node_rank and use another --rdzv_backend.",
+        )
+    if not 0 <= node_rank < nnodes.most:
+        raise UsageError(f"--node_rank {node_rank}: with --nnodes={nnodes} the last one is {nnodes.most - 1}.")
+
+
+def shutdown_timeout(given: float | None, environ: Mapping[str, str]) -> float:
+    """Seconds between SIGTERM and SIGKILL: what is given, else what torch's variable says, else the default.
+
+    Raises:
+        UsageError: The variable is not a number of seconds.
+    """
+    if given is not None:
+        return given
+    if not (text := environ.get(SHUTDOWN_VARIABLE)):
+        return SHUTDOWN_TIMEOUT
+    try:
+        return values.seconds(text)
+    except values.Wrong as wrong:
+        raise UsageError(f"{SHUTDOWN_VARIABLE}={text!r} {wrong}.{wrong.suggestion}") from None
 
 
 def scheduler_uid(environ: Mapping[str, str]) -> str | None:

@@ -25,6 +25,7 @@ MAX_RESTARTS = 3
 """Failures of workers that a job survives by default."""
 SHUTDOWN_TIMEOUT = 30.0
 MONITOR_INTERVAL = 0.1
+EXIT_BARRIER = 300.0
 LINE_PREFIX = "[rank${rank}]:"
 MAX_NODES = 20_000
 """Nodes of a job, at most: a ROUND that names so many fits into one value of a store (``rendezvous/limits.py``)."""
@@ -178,6 +179,8 @@ class RunConfig:
     """How workers are bound to CPUs: node, socket, exclusive, core-complex; None for not at all."""
     monitor_interval: float = MONITOR_INTERVAL
     """How often a foreign rendezvous handler is asked for newcomers."""
+    exit_barrier: float = EXIT_BARRIER
+    """How long a node that has finished waits for the others, where a rendezvous handler keeps no ledger."""
     plugins: tuple[str, ...] = ()
     no_plugins: tuple[str, ...] = ()
     least_level: Level = Level.INFO
@@ -193,7 +196,7 @@ class RunConfig:
         check_node_limit(self.max_nodes)
         if (length := len(self.role)) > MAX_ROLE:
             raise UsageError(f"--role {self.role[:MAX_ROLE]!r}… has {length} characters; {MAX_ROLE} are allowed.")
-        for name in ("shutdown_timeout", "failure_grace", "preemption_grace", "monitor_interval"):
+        for name in ("shutdown_timeout", "failure_grace", "preemption_grace", "monitor_interval", "exit_barrier"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UsageError(f"{name} {getattr(self, name)!r} is not a number of seconds.")
         for name in ("rdzv_id", "rdzv_backend"):

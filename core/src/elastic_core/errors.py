@@ -35,8 +35,10 @@ class ElasticError(Exception):
         return self.message if self.hint is None else f"{self.message}\n{self.hint}"
 
 
-class UsageError(ElasticError):
-    """A value that the user gave is wrong; raised before anything is started."""
+class UsageError(ElasticError, ValueError):
+    """A value that the user gave is wrong; raised before anything is started. As torch's errors of that kind are, it is
+    a ValueError.
+    """
 
     exit_code = ExitCode.USAGE
 

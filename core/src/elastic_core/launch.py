@@ -11,31 +11,22 @@ import signal
 import sys
 import tempfile
 import threading
-import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from elastic_core import conf, job_token, plugins
+from elastic_core import plugins
 from elastic_core.agent import calls
-from elastic_core.config import (
-    DEFAULT_ID,
-    LINE_PREFIX,
-    MONITOR_INTERVAL,
-    SHUTDOWN_TIMEOUT,
-    RunConfig,
-    Stream,
-    StreamMap,
-)
+from elastic_core.config import RunConfig
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.exit_codes import signal_name, signalled
 from elastic_core.incidents import Incident
+from elastic_core.launch_config import LaunchConfig, configure, warn
+from elastic_core.process_failure import ProcessFailure, failure_of
 from elastic_core.program import Program, ProgramKind
-from elastic_core.rendezvous import registry
 
-Streams = Stream | Mapping[int, Stream]
-"""One flag for all local ranks, or a flag for each."""
+__all__ = ["ChildFailedError", "LaunchConfig", "SignalException", "elastic_launch", "launch_agent"]
 
 
 class ChildFailedError(ElasticError):
@@ -53,6 +44,33 @@ class ChildFailedError(ElasticError):
     def __init__(self, message: str, returncode: int, incident: Incident | None = None) -> None:
         super().__init__(message)
         self.returncode, self.incident = returncode, incident
+
+    def __str__(self) -> str:
+        """Why, and where it is known, which rank failed first and of what, with its traceback."""
+        if self.incident is None:
+            return super().__str__()
+        from elastic_core.agent.outcome import root_cause
+
+        return "\n".join([self.message, "", *root_cause(self.incident, "the first failure that this node knows of")])
+
+    format_msg = __str__
+    """torch's name for it."""
+
+    @property
+    def failures(self) -> dict[int, ProcessFailure]:
+        """The first failure, under the worker's rank; {} where no worker is to blame."""
+        incident = self.incident
+        return {} if incident is None or incident.rank is None else {incident.rank: failure_of(incident)}
+
+    def get_first_failure(self) -> tuple[int, ProcessFailure]:
+        """The rank that failed first, and how.
+
+        Raises:
+            LookupError: No worker is to blame.
+        """
+        for first in self.failures.items():
+            return first
+        raise LookupError(f"No worker is to blame: {self.message}")
 
 
 class SignalException(SystemExit):
@@ -74,51 +92,22 @@ class SignalException(SystemExit):
         return f"received {signal_name(self.sigval)}"
 
 
-@dataclass(kw_only=True)
-class LaunchConfig:
-    """What ``elastic run``'s flags say, for a caller in Python. Durations are in seconds.
-
-    Without a ``rdzv_backend`` the job has one node, and nothing needs to be reached.
-    """
-
-    min_nodes: int = 1
-    max_nodes: int = 1
-    nproc_per_node: int = 1
-    run_id: str = ""
-    """The job's id; a random one when it is '' and nobody else can join."""
-    role: str = "default"
-    rdzv_backend: str = "local"
-    rdzv_endpoint: str = field(default="", repr=False)
-    rdzv_configs: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    max_restarts: int = 3
-    monitor_interval: float = MONITOR_INTERVAL
-    start_method: str = "spawn"
-    """Only ``spawn``: every worker is a fresh interpreter."""
-    log_dir: str | os.PathLike[str] | None = None
-    redirects: Streams = Stream.NONE
-    tee: Streams = Stream.NONE
-    log_line_prefix_template: str | None = None
-    local_addr: str | None = None
-    shutdown_timeout: float = SHUTDOWN_TIMEOUT
-    signals_to_handle: str | None = None
-    """Names, separated by commas; None for SIGTERM, SIGINT and SIGHUP, except those that are ignored."""
-    duplicate_stdout_filters: tuple[str, ...] = ()
-    duplicate_stderr_filters: tuple[str, ...] = ()
-    virtual_local_rank: bool = False
-    plugins: tuple[str, ...] = ()
-
-
 class elastic_launch:
     """Run ``entrypoint`` as a job, with this process as one of its agents; call it with the entrypoint's arguments.
 
     Args:
         config: How.
         entrypoint: A function that is defined at the top level of a module or of the main program, or a command.
+        health_check_server: Taken for torch's sake; it has no effect.
     """
 
-    def __init__(self, config: LaunchConfig, entrypoint: Callable[..., Any] | str | None) -> None:
+    def __init__(
+        self, config: LaunchConfig, entrypoint: Callable[..., Any] | str | None, health_check_server: object = None
+    ) -> None:
         if entrypoint is None or not (callable(entrypoint) or isinstance(entrypoint, str)):
             raise TypeError(f"The entrypoint {entrypoint!r} is neither a function nor a command.")
+        if health_check_server is not None:
+            warn("health_check_server has no effect: an agent serves no health checks of that kind.")
         self._config, self._entrypoint = config, entrypoint
 
     def __call__(self, *args: Any) -> dict[int, Any]:
@@ -134,7 +123,18 @@ class elastic_launch:
                 process to another, or this is not the main thread.
             ElasticError: The rendezvous does not let this node in.
         """
+        calls.launching()  # first: a repeated main program gives no second warning
         return launch(configure(self._config), self._entrypoint, args)
+
+
+def launch_agent(
+    config: LaunchConfig,
+    entrypoint: Callable[..., Any] | str | None,
+    args: Sequence[Any],
+    health_check_server: object = None,
+) -> dict[int, Any]:
+    """The same as ``elastic_launch(config, entrypoint, health_check_server)(*args)``; torch's other name for it."""
+    return elastic_launch(config, entrypoint, health_check_server)(*args)
 
 
 def launch(config: RunConfig, entrypoint: Callable[..., Any] | str, args: tuple[Any, ...]) -> dict[int, Any]:
@@ -164,56 +164,6 @@ def launch(config: RunConfig, entrypoint: Callable[..., Any] | str, args: tuple[
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def configure(config: LaunchConfig) -> RunConfig:
-    """What the agent takes, from what torch's callers write.
-
-    Raises:
-        UsageError: A value cannot be meant.
-    """
-    from elastic_core import values  # reads texts as the command line does
-
-    if config.start_method != "spawn":
-        _warn(f"start_method={config.start_method!r} has no effect: every worker is a fresh interpreter.")
-    nnodes = values.NodeRange(config.min_nodes, config.max_nodes)
-    backend, endpoint = config.rdzv_backend, config.rdzv_endpoint
-    if registry.find(backend) is None:
-        backend, endpoint = conf.settle(backend, endpoint, nnodes)
-    options = plugins.rendezvous_options(backend, named=config.plugins)
-    text = ",".join(f"{key}={value}" for key, value in config.rdzv_configs.items())
-    settings = conf.parse(text, backend=backend, options=options)
-    conf.check_reach(backend, endpoint, nnodes, options)
-    for warning in settings.without_effect:
-        _warn(warning)
-    alone = backend == conf.LOCAL
-    return RunConfig(
-        program=Program(ProgramKind.FUNCTION, ""),
-        min_nodes=config.min_nodes,
-        max_nodes=config.max_nodes,
-        nproc_per_node=config.nproc_per_node,
-        role=config.role,
-        max_restarts=config.max_restarts,
-        rdzv_backend=backend,
-        rdzv_endpoint=endpoint,
-        rdzv_id=config.run_id or (uuid.uuid4().hex if alone else DEFAULT_ID),
-        rdzv_conf=settings.backend,
-        job_token=job_token.read(os.environ, settings.token_file),
-        timing=settings.timing,
-        run_uid=settings.run_uid or conf.scheduler_uid(os.environ),
-        local_addr=config.local_addr,
-        signals=_signals(config.signals_to_handle),
-        shutdown_timeout=config.shutdown_timeout,
-        log_dir=None if config.log_dir is None else Path(config.log_dir),
-        redirects=stream_map(config.redirects),
-        tee=stream_map(config.tee),
-        stdout_filters=tuple(config.duplicate_stdout_filters),
-        stderr_filters=tuple(config.duplicate_stderr_filters),
-        line_prefix=config.log_line_prefix_template or LINE_PREFIX,
-        virtual_local_rank=config.virtual_local_rank,
-        monitor_interval=config.monitor_interval,
-        plugins=config.plugins,
-    )
-
-
 def run_program(config: RunConfig) -> None:
     """Run a job of ``config.program`` with this process as one of its agents, on the main thread.
 
@@ -234,27 +184,9 @@ def run_program(config: RunConfig) -> None:
         raise ChildFailedError(ending.why, ending.exit_code, ending.incident)
 
 
-def _signals(text: str | None) -> tuple[signal.Signals, ...] | None:
-    from elastic_core import values
-
-    try:
-        return None if text is None else values.signals(text)
-    except values.Wrong as wrong:
-        raise UsageError(f"signals_to_handle={text!r} {wrong}.{wrong.suggestion}") from None
-
-
-def stream_map(streams: Streams) -> StreamMap:
-    """What the agent takes, from a flag or flags by local rank."""
-    return StreamMap(default=streams) if isinstance(streams, Stream) else StreamMap(by_rank=dict(streams))
-
-
 def _name_of(entrypoint: Callable[..., Any]) -> str:
     """The same for the same function on every node; '' where it has no name."""
     module, qualname = getattr(entrypoint, "__module__", None), getattr(entrypoint, "__qualname__", None)
     if module is None or qualname is None:
         return ""
     return f"{os.path.basename(sys.argv[0]) if module == '__main__' else module}:{qualname}"
-
-
-def _warn(warning: str) -> None:
-    print(f"elastic: warning: {warning}", file=sys.stderr)

@@ -12,7 +12,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from elastic_core.agent import calls
-from elastic_core.agent.error_files import read_error_file
+from elastic_core.agent.error_files import last_exception_line
 from elastic_core.agent.logs import make_log_dir
 from elastic_core.agent.output import Output, WorkerStreams
 from elastic_core.agent.processes import subreaping
@@ -29,7 +29,8 @@ from elastic_core.agent.warden import Warden
 from elastic_core.agent.warden_events import Died, Exited, Gone, Spawned, SpawnFailed
 from elastic_core.config import MONITOR_INTERVAL, Stream
 from elastic_core.errors import ElasticError, UsageError
-from elastic_core.launch import LaunchConfig, Streams, stream_map
+from elastic_core.launch_config import LaunchConfig, Logs, Streams, logs_of, numa_mode, warn
+from elastic_core.process_failure import ProcessFailure, read_failure
 
 __all__ = ["PContext", "ProcessFailure", "RunProcsResult", "Std", "start_processes"]
 
@@ -103,18 +104,6 @@ class Std:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessFailure:
-    """How one process failed."""
-
-    local_rank: int
-    pid: int
-    exitcode: int
-    """The exit code, or a signal's number, negative."""
-    error_file: str
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunProcsResult:
     """How all processes ended, by local rank; paths are '' for streams that went to the console."""
 
@@ -133,10 +122,16 @@ def start_processes(
     entrypoint: Callable[..., Any] | str,
     args: Mapping[int, tuple[Any, ...]],
     envs: Mapping[int, Mapping[str, str]],
-    log_dir: str | os.PathLike[str] | None = None,
+    logs_specs: Any = None,
+    log_line_prefixes: Mapping[int, str] | None = None,
+    start_method: str = "spawn",
+    numa_options: Any = None,
+    duplicate_stdout_filters: Sequence[str] | None = None,
+    duplicate_stderr_filters: Sequence[str] | None = None,
     *,
-    redirects: Streams = Stream.NONE,
-    tee: Streams = Stream.NONE,
+    log_dir: str | os.PathLike[str] | None = None,
+    redirects: Streams | None = None,
+    tee: Streams | None = None,
 ) -> PContext:
     """Start one process for each local rank, and return at once.
 
@@ -145,6 +140,12 @@ def start_processes(
         entrypoint: A function that is defined at the top level of a module or of the main program, or a command.
         args: Its arguments by local rank, 0, 1, 2, and so on without gaps.
         envs: What each process has in its environment besides this one's, by local rank.
+        logs_specs: torch's DefaultLogsSpecs; or a folder, as in older releases of torch.
+        log_line_prefixes: What stands before teed lines, by local rank.
+        start_method: No effect but for ``spawn``: no process is forked from this one.
+        numa_options: How to bind them to CPUs, as in :class:`~elastic_core.launch.LaunchConfig`.
+        duplicate_stdout_filters: Lines of stdout with one of these also go to ``filtered_stdout.log``.
+        duplicate_stderr_filters: The same for stderr.
         log_dir: Where files go; a temporary folder, removed by :meth:`PContext.close`, when it is None.
         redirects: The streams that go to files only.
         tee: Those that go to files and to the console.
@@ -160,7 +161,24 @@ def start_processes(
             f"{name}: args has the local ranks {sorted(args)} and envs {sorted(envs)}.",
             hint="Give both for every local rank from 0.",
         )
-    return PContext(name, entrypoint, args, envs, log_dir, redirects, tee)
+    if start_method != "spawn":
+        warn(f"start_method={start_method!r} has no effect: no process is forked from this one.")
+    if isinstance(logs_specs, str | os.PathLike):
+        logs_specs, log_dir = None, log_dir or logs_specs
+    logs = logs_of(logs_specs, log_dir, redirects, tee)
+    filters = {Stream.OUT: duplicate_stdout_filters or (), Stream.ERR: duplicate_stderr_filters or ()}
+    prefixes, cpus = log_line_prefixes or {}, _cpus(numa_mode(numa_options), len(args))
+    return PContext(name, entrypoint, args, envs, logs, prefixes, filters, cpus)
+
+
+def _cpus(numa_binding: str | None, processes: int) -> tuple[frozenset[int], ...]:
+    """The CPUs of each local rank; () when they are not bound."""
+    if numa_binding is None:
+        return ()
+    from elastic_core.machine import Machine, read_topology, worker_cpus  # few need it
+
+    topology = read_topology(os.environ, Machine())
+    return tuple(worker_cpus(numa_binding, rank, processes, topology) for rank in range(processes))
 
 
 class PContext:
@@ -172,18 +190,21 @@ class PContext:
         entrypoint: Callable[..., Any] | str,
         args: Mapping[int, tuple[Any, ...]],
         envs: Mapping[int, Mapping[str, str]],
-        log_dir: str | os.PathLike[str] | None,
-        redirects: Streams,
-        tee: Streams,
+        logs: Logs,
+        prefixes: Mapping[int, str],
+        filters: Mapping[Stream, Sequence[str]],
+        cpus: Sequence[frozenset[int]],
     ) -> None:
         self.name = name
         self._entrypoint, self._args, self._envs = entrypoint, args, envs
-        self._redirects, self._tee = stream_map(redirects), stream_map(tee)
+        self._redirects, self._tee, self._prefixes, self._cpus = logs.redirects, logs.tee, prefixes, cpus
         self._streams: dict[int, WorkerStreams] = {}
         self._stdouts: dict[int, str] = {}
         self._pids: dict[int, int] = {}
         self._codes: dict[int, int] = {}
         self._errors: dict[int, str] = {}
+        self._stopped: set[int] = set()
+        """The local ranks that ran when they were told to end: how they do is no failure."""
         self._closed = self._gone = False
         self._died: str | None = None
         """How the warden has ended, and all that it had started with it."""
@@ -192,9 +213,15 @@ class PContext:
             self._warden = Warden.start(alone=False)
             stack.callback(self._warden.close, 2.0)
             self._call = self._scratch("elastic_call_", stack)
-            self._directory = self._scratch("elastic_processes_", stack) if log_dir is None else Path(log_dir)
+            self._directory = self._scratch("elastic_processes_", stack) if logs.log_dir is None else logs.log_dir
             make_log_dir(self._directory)
-            self._output = Output(redirects=self._redirects, tee=self._tee, report=lambda problem: None)
+            self._output = Output(
+                redirects=self._redirects,
+                tee=self._tee,
+                report=lambda problem: None,
+                shown=logs.local_ranks_filter,
+                filters={stream: needles for stream, needles in filters.items() if needles},
+            )
             stack.callback(self._output.close)
             stack.callback(self._warden.close, 2.0)  # the processes before their output
             self._resources = stack.pop_all()
@@ -239,7 +266,7 @@ class PContext:
             self._expect(left)
             if left is not None and left <= 0 and len(self._codes) < len(self._args) and not self._failed():
                 return None
-        if self._failed():
+        if self._failed() and not self._gone:
             self._stop(signal.SIGTERM, 30.0)
         for streams in self._streams.values():
             self._output.drain(streams, 1.0)
@@ -267,7 +294,8 @@ class PContext:
     def _start(self, local_rank: int) -> None:
         directory = self._directory / str(local_rank)
         directory.mkdir(exist_ok=True)
-        streams = self._output.open(rank=local_rank, local_rank=local_rank, directory=directory)
+        prefix = self._prefixes.get(local_rank)
+        streams = self._output.open(rank=local_rank, local_rank=local_rank, directory=directory, prefix=prefix)
         self._streams[local_rank] = streams
         kept = Stream.OUT in self._redirects[local_rank] | self._tee[local_rank]
         self._stdouts[local_rank] = str(directory / "stdout.log") if kept else ""
@@ -279,8 +307,9 @@ class PContext:
             "TORCHELASTIC_ERROR_FILE": str(error_file),
             **self._envs[local_rank],
         }
+        cpus, out, err = self._cpus[local_rank] if self._cpus else None, streams.stdout, streams.stderr
         try:
-            self._warden.spawn(local_rank, self._command(local_rank), env, stdout=streams.stdout, stderr=streams.stderr)
+            self._warden.spawn(local_rank, self._command(local_rank), env, stdout=out, stderr=err, cpus=cpus)
         finally:
             streams.close()
 
@@ -322,6 +351,8 @@ class PContext:
     def _stop(self, signum: int, timeout: float) -> None:
         if self._died is not None:  # nothing will be heard from it any more
             return
+        self._take(0)  # who has failed by itself
+        self._stopped |= set(self._args) - self._codes.keys() - self._errors.keys()
         self._gone = False
         self._warden.stop(grace=timeout, signum=signum)
         while not self._gone and self._died is None:
@@ -330,7 +361,7 @@ class PContext:
     def _result(self) -> RunProcsResult:
         failures = {
             rank: self._failure(rank)
-            for rank in sorted(self._args)
+            for rank in sorted(set(self._args) - self._stopped)
             if rank in self._errors or self._codes.get(rank, 0) != 0
         }
         return RunProcsResult(
@@ -341,12 +372,6 @@ class PContext:
         )
 
     def _failure(self, rank: int) -> ProcessFailure:
-        error_file = self._directory / str(rank) / "error.json"
-        recorded = read_error_file(error_file)
-        return ProcessFailure(
-            local_rank=rank,
-            pid=self._pids.get(rank, 0),
-            exitcode=self._codes.get(rank, 1),
-            error_file=str(error_file) if recorded is not None else "",
-            message=recorded[0] if recorded is not None else self._errors.get(rank, ""),
-        )
+        said = self._errors.get(rank) or last_exception_line(self._streams[rank].tail())
+        file = self._directory / str(rank) / "error.json"
+        return read_failure(rank, self._pids.get(rank, 0), self._codes.get(rank, 1), file, said)

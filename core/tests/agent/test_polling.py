@@ -348,7 +348,6 @@ def test_a_failure_while_the_handler_hangs_does_not_keep_the_node_waiting_for_ev
 def test_workers_that_finish_while_the_handler_hangs_have_finished(
     run: Run, answers: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(polling, "EXIT_BARRIER", 0.05)
     monkeypatch.setattr(polling, "FAREWELL", 0.05)
     gate = tmp_path / "gate"
     os.mkfifo(gate)
@@ -357,7 +356,7 @@ def test_workers_that_finish_while_the_handler_hangs_have_finished(
         gate.write_text("done\n")
         return hanging(answers, after=0)(number)
 
-    assert run(Scripted(waiting=look), f"read line < {gate}").exit_code == 0
+    assert run(Scripted(waiting=look), f"read line < {gate}", exit_barrier=0.05).exit_code == 0
 
 
 def test_nodes_that_wait_in_vain_do_not_stop_the_workers_over_and_over(run: Run, tmp_path: Path) -> None:

@@ -110,6 +110,18 @@ def test_parameters_are_read_as_torchs_are(text: str, boolean: bool) -> None:
     assert (params.get_as_int("rank"), params.get_as_int("other", 7)) == (3, 7)
 
 
+@pytest.mark.parametrize(
+    ("given", "boolean", "number"), [(True, True, 1), (False, False, 0), (1, True, 1), (0, False, 0)]
+)
+def test_parameters_of_callers_in_python_need_be_no_text(given: Any, boolean: bool, number: int) -> None:
+    params = parameters(config={"key": given})
+    assert (params.get_as_bool("key"), params.get_as_int("key")) == (boolean, number)
+    with pytest.raises(ValueError, match=r"'key=2': '2' is neither true nor false"):
+        parameters(config={"key": 2}).get_as_bool("key")
+    with pytest.raises(ValueError, match=r"\[\] is not a whole number"):
+        parameters(config={"key": []}).get_as_int("key")
+
+
 @pytest.mark.parametrize(("read", "fault"), [("get_as_bool", "neither true nor false"), ("get_as_int", "not a whole")])
 def test_a_parameter_of_another_kind_is_quoted(read: str, fault: str) -> None:
     with pytest.raises(UsageError, match=rf"--rdzv_conf 'key=soon': 'soon' is {fault}"):

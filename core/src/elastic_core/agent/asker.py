@@ -24,8 +24,6 @@ from elastic_core.rendezvous.asking import Counted, Met, OthersFinished
 from elastic_core.rendezvous.ledger import Offer
 from elastic_core.rendezvous.rows import NodeInfo
 
-EXIT_BARRIER = 300.0
-"""Seconds that a node which has finished waits for the others, as torchrun's does."""
 JOIN = 0.5
 """Seconds to wait for the thread at the end."""
 
@@ -68,7 +66,7 @@ class Asker:
     Args:
         handler: Whom to ask.
         node: Who asks.
-        config: The endpoint and ``--local_addr`` are taken from it.
+        config: The endpoint, ``--local_addr`` and the exit barrier are taken from it.
         post: Told the replies; called on the thread.
     """
 
@@ -173,7 +171,7 @@ class Asker:
 
     def _finish(self, info: RendezvousInfo) -> OthersFinished:
         try:
-            return OthersFinished(tuple(exchange.finish(info, EXIT_BARRIER, self._waiting)))
+            return OthersFinished(tuple(exchange.finish(info, self._config.exit_barrier, self._waiting)))
         except exchange.Cancelled:
             raise
         except Exception:  # a store ends with the node that has it, which leaves when all have finished

@@ -7,11 +7,15 @@ program is found by running that program again, under the name ``__mp_main__``. 
 the program would launch again, its repetition ends, since whatever stands above that line is there by then. (A child
 of :mod:`multiprocessing` repeats it, too, and cannot be stopped there: a worker that has such children needs a guard.)
 
+A notebook, an interactive session and a program from standard input cannot be run again. Their functions, with the
+globals that these use, and their classes travel by value, if cloudpickle is installed; so do the results.
+
 Nothing that is unpickled here has come over a network: the directory is the user's own, with nobody else's access.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import pickle
@@ -19,7 +23,7 @@ import pkgutil
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -58,6 +62,8 @@ class Call:
     arguments: tuple[object, ...] = ()
     by_local_rank: Mapping[int, tuple[object, ...]] = field(default_factory=dict)
     """Arguments of their own for some local ranks."""
+    by_value: bool = False
+    """Whether functions and classes of the main program travel by value; :func:`write` decides it."""
 
 
 def write(call: Call, directory: Path) -> None:
@@ -67,13 +73,15 @@ def write(call: Call, directory: Path) -> None:
         UsageError: The function or an argument cannot be sent to another process.
     """
     program, name = _main_program(), _name(call.function)
-    if program.path is None and program.module is None and call.function.__module__ == "__main__":
+    found_again = program.path is not None or program.module is not None
+    by_value = not found_again and importlib.util.find_spec("cloudpickle") is not None
+    if not found_again and not by_value and call.function.__module__ == "__main__":
         raise UsageError(
             f"{name} is defined where no other process can find it: the main program is no file.",
-            hint="Put it into a module and import it from there.",
+            hint="Install cloudpickle, or put it into a module and import it from there.",
         )
     try:
-        body = pickle.dumps(call)
+        body = _dumps(replace(call, by_value=by_value), by_value=by_value)
     except Exception as exc:  # whatever a __reduce__ raises
         raise UsageError(
             f"{name} or one of its arguments cannot be sent to another process: {type(exc).__name__}: {exc}.",
@@ -144,7 +152,8 @@ def main(arguments: list[str]) -> NoReturn:
     directory, round_number, rank = Path(arguments[0]), *arguments[1:]
     result = directory / f"result_{round_number}_{rank}"
     _leave(result, "unfinished")
-    _leave(result, "value", _called(_read(directory), int(os.environ["LOCAL_RANK"])))
+    call = _read(directory)
+    _leave(result, "value", _called(call, int(os.environ["LOCAL_RANK"])), by_value=call.by_value)
     sys.exit(0)
 
 
@@ -167,14 +176,22 @@ def _called(call: Call, local_rank: int) -> object:
         return None
 
 
-def _leave(path: Path, kind: str, value: object = None) -> None:
+def _leave(path: Path, kind: str, value: object = None, *, by_value: bool = False) -> None:
     try:
-        data = pickle.dumps((kind, value))
+        data = _dumps((kind, value), by_value=by_value)
     except Exception as exc:
         data = pickle.dumps(("error", f"{type(value).__name__}: {exc}"))
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     scratch.write_bytes(data)
     scratch.rename(path)
+
+
+def _dumps(value: object, *, by_value: bool) -> bytes:
+    """A pickle that :func:`pickle.loads` reads; by value, the reader needs cloudpickle, too."""
+    if not by_value:
+        return pickle.dumps(value)
+    dumps: Callable[[object], bytes] = importlib.import_module("cloudpickle").dumps
+    return dumps(value)
 
 
 def _main_program() -> MainProgram:

@@ -11,6 +11,7 @@ import os
 import re
 import stat
 from pathlib import Path
+from typing import Any
 
 DETAIL = 4096
 """Most bytes of a detail that are kept: its end."""
@@ -24,11 +25,8 @@ _USUAL_NAME = re.compile(r".*(?:Error|Exception|Interrupt|Exit|Failure)|Exceptio
 
 def read_error_file(path: Path) -> tuple[str, str] | None:
     """(message in one line, traceback of at most 4 KiB) from an error file; None if there is none that makes sense."""
-    data = _read(path)
-    if data is None:
-        return None
     try:
-        error = json.loads(data)["message"]
+        error = error_file_data(path)["message"]
         if isinstance(error, str):
             message = detail = error
         else:
@@ -38,6 +36,15 @@ def read_error_file(path: Path) -> tuple[str, str] | None:
         return (one_line(message), last_lines(detail.encode(errors="replace"), DETAIL)) if message.strip() else None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def error_file_data(path: Path) -> dict[str, Any]:
+    """What an error file has in it; {} if there is none, or it is no JSON object."""
+    try:
+        data = json.loads(_read(path) or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
 
 
 def last_exception_line(stderr_tail: str) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from elastic_core.agent import outcome, rescue
-from elastic_core.agent.asker import EXIT_BARRIER, Asker, Blind, Failed, Sealed, ShutDown
+from elastic_core.agent.asker import Asker, Blind, Failed, Sealed, ShutDown
 from elastic_core.agent.enrolment import applicant_for, cpus_of_workers
 from elastic_core.agent.hands import WARDEN_PATIENCE, Hands, hands
 from elastic_core.agent.identity import Seat
@@ -66,11 +66,11 @@ LONG_WAIT = 30.0
 FAREWELL = 10.0
 """Most seconds to spend on shutting a handler down."""
 
-COST = f"""a rendezvous handler keeps no ledger, so this agent can do no more than torchrun's does:
+COST = """a rendezvous handler keeps no ledger, so this agent can do no more than torchrun's does:
 a lost node is noticed when a collective fails because of it, or never; --on_node_loss has no effect
 each node counts --max_restarts by itself, and prints the first failure that it saw, which others may have caused
 a node that joins stops all workers as soon as it waits; survivors may change their ranks
-a node that has finished waits for the others for {EXIT_BARRIER:.0f} s"""
+a node that has finished waits for the others for {exit_barrier:g} s"""
 """Said once, at the start."""
 
 
@@ -110,7 +110,8 @@ def run(
         publish = partial(publish_as, plugins, info)
         message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {info}"
         publish(Event("joining", message, fields={"node_id": info.node_id}))
-        publish(Event("no_ledger", f"{config.rdzv_backend}: {COST}", Level.WARNING))
+        cost = COST.format(exit_barrier=config.exit_barrier)
+        publish(Event("no_ledger", f"{config.rdzv_backend}: {cost}", Level.WARNING))
         given = stack.enter_context(
             hands(config, plugins, publish, info, clock.new_id(), warden, seat, warm=warm, cpus=cpus)
         )
@@ -345,7 +346,8 @@ class PollingAgent:
                 self._say("workers_done", f"all local workers of round {self._round} exited with 0")
                 if self._sealed is not None:
                     self._asker.finish(self._sealed.info)
-                    self._inbox.at(self._clock.now() + EXIT_BARRIER + FAREWELL, OthersFinished())  # asked in vain
+                    patience = self._config.exit_barrier + FAREWELL
+                    self._inbox.at(self._clock.now() + patience, OthersFinished())  # asked in vain
             case Close(closed):
                 self.closed = closed
                 self._ending = finish(self._publish, closed, known="the first failure on this node")

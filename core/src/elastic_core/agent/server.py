@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from elastic_core.config import MONITOR_INTERVAL
+from elastic_core.agent import calls
+from elastic_core.conf import LOCAL
+from elastic_core.config import EXIT_BARRIER, MAX_RESTARTS, MONITOR_INTERVAL
+from elastic_core.errors import UsageError
 from elastic_core.incidents import Incident
-from elastic_core.launch import ChildFailedError, LaunchConfig, elastic_launch
+from elastic_core.launch import ChildFailedError, launch
+from elastic_core.launch_config import LaunchConfig, configure, warn
 from elastic_core.rendezvous import registry
-from elastic_core.rendezvous.api import RendezvousHandler
 
 __all__ = ["LocalElasticAgent", "RunResult", "WorkerSpec", "WorkerState"]
+
+_OPTIONAL = (
+    "local_addr",
+    "event_log_handler",
+    "numa_options",
+    "duplicate_stdout_filters",
+    "duplicate_stderr_filters",
+    "virtual_local_rank",
+)
+"""The fields of a :class:`WorkerSpec` that :class:`LaunchConfig` has too, and that may be left out."""
+_NO_EFFECT = {
+    "health_check_server": "an agent serves no health checks of that kind",
+    "uninterruptible_state_timeout": "a worker that cannot be killed is said, and its node leaves the job",
+    "master_addr": "where several nodes meet, each round finds the address of its rank 0",
+    "master_port": "where several nodes meet, each round has a free port, and meets no keys of an earlier one",
+}
 
 
 class WorkerState(str, enum.Enum):
@@ -26,32 +47,60 @@ class WorkerState(str, enum.Enum):
     """It has failed, or this node could not stay in it."""
 
 
-@dataclass(kw_only=True)
+@dataclass
 class WorkerSpec:
-    """What the workers of one node are.
+    """What the workers of one node are: torch's fields in torch's order, and ``launch``, which is ours.
 
     Args:
         role: Their role.
         local_world_size: How many on this node.
+        rdzv_handler: A handler of yours or of torch's to meet the other nodes with; what ``launch`` says of a
+            rendezvous does not count then. One node by itself where neither is given.
+        fn: The older name of ``entrypoint``.
         entrypoint: A function that is defined at the top level of a module or of the main program, or a command.
         args: What it is called with.
-        rdzv_handler: A handler of yours or of torch's to meet the other nodes with; what ``launch`` says of a
-            rendezvous does not count then.
         max_restarts: How many failures of workers the job survives.
         monitor_interval: Seconds between two looks at a rendezvous handler of others; nothing else is polled.
+        master_port: Of the workers' store, in a job of one node; where several meet, each round has a free one.
+        master_addr: Its address, in a job of one node.
         local_addr: The address at which other nodes reach this one.
-        launch: Everything else, such as the rendezvous; one node by itself when it is not given.
+        event_log_handler: As in :class:`LaunchConfig`, and so are the four that follow.
+        launch: Everything else, such as the rendezvous; what is given above goes before.
+
+    Raises:
+        UsageError: There is no entrypoint.
     """
 
     role: str = "default"
     local_world_size: int = 1
-    entrypoint: Callable[..., Any] | str
+    rdzv_handler: Any = None
+    fn: Callable[..., Any] | None = None
+    entrypoint: Callable[..., Any] | str | None = None
     args: tuple[Any, ...] = ()
-    rdzv_handler: RendezvousHandler | None = None
-    max_restarts: int = 3
+    max_restarts: int = MAX_RESTARTS
     monitor_interval: float = MONITOR_INTERVAL
+    master_port: int | None = None
+    master_addr: str | None = None
     local_addr: str | None = None
-    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    event_log_handler: str = "null"
+    numa_options: Any = None
+    duplicate_stdout_filters: Sequence[str] | None = None
+    duplicate_stderr_filters: Sequence[str] | None = None
+    virtual_local_rank: bool = False
+    launch: LaunchConfig = field(default_factory=LaunchConfig, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.fn is not None:
+            warnings.warn("WorkerSpec's fn is the older name of entrypoint.", DeprecationWarning, stacklevel=3)
+            self.entrypoint = self.fn
+        if not self.entrypoint:
+            raise UsageError("The WorkerSpec has no entrypoint.", hint="Give a function, or a command.")
+
+    def get_entrypoint_name(self) -> str:
+        """The function's qualified name, or the command's without its directory."""
+        if isinstance(self.entrypoint, str):
+            return os.path.basename(self.entrypoint)
+        return str(getattr(self.entrypoint, "__qualname__", self.entrypoint))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +131,45 @@ class LocalElasticAgent:
 
     Args:
         spec: What to run.
-        log_dir: Where to keep the workers' output, by round and rank; nowhere when it is None.
+        logs_specs: torch's DefaultLogsSpecs: where to keep the workers' output.
+        start_method: As in :class:`LaunchConfig`.
+        exit_barrier_timeout: Seconds that a node which has finished waits for the others, with a rendezvous handler;
+            our backends need no such limit.
+        log_line_prefix_template: What stands before a teed line.
+        shutdown_timeout: Seconds between SIGTERM and SIGKILL.
+        health_check_server: No effect: an agent serves no health checks of that kind.
+        uninterruptible_state_timeout: No effect: a worker that cannot be killed is said, and its node leaves.
+        log_dir: Where to keep the workers' output, by round and rank; nowhere when neither this nor ``logs_specs`` is
+            given.
     """
 
-    def __init__(self, spec: WorkerSpec, *, log_dir: str | None = None) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        logs_specs: Any = None,
+        start_method: str = "spawn",
+        exit_barrier_timeout: float = EXIT_BARRIER,
+        log_line_prefix_template: str | None = None,
+        shutdown_timeout: float | None = None,
+        health_check_server: object = None,
+        uninterruptible_state_timeout: float | None = None,
+        *,
+        log_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
         self.spec = spec
-        self._log_dir = log_dir
+        self._exit_barrier = exit_barrier_timeout
+        self._given = {
+            "logs_specs": logs_specs,
+            "start_method": None if start_method == "spawn" else start_method,
+            "log_line_prefix_template": log_line_prefix_template,
+            "shutdown_timeout": shutdown_timeout,
+            "log_dir": log_dir,
+        }
+        ignored = {
+            "health_check_server": health_check_server,
+            "uninterruptible_state_timeout": uninterruptible_state_timeout or None,
+        }
+        self._ignored = [name for name, value in ignored.items() if value is not None]
 
     def run(self, role: str | None = None) -> RunResult:
         """Run to the end, on the main thread.
@@ -99,21 +181,24 @@ class LocalElasticAgent:
             PluginError: Its ``rdzv_handler`` is none.
             ElasticError: The rendezvous does not let this node in.
         """
+        calls.launching()
         spec = self.spec
-        settings = {
-            **vars(spec.launch),
-            "role": role or spec.role,
-            "nproc_per_node": spec.local_world_size,
-            "max_restarts": spec.max_restarts,
-            "monitor_interval": spec.monitor_interval,
-            "local_addr": spec.local_addr or spec.launch.local_addr,
-            "log_dir": self._log_dir or spec.launch.log_dir,
-        }
+        assert spec.entrypoint is not None
         with ExitStack() as stack:
+            given = {**self._of_spec(role), **{name: value for name, value in self._given.items() if value is not None}}
             if spec.rdzv_handler is not None:
-                settings["rdzv_backend"] = stack.enter_context(registry.using(spec.rdzv_handler))
+                given["rdzv_backend"] = stack.enter_context(registry.using(spec.rdzv_handler))
+            config = replace(configure(replace(spec.launch, **given)), exit_barrier=self._exit_barrier)
+            if config.rdzv_backend == LOCAL:
+                address = spec.master_addr or config.local_addr
+                config = replace(config, master_port=spec.master_port, local_addr=address)
+                of_spec: list[str] = []
+            else:
+                of_spec = [name for name in ("master_addr", "master_port") if getattr(spec, name) is not None]
+            for name in (*self._ignored, *of_spec):
+                warn(f"{name} has no effect: {_NO_EFFECT[name]}.")
             try:
-                values = elastic_launch(LaunchConfig(**settings), spec.entrypoint)(*spec.args)
+                values = launch(config, spec.entrypoint, spec.args)
             except ChildFailedError as exc:
                 incident = exc.incident
                 failures = {} if incident is None or incident.rank is None else {incident.rank: incident}
@@ -121,3 +206,16 @@ class LocalElasticAgent:
                     state=WorkerState.FAILED, returncode=exc.returncode, failures=failures, why=exc.message
                 )
         return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
+
+    def _of_spec(self, role: str | None) -> dict[str, Any]:
+        """What the spec says; where it leaves a field at its default, ``launch`` does."""
+        spec = self.spec
+        given = {
+            "role": role or spec.role,
+            "nproc_per_node": spec.local_world_size,
+            "max_restarts": spec.max_restarts,
+            "monitor_interval": spec.monitor_interval,
+        }
+        others = {item.name: getattr(spec, item.name) for item in fields(spec) if item.name in _OPTIONAL}
+        defaults = {item.name: item.default for item in fields(spec)}
+        return {**given, **{name: value for name, value in others.items() if value != defaults[name]}}

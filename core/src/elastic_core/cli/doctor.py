@@ -13,9 +13,9 @@ import click
 
 from elastic_core.cli.flag import FlagCommand
 from elastic_core.cli.flags import Flags
-from elastic_core.cli.run import NUMBERED, meeting_place, plugins_named, warn, with_sources, without_effect
+from elastic_core.cli.run import meeting_place, plugins_named, warn, with_sources, without_effect
 from elastic_core.cli.surface import FLAGS
-from elastic_core.conf import check_reach, parse
+from elastic_core.conf import NUMBERED, check_reach, parse
 from elastic_core.errors import PluginError, UsageError
 from elastic_core.exit_codes import signalled
 from elastic_core.values import NodeRange

@@ -16,8 +16,18 @@ from click.core import ParameterSource
 from elastic_core import job_token, values
 from elastic_core.cli import program
 from elastic_core.cli.flags import Flags, RunCommand
-from elastic_core.conf import LOCAL, check_reach, parse, scheduler_uid, settle
-from elastic_core.config import DEFAULT_ID, LINE_PREFIX, MONITOR_INTERVAL, SHUTDOWN_TIMEOUT, RunConfig
+from elastic_core.conf import (
+    LOCAL,
+    NUMBERED,
+    STATIC,
+    check_node_rank,
+    check_reach,
+    parse,
+    scheduler_uid,
+    settle,
+    shutdown_timeout,
+)
+from elastic_core.config import DEFAULT_ID, LINE_PREFIX, MONITOR_INTERVAL, RunConfig
 from elastic_core.environment import flag_variable
 from elastic_core.errors import ElasticError, PluginError, UsageError
 from elastic_core.events import Level, least_level
@@ -27,12 +37,8 @@ if TYPE_CHECKING:
     from elastic_core.hookspecs import RendezvousOptions
     from elastic_core.plugins import Plugins
 
-STATIC = "static"
-NUMBERED = (STATIC, "torch-static")
-"""The backends whose nodes are numbered by hand: ours, and torch's."""
 MASTER_PORT = 29500
 PLUGINS_VARIABLE = "ELASTIC_PLUGINS"
-SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 LOCAL_RANK_ARGUMENT = "--local-rank=${local_rank}"
 """What ``--pass_local_rank`` puts before the program's arguments; the start of each worker fills in its rank."""
 OBSERVERS_GET = 5.0
@@ -153,7 +159,8 @@ def configure(
     if flags.standalone and _starts_a_store(flags.rdzv_backend, options_of):
         backend = flags.rdzv_backend or LOCAL
     options = options_of(backend)
-    _check_node_rank(flags, backend)
+    node_rank = (flags.node_rank or 0) if backend in NUMBERED else None
+    check_node_rank(node_rank, flags.nnodes)
     check_reach(backend, endpoint, flags.nnodes, options, standalone=flags.standalone)
     conf = parse(flags.rdzv_conf, backend=backend, options=options)
     import uuid  # the template does not wait for it
@@ -165,7 +172,7 @@ def configure(
         min_nodes=flags.nnodes.least,
         max_nodes=flags.nnodes.most,
         role=flags.role,
-        node_rank=(flags.node_rank or 0) if backend in NUMBERED else None,
+        node_rank=node_rank,
         master_port=(flags.master_port or None) if takes_master(flags, backend) else None,
         max_restarts=flags.max_restarts,
         on_node_loss=flags.on_node_loss,
@@ -179,7 +186,7 @@ def configure(
         allow_version_mismatch=flags.allow_version_mismatch,
         local_addr=(flags.master_addr if takes_master(flags, backend) else None) or flags.local_addr,
         signals=flags.signals_to_handle,
-        shutdown_timeout=_shutdown_timeout(flags, environ),
+        shutdown_timeout=shutdown_timeout(flags.shutdown_timeout, environ),
         failure_grace=flags.failure_grace,
         preemption_grace=flags.preemption_grace,
         log_dir=Path(flags.log_dir) if flags.log_dir else None,
@@ -297,29 +304,3 @@ def _check_devices(workers: int, environ: Mapping[str, str]) -> None:
 
     for local_rank in range(workers):
         only_device(local_rank, environ, Machine())
-
-
-def _shutdown_timeout(flags: Flags, environ: Mapping[str, str]) -> float:
-    """The flag's, else that of torch's variable, else the default."""
-    if flags.shutdown_timeout is not None:
-        return flags.shutdown_timeout
-    if not (text := environ.get(SHUTDOWN_VARIABLE)):
-        return SHUTDOWN_TIMEOUT
-    try:
-        return values.seconds(text)
-    except values.Wrong as wrong:
-        raise UsageError(f"{SHUTDOWN_VARIABLE}={text!r} {wrong}.{wrong.suggestion}") from None
-
-
-def _check_node_rank(flags: Flags, backend: str) -> None:
-    if backend not in NUMBERED:
-        return
-    if flags.nnodes.least != flags.nnodes.most:
-        raise UsageError(
-            f"--nnodes {str(flags.nnodes)!r}: nodes that are numbered by hand cannot come and go.",
-            hint="Give one number, or leave out --node_rank and use another --rdzv_backend.",
-        )
-    if (flags.node_rank or 0) >= flags.nnodes.most:
-        raise UsageError(
-            f"--node_rank {flags.node_rank}: with --nnodes={flags.nnodes} the last one is {flags.nnodes.most - 1}."
-        )

@@ -62,8 +62,12 @@ class RendezvousParameters:
         Raises:
             UsageError: It is none.
         """
-        text = self.config.get(key)
-        return default if text is None else boolean(key, text)
+        value: Any = self.config.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool):  # not typed, but given by a caller in Python
+            return value
+        return boolean(key, str(value))
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
         """The same as a whole number.
@@ -71,12 +75,13 @@ class RendezvousParameters:
         Raises:
             UsageError: It is none.
         """
-        if (text := self.config.get(key)) is None:
+        value: Any = self.config.get(key)
+        if value is None:
             return default
         try:
-            return int(text)
-        except ValueError:
-            raise UsageError(f"--rdzv_conf {f'{key}={text}'!r}: {text!r} is not a whole number.") from None
+            return int(value)
+        except (TypeError, ValueError):
+            raise UsageError(f"--rdzv_conf {f'{key}={value}'!r}: {value!r} is not a whole number.") from None
 
 
 @dataclass(frozen=True, slots=True)

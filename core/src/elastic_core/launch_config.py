@@ -1,0 +1,225 @@
+"""What a caller in Python asks for, in torch's words, and the run that this means."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from elastic_core import conf, job_token, plugins, values
+from elastic_core.config import DEFAULT_ID, LINE_PREFIX, MAX_RESTARTS, MONITOR_INTERVAL, RunConfig, Stream, StreamMap
+from elastic_core.errors import UsageError
+from elastic_core.program import Program, ProgramKind
+from elastic_core.rendezvous import registry
+
+Streams = int | Mapping[int, int]
+"""Flags of :class:`Stream` or of torch's ``Std``: one for all local ranks, or one for each."""
+
+_DEFAULT_LOGS = "DefaultLogsSpecs"
+_T = TypeVar("_T")
+
+
+@dataclass
+class LaunchConfig:
+    """What ``elastic run``'s flags say, for a caller in Python. Durations are in seconds.
+
+    The fields are those of ``torch.distributed.launcher.api.LaunchConfig``, in its order, and then ours, which are
+    given by name. Without a ``rdzv_backend`` the job has one node, and nothing needs to be reached.
+    """
+
+    min_nodes: int = 1
+    max_nodes: int = 1
+    nproc_per_node: int = 1
+    logs_specs: Any = None
+    """torch's DefaultLogsSpecs; its log_dir, redirects, tee and local_ranks_filter hold where ours are not given."""
+    run_id: str = ""
+    """The job's id; a random one when it is '' and nobody else can join."""
+    role: str = "default"
+    rdzv_endpoint: str = field(default="", repr=False)
+    rdzv_backend: str = "local"
+    rdzv_configs: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """``--rdzv_conf``; for ``static``, ``rank`` is this node's."""
+    rdzv_timeout: float = -1
+    """torch's old name for the ``join_timeout`` of ``rdzv_configs``; -1 where it is not given."""
+    max_restarts: int = MAX_RESTARTS
+    monitor_interval: float = MONITOR_INTERVAL
+    start_method: str = "spawn"
+    """``fork`` and ``forkserver`` have no effect: no worker is forked from this process."""
+    log_line_prefix_template: str | None = None
+    metrics_cfg: Mapping[str, str] = field(default_factory=dict)
+    """No effect: torch's metrics are torch's; see the plugins of elastic-metrics."""
+    local_addr: str | None = None
+    event_log_handler: str = "null"
+    """``console`` or ``null``; others are logging handlers inside torch, and have no effect."""
+    numa_options: Any = None
+    """torch's NumaOptions, or one of ``--numa_binding``'s names."""
+    signals_to_handle: str | None = None
+    """Names, separated by commas; None for SIGTERM, SIGINT and SIGHUP, except those that are ignored."""
+    duplicate_stdout_filters: Sequence[str] | None = None
+    duplicate_stderr_filters: Sequence[str] | None = None
+    virtual_local_rank: bool = False
+    shutdown_timeout: float | None = None
+    """None for ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT``, or 30."""
+    log_dir: str | os.PathLike[str] | None = field(default=None, kw_only=True)
+    redirects: Streams | None = field(default=None, kw_only=True)
+    tee: Streams | None = field(default=None, kw_only=True)
+    plugins: tuple[str, ...] = field(default=(), kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """Where the workers' output goes."""
+
+    log_dir: Path | None
+    redirects: StreamMap
+    tee: StreamMap
+    local_ranks_filter: frozenset[int] | None
+
+
+def configure(config: LaunchConfig) -> RunConfig:
+    """What the agent takes, from what torch's callers write; what has no effect is said on stderr, in a line each.
+
+    Raises:
+        UsageError: A value cannot be meant.
+    """
+    nnodes = values.NodeRange(config.min_nodes, config.max_nodes)
+    backend, endpoint = config.rdzv_backend, config.rdzv_endpoint
+    numbered = False
+    if registry.find(backend) is None:  # a handler that was registered may have any backend's name
+        numbered = backend in conf.NUMBERED
+        backend, endpoint = conf.settle(backend, endpoint, nnodes)
+    options = plugins.rendezvous_options(backend, named=config.plugins)
+    given = {key: value for key, value in config.rdzv_configs.items() if value is not None}
+    rank = _whole("rdzv_configs rank", given.pop("rank", 0)) if numbered else None
+    node_rank = rank if backend in conf.NUMBERED else None
+    conf.check_node_rank(node_rank, nnodes)
+    if config.rdzv_timeout != -1:
+        given.setdefault("timeout" if options.handler else "join_timeout", config.rdzv_timeout)
+    text = ",".join(f"{key}={value}" for key, value in given.items())
+    settings = conf.parse(text, backend=backend, options=options)
+    conf.check_reach(backend, endpoint, nnodes, options)
+    for warning in (*settings.without_effect, *without_effect(config)):
+        warn(warning)
+    logs = logs_of(config.logs_specs, config.log_dir, config.redirects, config.tee)
+    alone = backend == conf.LOCAL
+    return RunConfig(
+        program=Program(ProgramKind.FUNCTION, ""),
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        nproc_per_node=config.nproc_per_node,
+        role=config.role,
+        node_rank=node_rank,
+        max_restarts=config.max_restarts,
+        rdzv_backend=backend,
+        rdzv_endpoint=endpoint,
+        rdzv_id=config.run_id or (uuid.uuid4().hex if alone else DEFAULT_ID),
+        rdzv_conf=settings.backend,
+        job_token=job_token.read(os.environ, settings.token_file),
+        timing=settings.timing,
+        run_uid=settings.run_uid or conf.scheduler_uid(os.environ),
+        local_addr=config.local_addr,
+        signals=_read("signals_to_handle", config.signals_to_handle, values.signals),
+        shutdown_timeout=conf.shutdown_timeout(config.shutdown_timeout, os.environ),
+        log_dir=logs.log_dir,
+        redirects=logs.redirects,
+        tee=logs.tee,
+        local_ranks_filter=logs.local_ranks_filter,
+        stdout_filters=tuple(config.duplicate_stdout_filters or ()),
+        stderr_filters=tuple(config.duplicate_stderr_filters or ()),
+        line_prefix=config.log_line_prefix_template or LINE_PREFIX,
+        event_log=config.event_log_handler == "console",
+        virtual_local_rank=config.virtual_local_rank,
+        numa_binding=numa_mode(config.numa_options),
+        monitor_interval=config.monitor_interval,
+        plugins=config.plugins,
+    )
+
+
+def without_effect(config: LaunchConfig) -> Iterator[str]:
+    """What is given and changes nothing, in a sentence each; ``docs/migrating.md`` has the reasons."""
+    if config.start_method != "spawn":
+        yield f"start_method={config.start_method!r} has no effect: no worker is forked from this process."
+    if config.metrics_cfg:
+        yield "metrics_cfg has no effect: it sets up torch's own metrics. The plugins of elastic-metrics give ours."
+    if config.event_log_handler not in values.EVENT_LOGS:
+        yield (
+            f"event_log_handler={config.event_log_handler!r} has no effect: it is a logging handler inside torch. "
+            "'console' writes each event as a JSON line."
+        )
+    if config.logs_specs is not None and (kind := type(config.logs_specs).__name__) != _DEFAULT_LOGS:
+        yield f"reify() of the logs_specs {kind} is not called; log_dir, redirects, tee and local_ranks_filter hold."
+
+
+def logs_of(
+    logs_specs: Any, log_dir: str | os.PathLike[str] | None, redirects: Streams | None, tee: Streams | None
+) -> Logs:
+    """What torch's LogsSpecs says, and what is given beside it, which goes before.
+
+    Raises:
+        UsageError: It is no LogsSpecs, or one of the flags is none.
+    """
+    shown: Any = None
+    if logs_specs is not None:
+        if not hasattr(logs_specs, "root_log_dir"):
+            raise UsageError(
+                f"logs_specs={logs_specs!r} is no LogsSpecs of torch's.",
+                hint="Give log_dir, redirects and tee instead.",
+            )
+        root = logs_specs.root_log_dir
+        log_dir = (None if root == os.devnull else root) if log_dir is None else log_dir
+        redirects = getattr(logs_specs, "_redirects", None) if redirects is None else redirects
+        tee = getattr(logs_specs, "_tee", None) if tee is None else tee
+        shown = getattr(logs_specs, "_local_ranks_filter", None)
+    where = None if log_dir is None else Path(log_dir)
+    return Logs(where, stream_map(redirects or 0), stream_map(tee or 0), frozenset(shown) if shown else None)
+
+
+def stream_map(streams: Streams) -> StreamMap:
+    """What the agent takes, from a flag or flags by local rank.
+
+    Raises:
+        UsageError: One of them is none.
+    """
+    try:
+        if isinstance(streams, Mapping):
+            return StreamMap(by_rank={rank: Stream(int(stream)) for rank, stream in streams.items()})
+        return StreamMap(default=Stream(int(streams)))
+    except (ValueError, TypeError):
+        raise UsageError(
+            f"{streams!r} is neither a flag for streams nor a mapping of local ranks to flags.",
+            hint="Give Std.NONE, Std.OUT, Std.ERR or Std.ALL.",
+        ) from None
+
+
+def numa_mode(options: Any) -> str | None:
+    """The name of ``--numa_binding`` that torch's NumaOptions mean, or that is given itself; None for None.
+
+    Raises:
+        UsageError: There is no such name.
+    """
+    mode = getattr(options, "affinity_mode", options)
+    return _read("numa_options", None if mode is None else str(getattr(mode, "value", mode)), values.numa_binding)
+
+
+def warn(warning: str) -> None:
+    """Tell the caller in one line, on stderr."""
+    print(f"elastic: warning: {warning}", file=sys.stderr)
+
+
+def _read(name: str, text: str | None, read: Callable[[str], _T]) -> _T | None:
+    """What a text means, as on the command line; None for None."""
+    try:
+        return None if text is None else read(text)
+    except values.Wrong as wrong:
+        raise UsageError(f"{name}={text!r} {wrong}.{wrong.suggestion}") from None
+
+
+def _whole(name: str, value: object) -> int:
+    try:
+        return int(str(value))
+    except ValueError:
+        raise UsageError(f"{name}={value!r} is not a whole number.") from None

@@ -1,0 +1,95 @@
+"""How one process failed, with the fields of ``torch.distributed.elastic.multiprocessing.ProcessFailure``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from elastic_core.agent.error_files import error_file_data, read_error_file
+from elastic_core.exit_codes import describe_exit, signal_name
+from elastic_core.incidents import Incident
+
+NOT_AVAILABLE = "<N/A>"
+"""torch's word for a signal where there is none."""
+_NO_DATA: Mapping[str, Any] = MappingProxyType({"message": "<NONE>"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFailure:
+    """How one process failed."""
+
+    local_rank: int
+    pid: int
+    exitcode: int
+    """The exit code, or a signal's number, negative."""
+    error_file: str
+    """'' where it has written none."""
+    error_file_data: Mapping[str, Any] = field(default_factory=lambda: _NO_DATA)
+    """What that file says, as torch's @record writes it."""
+    message: str = ""
+    """One line: the exception, or how the process ended."""
+    timestamp: int = field(default_factory=lambda: int(time.time()))
+    """Seconds since 1970: when the exception was recorded, else when the failure was seen."""
+
+    def signal_name(self) -> str:
+        """``SIGKILL``; ``<N/A>`` where no signal ended it."""
+        return signal_name(-self.exitcode) if self.exitcode < 0 else NOT_AVAILABLE
+
+    def timestamp_isoformat(self) -> str:
+        """The local time, as ``2026-05-01_12:00:00``."""
+        return datetime.fromtimestamp(self.timestamp).isoformat(sep="_")
+
+
+def read_failure(local_rank: int, pid: int, exitcode: int, error_file: Path, message: str) -> ProcessFailure:
+    """The failure of a process, explained by the error file that it left, if it left one that makes sense.
+
+    Args:
+        local_rank: Its rank on this host.
+        pid: Its process id; 0 for one that did not start.
+        exitcode: Its exit code, or a signal's number, negative.
+        error_file: Where it may have written what ended it.
+        message: What else is known of it.
+    """
+    recorded = read_error_file(error_file)
+    if recorded is None:
+        said = message or describe_exit(exitcode)
+        return ProcessFailure(local_rank=local_rank, pid=pid, exitcode=exitcode, error_file="", message=said)
+    data = error_file_data(error_file)
+    return ProcessFailure(
+        local_rank=local_rank,
+        pid=pid,
+        exitcode=exitcode,
+        error_file=str(error_file),
+        error_file_data=data,
+        message=recorded[0],
+        timestamp=_recorded_at(data),
+    )
+
+
+def failure_of(incident: Incident) -> ProcessFailure:
+    """The failure of a worker, on whichever node it was: its error file stays there."""
+    message = incident.message or incident.cause()
+    extra = {"message": message, "extraInfo": {"py_callstack": incident.detail}}
+    return ProcessFailure(
+        local_rank=-1 if incident.local_rank is None else incident.local_rank,
+        pid=incident.pid or 0,
+        exitcode=1 if incident.exit_code is None else incident.exit_code,
+        error_file="",
+        error_file_data={"message": extra},
+        message=message,
+    )
+
+
+def _recorded_at(data: Mapping[str, Any]) -> int:
+    """When it was recorded, where torch's handlers write that; now for other files."""
+    message = data.get("message")
+    extra = message.get("extraInfo") if isinstance(message, dict) else data
+    try:
+        return int(extra["timestamp"])  # type: ignore[index]  # or it raises
+    except (TypeError, ValueError, LookupError):
+        return int(time.time())
