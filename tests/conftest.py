@@ -9,7 +9,7 @@ import pytest
 from stage import Stage, over
 
 # These need what only their tox environments install; naming the folder runs them all the same.
-collect_ignore = ["frameworks", "installed"]
+collect_ignore = ["frameworks", "installed", "schedulers"]
 
 
 @pytest.fixture
