@@ -68,7 +68,9 @@ def announced(agent: Agent) -> list[str]:
 
 
 def test_a_torchrun_below_the_command_is_ours_and_one_below_a_worker_is_torchs(stage: Stage, folder: Path) -> None:
-    agent = execute(stage, "sh", "-c", "PYTHONPATH=. torchrun --standalone worker.py x nest; echo exit code $?")
+    agent = execute(
+        stage, "sh", "-c", "PYTHONPATH=. torchrun --standalone --node_rank=0 worker.py x nest; echo exit code $?"
+    )
     assert agent.exit_code() == 0
     assert announced(agent) == ["elastic: torchrun → elastic run, started by sh"]
     [outer, inner] = agent.reports("started")
@@ -76,6 +78,7 @@ def test_a_torchrun_below_the_command_is_ours_and_one_below_a_worker_is_torchs(s
     assert outer["variable"] is None
     assert inner["arguments"] == ["inner"]
     assert len([line for line in agent.lines if "joining job" in line]) == 1, "by the outer one"
+    assert len([line for line in agent.lines if "--node_rank has no effect" in line]) == 1
     assert "exit code 0" in agent.lines
 
 

@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+import os
+import threading
+from argparse import ArgumentParser, Namespace
+from types import SimpleNamespace
+
 import pytest
 
 from elastic_core.errors import UsageError
-from elastic_torchrun.launcher import REFUSALS, configuration, program, reason
+from elastic_torchrun.launcher import REFUSALS, configuration, program, reason, replace
+from elastic_torchrun.startup import VARIABLE
 
 
 @pytest.mark.parametrize(
@@ -49,3 +55,32 @@ def test_one_that_it_does_not_take_is_refused_in_one_line(line: str, why: str) -
 
 def test_a_hint_is_part_of_the_reason() -> None:
     assert reason(UsageError("Wrong.", hint="Do this.\nOr that.")) == "Wrong. Do this. Or that."
+
+
+def torchs_module(calls: list[tuple[Namespace, str | None]]) -> SimpleNamespace:
+    """A launcher like torch's, which notes what it is called with and whether it is below `elastic exec`."""
+
+    def run(args: Namespace) -> None:
+        calls.append((args, os.environ.get(VARIABLE)))
+
+    def main(args: list[str] | None = None) -> None:
+        raise AssertionError("replaced")
+
+    return SimpleNamespace(run=run, main=main, get_args_parser=ArgumentParser, parse_args=lambda args: Namespace())
+
+
+def test_a_call_on_another_thread_is_passed_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(VARIABLE, "1")
+    calls: list[tuple[Namespace, str | None]] = []
+    module = torchs_module(calls)
+    replace(module)
+    caller = threading.Thread(target=module.main)
+    caller.start()
+    caller.join()
+    assert calls == [(Namespace(), None)], "what it starts finds torch's launcher"
+    assert os.environ[VARIABLE] == "1", "and the next call ours"
+    said = capsys.readouterr().err
+    assert said.startswith("elastic: torch.distributed.run stays torch's own, called by ")
+    assert said.endswith(": A job is started on the main thread only, where signals arrive.\n")

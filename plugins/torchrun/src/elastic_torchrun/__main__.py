@@ -5,15 +5,26 @@ from __future__ import annotations
 import os
 import sys
 
-from elastic_torchrun import launcher, startup
-
 
 def main() -> object:
     """Run the job with Elastic, and return the exit code. What Elastic does not take is torch's."""
+    if sys.path[:1] == [os.getcwd()]:
+        del sys.path[0]  # `python -m` put it there; the script torchrun does not import from the user's folder
+    from elastic_core.cli.interrupt import end_at_once, raise_again
+
+    end_at_once()
+    from elastic_torchrun import launcher, startup
+
     try:
         launcher.configuration(sys.argv[1:])
     except launcher.REFUSALS:
-        return _through_torch()
+        # torch reads the command line itself, which knows abbreviations; then Elastic takes it, or says why not.
+        startup.install()
+        sys.argv[0] = "torchrun"
+        from torch.distributed.run import main as torchrun
+
+        raise_again()
+        return torchrun()
     what, by = launcher.replaced()
     launcher.say(f"{what} → elastic run{by}")
     os.environ.pop(startup.VARIABLE, None)
@@ -21,15 +32,6 @@ def main() -> object:
     from elastic_core.cli import main as elastic
 
     return elastic()
-
-
-def _through_torch() -> object:
-    """Let torch read the command line, which knows abbreviations; then Elastic takes it, or says why it does not."""
-    startup.install()
-    sys.argv[0] = "torchrun"
-    from torch.distributed.run import main as torchrun
-
-    return torchrun()
 
 
 if __name__ == "__main__":

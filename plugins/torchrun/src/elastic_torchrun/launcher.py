@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,8 +34,12 @@ _INTERPRETER = re.compile(r"python[\d.]*")
 _SUBCOMMAND = re.compile(r"[a-z][\w-]*")
 
 
-def configuration(arguments: Sequence[str]) -> RunConfig:
+def configuration(arguments: Sequence[str], warn: Callable[[str], None] = lambda warning: None) -> RunConfig:
     """What ``elastic run`` with these arguments runs; nothing is started.
+
+    Args:
+        arguments: Of the command line.
+        warn: Told what has no effect, in a sentence each.
 
     Raises:
         UsageError, PluginError, click.UsageError: Elastic does not take these arguments.
@@ -63,7 +67,7 @@ def replace(module: Any) -> None:
             try:
                 if threading.current_thread() is not threading.main_thread():
                     raise UsageError("A job is started on the main thread only, where signals arrive.")
-                config = configuration(flags_of(args, module.get_args_parser()))
+                config = configuration(flags_of(args, module.get_args_parser()), warn)
             except REFUSALS as exc:
                 say(f"{what} stays torch's own{by}: {reason(exc)}")
                 torchs(args)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 from typing import Any
@@ -87,7 +88,8 @@ def install() -> None:
 
 def _start() -> None:
     if is_torchrun(sys.argv, sys.orig_argv):
-        os.execv(sys.executable, [sys.executable, "-m", "elastic_torchrun", *sys.argv[1:]])
+        with suppress(OSError):  # no memory, or a program that embeds Python: torchrun's own import is replaced then
+            os.execv(sys.executable, [sys.executable, "-m", "elastic_torchrun", *sys.argv[1:]])
     install()
 
 
