@@ -51,6 +51,16 @@ def test_a_killed_worker_is_forked_again_and_all_meet_at_a_store_that_is_there(s
     assert "starts fresh" not in agent.output
 
 
+def test_ps_shows_a_warm_workers_whole_command_line(stage: Stage, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print(open('/proc/self/cmdline').read().split('\\0')[2:])\n")
+    given = ["--lr", "0.1", "--name", "two words", "--data=" + "x" * 5000]
+    agent = stage.run("--standalone", "-v", script, *given, env=WARM)
+    assert agent.exit_code() == 0, agent.output
+    assert FORKED in agent.output
+    assert str([str(script), *given, ""]) in agent.output
+
+
 def test_a_fresh_worker_reports_its_process_group_where_it_uses_our_call(stage: Stage, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import elastic_core as elastic\nelastic.init_process_group('gloo')\nprint('trained')\n")

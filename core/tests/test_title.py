@@ -24,6 +24,10 @@ title.show([*sys.orig_argv[:-1], "b" * len(sys.argv[-1])])
 assert shown()[1] == before[1][:-5] + "bbbb\\0"
 title.show([*sys.orig_argv, "no room for this"])
 assert shown()[1] == before[1]
+title.show([*sys.orig_argv[:-1], "as much of this as there is room for"])
+assert shown()[1] == before[1][:-5] + "as m\\0"
+title.show([*sys.orig_argv[:-2], "pass" + "word=x"])
+assert shown()[1].rstrip("\\0").endswith("\\0pass" + "word=***"), shown()
 """
 
 

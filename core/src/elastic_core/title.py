@@ -36,13 +36,13 @@ class Title:
 
     def hide_passwords(self) -> None:
         """Be the same command with ``***`` for its passwords, to whoever looks from now on."""
-        shown = b"\0".join(os.fsencode(_hidden(os.fsdecode(argument))) for argument in self._line.split(b"\0"))
-        self._show(shown)
+        self._show(_without_passwords(self._line))
 
     def show_template(self) -> None:
         """Be a template, to whoever looks."""
         _rename(NAME.encode())
-        self._show(b"elastic: template of " + self._line.replace(b"\0", b" ").rstrip(b" "))
+        line = _without_passwords(self._line)
+        self._show(b"elastic: template of " + line.replace(b"\0", b" ").rstrip(b" "))
 
     def show_service(self, entry: str) -> None:
         """Be a service, which calls a function; as much of that as there is room for."""
@@ -50,10 +50,12 @@ class Title:
         self._show(f"elastic: service {entry}".encode())
 
     def show(self, argv: list[str]) -> None:
-        """Be the process that this command starts, as far as its arguments have room where the template's were."""
-        line = b"".join(os.fsencode(argument) + b"\0" for argument in argv)
+        """Be the process that this command starts, as far as it has room where the template's command line was.
+
+        Passwords are not shown.
+        """
         _rename(self._name)
-        self._show(line if len(line) <= self._room else self._line)
+        self._show(_without_passwords(b"".join(os.fsencode(argument) + b"\0" for argument in argv)))
 
     def show_environment(self, environment: Mapping[str, str]) -> None:
         """Have been started with these variables, or with the first of them, as many as there is room for."""
@@ -87,6 +89,10 @@ def hide_passwords(arguments: Sequence[str]) -> None:
     if [_hidden(argument) for argument in arguments] != list(arguments):
         with contextlib.suppress(OSError, ImportError):
             Title().hide_passwords()
+
+
+def _without_passwords(line: bytes) -> bytes:
+    return b"\0".join(os.fsencode(_hidden(os.fsdecode(argument))) for argument in line.split(b"\0"))
 
 
 def _hidden(argument: str) -> str:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import queue
+import struct
 import subprocess
 import sys
+import tty
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from elastic_core.agent.output import LONGEST_LINE, TAIL, Lines, Output, WorkerStreams
+from elastic_core.agent import pseudo_terminal
+from elastic_core.agent.lines import LONGEST_LINE, Lines, WholeLines
+from elastic_core.agent.output import Output, WorkerStreams
+from elastic_core.agent.pump import TAIL
 from elastic_core.config import Stream, StreamMap
 
 PATIENCE = 30.0
@@ -82,7 +89,9 @@ class Stage:
         tee: StreamMap | Stream = NONE,
         *,
         keep: bool = False,
+        out: int | None = None,
         err: int | None = None,
+        several: bool = False,
         shown: Collection[int] | None = None,
         filters: Mapping[Stream, Sequence[str]] | None = None,
     ) -> Output:
@@ -98,7 +107,8 @@ class Stage:
             shown=shown,
             filters=filters or {},
             report=self.reports.put,
-            console_out=self._consoles[0],
+            several=several,
+            console_out=self._consoles[0] if out is None else out,
             console_err=self._consoles[1] if err is None else err,
         )
         return self.output
@@ -211,7 +221,7 @@ def test_an_output_that_is_closed_before_it_has_heard_of_a_worker_ends_in_order(
         rings.append(bell)
         if len(rings) == 2:
             ring(bell, count)
-            output._thread.join(PATIENCE)
+            output._thread._thread.join(PATIENCE)
             assert os.readlink(f"/proc/self/fd/{bell}").startswith("anon_inode:"), "it is still its own"
             ring(bell, count)
 
@@ -410,3 +420,164 @@ def test_ranks_that_are_not_to_be_shown_are_kept_in_files(stage: Stage) -> None:
     assert stage.kept() == {"stdout.log": b"apple\npear\nlast apple", "stderr.log": b"a cherry\n"}
     stage.run(*SAYS, rank=6, local_rank=0)
     assert stage.shown() == (b"[rank6]:apple\n[rank6]:pear\n[rank6]:last apple\n", b"[rank6]:a cherry\n")
+
+
+# Lines of several ranks ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        pytest.param([b"one", b"\n"], [b"", b"one\n"], id="a line and its end in two writes"),
+        pytest.param([b"one\ntw", b"o\n"], [b"one\n", b"two\n"], id="a line that a buffer cuts in two"),
+        pytest.param([b"\r10%", b"\r20%", b"\n"], [b"\r10%", b"\r20%", b"\n"], id="a progress bar"),
+        pytest.param([b"x" * LONGEST_LINE, b"\n"], [b"x" * LONGEST_LINE, b"\n"], id="a line that is too long"),
+        pytest.param([b"a\x1b[0m\r\n"], [b"a\x1b[0m\r\n"], id="bytes stay as they are"),
+    ],
+)
+def test_lines_are_passed_on_when_they_are_whole(pieces: list[bytes], shown: list[bytes]) -> None:
+    lines = WholeLines(None)
+    assert [lines.feed(piece) for piece in pieces] == shown
+    assert (lines.finish(), lines.due) == (b"", math.inf)
+
+
+def test_a_terminal_waits_a_moment_for_the_end_of_a_line_and_others_for_ever() -> None:
+    watched, logged = WholeLines(0.1, lambda: 5.0), WholeLines(None, lambda: 5.0)
+    assert (watched.feed(b"Continue? "), logged.feed(b"Continue? ")) == (b"", b"")
+    assert (watched.due, logged.due) == (5.1, math.inf)
+    assert (watched.overdue(), watched.due, watched.feed(b"yes\n")) == (b"Continue? ", math.inf, b"yes\n")
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_lines_of_several_workers_do_not_mix(stage: Stage, keep: bool) -> None:
+    """Each print is two writes where nothing buffers: the text, and its end."""
+    program = "import os, sys\nfor _ in range(2000): print(sys.argv[1] * 20); print(sys.argv[1] * 30, file=sys.stderr)"
+    output = stage.start(keep=keep, several=True)
+    workers = []
+    for local_rank in range(2):
+        streams = output.open(rank=local_rank, local_rank=local_rank, directory=stage.folder / str(local_rank))
+        argv = [sys.executable, "-u", "-c", program, str(local_rank)]
+        workers.append((streams, subprocess.Popen(argv, stdout=streams.stdout, stderr=streams.stderr)))
+        streams.close()
+    for streams, process in workers:
+        assert process.wait(PATIENCE) == 0
+        output.drain(streams, PATIENCE)
+    stage.close()
+    shown = {name: sorted((stage.folder / name).read_text().split("\n")) for name in ("out", "err")}
+    assert shown["out"] == ["", *["0" * 20] * 2000, *["1" * 20] * 2000]
+    assert shown["err"] == ["", *["0" * 30] * 2000, *["1" * 30] * 2000]
+
+
+def test_a_prefix_that_torch_has_written_is_not_doubled() -> None:
+    lines = Lines(b"[rank0]:")
+    assert lines.feed(b"[rank0]: Traceback\n[rank0]:W1123 x\nother\n") == (
+        b"[rank0]: Traceback\n[rank0]:W1123 x\n[rank0]:other\n"
+    )
+
+
+# Pseudo-terminals ----------------------------------------------------------------------------------------------------
+
+LOOK = """
+import os, sys, termios
+for fd in (1, 2):
+    os.write(fd, f"{os.isatty(fd)} {os.get_terminal_size(fd) if os.isatty(fd) else ''}\\n".encode())
+try:
+    os.open("/dev/tty", os.O_RDWR)
+except OSError:
+    os.write(2, b"no controlling terminal\\n")
+"""
+
+
+@pytest.fixture
+def screen() -> Iterator[tuple[int, int]]:
+    """A terminal of 30 rows and 100 columns: our end, and the one that programs have."""
+    ours, theirs = os.openpty()
+    pseudo_terminal.resize(ours, struct.pack("HHHH", 30, 100, 0, 0))
+    yield ours, theirs
+    for fd in (ours, theirs):
+        os.close(fd)
+
+
+def test_where_the_console_is_a_terminal_stderr_is_one_of_the_same_size(stage: Stage, screen: tuple[int, int]) -> None:
+    stage.start(err=screen[1])
+    streams = stage.open()
+    with subprocess.Popen(
+        [sys.executable, "-c", LOOK], stdout=subprocess.DEVNULL, stderr=streams.stderr, start_new_session=True
+    ):
+        streams.close()
+    assert stage.output is not None
+    stage.output.drain(streams, PATIENCE)
+    assert streams.tail().splitlines() == [
+        "True os.terminal_size(columns=100, lines=30)",
+        "no controlling terminal",
+    ]
+
+
+def test_stdout_of_several_workers_is_a_terminal_where_the_console_is_one(
+    stage: Stage, screen: tuple[int, int]
+) -> None:
+    stage.start(out=screen[1], several=True)
+    streams = stage.open()
+    assert streams.stdout is not None
+    assert os.get_terminal_size(streams.stdout) == (100, 30)
+    streams.close()
+
+
+@pytest.mark.parametrize("where", [{"redirects": ERR}, {"tee": ERR}, {"shown": {1}}])
+def test_a_stream_that_goes_to_a_file_is_no_terminal(
+    stage: Stage, screen: tuple[int, int], where: dict[str, Any]
+) -> None:
+    stage.start(err=screen[1], **where)
+    streams = stage.open()
+    assert streams.stderr is not None
+    assert not os.isatty(streams.stderr)
+    streams.close()
+
+
+def test_a_terminal_changes_no_byte_and_the_tail_has_no_colours(stage: Stage, screen: tuple[int, int]) -> None:
+    raw = screen[1]
+    tty.setraw(raw)
+    stage.start(err=raw)
+    said = b"\x03\x04\x1a\x1b[31mValueError: boom\x1b[0m\n\r\t\x00\xff end\n"
+    streams = stage.open()
+    assert streams.stderr is not None
+    os.write(streams.stderr, said)
+    streams.close()
+    assert stage.output is not None
+    stage.output.drain(streams, PATIENCE)
+    assert os.read(screen[0], 4096) == said
+    assert "ValueError: boom\n" in streams.tail()
+    assert "[31m" not in streams.tail()
+
+
+def test_a_new_window_size_reaches_the_workers(stage: Stage, screen: tuple[int, int]) -> None:
+    output = stage.start(err=screen[1])
+    streams = stage.open()
+    assert streams.stderr is not None
+    pseudo_terminal.resize(screen[0], struct.pack("HHHH", 50, 200, 0, 0))
+    output.resize()
+    output.catch_up([streams], PATIENCE)  # after that
+    assert os.get_terminal_size(streams.stderr) == (200, 50)
+    streams.close()
+
+
+def test_without_pseudo_terminals_a_pipe_does(
+    stage: Stage, screen: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left() -> tuple[int, int]:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    stage.start(err=screen[1])
+    monkeypatch.setattr(os, "openpty", none_left)
+    assert stage.run("sh", "-c", "echo x >&2").tail() == "x\n"
+
+
+def test_a_console_whose_reader_has_gone_ends_the_stdout_of_several_workers(stage: Stage) -> None:
+    """As ``| head`` ends a program that writes there itself."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    stage.start(out=writing, several=True)
+    streams = stage.run("sh", "-c", "trap '' PIPE; echo x; while echo y 2>/dev/null; do :; done")
+    assert streams.stdout is None
+    assert "the console is gone (Broken pipe)" in stage.reports.get(timeout=PATIENCE)
+    os.close(writing)

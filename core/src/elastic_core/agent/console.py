@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import threading
@@ -10,6 +11,53 @@ from collections.abc import Callable
 
 CAPACITY = 8 << 20
 """Bytes that may wait for a console. Beyond that whole chunks are dropped, until half of it is free again."""
+
+
+class OpenLine:
+    """Which rank has shown the beginning of a line that has not ended."""
+
+    def __init__(self) -> None:
+        self._rank: int | None = None
+
+    def separated(self, chunk: bytes, rank: int) -> bytes:
+        """What a rank shows next, on a line of its own if the present one is another rank's.
+
+        A chunk that begins with a carriage return, as a progress bar's does, is shown over that line.
+        """
+        ours = self._rank in (None, rank) or chunk.startswith((b"\r", b"\n"))
+        self._rank = None if chunk.endswith(b"\n") else rank
+        return chunk if ours else b"\n" + chunk
+
+
+class DirectConsole:
+    """A descriptor to which workers' output is written at once: whoever writes waits until it is taken.
+
+    As where workers have the descriptor themselves, nothing is dropped.
+
+    Args:
+        fd: Where to write; it stays the caller's.
+        report: Called once, if the console is gone.
+    """
+
+    def __init__(self, fd: int, report: Callable[[str], None]) -> None:
+        self._fd, self._report = fd, report
+        self._line = OpenLine()
+        self._gone: OSError | None = None
+
+    def write(self, chunk: bytes, rank: int) -> bool:
+        """Write a chunk of a local rank's. From one thread.
+
+        Returns:
+            False if the console is gone, and who writes should learn that. A terminal that has hung up (EIO) is no
+            reason to fail: after ``trap '' HUP`` a job goes on without it.
+        """
+        if self._gone is None:
+            try:
+                write_all(self._fd, self._line.separated(chunk, rank))
+            except OSError as exc:
+                self._gone = exc
+                self._report(_gone(exc))
+        return self._gone is None or self._gone.errno == errno.EIO
 
 
 class Console:
@@ -28,19 +76,21 @@ class Console:
         self._dropped = 0
         self._dropping = False
         self._closed = False
+        self._line = OpenLine()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name=f"elastic-console-{fd}", daemon=True)
         self._thread.start()
 
-    def write(self, chunk: bytes) -> None:
-        """Pass a chunk on, or drop it if too much waits already. Never waits itself; from any thread."""
+    def write(self, chunk: bytes, rank: int = 0) -> bool:
+        """Pass a chunk of a local rank's on, or drop it if too much waits already. Never waits; from any thread."""
         with self._changed:
             limit = self._capacity // 2 if self._dropping else self._capacity
             self._dropping = self._size + len(chunk) > limit
             if self._closed or self._dropping:
                 self._dropped += len(chunk)
-                return
-            self._put(self._notice() + chunk)
+            else:
+                self._put(self._notice() + self._line.separated(chunk, rank))
+            return True  # a worker goes on without a console
 
     def close(self, timeout: float) -> None:
         """Write what waits, for ``timeout`` seconds at most; a console that is stuck beyond that keeps its thread."""
@@ -54,7 +104,7 @@ class Console:
             try:
                 write_all(self._fd, chunk)
             except OSError as exc:
-                self._report(f"the console is gone ({exc.strerror}): workers' output is no longer shown there")
+                self._report(_gone(exc))
                 self._give_up()
                 return
             with self._changed:
@@ -88,6 +138,10 @@ class Console:
         with self._changed:
             self._closed = True
             self._waiting.clear()
+
+
+def _gone(exc: OSError) -> str:
+    return f"the console is gone ({exc.strerror}): workers' output is no longer shown there"
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from elastic_core.agent.identity import Seat
 from elastic_core.agent.inbox import Inbox
@@ -98,6 +99,7 @@ def hands(
             warden.sweep(config.program.target)
         output = _output(config, publish)
         stack.callback(output.close)
+        stack.enter_context(_window_changes(output.resize))
         plugins.run_starts(config, run_uid, info, None if temporary else directory)
         reports = Reports(inbox.at)
         stack.callback(reports.close)
@@ -112,6 +114,26 @@ def hands(
                 inbox.watch(group.watchdog, group.watchdog.receive)
         stack.callback(warden.close, CLOSING)  # the workers before their output, whatever went wrong
         yield Hands(inbox, signals, warden, group, reports.vault)
+
+
+@contextmanager
+def _window_changes(follow: Callable[[], None]) -> Iterator[None]:
+    """Call ``follow`` when the terminal's window changes its size, and whoever was called before. Main thread only."""
+    before = signal.getsignal(signal.SIGWINCH)
+    if before is None:  # not set from Python: it could not be put back
+        yield
+        return
+
+    def changed(signum: int, frame: FrameType | None) -> None:
+        follow()
+        if callable(before):
+            before(signum, frame)
+
+    signal.signal(signal.SIGWINCH, changed)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGWINCH, before)
 
 
 def handled(config: RunConfig) -> frozenset[int]:
@@ -130,6 +152,7 @@ def _output(config: RunConfig, publish: Publish) -> Output:
         tee=config.tee,
         keep=config.log_dir is not None,
         shown=config.local_ranks_filter,
+        several=len(config.local_ranks_filter or range(config.nproc_per_node)) > 1,
         filters={Stream.OUT: config.stdout_filters, Stream.ERR: config.stderr_filters},
         report=report,
     )

@@ -1,10 +1,18 @@
 """Where workers' streams go: to files, to the console, to both; and the end of stderr to memory, to explain failures.
 
 As torchrun has it, ``--redirects`` sends a stream to a file only, ``--tee`` to a file and, with ``[rank3]:`` before
-each line, to the console. A stream that is neither goes to the console unchanged. One *pump* thread reads all pipes,
-and threads of their own write to the console (``console.py``), so no flood and no stuck terminal is ever felt by the
-agent's loop. Files get every byte. A worker writes to a pipe and never to its log file: a full disk ends the log, not
-the worker.
+each line, to the console. A stream that is neither goes to the console unchanged; of several workers in whole lines.
+Where the console is a terminal, such a stream is a pseudo-terminal, so that progress bars and colours are what they
+are under torchrun.
+
+One *pump* thread reads all streams (``pump.py``), and threads of their own write to the console (``console.py``), so no
+flood and no stuck terminal is ever felt by the agent's loop. Files get every byte. A worker never writes to its log
+file itself: a full disk ends the log, not the worker.
+
+What workers could write to the console themselves, if its lines and its end were nobody's business, is shown without a
+buffer by a pump thread that waits for the console: a slow reader slows the workers down, and misses nothing. That is
+the stdout of several workers, and both streams of a worker where both consoles are one terminal: they share one
+pseudo-terminal then, which keeps their order.
 """
 
 from __future__ import annotations
@@ -12,161 +20,28 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import queue
-import selectors
-import threading
+import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from elastic_core.agent.console import Console, write_all
+from elastic_core.agent import pseudo_terminal
+from elastic_core.agent.console import Console, DirectConsole
 from elastic_core.agent.error_files import last_lines
+from elastic_core.agent.lines import Filtered, Lines, WholeLines
+from elastic_core.agent.pump import TAIL, Pump, PumpThread, Shape, Shown
 from elastic_core.config import Stream, StreamMap
 
-TAIL = 4096
-"""Bytes of stderr that are remembered."""
-LONGEST_LINE = 1 << 16
-"""Bytes of a line that wait for its end; a longer one is shown in pieces."""
+PIECES_WITHIN = 0.1
+"""Seconds that a terminal waits for the rest of a line."""
 
 _CANNOT_TAKE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 """Errors of a disk that cannot take a log just now."""
-_CHUNK = 1 << 16
 _FLUSH = 2.0
+_DIRECT_FLUSH = 30.0
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _FILES = {Stream.OUT: "stdout.log", Stream.ERR: "stderr.log"}
-
-
-class Lines:
-    """Cuts a stream into whole lines and puts a prefix before each.
-
-    A carriage return ends a line, too, or a progress bar would be held back until it is full.
-    """
-
-    def __init__(self, prefix: bytes) -> None:
-        self._prefix = prefix
-        self._rest = b""
-        self._returned = False
-
-    def feed(self, data: bytes) -> bytes:
-        """All lines that ``data`` completes; the rest waits for its end."""
-        shown = []
-        if self._returned and data.startswith(b"\n"):  # the second half of a line end that was cut in two
-            shown.append(b"\n")
-            data = data[1:]
-        lines = (self._rest + data).splitlines(keepends=True)
-        self._rest = lines.pop() if lines and not lines[-1].endswith((b"\n", b"\r")) else b""
-        self._returned = data.endswith(b"\r")
-        shown += [self._prefix + line for line in lines]
-        if len(self._rest) >= LONGEST_LINE:
-            shown.append(self.finish())
-        return b"".join(shown)
-
-    def finish(self) -> bytes:
-        """What waits, as a line."""
-        rest, self._rest = self._rest, b""
-        return self._prefix + rest + b"\n" if rest else b""
-
-
-class Filtered:
-    """Lines that contain one of ``needles``, copied to a file that all ranks of a round share.
-
-    Args:
-        needles: Texts; a line with any of them is copied.
-        file: A descriptor that appends, so that lines of several ranks stay whole; closed with this object.
-        path: Its name.
-    """
-
-    def __init__(self, needles: Sequence[str], file: int, path: Path) -> None:
-        self._needles = [needle.encode() for needle in needles]
-        self.path = path
-        self._file = file
-        self._lines = Lines(b"")
-
-    def feed(self, data: bytes) -> None:
-        """Copy what matches of the lines that ``data`` completes.
-
-        Raises:
-            OSError: The file cannot take it.
-        """
-        self._copy(self._lines.feed(data))
-
-    def close(self) -> None:
-        """The stream is over: its last line may lack an end."""
-        with contextlib.suppress(OSError):
-            self._copy(self._lines.finish())
-        os.close(self._file)
-
-    def _copy(self, lines: bytes) -> None:
-        found = [line for line in lines.splitlines(keepends=True) if any(needle in line for needle in self._needles)]
-        if found:
-            write_all(self._file, b"".join(found))
-
-
-class Pump:
-    """One pipe from a worker, and where its bytes go. The pump thread's; others only look at ``tail`` and ``ended``."""
-
-    def __init__(
-        self,
-        pipe: int,
-        file: int | None,
-        path: Path,
-        console: Console | None,
-        lines: Lines | None,
-        report: Callable[[str], None],
-        filtered: Filtered | None = None,
-    ) -> None:
-        self.pipe = pipe
-        self._filtered = filtered
-        self.tail = b""
-        """The last ``TAIL`` bytes, and one more that tells whether they begin a line. Replaced, never changed."""
-        self.ended = threading.Event()
-        self._file, self._path, self._console, self._lines, self._report = file, path, console, lines, report
-        self._reported: set[Path] = set()
-
-    def transfer(self) -> bool:
-        """Pass on what is there; False at the end of the stream."""
-        try:
-            data = os.read(self.pipe, _CHUNK)
-        except BlockingIOError:
-            return True
-        if data:
-            self.tail = (self.tail + data)[-TAIL - 1 :]
-            self._keep(data)
-        self._show(data if self._lines is None else self._lines.feed(data))
-        return bool(data)
-
-    def close(self) -> None:
-        """The stream is over, or nobody wants the rest of it."""
-        if self._lines is not None:
-            self._show(self._lines.finish())
-        os.close(self.pipe)
-        if self._file is not None:
-            os.close(self._file)
-        if self._filtered is not None:
-            self._filtered.close()
-        self.ended.set()
-
-    def _show(self, data: bytes) -> None:
-        if data and self._console is not None:
-            self._console.write(data)
-
-    def _keep(self, data: bytes) -> None:
-        if self._file is not None:
-            with self._reporting(self._path):
-                write_all(self._file, data)
-        if self._filtered is not None:
-            with self._reporting(self._filtered.path):
-                self._filtered.feed(data)
-
-    @contextlib.contextmanager
-    def _reporting(self, path: Path) -> Iterator[None]:
-        try:
-            yield
-        except OSError as exc:
-            if path not in self._reported:
-                self._reported.add(path)
-                self._report(f"{path} is not complete: {exc.strerror}; the worker goes on")
 
 
 class WorkerStreams:
@@ -191,16 +66,8 @@ class WorkerStreams:
         self.stdout = self.stderr = None
 
     def tail(self) -> str:
-        """The last whole lines of stderr, 4 KiB at most; of a longer line, its end."""
-        return last_lines(self.pumps[Stream.ERR].tail, TAIL)
-
-
-@dataclass(frozen=True, slots=True)
-class _CatchUp:
-    """The pump thread is asked to read these, and to say when it has."""
-
-    pumps: tuple[Pump, ...]
-    done: threading.Event
+        """The last whole lines of stderr, 4 KiB at most, without colours; of a longer line, its end."""
+        return _STYLE.sub("", last_lines(self.pumps[Stream.ERR].tail, TAIL))
 
 
 class Output:
@@ -215,6 +82,8 @@ class Output:
         report: Told in words what cannot be kept or shown, once for each file or console; called from other threads.
         console_out: Where workers' stdout is shown.
         console_err: Where their stderr is.
+        several: Whether more than one worker is shown there: then each has its lines to itself. A single one has the
+            agent's own stdout, unless that is kept as well.
     """
 
     def __init__(
@@ -228,17 +97,17 @@ class Output:
         filters: Mapping[Stream, Sequence[str]] = MappingProxyType({}),
         console_out: int = 1,
         console_err: int = 2,
+        several: bool = False,
     ) -> None:
         self._redirects, self._tee, self._keep, self._report = redirects, tee, keep, report
-        self._shown, self._filters = shown, filters
+        self._shown, self._filters, self._several = shown, filters, several
+        self._fds = {Stream.OUT: console_out, Stream.ERR: console_err}
+        self._one_terminal = _same_terminal(console_out, console_err)
         self._consoles = {Stream.OUT: Console(console_out, report), Stream.ERR: Console(console_err, report)}
-        self._selector = selectors.DefaultSelector()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._selector.register(self._bell, selectors.EVENT_READ)
-        self._new: queue.SimpleQueue[Pump | _CatchUp] = queue.SimpleQueue()
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="elastic-output", daemon=True)
-        self._thread.start()
+        self._direct = DirectConsole(console_out, report)
+        self._thread = PumpThread("elastic-output")
+        self._direct_thread: PumpThread | None = None
+        """Reads what it shows at once; it may have to wait for the console."""
 
     def open(self, *, rank: int, local_rank: int, directory: Path, prefix: str | None = None) -> WorkerStreams:
         """Make the streams of a worker that is about to be started; its files will be in ``directory``.
@@ -251,37 +120,78 @@ class Output:
             OSError: A file cannot be opened for another reason (a symbolic link is not followed), or no descriptor is
                 left.
         """
+        with contextlib.ExitStack() as undo:
+            found = self._open_terminal(local_rank, directory, undo) if self._one_terminal else None
+            streams = found or self._open_each(rank, local_rank, directory, prefix, undo)
+            undo.pop_all()
+        direct = [pump for pump in streams.pumps.values() if pump.console is self._direct]
+        if direct:
+            self._direct_thread = self._direct_thread or PumpThread("elastic-direct")
+            self._direct_thread.add(direct)
+        self._thread.add([pump for pump in streams.pumps.values() if pump not in direct])
+        return streams
+
+    def _open_terminal(self, local_rank: int, directory: Path, undo: contextlib.ExitStack) -> WorkerStreams | None:
+        """One pseudo-terminal for both streams, so that what a worker shows keeps its order.
+
+        Returns:
+            None if a stream goes elsewhere, or if there is no pseudo-terminal.
+        """
+        if not all(self._is_plain(stream, local_rank) for stream in _FILES):
+            return None
+        if (ends := pseudo_terminal.open_like(self._fds[Stream.ERR])) is None:
+            return None
+        undo.callback(_close, *ends)
+        reading, writing = ends
+        copy = os.dup(writing)
+        undo.callback(os.close, copy)
+        path, lines = directory / _FILES[Stream.ERR], WholeLines(PIECES_WITHIN) if self._several else None
+        pump = Pump(reading, None, path, self._direct, lines, self._report, rank=local_rank)
+        return WorkerStreams({Stream.OUT: copy, Stream.ERR: writing}, {Stream.ERR: pump}, None)
+
+    def _open_each(
+        self, rank: int, local_rank: int, directory: Path, prefix: str | None, undo: contextlib.ExitStack
+    ) -> WorkerStreams:
         given: dict[Stream, int | None] = {}
         pumps: dict[Stream, Pump] = {}
         kept: dict[Stream, Path] = {}
-        shown = self._shown is None or local_rank in self._shown
-        with contextlib.ExitStack() as undo:
-            for stream, name in _FILES.items():
-                teed = shown and stream in self._tee[local_rank]
-                redirected = not teed and (stream in self._redirects[local_rank] or not shown)
-                path, file, filtered = directory / name, None, None
-                if (teed or redirected or self._keep) and (file := self._open_log(path)) is not None:
-                    kept[stream] = path
-                    undo.callback(os.close, file)
-                if needles := self._filters.get(stream):
-                    matches = directory.parent / f"filtered_{name}"
-                    if (copies := self._open_log(matches)) is not None:
-                        undo.callback(os.close, copies)
-                        filtered = Filtered(needles, copies, matches)
-                if stream is Stream.OUT and not (teed or redirected) and file is None and filtered is None:
-                    given[stream] = None
-                else:
-                    reading, writing = _pipe()
-                    undo.callback(_close, reading, writing)
-                    given[stream] = writing
-                    lines = Lines((prefix or f"[rank{rank}]:").encode()) if teed else None
-                    console = None if redirected else self._consoles[stream]
-                    pumps[stream] = Pump(reading, file, path, console, lines, self._report, filtered)
-            undo.pop_all()
-        for pump in pumps.values():
-            self._new.put(pump)
-        os.eventfd_write(self._bell, 1)
+        shown = self._is_shown(local_rank)
+        for stream, name in _FILES.items():
+            direct = stream is Stream.OUT and self._is_plain(stream, local_rank)
+            if direct and not self._several:
+                given[stream] = None
+                continue
+            teed = shown and stream in self._tee[local_rank]
+            redirected = not teed and (stream in self._redirects[local_rank] or not shown)
+            path, file, filtered = directory / name, None, None
+            if (teed or redirected or self._keep) and (file := self._open_log(path)) is not None:
+                kept[stream] = path
+                undo.callback(os.close, file)
+            if needles := self._filters.get(stream):
+                matches = directory.parent / f"filtered_{name}"
+                if (copies := self._open_log(matches)) is not None:
+                    undo.callback(os.close, copies)
+                    filtered = Filtered(needles, copies, matches)
+            terminal = None if teed or redirected else pseudo_terminal.open_like(self._fds[stream])
+            reading, writing = terminal or _pipe()
+            undo.callback(_close, reading, writing)
+            given[stream] = writing
+            lines: Shape | None = None
+            if teed:
+                lines = Lines((prefix or f"[rank{rank}]:").encode())
+            elif self._several:
+                lines = WholeLines(None if terminal is None else PIECES_WITHIN)
+            console: Shown | None = None if redirected else self._direct if direct else self._consoles[stream]
+            pumps[stream] = Pump(reading, file, path, console, lines, self._report, filtered, local_rank)
         return WorkerStreams(given, pumps, kept.get(Stream.ERR))
+
+    def _is_shown(self, local_rank: int) -> bool:
+        return self._shown is None or local_rank in self._shown
+
+    def _is_plain(self, stream: Stream, local_rank: int) -> bool:
+        """Whether a stream goes to the console, and nowhere else."""
+        elsewhere = self._redirects[local_rank] | self._tee[local_rank]
+        return self._is_shown(local_rank) and not (stream in elsewhere or self._keep or self._filters.get(stream))
 
     def _open_log(self, path: Path) -> int | None:
         try:
@@ -300,56 +210,31 @@ class Output:
 
     def catch_up(self, workers: Iterable[WorkerStreams], timeout: float) -> None:
         """Wait until what living workers have written by now was read, ``timeout`` seconds at most."""
-        request = _CatchUp(tuple(pump for streams in workers for pump in streams.pumps.values()), threading.Event())
-        self._new.put(request)
-        os.eventfd_write(self._bell, 1)
-        request.done.wait(timeout)
+        deadline = time.monotonic() + timeout
+        pumps = [pump for streams in workers for pump in streams.pumps.values()]
+        for thread, shown in ((self._thread, False), (self._direct_thread, True)):
+            found = [pump for pump in pumps if (pump.console is self._direct) is shown]
+            if thread is not None and found:
+                thread.catch_up(found, max(0.0, deadline - time.monotonic()))
+
+    def resize(self) -> None:
+        """Give the workers' pseudo-terminals the console's window size, which has changed."""
+        sizes = [size for fd in self._fds.values() if (size := pseudo_terminal.window_size(fd)) is not None]
+        for thread in (self._thread, self._direct_thread):
+            if sizes and thread is not None:
+                thread.resize(sizes[0])
 
     def close(self, timeout: float = _FLUSH) -> None:
-        """Pass on what has arrived and stop; what is stuck is given up after ``timeout`` seconds."""
+        """Pass on what has arrived and stop; what is stuck is given up after ``timeout`` seconds.
+
+        What is shown at once has ``_DIRECT_FLUSH`` seconds, so that a slow reader, such as a pager, misses nothing.
+        """
+        if self._direct_thread is not None:
+            self._direct_thread.close(_DIRECT_FLUSH)
         deadline = time.monotonic() + timeout
-        self._closing = True
-        os.eventfd_write(self._bell, 1)
-        self._thread.join(timeout)
-        if not self._thread.is_alive():
-            os.close(self._bell)  # here, and not when it ends: it may end before it is rung for
+        self._thread.close(timeout)
         for console in self._consoles.values():
             console.close(max(0.0, deadline - time.monotonic()))
-
-    def _run(self) -> None:
-        """The pump thread, until it is told to stop and finds nothing to read."""
-        while True:
-            closing = self._closing
-            ready = self._selector.select(0 if closing else None)
-            pumps = [key.data for key, _ in ready if key.data is not None]
-            if len(pumps) < len(ready):
-                self._take_new()
-            elif closing and not pumps:
-                break
-            self._transfer(pumps)
-        for key in list(self._selector.get_map().values()):
-            if key.data is not None:
-                self._end(key.data)
-        self._selector.close()
-
-    def _take_new(self) -> None:
-        os.eventfd_read(self._bell)
-        while not self._new.empty():
-            match self._new.get():
-                case Pump() as pump:
-                    self._selector.register(pump.pipe, selectors.EVENT_READ, pump)
-                case _CatchUp(pumps, done):
-                    self._transfer(pumps)  # of each pipe all that it can hold
-                    done.set()
-
-    def _transfer(self, pumps: Sequence[Pump]) -> None:
-        for pump in pumps:
-            if not pump.ended.is_set() and not pump.transfer():
-                self._end(pump)
-
-    def _end(self, pump: Pump) -> None:
-        self._selector.unregister(pump.pipe)
-        pump.close()
 
 
 def _open_log(path: Path) -> int:
@@ -358,6 +243,10 @@ def _open_log(path: Path) -> int:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | never_waiting, 0o640)
     os.set_blocking(fd, True)
     return fd
+
+
+def _same_terminal(first: int, second: int) -> bool:
+    return os.isatty(first) and os.isatty(second) and os.path.sameopenfile(first, second)
 
 
 def _pipe() -> tuple[int, int]:

@@ -56,7 +56,7 @@ def begin(warden: Warden, config: RunConfig, environ: Mapping[str, str]) -> None
             names,
             later=later(config, names),
             python=interpreter(environ),
-            program=python_program(config.program),
+            program=[*python_program(config.program), *config.program.args],  # so much room has a worker's in ps
             env={**environ, **threads(config.nproc_per_node, environ)},
             whole=False,
         )

@@ -1,0 +1,127 @@
+"""How the bytes of a worker's stream become lines: with a prefix, whole, or those alone that somebody looks for."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from elastic_core.agent.console import write_all
+
+LONGEST_LINE = 1 << 16
+"""Bytes of a line that wait for its end; a longer one is shown in pieces."""
+
+
+class Lines:
+    """Cuts a stream into whole lines and puts a prefix before each that does not begin with it already.
+
+    (torch begins log lines and tracebacks with ``[rank3]:``, too.) A carriage return ends a line, or a progress bar
+    would be held back until it is full.
+    """
+
+    due = math.inf
+    """When :meth:`overdue` is to be called: never."""
+
+    def __init__(self, prefix: bytes) -> None:
+        self._prefix = prefix
+        self._rest = b""
+        self._returned = False
+
+    def feed(self, data: bytes) -> bytes:
+        """All lines that ``data`` completes; the rest waits for its end."""
+        shown = []
+        if self._returned and data.startswith(b"\n"):  # the second half of a line end that was cut in two
+            shown.append(b"\n")
+            data = data[1:]
+        lines = (self._rest + data).splitlines(keepends=True)
+        self._rest = lines.pop() if lines and not lines[-1].endswith((b"\n", b"\r")) else b""
+        self._returned = data.endswith(b"\r")
+        shown += [self._prefixed(line) for line in lines]
+        if len(self._rest) >= LONGEST_LINE:
+            shown.append(self.finish())
+        return b"".join(shown)
+
+    def finish(self) -> bytes:
+        """What waits, as a line."""
+        rest, self._rest = self._rest, b""
+        return self._prefixed(rest) + b"\n" if rest else b""
+
+    def overdue(self) -> bytes:
+        """Nothing: a line waits for its end."""
+        return b""
+
+    def _prefixed(self, line: bytes) -> bytes:
+        return line if self._prefix and line.startswith(self._prefix) else self._prefix + line
+
+
+class WholeLines:
+    """Passes on a stream in whole lines, so that the lines of several ranks do not mix.
+
+    What follows a carriage return is passed on as it comes: it is the newest state of a progress bar.
+
+    Args:
+        patience: Seconds after which a line without an end is passed on; None to wait for its end, as is best where
+            nobody watches.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(self, patience: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._patience, self._clock = patience, clock
+        self._rest = b""
+        self.due = math.inf
+        """When :meth:`overdue` is to be called."""
+
+    def feed(self, data: bytes) -> bytes:
+        """All lines that ``data`` completes; the rest waits for its end."""
+        data = self._rest + data
+        end = data.rfind(b"\n") + 1
+        if b"\r" in data[end:] or len(data) - end >= LONGEST_LINE:
+            end = len(data)
+        self._rest = data[end:]
+        self.due = self._clock() + self._patience if self._rest and self._patience is not None else math.inf
+        return data[:end]
+
+    def finish(self) -> bytes:
+        """What waits, as it is."""
+        rest, self._rest, self.due = self._rest, b"", math.inf
+        return rest
+
+    overdue = finish
+
+
+class Filtered:
+    """Lines that contain one of ``needles``, copied to a file that all ranks of a round share.
+
+    Args:
+        needles: Texts; a line with any of them is copied.
+        file: A descriptor that appends, so that lines of several ranks stay whole; closed with this object.
+        path: Its name.
+    """
+
+    def __init__(self, needles: Sequence[str], file: int, path: Path) -> None:
+        self._needles = [needle.encode() for needle in needles]
+        self.path = path
+        self._file = file
+        self._lines = Lines(b"")
+
+    def feed(self, data: bytes) -> None:
+        """Copy what matches of the lines that ``data`` completes.
+
+        Raises:
+            OSError: The file cannot take it.
+        """
+        self._copy(self._lines.feed(data))
+
+    def close(self) -> None:
+        """The stream is over: its last line may lack an end."""
+        with contextlib.suppress(OSError):
+            self._copy(self._lines.finish())
+        os.close(self._file)
+
+    def _copy(self, lines: bytes) -> None:
+        found = [line for line in lines.splitlines(keepends=True) if any(needle in line for needle in self._needles)]
+        if found:
+            write_all(self._file, b"".join(found))

@@ -1,0 +1,229 @@
+"""The way of a worker's bytes through the agent: out of a pipe or pseudo-terminal, into a file, memory and a console.
+
+A *pump* is one stream, and a pump thread reads many of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import queue
+import selectors
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from elastic_core.agent import pseudo_terminal
+from elastic_core.agent.console import write_all
+from elastic_core.agent.lines import Filtered
+
+TAIL = 4096
+"""Bytes of stderr that are remembered."""
+
+_CHUNK = 1 << 16
+
+
+class Shown(Protocol):
+    """Where a stream is shown."""
+
+    def write(self, chunk: bytes, rank: int) -> bool:
+        """Show what this local rank has written; False if that is of no use any more."""
+
+
+class Shape(Protocol):
+    """What becomes of a stream before it is shown."""
+
+    due: float
+    """When :meth:`overdue` is to be called, by the monotonic clock."""
+
+    def feed(self, data: bytes) -> bytes:
+        """What is to be shown now."""
+
+    def overdue(self) -> bytes:
+        """What has waited too long, and is to be shown as well."""
+
+    def finish(self) -> bytes:
+        """What waits at the end of the stream."""
+
+
+class Pump:
+    """One stream of a worker, and where its bytes go. The pump thread's; others only look at ``tail`` and ``ended``.
+
+    Args:
+        pipe: Where to read: a pipe, or our end of a pseudo-terminal; never waits. Closed with this object.
+        file: Where every byte is kept; closed with this object.
+        path: The file's name.
+        console: Where it is shown.
+        lines: What becomes of it before it is shown; None for nothing.
+        report: Told in words, once for each file, what cannot be kept.
+        filtered: Takes the lines that somebody looks for; closed with this object.
+        rank: The worker's local rank.
+    """
+
+    def __init__(
+        self,
+        pipe: int,
+        file: int | None,
+        path: Path,
+        console: Shown | None,
+        lines: Shape | None,
+        report: Callable[[str], None],
+        filtered: Filtered | None = None,
+        rank: int = 0,
+    ) -> None:
+        self.pipe = pipe
+        self._filtered = filtered
+        self.tail = b""
+        """The last ``TAIL`` bytes, and one more that tells whether they begin a line. Replaced, never changed."""
+        self.ended = threading.Event()
+        self._file, self._path, self._lines, self._report = file, path, lines, report
+        self.console = console
+        self._rank = rank
+        self._reported: set[Path] = set()
+
+    @property
+    def due(self) -> float:
+        """When :meth:`show_overdue` is to be called."""
+        return math.inf if self._lines is None else self._lines.due
+
+    def transfer(self) -> bool:
+        """Pass on what is there; False at the end of the stream, or if nobody is there to take it."""
+        try:
+            data = os.read(self.pipe, _CHUNK)
+        except BlockingIOError:
+            return True
+        except OSError:  # EIO: the last process with this pseudo-terminal has closed it
+            data = b""
+        if data:
+            self.tail = (self.tail + data)[-TAIL - 1 :]
+            self._keep(data)
+        return self._show(data if self._lines is None else self._lines.feed(data)) and bool(data)
+
+    def show_overdue(self) -> bool:
+        """Show what has waited for more for long enough; False if nobody is there to take it."""
+        return self._lines is None or self._show(self._lines.overdue())
+
+    def close(self) -> None:
+        """The stream is over, or nobody wants the rest of it."""
+        if self._lines is not None:
+            self._show(self._lines.finish())
+        os.close(self.pipe)
+        if self._file is not None:
+            os.close(self._file)
+        if self._filtered is not None:
+            self._filtered.close()
+        self.ended.set()
+
+    def _show(self, data: bytes) -> bool:
+        return not data or self.console is None or self.console.write(data, self._rank)
+
+    def _keep(self, data: bytes) -> None:
+        if self._file is not None:
+            with self._reporting(self._path):
+                write_all(self._file, data)
+        if self._filtered is not None:
+            with self._reporting(self._filtered.path):
+                self._filtered.feed(data)
+
+    @contextlib.contextmanager
+    def _reporting(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            if path not in self._reported:
+                self._reported.add(path)
+                self._report(f"{path} is not complete: {exc.strerror}; the worker goes on")
+
+
+class PumpThread:
+    """Reads the streams of many workers. Methods may be called from any thread.
+
+    Args:
+        name: The thread's.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._orders: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def add(self, pumps: Sequence[Pump]) -> None:
+        """Read these, too, to their ends."""
+        self._order(lambda: [self._selector.register(pump.pipe, selectors.EVENT_READ, pump) for pump in pumps])
+
+    def catch_up(self, pumps: Sequence[Pump], timeout: float) -> None:
+        """Wait until what is there for these was read, ``timeout`` seconds at most."""
+        done = threading.Event()
+
+        def read() -> None:
+            self._transfer(pumps)  # of each pipe all that it can hold
+            done.set()
+
+        self._order(read)
+        done.wait(timeout)
+
+    def resize(self, size: bytes) -> None:
+        """Give all pseudo-terminals this window size."""
+
+        def pass_on() -> None:
+            for pump in self._pumps():
+                pseudo_terminal.resize(pump.pipe, size)
+
+        self._order(pass_on)
+
+    def close(self, timeout: float) -> None:
+        """Pass on what has arrived and stop; what is stuck is given up after ``timeout`` seconds."""
+        self._closing = True
+        os.eventfd_write(self._bell, 1)
+        self._thread.join(timeout)
+        if not self._thread.is_alive():
+            os.close(self._bell)  # here, and not when it ends: it may end before it is rung for
+
+    def _order(self, order: Callable[[], object]) -> None:
+        self._orders.put(order)
+        os.eventfd_write(self._bell, 1)
+
+    def _pumps(self) -> list[Pump]:
+        return [key.data for key in self._selector.get_map().values() if key.data is not None]
+
+    def _run(self) -> None:
+        """Until it is told to stop and finds nothing to read."""
+        while True:
+            closing = self._closing
+            ready = self._selector.select(0 if closing else self._patience())
+            pumps = [key.data for key, _ in ready if key.data is not None]
+            if len(pumps) < len(ready):
+                os.eventfd_read(self._bell)
+                while not self._orders.empty():
+                    self._orders.get()()
+            elif closing and not pumps:
+                break
+            self._transfer(pumps)
+            now = time.monotonic()
+            for pump in [pump for pump in self._pumps() if pump.due <= now]:
+                if not pump.show_overdue():
+                    self._end(pump)
+        for pump in self._pumps():
+            self._end(pump)
+        self._selector.close()
+
+    def _patience(self) -> float | None:
+        """Seconds until something has waited for long enough; None if nothing waits."""
+        due = min((pump.due for pump in self._pumps()), default=math.inf)
+        return None if due == math.inf else max(0.0, due - time.monotonic())
+
+    def _transfer(self, pumps: Sequence[Pump]) -> None:
+        for pump in pumps:
+            if not pump.ended.is_set() and not pump.transfer():
+                self._end(pump)
+
+    def _end(self, pump: Pump) -> None:
+        self._selector.unregister(pump.pipe)
+        pump.close()

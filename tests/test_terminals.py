@@ -1,0 +1,87 @@
+"""On a terminal, programs show what they show there under torchrun."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from pathlib import Path
+
+from stage import WORKERS, Stage, descendants, still_there
+from terminal import Terminal
+
+ELASTIC = [sys.executable, "-m", "elastic_core", "run", "--standalone"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+SIZE = (31, 97)
+
+
+def shown(stage: Stage, command: list[str], **env: str) -> tuple[int, str]:
+    """How a launcher ends, and what its workers show on a terminal, without its own lines."""
+    with Terminal(command, stage.folder, stage.environment({"TERM": "xterm-256color", **env}), SIZE) as terminal:
+        code = terminal.exit_code()
+    return code, re.sub(r"\[elastic\] .*\r\n", "", terminal.text)
+
+
+def test_bars_and_colours_are_what_they_are_under_torchrun(stage: Stage) -> None:
+    """tqdm, rich and the window's size, on stdout and on stderr, in the same order to the byte."""
+    expected = shown(stage, [*TORCHRUN, str(WORKERS / "bars.py")])
+    times = [re.compile(r"-:--:--|\d:\d\d:\d\d")] * 2
+    assert "100%" in expected[1]
+    assert "columns=97, lines=31" in expected[1]
+    for warm in ("0", "1"):
+        code, text = shown(stage, [*ELASTIC, str(WORKERS / "bars.py")], PET_WARM_START=warm)
+        assert (code, times[0].sub("*", text)) == (expected[0], times[1].sub("*", expected[1]))
+
+
+def test_lines_of_several_ranks_do_not_mix_on_a_terminal(stage: Stage) -> None:
+    code, text = shown(stage, [*ELASTIC, "--nproc_per_node=3", str(WORKERS / "lines.py")])
+    expected = [f"rank {r} {what} {n}" for r in range(3) for what in ("line", "error") for n in range(200)]
+    assert (code, sorted(text.splitlines())) == (0, sorted(expected))
+
+
+def test_lines_of_several_ranks_do_not_mix_in_a_file(stage: Stage) -> None:
+    agent = stage.run("--standalone", "--nproc_per_node=3", WORKERS / "lines.py")
+    assert agent.exit_code() == 0
+    expected = [f"rank {r} {what} {n}" for r in range(3) for what in ("line", "error") for n in range(200)]
+    assert sorted(line for line in agent.lines if not line.startswith("[elastic]")) == sorted(expected)
+
+
+def test_a_worker_sees_the_window_change_its_size(stage: Stage) -> None:
+    with Terminal([*ELASTIC, str(WORKERS / "window.py")], stage.folder, stage.environment(), SIZE) as terminal:
+        terminal.wait_for("window 31 x 97")
+        terminal.resize(50, 200)
+        terminal.wait_for("window 50 x 200")
+        terminal.type(b"\x03")
+        assert terminal.exit_code() == 128 + signal.SIGINT
+
+
+def test_a_traceback_on_a_terminal_is_found_and_has_no_colours_in_the_report(stage: Stage, tmp_path: Path) -> None:
+    script = tmp_path / "raises.py"
+    script.write_text(
+        "import sys\n"
+        "sys.stderr.write('\\x1b[1mTraceback (most recent call last):\\x1b[0m\\n')\n"
+        "sys.exit('\\x1b[1;35mValueError\\x1b[0m: \\x1b[35mboom\\x1b[0m')\n"
+    )
+    with Terminal([*ELASTIC, str(script)], stage.folder, stage.environment(), SIZE) as terminal:
+        terminal.wait_for(r"error +ValueError: boom")
+        terminal.wait_for(r"\| Traceback \(most recent call last\):\r\n.*\| ValueError: boom\r\n")
+        assert terminal.exit_code() == 1
+
+
+def test_what_a_killed_agent_leaves_on_a_terminal_ends(stage: Stage) -> None:
+    with Terminal([*ELASTIC, str(WORKERS / "stubborn.py")], stage.folder, stage.environment(), SIZE) as terminal:
+        terminal.wait_for('"started"')
+        pids = descendants(terminal.process.pid)
+        terminal.process.kill()
+        assert still_there(pids, within=30.0) == []
+
+
+def test_a_job_that_ignores_the_end_of_its_terminal_goes_on(stage: Stage) -> None:
+    worker = "until [ -e go ]; do sleep 0.02; done; echo out && echo err >&2 && touch written"
+    command = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh", *ELASTIC, "--no_python", "sh", "-c", worker]
+    with Terminal(command, stage.folder, stage.environment(), SIZE) as terminal:
+        terminal.wait_for("round 1")
+        terminal.hang_up()
+        Path(stage.folder, "go").touch()
+        assert terminal.process.wait(60) == 0
+    assert Path(stage.folder, "written").exists()
