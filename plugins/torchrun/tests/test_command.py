@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from elastic_core.cli.commands import Elastic
 from elastic_core.cli.render import run
+from elastic_torchrun.command import PTH, is_foreign, is_installed
 
 
 @pytest.mark.parametrize(
@@ -46,3 +49,39 @@ def test_the_command_takes_its_own_flags_and_its_exit_code_counts() -> None:
     *flags, marked, pid = done.stdout.split()
     assert flags == ["-m", "--help"]
     assert marked == pid, "elastic exec became the command"
+
+
+def test_an_installation_that_interpreters_do_not_see_is_noticed(tmp_path: Path) -> None:
+    assert not is_installed([str(tmp_path), str(tmp_path / "gone")])
+    (tmp_path / PTH).touch()
+    assert is_installed([str(tmp_path / "gone"), str(tmp_path)])
+
+
+def test_a_torchrun_of_another_environment_is_noticed(tmp_path: Path) -> None:
+    script, (mine, other) = tmp_path / "torchrun", (tmp_path / "mine" / "bin", tmp_path / "other" / "bin")
+    for folder in (mine, other):
+        folder.mkdir(parents=True)
+    for shebang, expected in (
+        (f"#!{mine}/python3.11", False),
+        (f"#!{other}/python", True),
+        (f"#! {other}/python3 -s", True),
+        ("#!/usr/bin/env python3", False),
+        ("#!/bin/sh", False),
+    ):
+        script.write_text(f"{shebang}\nfrom torch.distributed.run import main\n")
+        assert is_foreign(str(script), str(mine)) is expected, shebang
+    assert not is_foreign(str(tmp_path / "gone"), str(mine))
+
+
+def test_a_torchrun_that_stays_torchs_own_is_told_before_the_command_begins(tmp_path: Path) -> None:
+    (tmp_path / "torchrun").write_text("#!/other/bin/python\n")
+    (tmp_path / "torchrun").chmod(0o755)
+    command = [sys.executable, "-m", "elastic_core", "exec", "sh", "-c", "echo begun >&2"]
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True, env=environment)
+    warning, begun = done.stderr.splitlines()
+    assert warning == (
+        f"elastic: warning: {tmp_path}/torchrun belongs to another Python environment, and stays torch's own. "
+        "Install elastic-torchrun there."
+    )
+    assert begun == "begun"

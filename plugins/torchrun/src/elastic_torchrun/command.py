@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import site
 import sys
 import sysconfig
+from collections.abc import Iterable
 
 import click
 
-from elastic_core.errors import UsageError
+from elastic_core.cli.run import warn
+from elastic_core.errors import PluginError, UsageError
 from elastic_torchrun.startup import VARIABLE
+
+PTH = "elastic_torchrun.pth"
+_SHEBANG = re.compile(rb"#!\s*(/\S*/)python[\d.]*\s")
 
 
 @click.command(
@@ -34,6 +41,7 @@ def command(command: tuple[str, ...]) -> None:
 
     Raises:
         UsageError: There is none, or it cannot be found or run.
+        PluginError: The distribution is not installed in a way in which it works.
     """
     if not command:
         raise UsageError("Missing command.", hint="For example: elastic exec accelerate launch train.py")
@@ -41,9 +49,34 @@ def command(command: tuple[str, ...]) -> None:
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), sysconfig.get_path("scripts")])
     if (found := shutil.which(command[0], path=path)) is None:
         raise UsageError(f"There is no command {command[0]!r}.", hint=f"It is looked for in {path}.")
+    if not is_installed([*site.getsitepackages(), site.getusersitepackages()]):
+        raise PluginError(
+            f"elastic-torchrun is not installed completely: {PTH} is in no folder of {sys.executable} that reads it.",
+            hint="Install it with pip, into the environment itself: not with --target, and not by PYTHONPATH.",
+        )
+    torchrun = shutil.which("torchrun", path=path)
+    if torchrun is not None and is_foreign(torchrun, os.path.dirname(sys.executable)):
+        warn(
+            f"{torchrun} belongs to another Python environment, and stays torch's own. Install elastic-torchrun there."
+        )
     sys.stdout.flush()
     sys.stderr.flush()
     try:
         os.execve(found, command, {**os.environ, "PATH": path, VARIABLE: str(os.getpid())})
     except OSError as exc:
         raise UsageError(f"{found!r} cannot be run: {exc.strerror}.") from None
+
+
+def is_installed(folders: Iterable[str]) -> bool:
+    """Whether the interpreters of an environment with these site folders read our ``.pth`` file when they start."""
+    return any(os.path.exists(os.path.join(folder, PTH)) for folder in folders)
+
+
+def is_foreign(script: str, folder: str) -> bool:
+    """Whether a Python script is surely run by another environment's interpreter than those in ``folder``."""
+    try:
+        with open(script, "rb") as file:
+            shebang = _SHEBANG.match(file.readline())
+    except OSError:
+        return False
+    return shebang is not None and os.path.realpath(os.fsdecode(shebang[1])) != os.path.realpath(folder)
