@@ -77,11 +77,14 @@ def test_what_a_killed_agent_leaves_on_a_terminal_ends(stage: Stage) -> None:
 
 
 def test_a_job_that_ignores_the_end_of_its_terminal_goes_on(stage: Stage) -> None:
-    worker = "until [ -e go ]; do sleep 0.02; done; echo out && echo err >&2 && touch written"
-    command = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh", *ELASTIC, "--no_python", "sh", "-c", worker]
+    """The worker that had the terminal, and the one that is started when it is gone."""
+    writes = "echo out && echo err >&2 && touch written_$TORCHELASTIC_RESTART_COUNT"
+    worker = f"echo ready; until [ -e go ]; do sleep 0.02; done; {writes} && [ $TORCHELASTIC_RESTART_COUNT = 1 ]"
+    command = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh", *ELASTIC, "--max_restarts=1"]
+    command += ["--no_python", "sh", "-c", worker]
     with Terminal(command, stage.folder, stage.environment(), SIZE) as terminal:
-        terminal.wait_for("round 1")
+        terminal.wait_for("ready")
         terminal.hang_up()
         Path(stage.folder, "go").touch()
         assert terminal.process.wait(60) == 0
-    assert Path(stage.folder, "written").exists()
+    assert [Path(stage.folder, f"written_{count}").exists() for count in range(2)] == [True, True]

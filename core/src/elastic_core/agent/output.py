@@ -158,7 +158,7 @@ class Output:
         shown = self._is_shown(local_rank)
         for stream, name in _FILES.items():
             direct = stream is Stream.OUT and self._is_plain(stream, local_rank)
-            if direct and not self._several:
+            if direct and not (self._several or self._one_terminal):  # a terminal may have hung up by now
                 given[stream] = None
                 continue
             teed = shown and stream in self._tee[local_rank]
