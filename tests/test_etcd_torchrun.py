@@ -60,6 +60,6 @@ def test_torchrun_finds_the_handler_and_imports_no_client_until_it_is_used() -> 
         "from importlib.metadata import entry_points\n"
         "[point] = entry_points(group='torchrun.handlers', name='elastic-etcd')\n"
         "assert callable(point.load()())\n"
-        "assert not {'http.client', 'etcd', 'elastic_core.torchrun'} & set(sys.modules)\n"
+        "assert not {'http.client', 'etcd', 'elastic_torchrun.handlers'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

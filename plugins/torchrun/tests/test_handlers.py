@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastic_core import conf, torchrun
+from elastic_core import conf
 from elastic_core.agent.ports import HeldPort
 from elastic_core.config import Timing
 from elastic_core.errors import (
@@ -33,9 +33,10 @@ from elastic_core.rendezvous.ledger import Offer
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.reading import load
 from elastic_core.testing.racing import PATIENCE, background
-from elastic_core.torchrun import TorchrunHandler, stores
-from elastic_core.torchrun.command import command_of
-from elastic_core.torchrun.stores import EXIT_BARRIER
+from elastic_torchrun import handlers
+from elastic_torchrun.handlers import TorchrunHandler, stores
+from elastic_torchrun.handlers.command import command_of
+from elastic_torchrun.handlers.stores import EXIT_BARRIER
 
 
 @dataclass
@@ -293,7 +294,7 @@ def test_torchs_parameters_are_read_as_ours(monkeypatch: pytest.MonkeyPatch, mem
         elastic_rendezvous_options=lambda: RendezvousOptions(endpoint="HOST", conf={"color": "a color"}),
         elastic_make_rendezvous=connect,
     )
-    monkeypatch.setattr(torchrun, "import_module", lambda name: hooks)
+    monkeypatch.setattr(handlers, "import_module", lambda name: hooks)
     monkeypatch.setenv("ELASTIC_OURS_PASSWORD", "s3cret")
     theirs = SimpleNamespace(
         backend="ours",
@@ -304,7 +305,7 @@ def test_torchs_parameters_are_read_as_ours(monkeypatch: pytest.MonkeyPatch, mem
         local_addr="127.0.0.1",
         config={"timeout": 900, "color": "red", "last_call_timeout": "0"},
     )
-    handler = torchrun.handler_of("module")(theirs)
+    handler = handlers.handler_of("module")(theirs)
     assert round_of([handler])[0].world_size == 1
     assert handler.get_run_id() == "job"
     assert "ELASTIC_OURS_PASSWORD" not in os.environ, "workers inherit what is there"

@@ -13,7 +13,14 @@ def handler() -> Callable[[Any], Any]:
     """The function that makes a handler from torch's parameters (entry point of the group ``torchrun.handlers``)."""
 
     def make(parameters: Any) -> Any:
-        from elastic_core.torchrun import handler_of
+        from elastic_core.errors import PluginError
+
+        try:
+            from elastic_torchrun.handlers import handler_of
+        except ImportError:
+            raise PluginError(
+                "Plain torchrun meets over etcd only where elastic-torchrun is installed: pip install elastic-torchrun"
+            ) from None
 
         return handler_of("elastic_rdzv_etcd.plugin")(parameters)
 

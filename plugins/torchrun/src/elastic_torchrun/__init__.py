@@ -1,14 +1,18 @@
-"""``elastic exec COMMAND``: whatever the command starts gets Elastic where it asks for torchrun.
+"""Elastic and torchrun: each in the other's place.
+
+``elastic exec COMMAND``: whatever the command starts gets Elastic where it asks for torchrun. And plain torchrun meets
+over Elastic's backends, in ``handlers``.
 
 General layout:
 
 * ``command``: ``elastic exec`` itself. It sets ``ELASTIC_EXEC``, and becomes the command.
 * ``startup``: what an interpreter does when it starts with that variable. A ``.pth`` file beside the package, which
-  every interpreter of the environment reads, imports it then and only then.
+  every interpreter of the environment reads, calls it then and only then.
 * ``__main__``: the replacement of the program ``torchrun``. It does not import torch.
 * ``launcher``: the replacement of ``torch.distributed.run.run`` and ``main``, for programs that call them.
 * ``flags``: from the ``Namespace`` that such a program has filled in to the flags of ``elastic run``.
 * ``failure``: what those programs get when the job fails.
+* ``handlers``: the handlers that plain torchrun finds for our backends.
 
 The variable is taken out of the environment before workers start: what a worker starts by itself is not the launcher's
 business, and finds torch's own torchrun.

@@ -1,4 +1,4 @@
-"""What an interpreter does when it starts below ``elastic exec``; imported by ``elastic_torchrun.pth``.
+"""What an interpreter does when it starts below ``elastic exec``; ``elastic_torchrun.pth`` calls :func:`begin`.
 
 An interpreter that is about to run the program ``torchrun`` becomes ours, before it has imported torch. In any other
 one, ``torch.distributed.run`` gets our functions when it is imported. Every Python process below ``elastic exec``
@@ -86,12 +86,9 @@ def install() -> None:
         sys.meta_path.insert(0, Finder())
 
 
-def _start() -> None:
+def begin() -> None:
+    """Become our torchrun, or have torch's launcher replaced. A second call, by way of lib64, does nothing."""
     if is_torchrun(sys.argv, sys.orig_argv):
         with suppress(OSError):  # no memory, or a program that embeds Python: torchrun's own import is replaced then
             os.execv(sys.executable, [sys.executable, "-m", "elastic_torchrun", *sys.argv[1:]])
     install()
-
-
-if VARIABLE in os.environ:
-    _start()

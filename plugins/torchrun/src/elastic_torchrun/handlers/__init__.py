@@ -22,7 +22,7 @@ from typing import Any
 
 from elastic_core import conf, job_token
 from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters
-from elastic_core.torchrun.handler import TorchrunHandler
+from elastic_torchrun.handlers.handler import TorchrunHandler
 
 __all__ = ["TorchrunHandler", "handler_of"]
 

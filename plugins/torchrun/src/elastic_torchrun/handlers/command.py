@@ -9,9 +9,7 @@ from importlib import import_module
 
 from elastic_core.program import Program, ProgramKind, arguments_digest, name
 from elastic_core.rendezvous.settings import Command
-
-LAUNCHER = "torch.distributed.run"
-"""The module behind the command ``torchrun``."""
+from elastic_torchrun.startup import LAUNCHER
 
 
 def command_of(argv: Sequence[str], host: str) -> Command:

@@ -63,8 +63,8 @@ from elastic_core.rendezvous.rows import NodeInfo
 from elastic_core.rendezvous.seal import protected
 from elastic_core.rendezvous.session import Session, SessionCalls
 from elastic_core.rendezvous.settings import Agreement, Settings, Versions
-from elastic_core.torchrun import stores
-from elastic_core.torchrun.command import command_of
+from elastic_torchrun.handlers import stores
+from elastic_torchrun.handlers.command import command_of
 
 AGREED = ("torchrun",)
 """What such nodes say in place of their failure policies, so that no ``elastic run`` joins them by mistake."""
