@@ -56,7 +56,12 @@ VARIABLES = (
         Use.SET,
         "True: the workers' store is there already, a new one each round. False: rank 0 opens it.",
     ),
-    Variable("TORCHELASTIC_ERROR_FILE", Use.SET, "Where torch's @record writes the exception that ends the worker."),
+    Variable(
+        "TORCHELASTIC_ERROR_FILE",
+        Use.SET,
+        "Where torch's @record writes the exception that ends the worker. In the environment of elastic run itself: "
+        "where that writes why the job has failed.",
+    ),
     Variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", Use.DEFAULTED, "1: a collective that fails ends its process."),
     Variable("OMP_NUM_THREADS", Use.DEFAULTED, "1, where a node has several workers: else each would use every core."),
     # Ours.

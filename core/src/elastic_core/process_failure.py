@@ -13,6 +13,7 @@ from typing import Any
 from elastic_core.agent.error_files import error_file_data, read_error_file
 from elastic_core.exit_codes import describe_exit, signal_name
 from elastic_core.incidents import Incident
+from elastic_core.recording import error_data
 
 NOT_AVAILABLE = "<N/A>"
 """torch's word for a signal where there is none."""
@@ -74,13 +75,12 @@ def read_failure(local_rank: int, pid: int, exitcode: int, error_file: Path, mes
 def failure_of(incident: Incident) -> ProcessFailure:
     """The failure of a worker, on whichever node it was: its error file stays there."""
     message = incident.message or incident.cause()
-    extra = {"message": message, "extraInfo": {"py_callstack": incident.detail}}
     return ProcessFailure(
         local_rank=-1 if incident.local_rank is None else incident.local_rank,
         pid=incident.pid or 0,
         exitcode=1 if incident.exit_code is None else incident.exit_code,
         error_file="",
-        error_file_data={"message": extra},
+        error_file_data=error_data(message, incident.detail),
         message=message,
     )
 

@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
@@ -34,8 +34,9 @@ def attach(facts: Callable[[], Mapping[str, object]]) -> None:
 def record(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Decorate a worker's main function: what it raises is written to the error file, and raised on.
 
-    Without ``TORCHELASTIC_ERROR_FILE`` in the environment, as outside of a launcher, nothing is written. SystemExit is
-    a way to end and no error.
+    Of a job that was launched in here and has failed (``ChildFailedError``), it is what its first failing worker has
+    written. Without ``TORCHELASTIC_ERROR_FILE`` in the environment, as outside of a launcher, nothing is written.
+    SystemExit is a way to end and no error.
     """
 
     @functools.wraps(function)
@@ -44,24 +45,48 @@ def record(function: Callable[_P, _T]) -> Callable[_P, _T]:
             return function(*args, **kwargs)
         except Exception as exc:
             if path := os.environ.get(ERROR_FILE):
-                _write(Path(path), exc)
+                write_error_file(Path(path), _data(exc))
             raise
 
     return recorded
 
 
-def _write(path: Path, exc: BaseException) -> None:
-    """Write the file in one piece; that it cannot be written must not hide the exception."""
-    facts = _facts()
-    where = ", ".join(f"{name} {value}" for name, value in facts.items())
-    callstack = "".join(traceback.format_exception(exc))
-    extra = {"py_callstack": callstack, "timestamp": str(int(time.time())), **facts}
-    text = f"{type(exc).__name__}: {exc}" + (f" ({where})" if where else "")
-    with contextlib.suppress(OSError):
+def error_data(
+    message: str, callstack: str, exit_code: int | None = None, facts: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """What torch's handlers write of an error; ``exit_code`` is a signal's number, negative, if that ended a worker."""
+    extra = {"py_callstack": callstack, "timestamp": str(int(time.time())), **(facts or {})}
+    code = {} if exit_code is None else {"errorCode": exit_code}
+    return {"message": {"message": message, **code, "extraInfo": extra}}
+
+
+def with_exit_code(data: Mapping[str, Any], exit_code: int) -> dict[str, Any]:
+    """A worker's error file with its exit code, which it could not know; as it is, if it is of another form."""
+    message = data.get("message")
+    return {**data, "message": {**message, "errorCode": exit_code}} if isinstance(message, dict) else {**data}
+
+
+def write_error_file(path: Path, data: Mapping[str, Any]) -> bool:
+    """Write the file in one piece; whether that was possible, since it must not hide the error."""
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_name(f".{path.name}.{os.getpid()}")
-        scratch.write_text(json.dumps({"message": {"message": text, "extraInfo": extra}}))
+        scratch.write_text(json.dumps(data))
         scratch.rename(path)
+    except OSError:
+        return False
+    return True
+
+
+def _data(exc: BaseException) -> dict[str, Any]:
+    with contextlib.suppress(Exception):  # a failed job's, ours or torch's: the error of the worker that failed first
+        _, first = exc.get_first_failure()  # type: ignore[attr-defined]
+        if first.error_file_data:
+            return with_exit_code(first.error_file_data, first.exitcode)
+    facts = _facts()
+    where = ", ".join(f"{name} {value}" for name, value in facts.items())
+    text = f"{type(exc).__name__}: {exc}" + (f" ({where})" if where else "")
+    return error_data(text, "".join(traceback.format_exception(exc)), facts=facts)
 
 
 def _facts() -> dict[str, str]:

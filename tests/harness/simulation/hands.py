@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from elastic_core.agent.warden_events import Fenced, Gone, Stuck
+from elastic_core.incidents import Incident
 from elastic_core.rendezvous.contact import FENCE_SHARE
 from elastic_core.rendezvous.ledger import Round
 from elastic_core.rendezvous.node import NodeEvent, Notice, TakesNotices, WorkerFailed
@@ -125,6 +126,9 @@ class Hands:
         if self.gang is not None and self.gang.stuck:
             self.host.world.truth.violated("I9", f"{self.agent.node_id} takes a stuck worker for gone")
         self.gang = None
+
+    def recorded(self, incident: Incident | None) -> None:
+        """No worker here writes an error file."""
 
     def decided(self) -> None:
         """Nothing is measured here."""

@@ -5,8 +5,9 @@ Every node prints the same root cause, because it comes from the ledger's last e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from elastic_core.agent.reports import LINGERING
 from elastic_core.agent.warden_events import (
@@ -53,6 +54,8 @@ class Ending:
     """The root cause of a failed job, if it was a worker's failure."""
     rejoin: bool = False
     """Whether the agent is to begin again, as a new node."""
+    recorded: Mapping[str, Any] | None = None
+    """What the worker whose failure that was has written into its error file, if it was one of this node's."""
 
 
 def untaken(ledger: Ledger, info: NodeInfo, most: int) -> Event | None:

@@ -166,7 +166,7 @@ class PollingAgent:
             for event in self._inbox.take():
                 self._handle(event)
         assert self._ending is not None
-        return self._ending
+        return replace(self._ending, recorded=self._group.recorded(self._ending.incident))
 
     def leaves_others(self) -> bool:
         """Whether the newest round has other nodes; a handler does not say whether they stay."""

@@ -269,7 +269,8 @@ class Supervisor:
         while self._exit is None:
             for event in self._inbox.take():
                 self._handle(event)
-        return self._conclude(self._exit)
+        ending = self._conclude(self._exit)
+        return replace(ending, recorded=self._group.recorded(ending.incident))
 
     def close(self) -> None:
         """End whatever still runs, leave the roster. Safe at any time, once."""

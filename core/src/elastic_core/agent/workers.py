@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from elastic_core.agent.assignment import Assignment
-from elastic_core.agent.error_files import last_exception_line, read_error_file
+from elastic_core.agent.error_files import error_file_data, last_exception_line, read_error_file
 from elastic_core.agent.outcome import worker_lingers
 from elastic_core.agent.output import Output, WorkerStreams
 from elastic_core.agent.processes import waits_in
@@ -296,6 +297,15 @@ class WorkerGroup:
         self._workers.clear()
         self.reports.clear()
 
+    def recorded(self, incident: Incident | None) -> Mapping[str, Any] | None:
+        """What a failed worker of this node's has written into its error file, of the newest round that it was in."""
+        if incident is None or incident.rank is None or incident.node_id != self.info.node_id:
+            return None
+        return error_file_data(self._error_file(incident.round, incident.rank)) or None
+
+    def _error_file(self, number: int, rank: int) -> Path:
+        return self.directory / f"round_{number}" / f"rank_{rank}" / "error.json"
+
     def _say_started(self, number: int) -> None:
         count, took = len(self._workers), round(self.now() - self.started_at, 6)
         fields: dict[str, Field] = {"round": number, "workers": count, "took_s": took}
@@ -448,7 +458,6 @@ class WorkerGroup:
 
     def _assignments(self, current: Round, restart_count: int) -> list[Assignment]:
         mine = place(current.members, self.info.node_id)
-        base = self.directory / f"round_{current.number}"
         return [
             Assignment(
                 run_id=self.config.rdzv_id,
@@ -468,7 +477,7 @@ class WorkerGroup:
                 master_addr=current.offer.address,
                 master_port=current.offer.port,
                 use_agent_store=current.offer.hosted,
-                error_file=str(base / f"rank_{mine.first_rank + local_rank}" / "error.json"),
+                error_file=str(self._error_file(current.number, mine.first_rank + local_rank)),
             )
             for local_rank in range(mine.local_world_size)
         ]

@@ -34,15 +34,16 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
 
     click's own ``main`` is not used: it takes any broken pipe for a closed stdout, and would hide defects of the agent.
     """
+    launches = arguments[:1] == ["run"]
     try:
         with command.make_context("elastic", list(arguments)) as context:
             return int(command.invoke(context) or ExitCode.SUCCESS)
     except click.exceptions.Exit as exc:
         return exc.exit_code
     except click.ClickException as exc:
-        return _failed(*_in_our_words(exc), ExitCode.USAGE)
+        return _failed(*_in_our_words(exc), ExitCode.USAGE, launches)
     except ElasticError as exc:
-        return _failed(exc.message, exc.hint, exc.exit_code)
+        return _failed(exc.message, exc.hint, exc.exit_code, launches)
     except (KeyboardInterrupt, click.Abort):
         return signalled(signal.SIGINT)
     except Exception as exc:
@@ -50,10 +51,10 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
             _silence_stdout()
             return signalled(signal.SIGPIPE)
         if (missing := _exhausted(exc)) is not None:
-            return _failed(f"This machine has no {missing} left: {exc}.", LIMITS, ExitCode.WITHDRAWN)
+            return _failed(f"This machine has no {missing} left: {exc}.", LIMITS, ExitCode.WITHDRAWN, launches)
         traceback.print_exc()
         hint = "This is a defect of Elastic, not of your program. Please report it with the lines above."
-        return _failed(f"{type(exc).__name__}: {exc}", hint, ExitCode.INTERNAL)
+        return _failed(f"{type(exc).__name__}: {exc}", hint, ExitCode.INTERNAL, launches)
 
 
 def _exhausted(exc: Exception) -> str | None:
@@ -76,7 +77,12 @@ def _in_our_words(exc: click.ClickException) -> tuple[str, str]:
     return exc.format_message(), hint
 
 
-def _failed(message: str, hint: str | None, code: int) -> int:
+def _failed(message: str, hint: str | None, code: int, launches: bool) -> int:
+    """Tell the user, and, if this was to launch a job, whoever has named an error file; the exit code."""
+    if launches:
+        from elastic_core.cli.error_file import write_error  # not for others
+
+        write_error(" ".join(filter(None, [message, hint])), code)
     paragraphs = [f"elastic: error: {message}", *([hint] if hint else [])]
     lines = "\n\n".join(paragraphs).split("\n")
     print("\n".join(printable(line) for line in lines), file=sys.stderr)

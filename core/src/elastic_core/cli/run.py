@@ -59,7 +59,12 @@ def run(warden: Warden | None, **flags: Any) -> int:
         start.send_template(known, warden)
         config, loaded = _complete(known, given)
     try:
-        return start.run(config, loaded, warden).exit_code
+        ending = start.run(config, loaded, warden)
+        if ending.exit_code:
+            from elastic_core.cli.error_file import write_ending  # seldom needed
+
+            write_ending(ending)
+        return ending.exit_code
     finally:
         for name in loaded.close(OBSERVERS_GET):
             click.echo(f"elastic: the observer {name!r} did not finish within {OBSERVERS_GET:g} s.", err=True)

@@ -1,0 +1,48 @@
+"""The launcher's own error file, which torchrun writes when a job fails and TorchX reads.
+
+It is what ``TORCHELASTIC_ERROR_FILE`` names in the environment of ``elastic run`` itself; its workers have files of
+their own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elastic_core.recording import ERROR_FILE, error_data, with_exit_code, write_error_file
+
+if TYPE_CHECKING:
+    from elastic_core.agent.outcome import Ending
+
+
+def write_error(message: str, exit_code: int) -> None:
+    """Write down the exception that is being handled, in these words."""
+    _write(lambda: error_data(message, traceback.format_exc(), exit_code))
+
+
+def write_ending(ending: Ending) -> None:
+    """Write down how an agent has failed.
+
+    It is the root cause's own error file, where that was a worker of this node's, with its exit code.
+    """
+    _write(lambda: _data(ending))
+
+
+def _write(data: Callable[[], Mapping[str, Any]]) -> None:
+    path = os.environ.get(ERROR_FILE)
+    if path and not write_error_file(Path(path), data()):
+        print(f"elastic: warning: {ERROR_FILE}={path} cannot be written.", file=sys.stderr)
+
+
+def _data(ending: Ending) -> dict[str, Any]:
+    incident = ending.incident
+    if incident is None:
+        return error_data(ending.why, ending.why, ending.exit_code)
+    code = ending.exit_code if incident.exit_code is None else incident.exit_code
+    if not ending.recorded:
+        return error_data(incident.message or incident.cause(), incident.detail, code)
+    return with_exit_code(ending.recorded, code)
