@@ -12,8 +12,9 @@ General layout:
   store is.
 * ``reports``: what workers say over their control channels; ``elastic_core.reporting`` is the workers' side of it.
 * ``polling`` and ``asker``: the loop for rendezvous handlers of others.
-* ``output`` takes the workers' streams to files and, by way of ``console``, to the terminal; ``error_files`` reads what
-  a failed worker left to explain itself.
+* ``output`` takes the workers' streams to files and, by way of ``console``, to the terminal: ``pump`` reads them,
+  ``lines`` cuts them, ``pseudo_terminal`` makes them look like the terminal. ``error_files`` reads what a failed worker
+  left to explain itself.
 * ``server`` is the agent as an object, for callers in Python; ``calls`` starts workers that are functions.
 * ``addresses``, ``ports``, ``identity``: what this host is called, where it can be reached, and what it holds for a
   job.
