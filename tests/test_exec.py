@@ -33,19 +33,29 @@ report("finished")
 CALLER = """
 import os, sys
 from torch.distributed import run as launcher
+from torch.distributed.launcher import LaunchConfig, elastic_launch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-os.environ["KEPT"] = "yes"
-launcher.main(["--nproc_per_node=2", "--master_port=29400", "worker.py", "-m", "a b"])
-print("it has returned", "ELASTIC_EXEC" in os.environ, flush=True)
-args = launcher.get_args_parser().parse_args(["worker.py", "fail"])
-args.nproc_per_node = 1
-try:
-    launcher.run(args)
-except ChildFailedError as exc:
-    rank, failure = exc.get_first_failure()
-    print("rank", rank, "has failed with", failure.exitcode, flush=True)
-    raise
+def add(number):
+    return number + int(os.environ["RANK"]), "ELASTIC_RUN_UID" in os.environ, os.environ.get("ELASTIC_EXEC")
+
+def main():
+    os.environ["KEPT"] = "yes"
+    config = LaunchConfig(1, 1, 2, run_id="sums", rdzv_backend="c10d", rdzv_endpoint="localhost:0")
+    print(elastic_launch(config, add)(40), flush=True)
+    launcher.main(["--nproc_per_node=2", "--master_port=29400", "worker.py", "-m", "a b"])
+    print("it has returned", "ELASTIC_EXEC" in os.environ, flush=True)
+    args = launcher.get_args_parser().parse_args(["worker.py", "fail"])
+    args.nproc_per_node = 1
+    try:
+        launcher.run(args)
+    except ChildFailedError as exc:
+        rank, failure = exc.get_first_failure()
+        print("rank", rank, "has failed with", failure.exitcode, flush=True)
+        raise
+
+if __name__ == "__main__":
+    main()
 """
 
 
@@ -96,7 +106,12 @@ def test_abbreviations_are_torchs_and_exit_codes_are_ours(stage: Stage, folder: 
 def test_a_program_that_calls_torchs_launcher_gets_what_torchs_gives(stage: Stage, folder: Path) -> None:
     agent = execute(stage, sys.executable, "caller.py")
     assert agent.exit_code() == 1, "as elastic run does"
-    assert announced(agent) == ["elastic: torch.distributed.run → elastic run, called by caller.py"] * 2
+    assert announced(agent) == [
+        "elastic: torch.distributed.launcher.api → elastic run, called by caller.py",
+        *["elastic: torch.distributed.run → elastic run, called by caller.py"] * 2,
+    ]
+    assert "{0: (40, True, None), 1: (41, True, None)}" in agent.lines
+    assert "timeout" not in agent.output
     first, second, third = agent.reports("started")
     assert [first["kept"], second["kept"], third["arguments"]] == ["yes", "yes", ["fail"]]
     assert first["arguments"] == ["-m", "a b"]

@@ -3,13 +3,14 @@ from __future__ import annotations
 import os
 import threading
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 
 from elastic_core.errors import UsageError
 from elastic_torchrun.launcher import REFUSALS, configuration, program, reason, replace
-from elastic_torchrun.startup import VARIABLE
+from elastic_torchrun.startup import API, LAUNCHER, VARIABLE
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,9 @@ def torchs_module(calls: list[tuple[Namespace, str | None]]) -> SimpleNamespace:
     def main(args: list[str] | None = None) -> None:
         raise AssertionError("replaced")
 
-    return SimpleNamespace(run=run, main=main, get_args_parser=ArgumentParser, parse_args=lambda args: Namespace())
+    return SimpleNamespace(
+        __name__=LAUNCHER, run=run, main=main, get_args_parser=ArgumentParser, parse_args=lambda args: Namespace()
+    )
 
 
 def test_a_call_on_another_thread_is_passed_on(
@@ -84,3 +87,39 @@ def test_a_call_on_another_thread_is_passed_on(
     said = capsys.readouterr().err
     assert said.startswith("elastic: torch.distributed.run stays torch's own, called by ")
     assert said.endswith(": A job is started on the main thread only, where signals arrive.\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "entrypoint", "why"),
+    [
+        ({"start_method": "fork"}, print, "start_method='fork': Elastic forks no workers from the caller."),
+        ({"logs_specs": object()}, print, "logs_specs is of the class object, which Elastic does not use."),
+        ({}, lambda: 0, "cannot be sent to another process"),
+        ({"rdzv_configs": {"unknown": 1}}, print, "unknown"),
+    ],
+    ids=["fork", "logs", "lambda", "conf"],
+)
+def test_a_function_that_elastic_does_not_take_is_torchs(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    given: dict[str, object],
+    entrypoint: Callable[..., object],
+    why: str,
+) -> None:
+    monkeypatch.setenv(VARIABLE, "1")
+
+    class DefaultLogsSpecs:
+        root_log_dir = None
+
+    config = SimpleNamespace(
+        **{"nproc_per_node": 1, "start_method": "spawn", "logs_specs": DefaultLogsSpecs(), "rdzv_configs": {}, **given}
+    )
+    module = SimpleNamespace(__name__=API, launch_agent=lambda config, entrypoint, args, server=None: (args, server))
+    replace(module)
+    assert module.launch_agent(config, entrypoint, [1], server=2) == ([1], 2)
+    said = capsys.readouterr().err
+    assert said.startswith("elastic: torch.distributed.launcher.api stays torch's own, called by ")
+    assert why in said
+    monkeypatch.delenv(VARIABLE)
+    assert module.launch_agent(config, entrypoint, [1]) == ([1], None), "of what was passed on, without a word"
+    assert capsys.readouterr().err == ""

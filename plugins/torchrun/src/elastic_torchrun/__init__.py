@@ -9,8 +9,10 @@ General layout:
 * ``startup``: what an interpreter does when it starts with that variable. A ``.pth`` file beside the package, which
   every interpreter of the environment reads, calls it then and only then.
 * ``__main__``: the replacement of the program ``torchrun``. It does not import torch.
-* ``launcher``: the replacement of ``torch.distributed.run.run`` and ``main``, for programs that call them.
+* ``launcher``: the replacement of ``torch.distributed.run.run`` and ``main``, and of
+  ``torch.distributed.launcher.api.launch_agent``, for programs that call them.
 * ``flags``: from the ``Namespace`` that such a program has filled in to the flags of ``elastic run``.
+* ``function``: from torch's ``LaunchConfig`` to Elastic's.
 * ``failure``: what those programs get when the job fails.
 * ``handlers``: the handlers that plain torchrun finds for our backends.
 

@@ -1,4 +1,4 @@
-"""What ``torch.distributed.run.run`` and ``main`` do below ``elastic exec``: they run the job with Elastic's agent.
+"""What torch's launcher does below ``elastic exec`` for a program that calls it: Elastic's agent runs the job.
 
 It runs in the calling process, on its main thread, with the environment that the caller has set. What Elastic does not
 take is passed on to torch's own function, with a line that says why.
@@ -15,7 +15,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -23,11 +23,13 @@ from elastic_core.cli.flags import Flags, RunCommand
 from elastic_core.cli.run import configure, outline, plugins_named, warn
 from elastic_core.errors import ElasticError, PluginError, UsageError
 from elastic_torchrun.flags import flags_of
-from elastic_torchrun.startup import LAUNCHER, VARIABLE
+from elastic_torchrun.startup import API, LAUNCHER, VARIABLE
 
 if TYPE_CHECKING:
     from elastic_core.config import RunConfig
 
+T = TypeVar("T")
+Job = Callable[[], T]
 REFUSALS = (UsageError, PluginError, click.UsageError)
 """What says that Elastic does not take a command line."""
 _INTERPRETER = re.compile(r"python[\d.]*")
@@ -57,23 +59,25 @@ def configuration(arguments: Sequence[str], warn: Callable[[str], None] = lambda
 
 
 def replace(module: Any) -> None:
-    """Put our functions in the place of those of ``torch.distributed.run``."""
+    """Put our functions in the place of those of one of torch's modules, ``LAUNCHER`` or ``API``."""
+    if module.__name__ == LAUNCHER:
+        _replace_run(module)
+    else:
+        _replace_launch_agent(module)
+
+
+def _replace_run(module: Any) -> None:
     torchs = module.run
 
     @functools.wraps(torchs)
     def run(args: Namespace) -> None:
-        what, by = replaced()
-        with hidden():
-            try:
-                if threading.current_thread() is not threading.main_thread():
-                    raise UsageError("A job is started on the main thread only, where signals arrive.")
-                config = configuration(flags_of(args, module.get_args_parser()), warn)
-            except REFUSALS as exc:
-                say(f"{what} stays torch's own{by}: {reason(exc)}")
-                torchs(args)
-                return
-            say(f"{what} → elastic run{by}")
-            _launch(config)
+        def prepare() -> Job[None]:
+            from elastic_core import launch  # not for the program torchrun
+
+            config = configuration(flags_of(args, module.get_args_parser()), warn)
+            return functools.partial(launch.run_program, config)
+
+        _serve(LAUNCHER, prepare, functools.partial(torchs, args))
 
     @functools.wraps(module.main)
     def main(args: Sequence[str] | None = None) -> None:
@@ -82,21 +86,50 @@ def replace(module: Any) -> None:
     module.run, module.main = run, main
 
 
-def _launch(config: RunConfig) -> None:
-    """Run the job to its end in this process.
+def _replace_launch_agent(module: Any) -> None:
+    torchs = module.launch_agent
+
+    @functools.wraps(torchs)
+    def launch_agent(config: Any, entrypoint: Any, args: Sequence[Any], *others: Any, **named: Any) -> Any:
+        def prepare() -> Job[Any]:
+            from elastic_core import launch, launch_config
+            from elastic_torchrun.function import config_of
+
+            run = launch_config.configure(config_of(config, entrypoint, args))
+            return functools.partial(launch.launch, run, entrypoint, tuple(args))
+
+        own = functools.partial(torchs, config, entrypoint, args, *others, **named)
+        # torch's run() calls it for what was passed on.
+        return _serve(API, prepare, own) if VARIABLE in os.environ else own()
+
+    module.launch_agent = launch_agent
+
+
+def _serve(name: str, prepare: Callable[[], Job[T]], torchs: Job[T]) -> T:
+    """Do what Elastic makes of a call, or what torch does where Elastic does not take it; say which.
 
     Raises:
-        JobFailed: It has failed, or this node could not stay in it.
+        JobFailed: The job has failed, or this node could not stay in it.
         KeyboardInterrupt, SignalException: This process was told to stop; the workers are stopped.
     """
-    from elastic_core import launch
+    what, by = replaced(name)
+    with hidden():
+        try:
+            if threading.current_thread() is not threading.main_thread():
+                raise UsageError("A job is started on the main thread only, where signals arrive.")
+            job = prepare()
+        except REFUSALS as exc:
+            say(f"{what} stays torch's own{by}: {reason(exc)}")
+            return torchs()
+        say(f"{what} → elastic run{by}")
+        from elastic_core import launch
 
-    try:
-        launch.run_program(config)
-    except launch.ChildFailedError as exc:
-        from elastic_torchrun.failure import JobFailed
+        try:
+            return job()
+        except launch.ChildFailedError as exc:
+            from elastic_torchrun.failure import JobFailed
 
-        raise JobFailed(exc) from None
+            raise JobFailed(exc) from None
 
 
 @contextmanager
@@ -122,10 +155,14 @@ def reason(refusal: Exception) -> str:
     return refusal.format_message() if isinstance(refusal, click.ClickException) else str(refusal)
 
 
-def replaced() -> tuple[str, str]:
-    """What of torch's this process has asked for, and on whose behalf, for a line to the user."""
+def replaced(name: str = LAUNCHER) -> tuple[str, str]:
+    """What of torch's this process has asked for, and on whose behalf, for a line to the user.
+
+    Args:
+        name: The module that it has called.
+    """
     if sys.orig_argv[1:3] != ["-m", __package__]:
-        return LAUNCHER, f", called by {program(sys.orig_argv)}"
+        return name, f", called by {program(sys.orig_argv)}"
     # The process that has become the command itself was started by nobody that needs a name.
     return "torchrun", "" if os.environ.get(VARIABLE) == str(os.getpid()) else f", started by {_parent()}"
 

@@ -1,7 +1,7 @@
 """What an interpreter does when it starts below ``elastic exec``; ``elastic_torchrun.pth`` calls :func:`begin`.
 
 An interpreter that is about to run the program ``torchrun`` becomes ours, before it has imported torch. In any other
-one, ``torch.distributed.run`` gets our functions when it is imported. Every Python process below ``elastic exec``
+one, torch's launcher gets our functions when it is imported. Every Python process below ``elastic exec``
 imports this module, so it imports little.
 """
 
@@ -19,6 +19,8 @@ VARIABLE = "ELASTIC_EXEC"
 """Set by ``elastic exec``, to the id of the process that becomes the command."""
 LAUNCHER = "torch.distributed.run"
 """The module behind the program ``torchrun``."""
+API = "torch.distributed.launcher.api"
+"""The module for programs whose workers are functions."""
 _SCRIPT_BYTES = 4096
 
 
@@ -41,11 +43,11 @@ def _calls_torch(script: str) -> bool:
 
 
 class Finder:
-    """Finds ``torch.distributed.run`` where it is, with a :class:`Loader` of ours."""
+    """Finds the two modules where they are, with a :class:`Loader` of ours."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
         """The module's spec; None for any other module."""
-        if name != LAUNCHER:
+        if name not in (LAUNCHER, API):
             return None
         for finder in sys.meta_path:
             if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
@@ -71,6 +73,8 @@ class Loader:
 
     def get_code(self, name: str) -> CodeType:
         """What :mod:`runpy` runs, for a debugger for example, as the program ``-m torch.distributed.run``."""
+        if name != LAUNCHER:
+            return self._torchs.get_code(name)  # type: ignore[no-any-return]  # a loader's
         return compile(f"import sys\nfrom {name} import main\nsys.exit(main())", f"<{name}>", "exec")
 
 
@@ -81,7 +85,7 @@ def _with_our_loader(spec: ModuleSpec) -> ModuleSpec:
 
 
 def install() -> None:
-    """Have ``torch.distributed.run`` replaced when it is imported."""
+    """Have torch's launcher replaced when it is imported."""
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, Finder())
 
