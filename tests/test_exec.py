@@ -139,8 +139,12 @@ def test_what_elastic_does_not_take_is_passed_on_to_torch(stage: Stage, folder: 
     assert agent.reports("started")[0]["variable"] is None
 
 
-def test_ctrl_c_reaches_a_program_that_calls_torchs_launcher(stage: Stage, folder: Path) -> None:
-    (folder / "waits.py").write_text("from torch.distributed.run import main\nmain(['worker.py', 'wait'])\n")
+def test_ctrl_c_reaches_a_program_that_runs_torchs_launcher_as_a_debugger_does(stage: Stage, folder: Path) -> None:
+    (folder / "waits.py").write_text(
+        "import runpy, sys\n"
+        "sys.argv[1:] = ['worker.py', 'wait']\n"
+        "runpy.run_module('torch.distributed.run', run_name='__main__', alter_sys=True)\n"
+    )
     agent = execute(stage, sys.executable, "waits.py")
     agent.wait_for_report("started")
     os.killpg(agent.pid, signal.SIGINT)

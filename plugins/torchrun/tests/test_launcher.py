@@ -19,6 +19,8 @@ from elastic_torchrun.startup import API, LAUNCHER, VARIABLE
         ("/env/bin/python /env/bin/accelerate launch --num_processes=2 train.py", "accelerate launch"),
         ("python3.11 -u caller.py --fast", "caller.py"),
         ("python -m lightning_fabric.cli run train.py", "lightning_fabric.cli run"),
+        ("python -X dev -W error -u train.py", "train.py"),
+        ("python3 -u -c print(1) train.py", "python3 -c"),
         ("make train", "make train"),
         ("bash -c torchrun", "bash"),
         ("-bash", "-bash"),

@@ -172,7 +172,10 @@ def program(line: Sequence[str]) -> str:
     words = [word for word in line if word]
     if words and _INTERPRETER.fullmatch(os.path.basename(words[0])):
         while words[1:] and words[1].startswith("-"):
-            del words[1]
+            option = words.pop(1)
+            if option == "-c":
+                return f"{os.path.basename(words[0])} -c"
+            del words[1 : 2 if option in ("-W", "-X") else 1]  # and its value
         words = words[1:] or words
     if not words:
         return "another program"
