@@ -23,6 +23,7 @@ class Use(enum.Enum):
     READ = "read by the agent"
     SET = "set for each worker"
     TEMPLATE = "set for the template while it starts; workers do not see it"
+    SERVICE = "set for a service that starts as a fresh interpreter; workers do not see it"
     DEFAULTED = "set for each worker, unless the agent has it already"
 
 
@@ -90,6 +91,7 @@ VARIABLES = (
     ),
     Variable("ELASTIC_TEMPLATE", Use.TEMPLATE, "Why our sitecustomize is there: probe or hooked."),
     Variable("ELASTIC_TEMPLATE_ROOM", Use.TEMPLATE, "Spaces, in whose place /proc shows the variables of a worker."),
+    Variable("ELASTIC_SERVICE", Use.SERVICE, "What it is to call: JSON with the entry, the arguments and descriptors."),
     Variable("PYTHON_EXEC", Use.READ, "The interpreter for workers; the agent's own where it is not set."),
     Variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", Use.READ, "As --shutdown_timeout, which goes before it."),
     Variable(
