@@ -69,6 +69,9 @@ class Stores:
         self._port += 1
         return Offer(self._address, self._port, self._new_id())
 
+    def begin(self, _offer: Offer) -> None:
+        """No process serves here."""
+
     def dead(self, _offer: Offer) -> bool:
         """No store dies by itself here."""
         return False
