@@ -57,3 +57,22 @@ def test_a_connection_that_comes_after_the_end_leaves_no_row_and_no_error(
     assert not thread.is_alive()
     assert memory.rows == {}
     assert failed == []
+
+
+def test_the_host_of_an_embedded_store_knows_of_the_node_before_people_do() -> None:
+    memory = MemoryStore()
+    store = SlowToConnect(memory, lost=False)
+    store.embedded = True
+    lookout = Lookout(
+        store,
+        Applicant(info=info("b"), settings=settings(1, 2)),
+        Clock(new_id=lambda: "lookout"),
+        Arrival(ORIGIN),
+    )
+    assert store.asked.wait(PATIENCE)
+    assert memory.rows == {}
+    store.answers.set()
+    lookout.wait_until_entered(PATIENCE)
+    assert [*memory.rows] == ["lookout"]
+    lookout.close()
+    assert memory.rows == {}

@@ -37,7 +37,7 @@ class Lookout:
         self._node_id = clock.new_id()
         self._found: Closed | StoreLostError | None = None
         self._connection: RendezvousBackend | None = None
-        self._stopping = threading.Event()
+        self._stopping, self._entered = threading.Event(), threading.Event()
         self._heard, self._tell = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="elastic-lookout", daemon=True)
         self._thread.start()
@@ -45,6 +45,10 @@ class Lookout:
     def fileno(self) -> int:
         """Readable once :meth:`verdict` has something to say."""
         return self._heard.fileno()
+
+    def wait_until_entered(self, timeout: float) -> None:
+        """Wait until the host of an embedded store would wait for this node, for ``timeout`` seconds at most."""
+        self._entered.wait(timeout)
 
     def verdict(self) -> Closed | None:
         """The verdict on the node's run; None while none is known.
@@ -101,6 +105,7 @@ class Lookout:
         if store.embedded:
             row = NodeRow(info=replace(self._applicant.info, node_id=self._node_id))
             store.enter(self._node_id, encode_row(row))
+        self._entered.set()
         while not self._stopping.is_set():
             if (ledger := load(store, self._clock.now())) is not None:
                 verdict = verdict_since(store, self._arrival, ledger, run_takes(self._applicant))

@@ -165,8 +165,9 @@ def supervise(
         if preloaded or again:
             arrival = persist(store, arriving, waits, timeout=patience)
         if preloaded and arrival is not None and arrival.round:  # a running job pauses only for the switch
-            publish(outcome.under_way(arrival, preloaded))
             with closing(Lookout(store, applicant, clock, arrival)) as lookout:
+                lookout.wait_until_entered(config.timing.beat_interval)
+                publish(outcome.under_way(arrival, preloaded))
                 heard = preloading.settled(warden, preloading.later(config, preloaded), lookout)
                 if (verdict := lookout.verdict()) is not None:
                     return finish(publish, verdict, idle=outcome.TOO_LATE)
