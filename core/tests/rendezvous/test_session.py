@@ -45,6 +45,8 @@ PATIENCE = 20.0
 
 _serial = itertools.count(1)
 CLOCK = Clock(new_id=lambda: f"id{next(_serial)}")
+PORTS = itertools.count(29500)
+"""A round that has the port of the one before waits until that one has ended everywhere, so each offer has its own."""
 
 
 def quick(min_nodes: int = 2, max_nodes: int = 2, **more: float) -> Settings:
@@ -67,7 +69,7 @@ class Node:
             info=info(name),
             settings=replace(the_settings, host=f"host-{name}"),
             scheduler_uid=uid,
-            offer=Offer("127.0.0.1", 29500, CLOCK.new_id()),
+            offer=Offer("127.0.0.1", next(PORTS), CLOCK.new_id()),
         )
         joined = join(store, applicant, CLOCK)
         assert isinstance(joined, Joined), joined
@@ -145,7 +147,7 @@ class Node:
             self.changed.notify_all()
 
     def _offer(self) -> None:
-        offer = Offer("127.0.0.1", 29500, CLOCK.new_id())
+        offer = Offer("127.0.0.1", next(PORTS), CLOCK.new_id())
         self.state, _ = step(self.state, Offered(offer))
 
     def _say(self) -> None:
