@@ -95,7 +95,38 @@ def test_a_preloaded_module_that_starts_a_thread_costs_no_round(stage: Stage, tm
     trains(agent, 1)
     ends(agent, done)
     assert "round 3" not in agent.output
-    assert agent.output.count("the template has 2 threads, which a fork does not get (MainThread, metronome)") == 1
+    why = "the template has 2 threads, which a fork does not get (MainThread, metronome)"
+    assert agent.output.count(f"starts fresh, not from the template: {why}") == 1
+    agent.wait_for(r"round 2 runs \d+\.\d{3} s after the interruption, and its workers import everything again \(the ")
+
+
+LEARNS = """
+import os, sys, time
+import torch
+before = {name: name in sys.modules for name in ("sqlite3", "part")}
+import part, sqlite3
+from report import report
+report("there", restart_count=int(os.environ["TORCHELASTIC_RESTART_COUNT"]), **before)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+"""
+
+
+def test_after_a_restart_what_workers_imported_is_there_but_for_what_is_the_programs_own(
+    stage: Stage, tmp_path: Path, done: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LEARNS)
+    (tmp_path / "part.py").write_text("")
+    env = {**WARM, "PYTHONPATH": str(WORKERS)}
+    agent = stage.run("--standalone", "-v", "--max_restarts=1", script, done, env=env)
+    [first] = agent.wait_for_report("there", restart_count=0)
+    agent.wait_for(r"besides, in .* s, and \d+ more module\(s\) that workers have imported$")
+    os.kill(first["pid"], signal.SIGKILL)
+    [second] = agent.wait_for_report("there", restart_count=1)
+    assert [(r["sqlite3"], r["part"]) for r in (first, second)] == [(False, False), (True, False)]
+    agent.wait_for(r"round 2 runs \d+\.\d{3} s after the interruption, and its workers started warm$")
+    ends(agent, done)
 
 
 def test_a_failed_worker_that_does_not_come_to_its_end_is_not_waited_for(stage: Stage, tmp_path: Path) -> None:

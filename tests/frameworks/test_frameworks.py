@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ SAVE_EVERY = 3
 KILL_AFTER = 5
 """The step after which rank 1 is killed: between two checkpoints, so that none is torn and some steps are lost."""
 STEPS = 8
+MANY = 500
+"""Modules: fewer than transformers, datasets and scikit-learn import for a Trainer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +72,22 @@ def test_a_killed_worker_costs_the_steps_since_the_checkpoint(
         assert done == list(range(SAVE_EVERY + 1, STEPS + 1))
         assert [r["life"] for r in agent.reports("finished", rank=rank)] == [1]
     assert math.isfinite(json.loads((tmp_path / "output" / "train_results.json").read_text())["train_loss"])
+
+
+def test_after_a_kill_a_trainer_finds_its_imports_done_without_a_flag(stage: Stage, tmp_path: Path) -> None:
+    flags = ["--standalone", "--nproc_per_node=2", "--max_restarts=1", "-v"]
+    arguments = [f"--output_dir={tmp_path / 'output'}", *HF_TRAINER.arguments]
+    environment = {"PYTHONPATH": str(HERE), "WAIT_AFTER_STEP": str(KILL_AFTER), "HF_HUB_OFFLINE": "1"}
+    environment |= {"PET_WARM_START": "1"}
+    agent = stage.run(*flags, HERE / "scripts" / HF_TRAINER.name, *arguments, env=environment)
+
+    (waiting,) = agent.wait_for_report("waiting", rank=1)
+    learned = agent.wait_for(r"more module\(s\) that workers have imported")
+    found = re.search(r"and (\d+) more module", learned)
+    assert found is not None
+    assert int(found[1]) > MANY, learned
+    os.kill(waiting["pid"], signal.SIGKILL)
+    assert agent.exit_code() == 0, agent.output
+    assert "its workers started warm" in agent.output
+    for rank in (0, 1):
+        assert [r["life"] for r in agent.reports("finished", rank=rank)] == [1]

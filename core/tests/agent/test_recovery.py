@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from elastic_core.agent.recovery import Recovery, initialized, recovered
+from elastic_core.agent.recovery import Recovery, initialized, recovered, restarted
 from elastic_core.events import Level
 
 WHOLE = Recovery(began=100.0, detected=100.01, decided=100.015, stopped=100.03, running=100.0925)
@@ -35,3 +35,14 @@ def test_a_round_that_follows_no_interruption_has_an_initialization_too() -> Non
     event = initialized(1, 8, 3.25, None, 50.0)
     assert event.message == "the process group of round 1 is there: after 3.250 s"
     assert event.fields == {"round": 1, "workers": 8, "took_s": 3.25}
+
+
+def test_the_cost_of_a_restart_is_one_line_and_says_why_it_was_not_warm() -> None:
+    warm, fresh = restarted(4, WHOLE, ""), restarted(4, WHOLE, "the template has 2 threads")
+    assert warm.message == "round 4 runs 0.092 s after the interruption, and its workers started warm"
+    assert warm.fields == {"round": 4, "took_s": 0.0925, "warm": True, "why": ""}
+    assert fresh.message == (
+        "round 4 runs 0.092 s after the interruption, and its workers import everything again "
+        "(the template has 2 threads)"
+    )
+    assert (warm.level, fresh.fields["warm"]) == (Level.INFO, False)

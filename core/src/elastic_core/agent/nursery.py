@@ -54,8 +54,13 @@ ANSWER_WITHIN = 10.0
 """Seconds that a worker waits for a template to fork it. It takes milliseconds."""
 ANSWER_A_STOP_WITHIN = 1.0
 """The same, once everything is being stopped."""
-SUCCEEDS_AFTER = 2.0
-"""Seconds without a fork after which a template has nothing to do."""
+GROWS_AFTER = (2.0, 10.0, 30.0, 120.0, 600.0)
+"""Seconds after the newest worker was forked when the template is asked for a successor: at first for one that imports
+what was named, once; and then for one that also imports what workers have imported by then."""
+SUCCEEDS_WITHIN = 600.0
+"""Seconds that a successor may import; the template serves meanwhile."""
+NOTHING_NEW = "nothing is left to be imported"
+"""A template's answer where a successor would be what it is."""
 Tell = Callable[..., None]
 
 
@@ -80,7 +85,7 @@ class Nursery:
         self._ready = False
         self._early_deaths = 0
         self._began = -math.inf
-        self._succeeds_at = math.inf
+        self._forked_at, self._grown = math.inf, 0
         self._successor: Child | None = None
         self._successors_channel: Channel | None = None
         self.template: Child | None = None
@@ -136,9 +141,10 @@ class Nursery:
                         self.kill(self.template)
                     self._hang_up()  # a living one ends then, when it has done what it was asked for
                     self.template, self._channel, self._ready = successor, channel, True
-                    self.refusal, self._early_deaths, self._succeeds_at = "", 0, math.inf
+                    self.refusal, self._early_deaths = "", 0
                     self._successor = self._successors_channel = None
-                    self._tell("template_grown", pid=successor.pid, seconds=seconds, modules=modules)
+                    more = {"learned": message["learned"], "refused": message["refused"]}
+                    self._tell("template_grown", pid=successor.pid, seconds=seconds, modules=modules, **more)
                     return
                 case {"event": "failed", "reason": reason}:
                     self._give_up_successor(reason)
@@ -167,8 +173,8 @@ class Nursery:
             self.waiting.append(child)
             return
         child.forked, child.asked = True, self.template
-        if child.kind is Kind.WORKER and self._succeeds_at < math.inf:
-            self._succeeds_at = self._clock() + SUCCEEDS_AFTER
+        if child.kind is Kind.WORKER:
+            self._forked_at, self._grown = self._clock(), min(self._grown, 1)
         given = {name: number for number, name in enumerate(STANDARD_STREAMS)} if child.kind is Kind.WORKER else {}
         given.update(child.given())
         child.pipe, given["pipe"] = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -196,14 +202,26 @@ class Nursery:
         if self.waiting and (self.refusal or self.ready):
             return 0.0
         waits_until = self._began + IMPORT_WITHIN if self.waiting else math.inf
-        return min(waits_until, self._succeeds_at if self.ready else math.inf)
+        return min(waits_until, self._succeeds_at())
+
+    def _succeeds_at(self) -> float:
+        """When the template is asked for a successor, or when the one that imports has taken too long."""
+        if self._successor is not None:
+            return self._successor.since + SUCCEEDS_WITHIN
+        wanted = self.ready and self._settings.get("later") and self._grown < len(GROWS_AFTER)
+        return self._forked_at + GROWS_AFTER[self._grown] if wanted else math.inf
 
     def successor(self) -> Child | None:
         """Have the successor forked, if it is time: its process, whose start is to be heard."""
-        if not self.ready or self._clock() < self._succeeds_at:
+        if self._clock() < self._succeeds_at():
             return None
-        self._succeeds_at = math.inf
-        request: Message = {"modules": self._settings["later"], "descriptors": ["control"]}
+        if self._successor is not None:
+            self.kill(self._successor)
+            self._give_up_successor(f"its import did not end within {SUCCEEDS_WITHIN:.0f} s")
+            return None
+        learns = self._grown > 0  # at first its workers import what they need, and should have the CPUs
+        request: Message = {"modules": self._settings["later"], "learns": learns, "descriptors": ["control"]}
+        self._grown += 1
         try:
             ours, theirs = socket.socketpair()
             child = Child(Kind.TEMPLATE, request, [theirs.detach()])
@@ -267,7 +285,9 @@ class Nursery:
             self._channel = None
 
     def _give_up_successor(self, reason: str) -> None:
-        self._tell("template_stayed", reason=reason)
+        if reason != NOTHING_NEW:
+            self._settings["later"] = []  # the next one would come to the same end
+            self._tell("template_stayed", reason=reason)
         if self._successor is not None:
             close_all(self._successor.descriptors)
         if self._successors_channel is not None:
@@ -299,5 +319,5 @@ class Nursery:
             self._give_up(str(exc))
             return None
         self.template, self._channel, self._began = child, channel, self._clock()
-        self._succeeds_at = self._clock() + SUCCEEDS_AFTER if self._settings.get("later") else math.inf
+        self._forked_at, self._grown = self._clock(), 0
         return child

@@ -5,6 +5,7 @@ Every node prints the same root cause, because it comes from the ledger's last e
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,6 +41,8 @@ from elastic_core.rendezvous.rows import NodeInfo
 
 Publish = Callable[[Event], None]
 
+MOST_REFUSALS = 5
+"""Modules that a line names with the reason why each is not imported ahead."""
 FIRST_OF_ALL = "the first failure across all nodes"
 
 
@@ -128,9 +131,14 @@ def template(event: TemplateEvent) -> Event:
             message = f"the template has imported {', '.join(modules)} in {seconds:.2f} s: workers start warm"
             fields: dict[str, Field] = {"pid": pid, "took_s": seconds}
             return Event("template_ready", message, Level.DEBUG, fields)
-        case TemplateGrown(pid, seconds, modules):
+        case TemplateGrown(pid, seconds, modules, learned, refused):
             message = f"the template has imported {', '.join(modules)} besides, in {seconds:.2f} s"
-            return Event("template_grown", message, Level.DEBUG, {"pid": pid, "took_s": seconds})
+            if learned:
+                message += f", and {learned} more module(s) that workers have imported"
+            if refused:
+                message += f"; workers import by themselves: {_refusals(refused)}"
+            fields = {"pid": pid, "took_s": seconds, "learned": learned, "refused": ", ".join(refused)}
+            return Event("template_grown", message, Level.DEBUG, fields)
         case TemplateStayed(reason):
             message = f"what workers import later is not preloaded: {reason}"
             return Event("template_stayed", message, Level.DEBUG)
@@ -138,6 +146,12 @@ def template(event: TemplateEvent) -> Event:
             return Event("template_failed", f"there is no template, so workers start fresh:\n{reason}", Level.WARNING)
         case TemplateDied(how):
             return Event("template_died", f"the template {how}; the next one is being made", Level.WARNING)
+
+
+def _refusals(refused: Mapping[str, str]) -> str:
+    """The first of the modules that a template must not import, and why."""
+    shown = [f"{name} ({why})" for name, why in itertools.islice(refused.items(), MOST_REFUSALS)]
+    return ", ".join(shown) + (f" and {len(refused) - len(shown)} more" if len(refused) > len(shown) else "")
 
 
 def report(closed: Closed, known: str = FIRST_OF_ALL) -> str:

@@ -42,6 +42,20 @@ def recovered(number: int, recovery: Recovery) -> Event:
     return Event("recovered", f"round {number} runs: {told}", Level.DEBUG, {"round": number, **fields})
 
 
+def restarted(number: int, recovery: Recovery, fresh: str) -> Event:
+    """What the restart cost on this node until the programs of round ``number`` run.
+
+    Args:
+        number: The round's.
+        recovery: The interruption that led to it.
+        fresh: Why workers started fresh; '' where all were forked by the fork server.
+    """
+    took = round((recovery.began if recovery.running is None else recovery.running) - recovery.began, 6)
+    how = f"its workers import everything again ({fresh})" if fresh else "its workers started warm"
+    message = f"round {number} runs {took:.3f} s after the interruption, and {how}"
+    return Event("restarted", message, fields={"round": number, "took_s": took, "warm": not fresh, "why": fresh})
+
+
 def initialized(number: int, workers: int, took: float, recovery: Recovery | None, now: float) -> Event:
     """Every local worker of round ``number`` has reported that the process group is there.
 

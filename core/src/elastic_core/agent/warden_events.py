@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -140,6 +141,10 @@ class TemplateGrown:
     seconds: float
     """How long the import took."""
     modules: tuple[str, ...]
+    learned: int = 0
+    """How many modules it has imported besides because workers have."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Modules that workers have imported and it must not, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +212,8 @@ def event(message: Message) -> WardenEvent:
             return Stuck(pid, name, wchan)
         case {"event": "template_ready", "pid": pid, "seconds": seconds, "modules": modules}:
             return TemplateReady(pid, seconds, tuple(modules))
-        case {"event": "template_grown", "pid": pid, "seconds": seconds, "modules": modules}:
-            return TemplateGrown(pid, seconds, tuple(modules))
+        case {"event": "template_grown", "pid": pid, "seconds": seconds, "modules": modules, **learned}:
+            return TemplateGrown(pid, seconds, tuple(modules), learned.get("learned", 0), learned.get("refused", {}))
         case {"event": "template_stayed", "reason": reason}:
             return TemplateStayed(reason)
         case {"event": "template_failed", "reason": reason}:

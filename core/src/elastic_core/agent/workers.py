@@ -24,7 +24,7 @@ from elastic_core.agent.error_files import error_file_data, last_exception_line,
 from elastic_core.agent.outcome import worker_lingers
 from elastic_core.agent.output import Output, WorkerStreams
 from elastic_core.agent.processes import waits_in
-from elastic_core.agent.recovery import Recovery, initialized, recovered
+from elastic_core.agent.recovery import Recovery, initialized, recovered, restarted
 from elastic_core.agent.reports import (
     Failed,
     Initialized,
@@ -127,6 +127,8 @@ class WorkerGroup:
     """Of the one that led to the present round."""
     _initialized: bool = False
     """Whether it has been said that the process group of the present round is there."""
+    _fresh: str = ""
+    """Why a worker of the present round started fresh; '' while none has."""
     _reasons: set[str] = field(default_factory=set)
     """Why workers started fresh, as far as it has been said."""
     _over: bool = False
@@ -149,6 +151,7 @@ class WorkerGroup:
         self._expired.clear()
         self._raised.clear()
         self._recovered, self._initialized = None, False
+        self._fresh = "" if self.warm else "there is no warm start"
         self._workers.clear()
         self.reports.clear()
         for assignment in self._assignments(current, restart_count):
@@ -212,6 +215,7 @@ class WorkerGroup:
             case ListenAgain():
                 self.reports.listen_again(event)
             case StartedFresh(tag, why) if worker := self._workers.get(tag):
+                self._fresh = why
                 if why not in self._reasons:
                     self._reasons.add(why)
                     message = f"rank {worker.assignment.rank} starts fresh, not from the template: {why}"
@@ -314,6 +318,7 @@ class WorkerGroup:
         if self._recovery is not None:
             self._recovery.running = self.now()
             self.publish(recovered(number, self._recovery))
+            self.publish(restarted(number, self._recovery, self._fresh))
             self._recovered, self._recovery = self._recovery, None
 
     def _progress(self, number: int) -> Progressed | None:

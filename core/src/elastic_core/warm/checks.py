@@ -46,6 +46,14 @@ READ_ONCE = (
 """Variables (or their beginnings) that are read when the interpreter starts or a library is imported."""
 READ_LATE = ("TORCH_NCCL_",)
 """Exceptions from that."""
+FORK_SAFE_THREADS = ("jemalloc_bg_thd",)
+"""Threads, by name, that a fork may do without, each with its proof.
+
+``jemalloc_bg_thd`` gives memory back to the system behind jemalloc, which pyarrow brings along. jemalloc registers fork
+handlers (``pthread_atfork``): before a fork they take all of its locks, the thread's among them, and in the child they
+renew them and note that there is no such thread (``background_thread_postfork_child``). The child gives memory back by
+itself. (``tests/frameworks`` forks with it and allocates in the child.)
+"""
 SHOWN = 3
 """How many names a reason lists."""
 
@@ -120,9 +128,15 @@ def unfit(facts: Facts) -> str | None:
 
 def threaded(facts: Facts) -> str | None:
     """Why not even what needs no device must be forked from it: a lock that a thread holds would never be released."""
-    if len(facts.tasks) == 1:
+    return beside_main(facts.tasks)
+
+
+def beside_main(names: Sequence[str]) -> str | None:
+    """The same, of a process with threads of these names."""
+    tasks = [name for name in names if name not in FORK_SAFE_THREADS]
+    if len(tasks) <= 1:
         return None
-    return f"the template has {len(facts.tasks)} threads, which a fork does not get ({_listed(facts.tasks)})"
+    return f"the template has {len(tasks)} threads, which a fork does not get ({_listed(tasks)})"
 
 
 def _differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:

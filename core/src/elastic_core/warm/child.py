@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import types
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,6 +45,13 @@ def become(request: Message, given: Mapping[str, int], environment: Mapping[str,
     volunteer_for_oom()
     if request["cpus"] is not None:
         os.sched_setaffinity(0, request["cpus"])
+
+
+def fork() -> int:
+    """``os.fork``, which from Python 3.12 on warns of any second thread: the checks have looked at that already."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 class _Alias(types.ModuleType):

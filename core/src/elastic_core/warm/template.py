@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import itertools
 import os
 import select
 import signal
@@ -23,6 +24,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from elastic_core.agent.channel import Channel, Message, close_all
+from elastic_core.agent.nursery import NOTHING_NEW
 from elastic_core.agent.processes import die_once_adopted
 from elastic_core.reporting import FAILED, INITIALIZED, OVER, report
 from elastic_core.title import Title
@@ -30,10 +32,14 @@ from elastic_core.warm import child, initialization, libraries, pages
 from elastic_core.warm.checks import Wanted, objection, threaded, unfit
 from elastic_core.warm.facts import Observer
 from elastic_core.warm.failing import Farewell
+from elastic_core.warm.learning import NOTHING_LEARNED, Learned, Learning
 from elastic_core.warm.libraries import Libraries
+from elastic_core.warm.record import Record
 
 _NOT_THEIRS = (__file__, importlib.__file__, "<frozen importlib")
 """Files whose frames come before those of a module that is being imported."""
+MOST_REFUSED = 20
+"""Modules that workers import and the template must not, of which it tells."""
 REST = 0.2
 """Seconds without a request after which the template does something for itself."""
 COERCED = "LC_CTYPE"
@@ -56,7 +62,7 @@ def run(control: int, usual: Iterable[str]) -> None:
         [(rest, _), *requests] = requests or _wait(channel)
         modules, seconds = rest["modules"], seconds + _preload(rest["modules"], channel)
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    _Template(channel, environment, own, title, farewell, usual).stay(modules, seconds, requests)
+    _Template(channel, environment, own, title, farewell, usual, Learning()).stay(modules, seconds, requests)
 
 
 class _Template:
@@ -70,17 +76,26 @@ class _Template:
         title: Title,
         farewell: Farewell,
         usual: Iterable[str],
+        learning: Learning,
     ) -> None:
-        self._channel = channel
+        self._channel, self._learning = channel, learning
         self._environment, self._own, self._usual = environment, own, usual
         self._title, self._farewell = title, farewell
         self._libraries = Libraries()
         self._observer = Observer(environment, usual)
 
-    def stay(self, modules: list[str], seconds: float, requests: list[tuple[Message, list[int]]]) -> None:
+    def stay(
+        self,
+        modules: list[str],
+        seconds: float,
+        requests: list[tuple[Message, list[int]]],
+        learned: Learned = NOTHING_LEARNED,
+    ) -> None:
         """Say that these modules are imported, and serve. Returns in workers only."""
         gc.freeze()  # else the next collection in a worker would write to every object, and so copy every page
-        self._channel.send({"event": "ready", "seconds": seconds, "modules": modules})
+        refused = dict(itertools.islice(learned.refused.items(), MOST_REFUSED))
+        more = {"learned": len(learned.imported), "refused": refused}
+        self._channel.send({"event": "ready", "seconds": seconds, "modules": modules, **more})
         requests += self._channel.receive()
         collapsed, poll = False, _poll(self._channel)
         while not self._serve(requests):
@@ -107,13 +122,14 @@ class _Template:
                 if stream is not None:
                     stream.flush()
             try:
-                first = os.fork()
+                record = self._new_record(request)
+                first = child.fork()
             except OSError as exc:
                 _answer(given["pipe"], "no", f"the template cannot fork: {exc}")
                 close_all(descriptors)
                 continue
             if first == 0:
-                self._fork_again(request, given, [fd for _, others in requests for fd in others])
+                self._fork_again(request, given, [fd for _, others in requests for fd in others], record)
                 return True
             firsts.append(first)
             close_all(descriptors)
@@ -123,6 +139,12 @@ class _Template:
 
     def _objection(self, request: Message) -> str | None:
         if request["kind"] == "TEMPLATE":
+            if (
+                request["learns"]
+                and not self._learning.candidates()
+                and all(name in sys.modules for name in request["modules"])
+            ):
+                return NOTHING_NEW
             return unfit(self._observer.facts())
         if request["kind"] == "SERVICE":
             return threaded(self._observer.facts())
@@ -135,12 +157,17 @@ class _Template:
         )
         return objection(self._observer.facts(), wanted)
 
-    def _fork_again(self, request: Message, given: dict[str, int], others: list[int]) -> None:
+    def _new_record(self, request: Message) -> Record | None:
+        """Where a worker is to record what it imports; None for what is no worker."""
+        wanted = request["kind"] == "WORKER"
+        return self._learning.new_record(request["env"], self._environment) if wanted else None
+
+    def _fork_again(self, request: Message, given: dict[str, int], others: list[int], record: Record | None) -> None:
         """In the first fork: make the second one, and end. Returns in that, as soon as it may go on to the program."""
         pipe = given["pipe"]
         parent = os.getpid()
         try:
-            if (pid := os.fork()) != 0:
+            if (pid := child.fork()) != 0:
                 os.write(pipe, b"pid %d\n" % pid)
                 os._exit(0)
             # The second. Whatever happens in here is said on the pipe, and gets no further.
@@ -160,25 +187,33 @@ class _Template:
             _serve(request, given)
         if request["kind"] == "TEMPLATE":
             _well(pipe)
-            self._succeed(request["modules"], given["control"])
+            self._succeed(request["modules"], given["control"], learns=request["learns"])
             return
         for name, fd in given.items():
             if name != "pipe":
                 os.close(fd)
+        if record is not None:
+            record.begin()
         _go(pipe)
 
-    def _succeed(self, modules: list[str], control: int) -> None:
-        """In the second fork: be the next template, that has imported more. Returns in workers only."""
-        channel = Channel(socket.socket(fileno=control))
-        seconds = _preload(modules, channel)
+    def _succeed(self, modules: list[str], control: int, *, learns: bool) -> None:
+        """In the second fork: be the next template, that has imported more. Returns in workers only.
+
+        Modules that were named are imported first, and then, if it learns, what workers have imported.
+        """
+        channel, start = Channel(socket.socket(fileno=control)), time.monotonic()
+        _preload(modules, channel)
+        learned = self._learning.learn() if learns else NOTHING_LEARNED
         tempfile: Any = sys.modules.get("tempfile")
         if tempfile is not None:  # torch._dynamo has asked it where temporary files go; a script may say so later
             tempfile.tempdir = None
-        successor = _Template(channel, self._environment, self._own, self._title, self._farewell, self._usual)
+        successor = _Template(
+            channel, self._environment, self._own, self._title, self._farewell, self._usual, self._learning
+        )
         if (reason := unfit(successor._observer.facts())) is not None:
             channel.send({"event": "failed", "reason": reason})
             os._exit(1)
-        successor.stay(modules, seconds, [])
+        successor.stay(modules, round(time.monotonic() - start, 6), [], learned)
 
     def _prepare(self, request: Message, given: dict[str, int]) -> str | None:
         """Everything that needs no parent yet; an objection that comes up only now."""
@@ -188,7 +223,7 @@ class _Template:
             self._title.show_service(request["entry"])
             return None
         self._title.show(request["argv"])
-        child.become(request, given, {**request["env"], **self._own})
+        child.become(request, given, {**self._learning.set_by_imports, **request["env"], **self._own})
         self._title.show_environment({name: os.environ[name] for name in os.environ if name not in self._own})
         self._libraries.renew(os.environ)
         if "control" in given:

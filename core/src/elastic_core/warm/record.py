@@ -1,0 +1,86 @@
+"""Which modules a worker imports: its fork server reads it, so that the next one has imported them already.
+
+A worker writes into memory that it shares with the fork server, so nothing is sent, and what was written is there
+however the worker ends. Beside the modules it notes what the program has changed by then of what an import depends on:
+the environment and ``sys.path``.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import sys
+
+SIZE = 256 * 1024
+"""Bytes that one worker can record: some eight thousand modules. What comes later is not recorded."""
+_HEADER = 4
+_IMPORT = "_find_and_load_unlocked"
+"""The function of ``importlib._bootstrap`` that asks finders for an import. Others ask whether there is a module."""
+_VARIABLE, _PATH = "=", "/"
+"""What lines begin with that name no module: a JSON list of a variable's name and value, an entry of ``sys.path``."""
+
+
+class Record:
+    """One worker's imports, in the order in which they began. Made by the fork server, before it forks the worker."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, SIZE)
+        self._end, self._process = _HEADER, 0
+        self._environment: dict[bytes, bytes] = {}
+        self._path: list[str] = []
+
+    def begin(self) -> None:
+        """In the worker: record what is imported from now on, in this process and not in its forks."""
+        self._process, self._environment, self._path = os.getpid(), _environment().copy(), sys.path[:]
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Called by the import system for each module that is not there yet; finds nothing."""
+        if self._process != os.getpid() or sys._getframe(2).f_code.co_name != _IMPORT:
+            return
+        if (environment := _environment()) != self._environment:
+            for key, value in environment.items():
+                if self._environment.get(key) != value:
+                    self._write(_VARIABLE + json.dumps([os.fsdecode(key), os.fsdecode(value)]))
+            self._environment = environment.copy()
+        if sys.path != self._path:
+            for entry in sys.path:
+                if entry not in self._path:
+                    self._write(_PATH + str(entry))
+            self._path = sys.path[:]
+        self._write(name)
+
+    def _write(self, text: str) -> None:
+        line = text.encode(errors="replace") + b"\n"
+        end = self._end + len(line)
+        if end <= SIZE:
+            self._memory[self._end : end] = line
+            self._memory[:_HEADER] = end.to_bytes(_HEADER, "little")
+            self._end = end
+
+    def _lines(self) -> list[str]:
+        end = int.from_bytes(self._memory[:_HEADER], "little")
+        return self._memory[_HEADER:end].decode(errors="replace").split("\n")[:-1] if end <= SIZE else []
+
+    def names(self) -> list[str]:
+        """In the fork server: the modules that were recorded up to now."""
+        return [line for line in self._lines() if not line.startswith((_VARIABLE, _PATH))]
+
+    def variables(self) -> dict[str, str]:
+        """In the fork server: the variables that have changed in the worker, and their values."""
+        return dict(json.loads(line[1:]) for line in self._lines() if line.startswith(_VARIABLE))
+
+    def paths(self) -> list[str]:
+        """In the fork server: the entries of ``sys.path`` that have come in the worker."""
+        return [line[1:] for line in self._lines() if line.startswith(_PATH)]
+
+    def close(self) -> None:
+        """Let go of the memory, in this process."""
+        self._memory.close()
+
+
+def _environment() -> dict[bytes, bytes]:
+    """What ``os.environ`` keeps its variables in: to compare all of them takes a microsecond."""
+    found: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
+    return found

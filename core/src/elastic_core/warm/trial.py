@@ -1,0 +1,202 @@
+"""Imports in a throwaway fork, which show whether a process that has done them could still be forked for workers.
+
+A module that raises, hangs or crashes there harms nothing. One that leaves something behind that forks would share, or
+that depends on what a worker has otherwise, is found out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from elastic_core.agent.processes import die_with_parent
+from elastic_core.exit_codes import describe_exit
+from elastic_core.warm.checks import beside_main
+from elastic_core.warm.child import fork
+from elastic_core.warm.facts import initialised, tasks
+from elastic_core.warm.libraries import objection
+from elastic_core.warm.modules import import_shareable, library_roots, strangers
+
+UNIT_WITHIN = 60.0
+"""Seconds that one module may take in the throwaway fork."""
+_HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What is to be known of workers' environments.
+
+    Attributes:
+        varying: Variables that workers were given, and that the fork server has not, or has otherwise.
+        set_by_workers: What workers have set by themselves; None for several values.
+    """
+
+    varying: frozenset[str]
+    set_by_workers: Mapping[str, str | None]
+
+    def objection(self, asked: Collection[str]) -> str | None:
+        """Why an import that has asked for these variables would come out otherwise in a worker; None if it would not.
+
+        What a library sets by itself while it is imported it has set here, too.
+        """
+        for name in sorted(asked):
+            if name in self.varying:
+                return f"it reads {name}, which differs from worker to worker"
+            if name in self.set_by_workers and os.environ.get(name) != self.set_by_workers[name]:
+                return f"it reads {name}, which the program sets"
+        return None
+
+
+@dataclass(slots=True)
+class Trial:
+    """What became of modules in one throwaway fork.
+
+    Attributes:
+        imported: Those that did no harm.
+        seen: How many of all have been dealt with.
+        name: The one that ended it, if one did.
+        reason: Why; '' if none did.
+    """
+
+    imported: list[str] = field(default_factory=list)
+    seen: int = 0
+    name: str = ""
+    reason: str = ""
+
+
+def attempt(names: list[str], own: Collection[str], environment: Environment, deadline: float) -> Trial:
+    """Import modules in a fork, until one does harm."""
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    parent = os.getpid()
+    pid = fork()
+    if pid == 0:
+        os.close(reading)
+        _be_trial(names, own, environment, writing, parent)
+    with contextlib.suppress(OSError):  # the fork does it as well: whoever comes first
+        os.setpgid(pid, pid)
+    os.close(writing)
+    said, expired = b"", False
+    poll = select.poll()
+    poll.register(reading, select.POLLIN)
+    while not (expired := not poll.poll(1000 * min(UNIT_WITHIN, max(0.0, deadline - time.monotonic())))):
+        if not (data := os.read(reading, 65536)):
+            break
+        said += data
+    os.close(reading)
+    if not expired:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    os.killpg(pid, signal.SIGKILL)  # and what it has started
+    _, status = os.waitpid(pid, 0)
+    return _outcome(names, said, "" if not expired else "its import did not end in time", status)
+
+
+def _outcome(names: list[str], said: bytes, late: str, status: int) -> Trial:
+    trial = Trial()
+    for line, name in zip(said.decode(errors="replace").split("\n")[:-1], names, strict=False):
+        word, _, reason = line.partition(" ")
+        trial.seen += 1
+        if word == "+":
+            trial.imported.append(name)
+        elif word == "-":
+            trial.name, trial.reason = name, reason
+            return trial
+    if trial.seen < len(names):
+        trial.name = names[trial.seen]
+        trial.reason = late or f"a process that imported it {describe_exit(os.waitstatus_to_exitcode(status))}"
+        trial.seen += 1
+    return trial
+
+
+def _be_trial(
+    names: list[str],
+    own: Collection[str],
+    environment: Environment,
+    pipe: int,
+    parent: int,
+) -> NoReturn:
+    """In the fork: say ``+`` for each module that did no harm, ``.`` for one that is not there, ``- why`` and end."""
+    try:
+        os.setpgid(0, 0)
+        die_with_parent()
+        if os.getppid() != parent:
+            os._exit(1)
+        asked = watch_environment()
+        files = open_files()
+        for name in names:
+            before = set(sys.modules)
+            word, reason = "+" if import_shareable(name, own) else ".", None
+            if fresh := set(sys.modules) - before:
+                reason = left_behind(files) or environment.objection(asked) or foreign(fresh, own) or spoils_forks()
+            os.write(pipe, f"- {reason}\n".encode(errors="replace") if reason else f"{word}\n".encode())
+            if reason:
+                break
+    finally:
+        os._exit(0)
+
+
+def open_files() -> frozenset[str]:
+    """What this process has open."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found.add(os.readlink(f"/proc/self/fd/{number}"))
+        except OSError:  # that of this very listing is closed by now
+            continue
+    return frozenset(found)
+
+
+def left_behind(files: Collection[str]) -> str | None:
+    """What an import has left that forks would share, or would not get; None for nothing.
+
+    Args:
+        files: What was open before.
+    """
+    if (reason := beside_main(tasks())) is not None:
+        return reason
+    if devices := initialised():
+        return f"it sets up {devices[0]}"
+    if fresh := sorted(open_files().difference(files, _HARMLESS)):
+        return f"it leaves {fresh[0]} open"
+    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+        if file.read().strip():
+            return "it leaves a process behind"
+    return None
+
+
+def foreign(names: Collection[str], own: Collection[str]) -> str | None:
+    """Whether a library has imported what may be the program's: what is not installed, or what hides the program's."""
+    if found := strangers(names, library_roots()):
+        return f"it imports {min(found)}, which is no installed library's"
+    if hiding := [name for name in names if name.partition(".")[0] in own]:
+        return f"it imports {min(hiding)}, of which the program has one of its own"
+    return None
+
+
+def spoils_forks() -> str | None:
+    """Why forks of this process would start fresh, which only a fork can tell; None where they would not."""
+    torch = sys.modules.get("torch.version")
+    if getattr(torch, "cuda", None) is None and getattr(torch, "xpu", None) is None:
+        return None
+    if (pid := fork()) == 0:
+        os._exit(objection() is not None)
+    return "it asks for devices, which forks cannot use then" if os.waitpid(pid, 0)[1] else None
+
+
+def watch_environment() -> set[str]:
+    """The variables that somebody asks ``os.environ`` for from now on."""
+    asked: set[str] = set()
+
+    class Watched(dict[bytes, bytes]):
+        def __getitem__(self, key: bytes) -> bytes:
+            asked.add(os.fsdecode(key))
+            return super().__getitem__(key)
+
+    os.environ._data = Watched(os.environ._data)  # type: ignore[attr-defined]
+    return asked

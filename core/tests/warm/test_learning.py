@@ -1,0 +1,145 @@
+"""What workers import is imported ahead where forks can share it, whatever an import does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic_core.warm.learning import Learning
+from elastic_core.warm.modules import is_library, own_names
+
+MODULES = {
+    "good": "VALUE = 1",
+    "package": "",
+    "raises": "raise ValueError('not here')",
+    "exits": "raise SystemExit(3)",
+    "crashes": "import os\nos.kill(os.getpid(), 9)",
+    "hangs": "import threading\nthreading.Event().wait()",
+    "threads": "import threading\nthreading.Thread(target=threading.Event().wait, name='pulse', daemon=True).start()",
+    "opens": "import os\nkept = os.open(__file__, os.O_RDONLY)",
+    "listens": "import socket\nkept = socket.socket()",
+    "spawns": "import subprocess\nkept = subprocess.Popen(['sleep', '1000'])",
+    "reads_rank": "import os\nrank = int(os.environ.get('RANK', -1))",
+    "asks_rank": "import os\nfirst = 'RANK' not in os.environ",
+    "reads_home": "import os\nhome = os.environ.get('HOME')",
+    "sets": "import os\nos.environ.setdefault('SET_BY_IMPORT', 'yes')",
+    "uses_program": "import program_part",
+    "uses_threads": "import threads",
+    "reads_set": "import os\nhome = os.environ.get('HF_HOME', '~')",
+    "sets_same": "import os\nos.environ.setdefault('KMP_INIT', 'no')",
+    "vendored": "",
+    "uses_vendored": "import library_copy",
+    "library_copy": "",
+    "last": "print('said while it is imported')",
+}
+DRIVER = """
+import json, os, sys
+from elastic_core.agent.processes import become_subreaper
+from elastic_core.warm import learning, modules, trial
+become_subreaper()
+library, program = sys.argv[1:3]
+sys.path[:0] = [library, program]
+roots = (*modules.library_roots(), os.path.realpath(library))
+modules.library_roots = trial.library_roots = lambda: roots
+trial.UNIT_WITHIN = 5.0
+class Given:
+    def names(self):
+        return sys.argv[3:]
+    def variables(self):
+        return {"HF_HOME": "/data", "KMP_INIT": "no"}
+    def paths(self):
+        return [program + "/vendor"]
+found = learning.Learning(records=[Given()], varying={"RANK"})
+learned = found.learn()
+os.waitpid(-1, os.WNOHANG)
+alive = open(f"/proc/self/task/{os.getpid()}/children").read()
+print(json.dumps([learned.imported, learned.refused, found.set_by_imports, alive, found.candidates()]))
+"""
+
+
+def test_only_what_forks_can_share_is_imported(tmp_path: Path) -> None:
+    library, program = tmp_path / "library", tmp_path / "program"
+    for folder in (library, program):
+        folder.mkdir()
+    for name, text in MODULES.items():
+        (library / f"{name}.py").write_text(text)
+    (program / "program_part.py").write_text("")
+    (program / "vendor").mkdir()
+    (program / "vendor" / "library_copy.py").write_text("")
+    (program / "vendor" / "vendored.py").write_text("raise ValueError('the program has its own')")
+    names = [*MODULES, "missing", "program_part", "elastic_core.nothing", "not-a-name", "missing.child"]
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(library), str(program), *names],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "HOME": "/root"},
+    )
+    assert done.returncode == 0, done.stderr
+    imported, refused, set_by_imports, children, left = json.loads(done.stdout)
+    assert imported == ["good", "package", "reads_home", "sets", "sets_same", "last"]
+    assert set_by_imports == {"SET_BY_IMPORT": "yes", "KMP_INIT": "no"}
+    assert (children, left, done.stderr) == ("", [], "")
+    assert {name: reason.replace(str(library), "…") for name, reason in refused.items()} == {
+        "crashes": "a process that imported it was killed by SIGKILL",
+        "hangs": "its import did not end in time",
+        "threads": "the template has 2 threads, which a fork does not get (MainThread, pulse)",
+        "uses_vendored": "it imports library_copy, of which the program has one of its own",
+        "uses_threads": "the template has 2 threads, which a fork does not get (MainThread, pulse)",
+        "opens": "it leaves …/opens.py open",
+        "listens": refused["listens"],
+        "spawns": "it leaves a process behind",
+        "reads_rank": "it reads RANK, which differs from worker to worker",
+        "asks_rank": "it reads RANK, which differs from worker to worker",
+        "reads_set": "it reads HF_HOME, which the program sets",
+        "uses_program": "it imports program_part, which is no installed library's",
+    }
+    assert refused["listens"].startswith("it leaves socket:")
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        (["python", "-u", "-m", "trainer.run", "--lr=1"], {"trainer"}),
+        (["python", "-u", "train.py", "-m"], set()),
+        (["python", "-u", "train.py"], set()),
+    ],
+)
+def test_a_program_that_is_a_module_has_its_package_for_itself(command: list[str], names: set[str]) -> None:
+    assert own_names(command, []) == names
+
+
+def test_what_lies_beside_the_program_is_its_own(tmp_path: Path) -> None:
+    (tmp_path / "datasets.py").touch()
+    for package in ("models", "data"):
+        (tmp_path / package).mkdir()
+    (tmp_path / "models" / "__init__.py").touch()
+    assert own_names(["python", "train.py"], [str(tmp_path), "/nowhere"]) == {"datasets", "models"}
+
+
+@pytest.mark.parametrize(
+    ("origins", "library"),
+    [
+        (["/env/site-packages/numpy/__init__.py"], True),
+        (["/env/site-packages-mine/numpy/__init__.py"], False),
+        (["/home/me/train/part.py"], False),
+        (["/env/site-packages/spread", "/home/me/spread"], False),
+        ([], False),
+    ],
+)
+def test_a_library_lies_where_libraries_are_installed(origins: list[str], library: bool) -> None:
+    assert is_library(origins, ["/env/site-packages"]) is library
+
+
+def test_variables_that_workers_have_otherwise_are_known() -> None:
+    learning = Learning()
+    own = {"HOME": "/root", "OMP_NUM_THREADS": "1"}
+    records = [learning.new_record({**own, "RANK": str(rank)}, own) for rank in range(10)]
+    assert learning.varying == {"RANK"}
+    assert learning.records == records[-8:]
+    assert learning.candidates() == []
