@@ -42,7 +42,8 @@ if __name__ == "__main__":
     Std = elastic.multiprocessing.Std
     once = Std(train_loop, ("w",), nproc_per_node=2, max_restarts=1).run()
     never = Std(train_loop, ("w",), nproc_per_node=1).run()
-    print([dict(once.return_values), never.is_failed(), never.failures[0].message])
+    failure = never.failures[0]
+    print([dict(once.return_values), never.is_failed(), failure.message, failure.exitcode, never.incident.rank])
 """
 
 LAUNCH = """
@@ -239,7 +240,7 @@ def run(script: str, folder: Path) -> object:
     ("script", "said"),
     [
         pytest.param(STD, {0: 1.0}, id="Std"),
-        pytest.param(RESTARTED, [{0: "w0", 1: "w1"}, True, "ValueError: not the first time"], id="restarts"),
+        pytest.param(RESTARTED, [{0: "w0", 1: "w1"}, True, "ValueError: not the first time", 1, 0], id="restarts"),
         pytest.param(LAUNCH, [{0: 42, 1: 42}, {}, (1, 3), FAILED], id="elastic_launch"),
         pytest.param(RESULT, [True, 0.5], id="a class of the script"),
         pytest.param(LEAVES_BY_EXIT, {0: None}, id="sys.exit"),

@@ -364,8 +364,12 @@ class PContext:
             for rank in sorted(set(self._args) - self._stopped)
             if rank in self._errors or self._codes.get(rank, 0) != 0
         }
+        returned: dict[int, Any] = {}
+        if not failures:  # commands return nothing
+            by_command = isinstance(self._entrypoint, str)
+            returned = dict.fromkeys(sorted(self._args)) if by_command else calls.results(self._call)
         return RunProcsResult(
-            return_values={} if failures or isinstance(self._entrypoint, str) else calls.results(self._call),
+            return_values=returned,
             failures=failures,
             stdouts=self._stdouts,
             stderrs={rank: streams.stderr_path or "" for rank, streams in self._streams.items()},

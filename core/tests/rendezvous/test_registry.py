@@ -122,6 +122,14 @@ def test_parameters_of_callers_in_python_need_be_no_text(given: Any, boolean: bo
         parameters(config={"key": []}).get_as_int("key")
 
 
+def test_parameters_take_torchs_arguments() -> None:
+    given = RendezvousParameters("mine", "here", "job", 1, 2, "address", is_host=True)
+    assert given == parameters(endpoint="here", max_nodes=2, local_addr="address", config={"is_host": True})
+    for wrong in (("", "here", "job", 1, 2), ("mine", "here", "job", 0, 2), ("mine", "here", "job", 3, 2)):
+        with pytest.raises(ValueError, match=r"no name|at least 1|greater than the maximum"):
+            RendezvousParameters(*wrong)
+
+
 @pytest.mark.parametrize(("read", "fault"), [("get_as_bool", "neither true nor false"), ("get_as_int", "not a whole")])
 def test_a_parameter_of_another_kind_is_quoted(read: str, fault: str) -> None:
     with pytest.raises(UsageError, match=rf"--rdzv_conf 'key=soon': 'soon' is {fault}"):

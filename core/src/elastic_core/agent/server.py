@@ -17,6 +17,7 @@ from elastic_core.errors import UsageError
 from elastic_core.incidents import Incident
 from elastic_core.launch import ChildFailedError, launch
 from elastic_core.launch_config import LaunchConfig, configure, warn
+from elastic_core.process_failure import ProcessFailure
 from elastic_core.rendezvous import registry
 
 __all__ = ["LocalElasticAgent", "RunResult", "WorkerSpec", "WorkerState"]
@@ -117,8 +118,10 @@ class RunResult:
     """What ``elastic run`` would have exited with (:class:`elastic_core.exit_codes.ExitCode`)."""
     return_values: Mapping[int, Any] = field(default_factory=dict)
     """What this node's workers returned, by global rank."""
-    failures: Mapping[int, Incident] = field(default_factory=dict)
+    failures: Mapping[int, ProcessFailure] = field(default_factory=dict)
     """The root cause, under the rank that it struck."""
+    incident: Incident | None = None
+    """The same with all that is known of it, and where it struck no worker, too."""
     why: str = ""
 
     def is_failed(self) -> bool:
@@ -200,10 +203,12 @@ class LocalElasticAgent:
             try:
                 values = launch(config, spec.entrypoint, spec.args)
             except ChildFailedError as exc:
-                incident = exc.incident
-                failures = {} if incident is None or incident.rank is None else {incident.rank: incident}
                 return RunResult(
-                    state=WorkerState.FAILED, returncode=exc.returncode, failures=failures, why=exc.message
+                    state=WorkerState.FAILED,
+                    returncode=exc.returncode,
+                    failures=exc.failures,
+                    incident=exc.incident,
+                    why=exc.message,
                 )
         return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 from elastic_core.conf import boolean
@@ -18,12 +18,13 @@ from elastic_core.errors import UsageError
 from elastic_core.job_token import JobToken
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, init=False)
 class RendezvousParameters:
-    """What a backend is made from.
+    """What a backend is made from, with torch's arguments: what is given by another name is a key of ``config``.
 
     Raises:
-        UsageError: min_nodes < 1, max_nodes < min_nodes, or max_nodes is more than a job can have.
+        UsageError: The backend has no name, min_nodes < 1, max_nodes < min_nodes, or max_nodes is more than a job can
+            have.
     """
 
     backend: str
@@ -33,24 +34,42 @@ class RendezvousParameters:
     """The job id (``--rdzv_id``): which roster and ledger in the store are meant."""
     min_nodes: int
     max_nodes: int
-    local_addr: str | None = None
+    local_addr: str | None
     """The address that peers reach this node at (``--local_addr``), or None to find it."""
-    node_rank: int | None = None
+    node_rank: int | None
     """This node's rank, where nodes are numbered by hand (``--node_rank``)."""
-    token: JobToken | None = field(default=None, repr=False)
+    token: JobToken | None = field(repr=False)
     """The job's token, by which core seals what it writes to a backend's store; no backend needs it."""
-    config: Mapping[str, str] = field(default_factory=dict, repr=False)
+    config: Mapping[str, str] = field(repr=False)
     """``--rdzv_conf``, less the keys that core reads itself; already checked against the backend's declared options."""
 
-    def __post_init__(self) -> None:
-        if self.min_nodes < 1:
-            raise UsageError(f"The minimum of nodes is {self.min_nodes}; it must be at least 1.")
-        check_node_limit(self.max_nodes)
-        if self.max_nodes < self.min_nodes:
+    def __init__(
+        self,
+        backend: str,
+        endpoint: str,
+        run_id: str,
+        min_nodes: int,
+        max_nodes: int,
+        local_addr: str | None = None,
+        *,
+        node_rank: int | None = None,
+        token: JobToken | None = None,
+        config: Mapping[str, str] | None = None,
+        **more: Any,
+    ) -> None:
+        if not backend:
+            raise UsageError("The rendezvous backend has no name.")
+        if min_nodes < 1:
+            raise UsageError(f"The minimum of nodes is {min_nodes}; it must be at least 1.")
+        check_node_limit(max_nodes)
+        if max_nodes < min_nodes:
             raise UsageError(
-                f"The minimum of nodes, {self.min_nodes}, is greater than the maximum, {self.max_nodes}.",
-                hint=f"Write --nnodes={self.max_nodes}:{self.min_nodes}, or one number for a fixed size.",
+                f"The minimum of nodes, {min_nodes}, is greater than the maximum, {max_nodes}.",
+                hint=f"Write --nnodes={max_nodes}:{min_nodes}, or one number for a fixed size.",
             )
+        values = (backend, endpoint, run_id, min_nodes, max_nodes, local_addr, node_rank, token)
+        for item, value in zip(fields(self), (*values, {**(config or {}), **more}), strict=True):
+            object.__setattr__(self, item.name, value)
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a key of :attr:`config`, as it was typed."""
