@@ -67,8 +67,8 @@ def test_parameters_may_be_missing() -> None:
     ]
 
 
-@pytest.mark.parametrize(("use_env", "before"), [(True, []), (False, ["--local-rank=${local_rank}"])])
-def test_the_old_launcher_gives_the_local_rank_as_an_argument(use_env: bool, before: list[str]) -> None:
+@pytest.mark.parametrize(("use_env", "flags"), [(True, []), (False, ["--pass_local_rank"])])
+def test_the_old_launcher_gives_the_local_rank_as_an_argument(use_env: bool, flags: list[str]) -> None:
     args = parser().parse_args(["train.py", "x"])
     args.use_env = use_env
-    assert flags_of(args, parser()) == ["train.py", *before, "x"]
+    assert flags_of(args, parser()) == [*flags, "train.py", "x"]

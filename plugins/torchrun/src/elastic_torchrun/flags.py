@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
 
 BY_HAND = ("rdzv_backend", "node_rank", "master_addr", "master_port")
 """What numbers the nodes of a static job. Such a job needs them, also where they have torch's defaults."""
@@ -28,7 +27,9 @@ def flags_of(args: Namespace, parser: ArgumentParser) -> list[str]:
             flags.append(f"{flag}={_text(value)}")
         elif value:
             flags.append(flag)
-    return [*flags, str(getattr(args, SCRIPT)), *_script_arguments(args)]
+    if not getattr(args, "use_env", True):  # torch.distributed.launch, unless told otherwise
+        flags.append("--pass_local_rank")
+    return [*flags, str(getattr(args, SCRIPT)), *map(str, getattr(args, ARGUMENTS, None) or ())]
 
 
 def _is_static(args: Namespace) -> bool:
@@ -44,10 +45,3 @@ def _text(value: object) -> str:
     if isinstance(value, (list, tuple)):  # of texts to look for; a comma within one is doubled
         return ",".join(str(item).replace(",", ",,") for item in value)
     return str(value)
-
-
-def _script_arguments(args: Namespace) -> Iterator[str]:
-    """The script's arguments; ``torch.distributed.launch`` puts the local rank before them, unless told otherwise."""
-    if not getattr(args, "use_env", True):
-        yield "--local-rank=${local_rank}"
-    yield from map(str, getattr(args, ARGUMENTS, None) or ())
