@@ -242,8 +242,10 @@ def stands_alone(flags: Flags) -> bool:
 
 
 def _named_place(flags: Flags) -> tuple[str, str]:
-    by_hand = flags.nnodes.most > 1 and (flags.node_rank, flags.master_addr, flags.master_port) != (None, None, None)
-    if flags.rdzv_backend in NUMBERED or (flags.rdzv_backend is None and not flags.rdzv_endpoint and by_hand):
+    # An endpoint with a number beside it is static's; torchrun ignores --master_addr and --master_port beside one.
+    place = (None, None) if flags.rdzv_endpoint else (flags.master_addr, flags.master_port)
+    by_hand = flags.nnodes.most > 1 and (flags.node_rank, *place) != (None, None, None)
+    if flags.rdzv_backend in NUMBERED or (flags.rdzv_backend is None and by_hand):
         port = MASTER_PORT if flags.master_port is None else flags.master_port
         return flags.rdzv_backend or STATIC, flags.rdzv_endpoint or f"{flags.master_addr or '127.0.0.1'}:{port}"
     if flags.rdzv_backend is not None:
