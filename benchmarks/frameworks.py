@@ -74,8 +74,7 @@ def measure(folder: Path, flags: list[str]) -> dict[str, float]:
     )
     try:
         reports: list[dict[str, float | str]] = []
-        learns, killed, quiet_at = not flags, 0.0, 0.0
-        before = after = 0.0
+        learns, killed, quiet_at, memory = not flags, 0.0, 0.0, 0.0
         for line in lines(process):
             if line.startswith("{"):
                 reports.append(json.loads(line))
@@ -84,15 +83,14 @@ def measure(folder: Path, flags: list[str]) -> dict[str, float]:
                 learns, quiet_at = False, time.monotonic() + QUIET
             steps = {r["rank"]: r for r in reports if r["event"] == "first step" and r["life"] == 0}
             if len(steps) == 2 and not killed:
-                before = before or fork_server_pss()
                 if learns or time.monotonic() < quiet_at:
                     continue
-                after, killed = fork_server_pss(), time.monotonic()
+                memory, killed = fork_server_pss(), time.monotonic()
                 os.kill(int(steps[1]["pid"]), signal.SIGKILL)
             again = {event: [r for r in reports if r["life"] == 1 and r["event"] == event] for event in EVENTS}
             if all(len(found) == 2 for found in again.values()):
                 times = {event: max(float(r["at"]) for r in again[event]) - killed for event in EVENTS}
-                return {**times, "MB before": before, "MB after": after}
+                return {**times, "MB": memory}
         raise SystemExit("the job has ended before it was back")
     finally:
         with contextlib.suppress(ProcessLookupError):
