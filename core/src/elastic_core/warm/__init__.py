@@ -11,6 +11,9 @@ General layout:
 * ``checks``: whether a worker may be forked at all, a pure function over facts; ``facts`` collects these.
 * ``child``: what a fork must change about itself to be the worker that was asked for.
 * ``libraries``: what torch, numpy and others hold that a fork must not share: random states, threads, keys.
+* ``record``: which modules a worker imports. ``learning`` has the template's successor import them, each tried in a
+  throwaway fork first (``trial``), and only those of libraries (``modules``).
+* ``service``: a service that starts as an interpreter of its own, where the template must not fork it.
 * ``initialization``: how a script that knows nothing of it tells its agent that the process group is there.
 
 None of this is imported by the agent; the warden's side of it is ``elastic_core.agent.nursery``.
