@@ -1,0 +1,229 @@
+"""What a caller in Python sees of its launcher, torch's or ours: ``callers.py torch|elastic FILE FOLDER``.
+
+The same calls are made of either. What came of each is written to FILE, by name, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+SIDE, FOLDER = sys.argv[1], Path(sys.argv[3])
+FAILS, WAITS = "exit 3", "exec sleep 1000"
+
+
+def returns(kind: str) -> Any:
+    """What one process returns, or how it fails."""
+    if kind == "tensor":
+        import torch
+
+        return torch.ones(2, 3)
+    if kind == "large":
+        return "x" * 3_000_000
+    if kind == "raises":
+        raise RuntimeError("sad")
+    if kind == "exits":
+        print("to stderr", file=sys.stderr)
+        sys.exit(138)
+    if kind == "segfault":
+        import ctypes
+
+        ctypes.string_at(0)
+    if kind == "waits":
+        import signal
+
+        signal.pause()
+    return None if kind == "nothing" else kind
+
+
+def environment() -> dict[str, str]:
+    """What a worker is told."""
+    import torch.distributed as dist
+
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "GROUP_RANK", "TORCHELASTIC_RUN_ID")
+    counts = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
+    return {name: os.environ[name] for name in (*names, *counts)} | {"launched": str(dist.is_torchelastic_launched())}
+
+
+def adds_ranks() -> float:
+    """The sum of all ranks, by a collective, and the second time only."""
+    import torch
+    import torch.distributed as dist
+
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise RuntimeError("not the first time")
+    dist.init_process_group("gloo")
+    total = torch.tensor([float(os.environ["RANK"])])
+    dist.all_reduce(total)
+    return total.item()
+
+
+def fails() -> None:
+    """Fail on one rank; the other one waits."""
+    returns("raises" if os.environ["RANK"] == "1" else "waits")
+
+
+def module(torchs: str, ours: str) -> Any:
+    """The module of the side that is asked."""
+    return import_module(torchs if SIDE == "torch" else ours)
+
+
+def outcome(call: Any, *args: Any, **given: Any) -> Any:
+    """What a call returns, or the kind of what it raises."""
+    try:
+        return call(*args, **given)
+    except ValueError:
+        return "ValueError"
+    except Exception as exc:
+        return type(exc).__name__
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process is there no more."""
+    return not os.path.exists(f"/proc/{pid}")
+
+
+def read(path: str) -> str:
+    """A file's text; '' where there is no file."""
+    return Path(path).read_text() if path else ""
+
+
+def rendezvous() -> dict[str, Any]:
+    """Parameters of handlers, and their registry."""
+    api = module("torch.distributed.elastic.rendezvous", "elastic_core.rendezvous")
+    registry = api.RendezvousHandlerRegistry() if SIDE == "torch" else api.registry
+
+    def given(value: Any) -> Any:
+        return api.RendezvousParameters("backend", "endpoint", "id", 1, 2, "address", key=value)
+
+    booleans = ["1", "True", "tRue", "t", "yEs", 1, True, "0", "faLse", "nO", 0, False, "01", "Ture", "", 2, -1]
+    numbers = ["0", "-10", " 4 ", 0, -4, True, "a", "0a", ""]
+    whole, other = given("x"), lambda parameters: None
+    return {
+        "parameters by place": [whole.backend, whole.endpoint, whole.run_id, whole.min_nodes, whole.max_nodes],
+        "parameters by name": [whole.get("key"), whole.get("other"), whole.get("other", 7), whole.local_addr],
+        "get_as_bool": [outcome(given(value).get_as_bool, "key") for value in booleans],
+        "get_as_int": [outcome(given(value).get_as_int, "key") for value in numbers],
+        "get_as default": [whole.get_as_bool("other"), whole.get_as_bool("other", True), whole.get_as_int("other", 5)],
+        "no backend": outcome(api.RendezvousParameters, "", "endpoint", "id", 1, 2),
+        "no node": outcome(api.RendezvousParameters, "backend", "endpoint", "id", 0, 2),
+        "more at least than at most": outcome(api.RendezvousParameters, "backend", "endpoint", "id", 3, 2),
+        "register twice": [outcome(registry.register, "mine", returns) for _ in range(2)],
+        "register another": outcome(registry.register, "mine", other),
+    }
+
+
+def processes() -> dict[str, Any]:
+    """``start_processes``, with functions and commands."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+
+    api = module("torch.distributed.elastic.multiprocessing", "elastic_core.multiprocessing")
+    std: Any = api.Std
+
+    def start(entrypoint: Any, *args: tuple[Any, ...], **logs: Any) -> Any:
+        by_rank = dict(enumerate(args))
+        specs = DefaultLogsSpecs(str(FOLDER / str(len(list(FOLDER.iterdir())))), **logs)
+        return api.start_processes("name", entrypoint, by_rank, {rank: {"RANK": str(rank)} for rank in by_rank}, specs)
+
+    def failure(of: Any, rank: int = 0) -> list[Any]:
+        found = of.failures[rank]
+        recorded = found.error_file_data["message"]
+        message = recorded if isinstance(recorded, str) else recorded["message"]
+        stamped = isinstance(recorded, str) or int(recorded["extraInfo"]["timestamp"]) == found.timestamp
+        file = os.path.basename(found.error_file)
+        return [found.exitcode, found.signal_name(), message, file, stamped, len(found.timestamp_isoformat())]
+
+    said: dict[str, Any] = {"Std": [std.NONE, std.OUT, std.ERR, std.ALL]}
+    texts = ["0", "3", "0:1", "0:1,1:2", "0:1,", "11", "0:1,1", "1,0:1"]
+    said["Std.from_str"] = [outcome(std.from_str, text) for text in texts]
+
+    running = start(returns, ("nothing",), ("tensor",), ("large",), ("a word",))
+    said["wait that is too short"] = running.wait(0) is None
+    pids, done = running.pids(), running.wait()
+    values = done.return_values
+    said["what functions return"] = [values[0], list(values[1].shape), len(values[2]), values[3]]
+    said["all went well"] = [
+        done.is_failed(),
+        dict(done.failures),
+        sorted(pids),
+        [is_gone(pid) for pid in pids.values()],
+    ]
+    said["streams that go to the console"] = [list(done.stdouts.values()), list(done.stderrs.values())]
+
+    with_one_waiting = start(returns, ("raises",), ("waits",))
+    failed = with_one_waiting.wait()
+    said["who is listed after a failure"] = [sorted(failed.failures), dict(failed.return_values), failed.is_failed()]
+    said["an exception"] = failure(failed)
+    said["the others are stopped"] = [is_gone(pid) for pid in with_one_waiting.pids().values()]
+    exited = start(returns, ("exits",), redirects={0: std.ERR}).wait()
+    said["sys.exit"] = [*failure(exited)[:3], "to stderr" in read(exited.stderrs[0]), exited.stdouts[0]]
+    said["a segmentation fault"] = failure(start(returns, ("segfault",)).wait())[:3]
+
+    commanded = start("sh", ("-c", FAILS), ("-c", WAITS), redirects={0: std.ALL}).wait()
+    said["a command that fails"] = [sorted(commanded.failures), *failure(commanded)[:3]]
+    teed = start("echo", (1, 2, 3), ([1, 2],), redirects={1: std.OUT}, tee={0: std.OUT}).wait()
+    said["what commands return"] = dict(teed.return_values)
+    said["arguments of commands"] = [read(teed.stdouts[0]), read(teed.stdouts[1])]
+    said["streams that were not asked for"] = list(teed.stderrs.values())
+    closed = start("sleep", (1000,), (1000,))
+    pids = closed.pids()
+    closed.close()
+    said["close ends all"] = [is_gone(pid) for pid in pids.values()]
+    said["gaps in the ranks"] = outcome(api.start_processes, "name", "true", {1: ()}, {1: {}}, DefaultLogsSpecs())
+    said["ranks that differ"] = outcome(
+        api.start_processes, "name", "true", {0: ()}, {0: {}, 1: {}}, DefaultLogsSpecs()
+    )
+    return said
+
+
+def agents() -> dict[str, Any]:
+    """Whole jobs of one node."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+    server = module("torch.distributed.elastic.agent.server.api", "elastic_core.agent.server")
+    local = module("torch.distributed.elastic.agent.server.local_elastic_agent", "elastic_core.agent.server")
+    errors = module("torch.distributed.elastic.multiprocessing.errors", "elastic_core.launch")
+    launcher = module("torch.distributed.launcher.api", "elastic_core.launch")
+
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    where = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "id", "max_restarts": 0}
+    said: dict[str, Any] = {}
+    said["what a worker is told"] = launcher.elastic_launch(
+        launcher.LaunchConfig(1, 1, 2, role="trainer", **where), environment
+    )()
+    said["what a job of commands returns"] = launcher.elastic_launch(launcher.LaunchConfig(1, 1, 1, **where), "true")()
+    del os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"]
+    try:
+        launcher.elastic_launch(launcher.LaunchConfig(1, 1, 2, **where), fails)()
+    except errors.ChildFailedError as exc:
+        rank, first = exc.get_first_failure()
+        recorded = first.error_file_data["message"]["message"]
+        said["a failed job"] = [rank, first.local_rank, first.exitcode, recorded, "RuntimeError: sad" in str(exc)]
+    said["no entrypoint"] = outcome(server.WorkerSpec, "trainer", 1, None)
+
+    def over_handler(function: Any, *, max_restarts: int) -> Any:
+        handler = get_rendezvous_handler(RendezvousParameters("c10d", "localhost:0", "id", 1, 1))
+        spec = server.WorkerSpec("trainer", 2, handler, None, function, (), max_restarts)
+        specs = DefaultLogsSpecs(str(FOLDER / function.__name__))
+        return spec.get_entrypoint_name(), local.LocalElasticAgent(spec, specs, "spawn", 5).run()
+
+    name, result = over_handler(adds_ranks, max_restarts=1)
+    said["a restart"] = [name, result.is_failed(), result.state.name, dict(result.return_values)]
+    name, result = over_handler(fails, max_restarts=0)
+    said["a result that failed"] = [result.is_failed(), result.state.name, dict(result.return_values)]
+    said["what has failed"] = [result.failures[1].exitcode, result.failures[1].signal_name()]
+    return said
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir()
+    found = {}
+    for part in (rendezvous, processes, agents):
+        found.update(part())
+        Path(sys.argv[2]).write_text(json.dumps(found, default=str))
