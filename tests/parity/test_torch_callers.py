@@ -8,6 +8,7 @@ migrating.md.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.timeout(600)
 CALLERS = Path(__file__).parent / "scripts" / "callers.py"
 WORKER = {
     "LOCAL_RANK": None,
@@ -81,13 +83,13 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What ours answers, by the name of the question."""
     folder = tmp_path_factory.mktemp("callers")
     command = [sys.executable, str(CALLERS), "elastic", str(folder / "answers.json"), str(folder / "logs")]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    env = {**os.environ, "TMPDIR": str(folder)}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads((folder / "answers.json").read_text())
     return found
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("question", TORCHS)
 def test_a_caller_sees_what_torchs_callers_see(answers: dict[str, Any], question: str) -> None:
     assert answers[question] == {**TORCHS, **OURS}[question]
