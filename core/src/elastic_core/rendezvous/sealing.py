@@ -85,8 +85,8 @@ def seal_again(scene: Scene, current: Round, incident: Incident) -> Decision:
         if scene.now < offered_by:
             return LookAgain(offered_by)
         return end_round_for(scene, current, HaltReason.FAILURE, incident)
-    if len(current.members) > 1 and (offer.address, offer.port) == (current.offer.address, current.offer.port):
-        # Rounds that share a store: the workers of this one must be gone everywhere before the next one begins.
+    shared = offer != current.offer and (offer.address, offer.port) == (current.offer.address, current.offer.port)
+    if shared and len(current.members) > 1:  # the workers of this round must be gone everywhere before the next begins
         return end_round_for(scene, current, HaltReason.FAILURE, incident)
     counters, spends = restarted(scene, current, incident)
     number, why = current.number + 1, _clause(incident)
