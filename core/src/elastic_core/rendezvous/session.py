@@ -142,6 +142,8 @@ class Session:
         bodies = {"reader": self._read, "writer": self._writer.run}
         if store.stale_reads:
             bodies["confirmer"] = self._confirm
+        self._closing_watch: Watch | None = None
+        """What this node saw as leader, if it was one when it began to leave."""
         self._threads = [
             threading.Thread(target=self._guard, args=(body,), name=f"elastic-{name}", daemon=True)
             for name, body in bodies.items()
@@ -199,11 +201,14 @@ class Session:
         return self._chair.watch.nodes
 
     def lost(self, node_ids: Iterable[str]) -> set[str]:
-        """Which of these nodes were lost at this one's newest look as leader; none where another one leads."""
-        watch, ledger = self._chair.watch, self._ledger
-        if ledger.chair != self._node_id or watch.read_at is None:
+        """Which of these nodes were lost at this one's newest look as leader; none where it was deposed, or never led.
+
+        A node that leaves gives the leadership away, perhaps to one that leaves too, and still knows what it saw.
+        """
+        watch, timing = self._closing_watch or self._chair.watch, self._ledger.settings.timing
+        if watch.read_at is None:
             return set()
-        return {node_id for node_id in node_ids if dead(watch, node_id, ledger.settings.timing, watch.read_at)}
+        return {node_id for node_id in node_ids if dead(watch, node_id, timing, watch.read_at)}
 
     @property
     def waiting_for(self) -> str:
@@ -236,6 +241,7 @@ class Session:
 
     def close(self, timeout: float) -> None:
         """Hand over the chair, bring the row up to date or take it out, stop the threads: ``timeout`` s at most."""
+        self._closing_watch = self._chair.watch
         self._writer.later(lambda store: self._farewell(store, timeout))
         self._writer.done.wait(timeout)
         self._stopping.set()
