@@ -77,7 +77,8 @@ def paths(main: Any) -> dict[str, Any]:
         "prefixes": [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix],
         "neighbour": neighbour.__file__,
         "reloaded": importlib.reload(neighbour).WHERE,
-        "finders": [repr(finder) for finder in sys.meta_path],
+        # A warm worker's imports are recorded by one more, which finds nothing.
+        "finders": [repr(finder) for finder in sys.meta_path if type(finder).__module__ != "elastic_core.warm.record"],
         "hooks": [getattr(hook, "__qualname__", repr(hook)) for hook in sys.path_hooks],
         "pycache_prefix": sys.pycache_prefix,
         "temporary": tempfile.gettempdir(),
