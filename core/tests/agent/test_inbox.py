@@ -58,6 +58,13 @@ def taken(inbox: Inbox, count: int) -> list[Any]:
     return events
 
 
+@pytest.mark.parametrize("seconds", [30 * 86400.0, 1e12, 1e308])
+def test_a_distant_timer_does_not_end_the_wait(inbox: Inbox, clock: Clock, seconds: float) -> None:
+    inbox.at(clock.time + seconds, "distant")
+    inbox.post("news")
+    assert inbox.take() == ["news"]
+
+
 # Posting and watching ------------------------------------------------------------------------------------------------
 
 

@@ -69,13 +69,13 @@ def test_a_timer_expires_unless_it_is_released(lines: list[bytes], at: float, ex
     "written",
     [
         *(b"", b"{", b"[]", b"{}", b"[" * 100_000),
-        *(line(pid=0), line(pid=-1), line(at=math.inf), line(at=math.nan), line(sig=900)),
+        *(line(pid=0), line(pid=-1), line(at=math.inf), line(at=math.nan), line(at=10**400), line(sig=900)),
         b'{"pid": "7", "scope_id": "s", "expiration_time": 1, "signal": 9}',
     ],
 )
 def test_what_is_no_timer_is_ignored(written: bytes) -> None:
     found = Timers()
-    with pytest.raises((ValueError, RecursionError)):
+    with pytest.raises((ValueError, OverflowError, RecursionError)):
         found.take(written, NOW, TIME_OF_DAY)
     assert len(found) == 0
 
@@ -107,14 +107,30 @@ def test_the_loop_is_woken_once_for_each_instant(tmp_path: Path, sleeper: int) -
     loop = Loop(tmp_path / "timers")
     for scope in "abc":
         loop.write(line(sleeper, scope, time.time() + 10))
-    loop.write(line(sleeper, "d", time.time() + 5), b"nonsense")
+    loop.write(line(sleeper, "d", time.time() + 5), b"nonsense", line(at=10**400))
     assert [event for _, event in loop.later] == [TimersDue(), TimersDue()]
     assert [round(at) for at, _ in loop.later] == [110, 105]
-    assert loop.watchdog.ignored == 1
+    assert loop.watchdog.ignored == 2
     loop.now = 106.0
     assert [timer.scope for timer in loop.watchdog.expired()] == ["d"]
     loop.watchdog.close()
     assert not (tmp_path / "timers").exists()
+
+
+def test_short_timers_within_a_long_one_do_not_multiply_the_wakings(tmp_path: Path, sleeper: int) -> None:
+    loop = Loop(tmp_path / "timers")
+    loop.write(line(sleeper, "epoch", time.time() + 100))
+    for _ in range(3):
+        loop.write(line(sleeper, "step", time.time() + 10), line(sleeper, "step", -1))
+        loop.now += 11
+        assert loop.watchdog.expired() == []
+    loop.write(line(os.getpid(), "other", time.time() + 200))
+    loop.now, before = 201.0, len(loop.later)
+    assert [timer.scope for timer in loop.watchdog.expired()] == ["epoch"]
+    for _ in range(3):
+        assert loop.watchdog.expired() == []
+    assert len(loop.later) == before + 1
+    loop.watchdog.close()
 
 
 def test_only_processes_below_the_warden_are_ended(tmp_path: Path, sleeper: int) -> None:

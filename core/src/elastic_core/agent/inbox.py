@@ -19,6 +19,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+LONGEST_SLEEP = 86400.0
+"""Seconds; the kernel does not count to any number of milliseconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class SignalReceived:
@@ -69,7 +72,7 @@ class Inbox:
         """Block until something happened, and return it."""
         events: list[object] = []
         while not events:
-            timeout = max(0.0, self._timers[0][0] - self._now()) if self._timers else None
+            timeout = min(max(0.0, self._timers[0][0] - self._now()), LONGEST_SLEEP) if self._timers else None
             for key, _ in self._selector.select(timeout):
                 events.extend(key.data())
             while self._timers and self._timers[0][0] <= self._now():

@@ -81,6 +81,8 @@ class Timers:
 
         Raises:
             ValueError: It is no such line.
+            OverflowError: Its time has hundreds of digits.
+            RecursionError: It is nested too deeply.
         """
         match json.loads(line):
             case {
@@ -174,8 +176,10 @@ class Watchdog:
 
     def expired(self) -> list[Timer]:
         """The timers that have expired, whose processes are to be sent their signals."""
+        if (now := self._now()) < self._wakes_at:  # woken for a timer that was replaced or released
+            return []
         self._wakes_at = math.inf
-        found = self._timers.expired(self._now())
+        found = self._timers.expired(now)
         self._plan()
         if not found:
             return []
@@ -201,7 +205,7 @@ class Watchdog:
     def _take(self, line: bytes) -> None:
         try:
             timer = self._timers.take(line, self._now(), time.time())
-        except (ValueError, RecursionError):
+        except (ValueError, OverflowError, RecursionError):
             self.ignored += 1
             return
         if timer is not None and len(self._timers) > TIMERS_MAX:

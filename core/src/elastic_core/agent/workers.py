@@ -365,7 +365,7 @@ class WorkerGroup:
         self.publish(Event("timer_expired", message, Level.WARNING, fields))
         if timer.signum:
             self._expired[timer.pid] = timer
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(timer.pid, timer.signum)
 
     def _fail_stuck(self, watchdog: Watchdog) -> WorkerFailed | None:
