@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -143,3 +144,20 @@ def test_variables_that_workers_have_otherwise_are_known() -> None:
     assert learning.varying == {"RANK"}
     assert learning.records == records[-8:]
     assert learning.candidates() == []
+
+
+def test_the_current_directory_is_the_programs_where_it_is_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "datasets.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "elsewhere" / "train.py")])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    learning = Learning()
+    record = learning.new_record({}, {})
+    record.begin()
+    sys.path.insert(0, "")
+    importlib.import_module("datasets")
+    sys.modules.pop("datasets")
+    assert "datasets" in own_names(["python", "train.py"], learning.directories())

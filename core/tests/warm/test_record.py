@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,3 +68,24 @@ def test_what_the_program_changes_before_an_import_is_recorded_with_it(
     assert record.names() == ["outer", "inner"]
     assert record.variables().items() >= {("OF_THE_PROGRAM", "one\nline")}
     assert record.paths() == [str(tmp_path / "vendor")]
+
+
+def test_a_program_may_put_another_mapping_in_the_place_of_the_environment(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "environ", dict(os.environ))
+        importlib.import_module("inner")
+    assert record.names() == []
+
+
+def test_a_program_may_ask_all_finders_by_itself() -> None:
+    program = "import sys\nfrom elastic_core.warm.record import Record\nfound = Record()\nfound.begin()\n"
+    program += "assert sys.meta_path[0].find_spec('nothing', None) is None and found.names() == []"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_what_two_threads_have_written_at_once_is_skipped(record: Record) -> None:
+    for line in ('="ONE"', '=["TWO', '=["THREE", "3"]', "=3"):
+        record._write(line)
+    assert record.variables() == {"THREE": "3"}

@@ -54,9 +54,9 @@ class Learning:
         names = dict.fromkeys(name for record in self.records for name in record.names())
         return [name for name in names if name not in sys.modules and name not in self.tried]
 
-    def _directories(self) -> list[str]:
+    def directories(self) -> list[str]:
         """Where the program lies, and what workers have added to ``sys.path``."""
-        added = [path for record in self.records for path in record.paths()]
+        added = [path or os.curdir for record in self.records for path in record.paths()]
         program = search_path()
         # What a library has added lies with the libraries, as the folder of setuptools' own copies does.
         own = [path for path in added if not is_library([os.path.join(path, "module")], library_roots())]
@@ -73,7 +73,7 @@ class Learning:
     def learn(self) -> Learned:
         """Import the candidates that are libraries' and do no harm in a throwaway fork."""
         deadline, refused, imported = time.monotonic() + ALL_WITHIN, dict[str, str](), list[str]()
-        candidates, own = self.candidates(), own_names(sys.orig_argv, self._directories())
+        candidates, own = self.candidates(), own_names(sys.orig_argv, self.directories())
         environment = Environment(frozenset(self.varying), self._set_by_workers())
         self.tried |= set(candidates)
         before = dict(os.environ)

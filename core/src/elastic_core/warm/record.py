@@ -7,6 +7,7 @@ the environment and ``sys.path``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -32,18 +33,23 @@ class Record:
 
     def begin(self) -> None:
         """In the worker: record what is imported from now on, in this process and not in its forks."""
-        self._process, self._environment, self._path = os.getpid(), _environment().copy(), sys.path[:]
+        self._process, self._environment, self._path = os.getpid(), dict(_environment() or {}), sys.path[:]
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Called by the import system for each module that is not there yet; finds nothing."""
-        if self._process != os.getpid() or sys._getframe(2).f_code.co_name != _IMPORT:
+        asked_by = sys._getframe(1).f_back
+        if self._process != os.getpid() or asked_by is None or asked_by.f_code.co_name != _IMPORT:
             return
-        if (environment := _environment()) != self._environment:
+        if (variables := _environment()) is None:  # what imports depend on cannot be seen from now on
+            self._process = 0
+            return
+        if variables != self._environment:
+            environment = variables.copy()  # another thread may change the original meanwhile
             for key, value in environment.items():
                 if self._environment.get(key) != value:
                     self._write(_VARIABLE + json.dumps([os.fsdecode(key), os.fsdecode(value)]))
-            self._environment = environment.copy()
+            self._environment = environment
         if sys.path != self._path:
             for entry in sys.path:
                 if entry not in self._path:
@@ -68,8 +74,17 @@ class Record:
         return [line for line in self._lines() if not line.startswith((_VARIABLE, _PATH))]
 
     def variables(self) -> dict[str, str]:
-        """In the fork server: the variables that have changed in the worker, and their values."""
-        return dict(json.loads(line[1:]) for line in self._lines() if line.startswith(_VARIABLE))
+        """In the fork server: the variables that have changed in the worker, and their values.
+
+        Lines that two threads of the worker have written at once are skipped.
+        """
+        found: dict[str, str] = {}
+        for line in self._lines():
+            if line.startswith(_VARIABLE):
+                with contextlib.suppress(ValueError, TypeError):
+                    name, value = json.loads(line[1:])
+                    found[name] = value
+        return found
 
     def paths(self) -> list[str]:
         """In the fork server: the entries of ``sys.path`` that have come in the worker."""
@@ -80,7 +95,11 @@ class Record:
         self._memory.close()
 
 
-def _environment() -> dict[bytes, bytes]:
-    """What ``os.environ`` keeps its variables in: to compare all of them takes a microsecond."""
-    found: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
-    return found
+def _environment() -> dict[bytes, bytes] | None:
+    """What ``os.environ`` keeps its variables in: to compare all of them takes a microsecond.
+
+    Returns:
+        None if the program has put another mapping in the place of ``os.environ``.
+    """
+    found = getattr(os.environ, "_data", None)
+    return found if isinstance(found, dict) else None
