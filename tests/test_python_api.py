@@ -41,7 +41,7 @@ def train_loop(name):
 if __name__ == "__main__":
     Std = elastic.multiprocessing.Std
     once = Std(train_loop, ("w",), nproc_per_node=2, max_restarts=1).run()
-    never = Std(train_loop, ("w",), nproc_per_node=1).run()
+    never = Std(train_loop, ("w",), nproc_per_node=1, max_restarts=0).run()
     failure = never.failures[0]
     print([dict(once.return_values), never.is_failed(), failure.message, failure.exitcode, never.incident.rank])
 """
@@ -141,7 +141,7 @@ def train_loop():
     return 7
 
 try:
-    result = elastic.multiprocessing.Std(entrypoint=train_loop).run()
+    result = elastic.multiprocessing.Std(entrypoint=train_loop, max_restarts=0).run()
     print([result.state.value, result.returncode, dict(result.return_values)], result.failures[0].message, sep="\\n")
 except:
     raise SystemExit(0)
@@ -397,7 +397,7 @@ def test_nodes_meet_over_torchs_handler_that_a_spec_brings(stage: Stage, tmp_pat
             "signals_to_handle='SIGFOO' has 'SIGFOO', which is no signal.",
         ),
         ("elastic_launch(LaunchConfig(log_dir='script.py/logs'), 'true')()", "cannot be made: Not a directory"),
-        ("Std(os._exit, (0,)).run()", "Rank 0 has exited with 0 before its function returned"),
+        ("Std(os._exit, (0,), max_restarts=0).run()", "Rank 0 has exited with 0 before its function returned"),
         ("def odd(): return Odd()\nStd(odd).run()", "What rank 0 returned cannot be read here: ValueError"),
         ("with ThreadPoolExecutor() as pool: pool.submit(Std('true').run).result()", "A job cannot be launched on the"),
     ],

@@ -81,5 +81,5 @@ def test_workers_inherit_everything_but_passwords() -> None:
         "PET_RDZV_ENDPOINT": "redis://host:1",
         "PET_RDZV_CONF": "password_file=/f",
     }
-    assert inheritable({**kept, "ELASTIC_REDIS_PASSWORD": "s3cret"}) == kept
+    assert inheritable({**kept, "ELASTIC_REDIS_PASSWORD": "s3cret", "ELASTIC_EXEC": "4711"}) == kept
     assert inheritable({"PET_RDZV_ENDPOINT": "redis://:s3 cret@h", "PET_RDZV_CONF": "a=1,password=s3cret"}) == {}

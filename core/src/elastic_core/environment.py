@@ -138,20 +138,23 @@ VARIABLES = (
 """All but those of the flags."""
 
 
+_EXEC = "ELASTIC_EXEC"
+"""By which a Python process knows that torchrun is to be ours; what a worker starts has torch's."""
 _SECRET = re.compile(r"ELASTIC_\w+_PASSWORD|ELASTIC_JOB_TOKEN")
 """Variables by which backends take passwords, and the job its token."""
 
 
 def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
-    """What the processes that an agent starts inherit of its environment: all but its secrets.
+    """What the processes that an agent starts inherit of its environment: all but its secrets and ``ELASTIC_EXEC``.
 
-    Those are in ``ELASTIC_JOB_TOKEN``, in ``ELASTIC_…_PASSWORD``, and perhaps in the variables of the rendezvous's
+    Secrets are in ``ELASTIC_JOB_TOKEN``, in ``ELASTIC_…_PASSWORD``, and perhaps in the variables of the rendezvous's
     flags.
     """
     return {
         name: value
         for name, value in environ.items()
-        if not (_SECRET.fullmatch(name) or (name in _MAY_HOLD_ONE and without_passwords(value) != value))
+        if name != _EXEC
+        and not (_SECRET.fullmatch(name) or (name in _MAY_HOLD_ONE and without_passwords(value) != value))
     }
 
 

@@ -27,7 +27,7 @@ from elastic_core.agent.processes import subreaping
 from elastic_core.agent.server import LocalElasticAgent, RunResult, WorkerSpec
 from elastic_core.agent.warden import Warden
 from elastic_core.agent.warden_events import Died, Exited, Gone, Spawned, SpawnFailed
-from elastic_core.config import MONITOR_INTERVAL, Stream
+from elastic_core.config import MAX_RESTARTS, MONITOR_INTERVAL, Stream
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.launch_config import LaunchConfig, Logs, Streams, logs_of, numa_mode, warn
 from elastic_core.process_failure import ProcessFailure, read_failure
@@ -66,7 +66,7 @@ class Std:
         redirects: Streams = Stream.NONE,
         tee: Streams = Stream.NONE,
         monitor_interval: float = MONITOR_INTERVAL,
-        max_restarts: int = 0,
+        max_restarts: int = MAX_RESTARTS,
     ) -> None:
         self._spec = WorkerSpec(
             entrypoint=entrypoint,

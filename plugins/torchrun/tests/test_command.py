@@ -51,6 +51,23 @@ def test_the_command_takes_its_own_flags_and_its_exit_code_counts() -> None:
     assert marked == pid, "elastic exec became the command"
 
 
+def test_the_command_ignores_no_signals_that_python_ignores() -> None:
+    command = ["grep", "SigIgn", "/proc/self/status"]
+    below = subprocess.check_output([sys.executable, "-m", "elastic_core", "exec", *command])
+    assert below == subprocess.check_output(command)
+
+
+def test_a_script_that_names_no_interpreter_is_refused_with_advice(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text("torchrun train.py\n")
+    script.chmod(0o755)
+    command = [sys.executable, "-m", "elastic_core", "exec", str(script)]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert f"{str(script)!r} cannot be run: Exec format error." in done.stderr
+    assert "#!/bin/sh" in done.stderr
+
+
 def test_an_installation_that_interpreters_do_not_see_is_noticed(tmp_path: Path) -> None:
     assert not is_installed([str(tmp_path), str(tmp_path / "gone")])
     (tmp_path / PTH).touch()

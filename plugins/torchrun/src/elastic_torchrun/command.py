@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import site
 import sys
 import sysconfig
@@ -61,10 +62,13 @@ def command(command: tuple[str, ...]) -> None:
         )
     sys.stdout.flush()
     sys.stderr.flush()
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python itself; the command has them as a shell gives them
+        signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execve(found, command, {**os.environ, "PATH": path, VARIABLE: str(os.getpid())})
     except OSError as exc:
-        raise UsageError(f"{found!r} cannot be run: {exc.strerror}.") from None
+        hint = "If it is a script: its first line must name an interpreter that is there, such as #!/bin/sh."
+        raise UsageError(f"{found!r} cannot be run: {exc.strerror}.", hint=hint) from None
 
 
 def is_installed(folders: Iterable[str]) -> bool:
