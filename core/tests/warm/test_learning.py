@@ -31,6 +31,8 @@ MODULES = {
     "sets": "import os\nos.environ.setdefault('SET_BY_IMPORT', 'yes')",
     "uses_program": "import program_part",
     "uses_threads": "import threads",
+    "extends": "import os\nos.environ['PATH'] += ':/opt/tool/bin'",
+    "removes": "import os\ndel os.environ['HOME']",
     "reads_set": "import os\nhome = os.environ.get('HF_HOME', '~')",
     "sets_same": "import os\nos.environ.setdefault('KMP_INIT', 'no')",
     "vendored": "",
@@ -97,6 +99,8 @@ def test_only_what_forks_can_share_is_imported(tmp_path: Path) -> None:
         "spawns": "it leaves a process behind",
         "reads_rank": "it reads RANK, which differs from worker to worker",
         "asks_rank": "it reads RANK, which differs from worker to worker",
+        "extends": "it changes PATH, which is set already",
+        "removes": "it changes HOME, which is set already",
         "reads_set": "it reads HF_HOME, which the program sets",
         "uses_program": "it imports program_part, which is no installed library's",
     }

@@ -21,7 +21,7 @@ from elastic_core.exit_codes import describe_exit
 from elastic_core.warm.checks import beside_main
 from elastic_core.warm.child import fork
 from elastic_core.warm.facts import initialised, tasks
-from elastic_core.warm.libraries import objection
+from elastic_core.warm.libraries import WHILE_IMPORTING, objection
 from elastic_core.warm.modules import import_shareable, library_roots, strangers
 
 UNIT_WITHIN = 60.0
@@ -127,13 +127,14 @@ def _be_trial(
         die_with_parent()
         if os.getppid() != parent:
             os._exit(1)
-        asked = watch_environment()
+        given, asked = os.environ.copy(), watch_environment()
         files = open_files()
         for name in names:
             before = set(sys.modules)
             word, reason = "+" if import_shareable(name, own) else ".", None
             if fresh := set(sys.modules) - before:
-                reason = left_behind(files) or environment.objection(asked) or foreign(fresh, own) or spoils_forks()
+                reason = left_behind(files) or environment.objection(asked) or changed(given)
+                reason = reason or foreign(fresh, own) or spoils_forks()
             os.write(pipe, f"- {reason}\n".encode(errors="replace") if reason else f"{word}\n".encode())
             if reason:
                 break
@@ -168,6 +169,19 @@ def left_behind(files: Collection[str]) -> str | None:
         if file.read().strip():
             return "it leaves a process behind"
     return None
+
+
+def changed(given: Mapping[str, str]) -> str | None:
+    """Whether an import has changed or removed a variable that workers have: they would not see that.
+
+    Args:
+        given: The environment before.
+    """
+    data: Mapping[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # to watch_environment this is unseen
+    now = {os.fsdecode(name): os.fsdecode(value) for name, value in data.items()}
+    kept = given.keys() - WHILE_IMPORTING.keys()
+    found = sorted(name for name in kept if now.get(name) != given[name])
+    return f"it changes {found[0]}, which is set already" if found else None
 
 
 def foreign(names: Collection[str], own: Collection[str]) -> str | None:
