@@ -21,7 +21,7 @@ import pytest
 from elastic_core.agent import pseudo_terminal
 from elastic_core.agent.lines import LONGEST_LINE, Lines, WholeLines
 from elastic_core.agent.output import Output, WorkerStreams
-from elastic_core.agent.pump import TAIL
+from elastic_core.agent.pump import TAIL, Pump, PumpThread
 from elastic_core.config import Stream, StreamMap
 
 PATIENCE = 30.0
@@ -559,6 +559,26 @@ def test_a_new_window_size_reaches_the_workers(stage: Stage, screen: tuple[int, 
     output.catch_up([streams], PATIENCE)  # after that
     assert os.get_terminal_size(streams.stderr) == (200, 50)
     streams.close()
+
+
+def test_all_that_a_terminal_holds_is_read_when_a_worker_has_failed(tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    tty.setraw(theirs)
+    for fd in (ours, theirs):
+        os.set_blocking(fd, False)
+    held = b""
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            line = b"%07d\n" % len(held)
+            held += line[: os.write(theirs, line)]
+    pump = Pump(ours, None, tmp_path / "stderr.log", None, None, print)
+    thread = PumpThread("pump")
+    thread.catch_up([pump], PATIENCE)
+    assert len(held) > 2 * TAIL
+    assert pump.tail == held[-TAIL - 1 :]
+    pump.close()
+    thread.close(PATIENCE)
+    os.close(theirs)
 
 
 def test_without_pseudo_terminals_a_pipe_does(

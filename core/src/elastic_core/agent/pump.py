@@ -24,6 +24,8 @@ TAIL = 4096
 """Bytes of stderr that are remembered."""
 
 _CHUNK = 1 << 16
+_READS = 20
+"""How often a stream is read until nothing is left: a pseudo-terminal holds 64 KiB and gives 4 KiB at once."""
 
 
 class Shown(Protocol):
@@ -163,7 +165,8 @@ class PumpThread:
         done = threading.Event()
 
         def read() -> None:
-            self._transfer(pumps)  # of each pipe all that it can hold
+            for _ in range(_READS):
+                self._transfer(pumps)
             done.set()
 
         self._order(read)
