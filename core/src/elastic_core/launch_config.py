@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from elastic_core import conf, job_token, plugins, values
 from elastic_core.config import DEFAULT_ID, LINE_PREFIX, MAX_RESTARTS, MONITOR_INTERVAL, RunConfig, Stream, StreamMap
 from elastic_core.errors import UsageError
+from elastic_core.events import Level, least_level
 from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous import registry
 
@@ -136,6 +137,7 @@ def configure(config: LaunchConfig) -> RunConfig:
         numa_binding=numa_mode(config.numa_options),
         monitor_interval=config.monitor_interval,
         plugins=config.plugins,
+        least_level=least_level(os.environ.get("LOGLEVEL", "")) or Level.INFO,
     )
 
 

@@ -283,7 +283,7 @@ def without_effect(flags: Flags, backend: str, *, polled: bool = False) -> list[
             by_hand |= {"master_addr": flags.master_addr, "master_port": flags.master_port or None}
         if given := [f"--{name}" for name, value in by_hand.items() if value is not None]:
             each = "has" if len(given) == 1 else "have"
-            why = "ranks, address and port are found by the rendezvous; only --rdzv_backend=static takes them"
+            why = "ranks, address and port are found by the rendezvous; --rdzv_backend=static takes them"
             said.append(f"{', '.join(given)} {each} no effect: {why}.")
     if flags.monitor_interval is not None and not polled:
         said.append("--monitor_interval has no effect: nothing is polled, every change arrives as an event.")
