@@ -60,6 +60,7 @@ def test_a_limit_that_is_no_number_is_refused(stage: Stage, tmp_path: Path) -> N
     assert any(
         "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT=soon is no number of seconds" in line for line in agent.lines
     )
+    assert not any("joining job" in line for line in agent.lines), "other nodes would stop their workers for it"
 
 
 def test_loglevel_hides_what_matters_less(stage: Stage, tmp_path: Path) -> None:

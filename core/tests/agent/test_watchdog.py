@@ -23,6 +23,7 @@ from elastic_core.agent.watchdog import (
     TimersDue,
     Watchdog,
     WatchdogEvent,
+    check,
     kernel_limit,
     pipe_path,
 )
@@ -155,9 +156,13 @@ def test_timers_of_processes_that_are_gone_make_room(tmp_path: Path, sleeper: in
 
 def test_a_pipe_that_nobody_reads_any_more_is_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "timers")
+    named = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1", "TORCHELASTIC_TIMER_FILE": str(tmp_path / "timers")}
+    check(named)
     loop = Loop(tmp_path / "timers")
     with pytest.raises(UsageError, match="is read by another agent"):
         Loop(tmp_path / "timers")
+    with pytest.raises(UsageError, match="is read by another agent"):
+        check(named)
     loop.watchdog.close()
     (tmp_path / "timers").write_text("somebody's notes")
     with pytest.raises(UsageError, match="is not a named pipe"):

@@ -7,6 +7,7 @@ streams are the output's; so the loop itself never waits for anything but the ne
 
 from __future__ import annotations
 
+import os
 import signal
 import uuid
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 
-from elastic_core.agent import outcome, preloading, rescue
+from elastic_core.agent import outcome, preloading, rescue, watchdog
 from elastic_core.agent.addresses import advertised
 from elastic_core.agent.departing import Departing
 from elastic_core.agent.enrolment import applicant_for, cpus_of_workers, first_connection
@@ -120,6 +121,7 @@ def supervise(
     Raises:
         ElasticError: What the user must hear before anything was started: no store, refused, too few nodes.
     """
+    watchdog.check(os.environ)
     clock, cpus = Clock(new_id=lambda: uuid.uuid4().hex[:12]), cpus_of_workers(config)
     for abandoned in remove_abandoned():  # now: the disk may be too full to join
         message = f"removed {abandoned}, which a killed agent has left"

@@ -221,6 +221,17 @@ class Watchdog:
             self._later(at, TimersDue())
 
 
+def check(environ: Mapping[str, str]) -> None:
+    """Refuse settings that are invalid, before other nodes know of this one and stop their workers for it.
+
+    Raises:
+        UsageError: The limit is no number, or the named pipe is another agent's or no pipe.
+    """
+    kernel_limit(environ)
+    if environ.get(ENABLE) == "1" and (path := environ.get(PIPE)) and os.path.exists(path):
+        _check_abandoned(Path(path))
+
+
 def kernel_limit(environ: Mapping[str, str]) -> float | None:
     """Seconds that a worker may wait in the kernel; None where the variable is not set, or not positive.
 
