@@ -52,7 +52,7 @@ class Shape(Protocol):
 
 
 class Pump:
-    """One stream of a worker, and where its bytes go. The pump thread's; others only look at ``tail`` and ``ended``.
+    """One stream of a worker, and where its bytes go. Other threads than the pump thread only read ``tail``, ``ended``.
 
     Args:
         pipe: Where to read: a pipe, or our end of a pseudo-terminal; never waits. Closed with this object.

@@ -149,7 +149,7 @@ class Watchdog:
         self._wakes_at = math.inf
         self._waits_since: dict[int, float] = {}
         self.ignored = 0
-        """Lines that were none."""
+        """How many lines were invalid."""
         if kernel_limit is not None:
             later(now() + LOOK_INTERVAL, StatesDue())
 

@@ -132,7 +132,7 @@ def threaded(facts: Facts) -> str | None:
 
 
 def beside_main(names: Sequence[str]) -> str | None:
-    """The same, of a process with threads of these names."""
+    """Why a process with threads of these names must not be forked, in one line; None when it may."""
     tasks = [name for name in names if name not in FORK_SAFE_THREADS]
     if len(tasks) <= 1:
         return None

@@ -76,7 +76,7 @@ class Record:
     def variables(self) -> dict[str, str]:
         """In the fork server: the variables that have changed in the worker, and their values.
 
-        Lines that two threads of the worker have written at once are skipped.
+        Lines that two threads of the worker wrote at the same time are skipped.
         """
         found: dict[str, str] = {}
         for line in self._lines():
