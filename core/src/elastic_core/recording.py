@@ -73,7 +73,7 @@ def write_error_file(path: Path, data: Mapping[str, Any]) -> bool:
         scratch = path.with_name(f".{path.name}.{os.getpid()}")
         scratch.write_text(json.dumps(data))
         scratch.rename(path)
-    except OSError:
+    except (OSError, TypeError, ValueError):  # the last two: another library's failure that is no JSON
         return False
     return True
 

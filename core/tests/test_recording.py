@@ -1,0 +1,29 @@
+"""The exception of a recorded function goes on as it was, whatever can be written of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from elastic_core.recording import record
+
+
+class JobError(Exception):
+    """As a launcher's, whose first failure has left what is no JSON."""
+
+    def get_first_failure(self) -> tuple[int, object]:
+        return 0, SimpleNamespace(error_file_data={"message": {"message": object()}}, exitcode=1)
+
+
+def test_what_cannot_be_written_does_not_hide_the_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+
+    @record
+    def main() -> None:
+        raise JobError("boom")
+
+    with pytest.raises(JobError, match="boom"):
+        main()
+    assert list(tmp_path.iterdir()) == []
