@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from elastic_torchrun.flags import flags_of
+from elastic_torchrun.flags import flags_of, written_in
 
 
 def parser() -> ArgumentParser:
@@ -21,6 +21,7 @@ def parser() -> ArgumentParser:
     parser.add_argument("--master-port", "--master_port", type=int, default=None)
     parser.add_argument("-m", "--module", action="store_true")
     parser.add_argument("-t", "--tee", default="0")
+    parser.add_argument("--max-restarts", "--max_restarts", type=int, default=0)
     parser.add_argument("--duplicate-stdout-filters", default=[])
     parser.add_argument("training_script")
     parser.add_argument("training_script_args", nargs=REMAINDER)
@@ -58,6 +59,19 @@ def test_what_a_program_has_filled_in_is_a_command_line(given: dict[str, Any], f
     for name, value in given.items():
         setattr(args, name, value)
     assert flags_of(args, parser()) == [*flags, "train.py", *args.training_script_args]
+
+
+@pytest.mark.parametrize(
+    ("line", "flags"),
+    [
+        (["--max_restarts=0", "--tee=0", "train.py"], ["--max-restarts=0"]),
+        (["--max_res", "0", "train.py"], ["--max-restarts=0"]),
+        (["train.py", "--max_restarts=0"], []),
+    ],
+)
+def test_no_restarts_are_passed_on_if_a_command_line_says_so(line: list[str], flags: list[str]) -> None:
+    args = parser().parse_args(line)
+    assert flags_of(args, parser(), written_in(line, parser())) == [*flags, *line[line.index("train.py") :]]
 
 
 def test_parameters_may_be_missing() -> None:

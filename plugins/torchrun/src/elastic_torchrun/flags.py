@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from collections.abc import Collection, Sequence
 
 BY_HAND = ("rdzv_backend", "node_rank", "master_addr", "master_port")
 """What numbers the nodes of a static job. Such a job needs them, also where they have torch's defaults."""
+DIFFERENT = ("max_restarts", "signals_to_handle")
+"""Where Elastic's default is not torch's: torch's own is passed on if it was written on a command line."""
 SCRIPT, ARGUMENTS = "training_script", "training_script_args"
 
 
-def flags_of(args: Namespace, parser: ArgumentParser) -> list[str]:
+def flags_of(args: Namespace, parser: ArgumentParser, written: Collection[str] = ()) -> list[str]:
     """The command line of ``elastic run`` that means the same.
 
     Args:
         args: torchrun's parameters, by whatever program: some may be missing, be numbers instead of texts, or None.
         parser: torchrun's own, which knows their defaults: what has its default is left out.
+        written: The parameters that a command line gave, where there was one.
     """
-    explicit = BY_HAND if _is_static(args) else ()
+    explicit = {*(BY_HAND if _is_static(args) else ()), *(name for name in DIFFERENT if name in written)}
     flags: list[str] = []
     for action in parser._actions:
         value = getattr(args, action.dest, None)
@@ -30,6 +34,13 @@ def flags_of(args: Namespace, parser: ArgumentParser) -> list[str]:
     if not getattr(args, "use_env", True):  # torch.distributed.launch, unless told otherwise
         flags.append("--pass_local_rank")
     return [*flags, str(getattr(args, SCRIPT)), *map(str, getattr(args, ARGUMENTS, None) or ())]
+
+
+def written_in(line: Sequence[str], parser: ArgumentParser) -> set[str]:
+    """The parameters that a command line gives, whatever their values; ``parser`` loses its defaults."""
+    for action in parser._actions:
+        action.default = SUPPRESS
+    return set(vars(parser.parse_args(line)))
 
 
 def _is_static(args: Namespace) -> bool:

@@ -22,7 +22,7 @@ import click
 from elastic_core.cli.flags import Flags, RunCommand
 from elastic_core.cli.run import configure, outline, plugins_named, warn
 from elastic_core.errors import ElasticError, PluginError, UsageError
-from elastic_torchrun.flags import flags_of
+from elastic_torchrun.flags import flags_of, written_in
 from elastic_torchrun.startup import API, LAUNCHER, VARIABLE
 
 if TYPE_CHECKING:
@@ -69,19 +69,23 @@ def replace(module: Any) -> None:
 def _replace_run(module: Any) -> None:
     torchs = module.run
 
-    @functools.wraps(torchs)
-    def run(args: Namespace) -> None:
+    def serve(args: Namespace, line: Sequence[str] = ()) -> None:
         def prepare() -> Job[None]:
             from elastic_core import launch  # not for the program torchrun
 
-            config = configuration(flags_of(args, module.get_args_parser()), warn)
+            written = written_in(line, module.get_args_parser()) if line else ()
+            config = configuration(flags_of(args, module.get_args_parser(), written), warn)
             return functools.partial(launch.run_program, config)
 
         _serve(LAUNCHER, prepare, functools.partial(torchs, args))
 
+    @functools.wraps(torchs)
+    def run(args: Namespace) -> None:
+        serve(args)
+
     @functools.wraps(module.main)
     def main(args: Sequence[str] | None = None) -> None:
-        run(module.parse_args(args))
+        serve(module.parse_args(args), sys.argv[1:] if args is None else args)
 
     module.run, module.main = run, main
 
