@@ -86,6 +86,7 @@ def test_a_whole_run_leaves_its_events_and_tells_its_numbers(tmp_path: Path, por
         "worker_failed",
         "round_started",
         "workers_started",
+        "restarted",
         "workers_done",
         "job_closed",
     ]

@@ -96,10 +96,10 @@ def test_a_call_on_another_thread_is_passed_on(
     [
         ({"start_method": "fork"}, print, "start_method='fork': Elastic forks no workers from the caller."),
         ({"logs_specs": object()}, print, "logs_specs is of the class object, which Elastic does not use."),
-        ({}, lambda: 0, "cannot be sent to another process"),
+        ({}, threading.Lock().acquire, "cannot be sent to another process"),
         ({"rdzv_configs": {"unknown": 1}}, print, "unknown"),
     ],
-    ids=["fork", "logs", "lambda", "conf"],
+    ids=["fork", "logs", "entrypoint", "conf"],
 )
 def test_a_function_that_elastic_does_not_take_is_torchs(
     monkeypatch: pytest.MonkeyPatch,
