@@ -12,12 +12,13 @@
 #   make tox     every distribution alone with core, and core on every Python that is here
 #   make bench   measures what docs/performance.md says, and rewrites its tables: bench-launchers, bench-rendezvous,
 #                bench-snapshots and bench-silence, each of which takes arguments: `make bench-rendezvous ARGS="--sizes=64 --runs=5"`
+#   make bench-frameworks kills a worker of Hugging Face's Trainer, and measures until it trains again (installs 1.2 GB below .tox)
 #   make clean   removes .venv and all caches
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := setup
-.PHONY: help setup demo test soak mutants lint tox bench bench-launchers bench-rendezvous bench-snapshots bench-silence clean
+.PHONY: help setup demo test soak mutants lint tox bench bench-launchers bench-rendezvous bench-snapshots bench-silence bench-frameworks clean
 .NOTPARALLEL:  # what measures has the machine to itself
 
 VENV := .venv
@@ -86,6 +87,9 @@ bench: bench-launchers bench-rendezvous bench-snapshots bench-silence
 
 bench-launchers bench-rendezvous bench-snapshots bench-silence: bench-%: setup
 	PYTHONPATH=tests/harness:tests/workers:plugins/etcd/tests/harness $(BIN)/python -m benchmarks.$* $(ARGS)
+
+bench-frameworks: setup
+	$(BIN)/tox exec -e frameworks -- python -m benchmarks.frameworks $(ARGS)
 
 clean:
 	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .pytest_cache
