@@ -91,6 +91,20 @@ def test_a_call_on_another_thread_is_passed_on(
     assert said.endswith(": A job is started on the main thread only, where signals arrive.\n")
 
 
+def test_an_error_of_torchs_own_launcher_names_no_refusal_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "1")
+    module = torchs_module([])
+
+    def run(args: Namespace) -> None:
+        raise OSError("torch's")
+
+    module.run = run
+    replace(module)
+    with pytest.raises(OSError, match="torch's") as raised:
+        module.run(Namespace(training_script="no_such_script.py"))
+    assert raised.value.__context__ is None
+
+
 @pytest.mark.parametrize(
     ("given", "entrypoint", "why"),
     [

@@ -50,3 +50,9 @@ def test_every_interpreter_below_elastic_exec_is_prepared(options: list[str]) ->
     command = [sys.executable, *options, "-c", shows]
     said = subprocess.check_output([sys.executable, "-m", "elastic_core", "exec", *command], text=True)
     assert said == "['elastic_torchrun.startup']\n", "once, and whatever PYTHONPATH says"
+
+
+def test_torchrun_runs_where_its_folder_was_deleted(tmp_path: Path) -> None:
+    command = f'rmdir "$PWD" && exec {sys.executable} -m elastic_torchrun --no_python true'
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 
 
 def main() -> object:
     """Run the job with Elastic, and return the exit code. What Elastic does not take is torch's."""
-    if sys.path[:1] == [os.getcwd()]:
-        del sys.path[0]  # `python -m` put it there; the script torchrun does not import from the user's folder
+    with suppress(OSError):  # the folder was deleted, and so is not in sys.path
+        if sys.path[:1] == [os.getcwd()]:
+            del sys.path[0]  # `python -m` put it there; the script torchrun does not import from the user's folder
     from elastic_core.cli.interrupt import end_at_once, raise_again
 
     end_at_once()
     from elastic_torchrun import launcher, startup
 
-    try:
-        launcher.configuration(sys.argv[1:])
-    except launcher.REFUSALS:
+    if not _is_taken(sys.argv[1:]):
         # torch reads the command line itself, which knows abbreviations; then Elastic takes it, or says why not.
         startup.install()
         sys.argv[0] = "torchrun"
@@ -32,6 +33,17 @@ def main() -> object:
     from elastic_core.cli import main as elastic
 
     return elastic()
+
+
+def _is_taken(arguments: Sequence[str]) -> bool:
+    """Whether ``elastic run`` takes these arguments."""
+    from elastic_torchrun import launcher
+
+    try:
+        launcher.configuration(arguments)
+    except launcher.REFUSALS:
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -118,12 +118,15 @@ def _serve(name: str, prepare: Callable[[], Job[T]], torchs: Job[T]) -> T:
     """
     what, by = replaced(name)
     with hidden():
+        refusal = job = None
         try:
             if threading.current_thread() is not threading.main_thread():
                 raise UsageError("A job is started on the main thread only, where signals arrive.")
             job = prepare()
         except REFUSALS as exc:
-            say(f"{what} stays torch's own{by}: {reason(exc)}")
+            refusal = reason(exc)
+        if job is None:  # after the except block: else tracebacks of torch's own errors begin with ours
+            say(f"{what} stays torch's own{by}: {refusal}")
             return torchs()
         say(f"{what} → elastic run{by}")
         from elastic_core import launch
