@@ -35,13 +35,23 @@ MODULES = {
     "removes": "import os\ndel os.environ['HOME']",
     "reads_set": "import os\nhome = os.environ.get('HF_HOME', '~')",
     "sets_same": "import os\nos.environ.setdefault('KMP_INIT', 'no')",
+    "moves": "import os\nos.chdir('/')",
+    "masks": "import os\nos.umask(0o077)",
+    "handles": "import signal\nsignal.signal(signal.SIGTERM, lambda *_: None)",
+    "translates": "import locale\nlocale.setlocale(locale.LC_ALL, 'C')",
+    "locks": "import multiprocessing\nlock = multiprocessing.RLock()",
+    "makes_files": "import tempfile\nfolder = tempfile.TemporaryDirectory()",
+    "uses_files": "import tempfile\nwith tempfile.NamedTemporaryFile():\n    pass",
+    "polls": "import select\nepoll = select.epoll()",
+    "daemonizes": "import subprocess\nsubprocess.run('setsid sleep 1000 & echo $!', shell=True, check=True)",
+    "large": "kept = bytearray(b'x') * (64 << 20)",
     "vendored": "",
     "uses_vendored": "import library_copy",
     "library_copy": "",
     "last": "print('said while it is imported')",
 }
 DRIVER = """
-import json, os, sys
+import json, locale, os, select, sys, tempfile
 from elastic_core.agent.processes import become_subreaper
 from elastic_core.warm import learning, modules, trial
 become_subreaper()
@@ -49,7 +59,9 @@ library, program = sys.argv[1:3]
 sys.path[:0] = [library, program]
 roots = (*modules.library_roots(), os.path.realpath(library))
 modules.library_roots = trial.library_roots = lambda: roots
-trial.UNIT_WITHIN = 5.0
+trial.UNIT_WITHIN, learning.MEMORY_MAX = 5.0, 32 << 20
+locale.setlocale(locale.LC_ALL, "C.UTF-8")
+epoll = select.epoll()
 class Given:
     def names(self):
         return sys.argv[3:]
@@ -59,15 +71,20 @@ class Given:
         return [program + "/vendor"]
 found = learning.Learning(records=[Given()], varying={"RANK"})
 learned = found.learn()
-os.waitpid(-1, os.WNOHANG)
+while True:
+    try:
+        os.waitpid(-1, 0)
+    except ChildProcessError:
+        break
 alive = open(f"/proc/self/task/{os.getpid()}/children").read()
 print(json.dumps([learned.imported, learned.refused, found.set_by_imports, alive, found.candidates()]))
+print(os.listdir(tempfile.gettempdir()), open("/proc/self/oom_score_adj").read(), file=sys.stderr)
 """
 
 
 def test_only_what_forks_can_share_is_imported(tmp_path: Path) -> None:
-    library, program = tmp_path / "library", tmp_path / "program"
-    for folder in (library, program):
+    library, program, temporary = tmp_path / "library", tmp_path / "program", tmp_path / "temporary"
+    for folder in (library, program, temporary):
         folder.mkdir()
     for name, text in MODULES.items():
         (library / f"{name}.py").write_text(text)
@@ -81,14 +98,24 @@ def test_only_what_forks_can_share_is_imported(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "HOME": "/root"},
+        env={**os.environ, "HOME": "/root", "TMPDIR": str(temporary)},
     )
     assert done.returncode == 0, done.stderr
     imported, refused, set_by_imports, children, left = json.loads(done.stdout)
-    assert imported == ["good", "package", "reads_home", "sets", "sets_same", "last"]
+    assert imported == ["good", "package", "reads_home", "sets", "sets_same", "uses_files", "last"]
     assert set_by_imports == {"SET_BY_IMPORT": "yes", "KMP_INIT": "no"}
-    assert (children, left, done.stderr) == ("", [], "")
+    assert (children, left) == ("", [])
+    assert done.stderr.split() == ["[]", Path("/proc/self/oom_score_adj").read_text().strip()]
     assert {name: reason.replace(str(library), "…") for name, reason in refused.items()} == {
+        "moves": "it changes the working directory",
+        "masks": "it changes the umask",
+        "handles": "it changes the handler of a signal",
+        "translates": "it changes the locale",
+        "locks": "it changes the memory that forks share",
+        "makes_files": refused["makes_files"],
+        "polls": "it leaves anon_inode:[eventpoll] open",
+        "daemonizes": "it leaves a process behind",
+        "large": "with it, all that is imported would take more than 512 MiB",
         "crashes": "a process that imported it was killed by SIGKILL",
         "hangs": "its import did not end in time",
         "threads": "the template has 2 threads, which a fork does not get (MainThread, pulse)",
@@ -105,6 +132,7 @@ def test_only_what_forks_can_share_is_imported(tmp_path: Path) -> None:
         "uses_program": "it imports program_part, which is no installed library's",
     }
     assert refused["listens"].startswith("it leaves socket:")
+    assert refused["makes_files"].startswith(f"it leaves {temporary}/")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ fork can share, or depends on what differs from worker to worker, the successor 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from elastic_core.warm.facts import search_path
 from elastic_core.warm.libraries import CACHE, without_empty_cache
 from elastic_core.warm.modules import import_shareable, is_library, library_roots, own_names
+from elastic_core.warm.process_state import MEMORY_MAX, killed_first, own_memory
 from elastic_core.warm.record import Record
 from elastic_core.warm.trial import Environment, attempt
 
@@ -76,10 +78,10 @@ class Learning:
         candidates, own = self.candidates(), own_names(sys.orig_argv, self.directories())
         environment = Environment(frozenset(self.varying), self._set_by_workers())
         self.tried |= set(candidates)
-        before = dict(os.environ)
-        with _silence(), without_empty_cache():
+        before, memory = dict(os.environ), own_memory() + MEMORY_MAX
+        with _silence(), without_empty_cache(), killed_first(), contextlib.suppress(OSError):  # nothing is left
             while candidates and time.monotonic() < deadline:
-                trial = attempt(candidates, own, environment, deadline)
+                trial = attempt(candidates, own, environment, deadline, memory)
                 for name in trial.imported:
                     if import_shareable(name, own):
                         imported.append(name)

@@ -7,8 +7,10 @@ that depends on what a worker has otherwise, is found out.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
+import shutil
 import signal
 import sys
 import time
@@ -16,13 +18,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from elastic_core.agent.processes import die_with_parent
+from elastic_core.agent.processes import become_subreaper, descendants, die_with_parent, kill
 from elastic_core.exit_codes import describe_exit
 from elastic_core.warm.checks import beside_main
 from elastic_core.warm.child import fork
 from elastic_core.warm.facts import initialised, tasks
 from elastic_core.warm.libraries import WHILE_IMPORTING, objection
 from elastic_core.warm.modules import import_shareable, library_roots, strangers
+from elastic_core.warm.process_state import MEMORY_MAX, changed_state, own_memory, process_state
 
 UNIT_WITHIN = 60.0
 """Seconds that one module may take in the throwaway fork."""
@@ -71,14 +74,27 @@ class Trial:
     reason: str = ""
 
 
-def attempt(names: list[str], own: Collection[str], environment: Environment, deadline: float) -> Trial:
-    """Import modules in a fork, until one does harm."""
+def attempt(
+    names: list[str], own: Collection[str], environment: Environment, deadline: float, memory: float = math.inf
+) -> Trial:
+    """Import modules in a fork, until one does harm.
+
+    Args:
+        names: The modules.
+        own: Top-level names that the program has for itself.
+        environment: Of the workers.
+        deadline: When to stop, by the monotonic clock.
+        memory: Bytes that the process may have when they are imported.
+
+    Raises:
+        OSError: No process or descriptor is left.
+    """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     parent = os.getpid()
     pid = fork()
     if pid == 0:
         os.close(reading)
-        _be_trial(names, own, environment, writing, parent)
+        _be_trial(names, own, environment, writing, parent, memory)
     with contextlib.suppress(OSError):  # the fork does it as well: whoever comes first
         os.setpgid(pid, pid)
     os.close(writing)
@@ -120,51 +136,63 @@ def _be_trial(
     environment: Environment,
     pipe: int,
     parent: int,
+    memory: float,
 ) -> NoReturn:
     """In the fork: say ``+`` for each module that did no harm, ``.`` for one that is not there, ``- why`` and end."""
+    temporary: list[str] = []
     try:
         os.setpgid(0, 0)
         die_with_parent()
         if os.getppid() != parent:
             os._exit(1)
-        given, asked = os.environ.copy(), watch_environment()
-        files = open_files()
+        become_subreaper()  # what an import starts in a session of its own is found and killed here, too
+        given, asked, temporary = os.environ.copy(), watch_environment(), watch_temporary_files()
+        files, state = open_files(), process_state()
         for name in names:
             before = set(sys.modules)
             word, reason = "+" if import_shareable(name, own) else ".", None
             if fresh := set(sys.modules) - before:
-                reason = left_behind(files) or environment.objection(asked) or changed(given)
-                reason = reason or foreign(fresh, own) or spoils_forks()
+                reason = left_behind(files, temporary) or environment.objection(asked) or changed(given)
+                reason = reason or changed_state(state) or foreign(fresh, own) or spoils_forks()
+            if reason is None and own_memory() > memory:
+                reason = f"with it, all that is imported would take more than {MEMORY_MAX >> 20} MiB"
             os.write(pipe, f"- {reason}\n".encode(errors="replace") if reason else f"{word}\n".encode())
             if reason:
                 break
     finally:
+        for path in temporary:
+            shutil.rmtree(path, ignore_errors=True)
+        for process in descendants(os.getpid()):
+            kill(process)
         os._exit(0)
 
 
-def open_files() -> frozenset[str]:
-    """What this process has open."""
+def open_files() -> frozenset[tuple[str, str]]:
+    """What this process has open, each with the descriptor's number: all epolls have one name, for instance."""
     found = set()
     for number in os.listdir("/proc/self/fd"):
         try:
-            found.add(os.readlink(f"/proc/self/fd/{number}"))
+            found.add((os.readlink(f"/proc/self/fd/{number}"), number))
         except OSError:  # that of this very listing is closed by now
             continue
     return frozenset(found)
 
 
-def left_behind(files: Collection[str]) -> str | None:
+def left_behind(files: Collection[tuple[str, str]], temporary: Collection[str]) -> str | None:
     """What an import has left that forks would share, or would not get; None for nothing.
 
     Args:
         files: What was open before.
+        temporary: The temporary files and directories that it has made.
     """
     if (reason := beside_main(tasks())) is not None:
         return reason
     if devices := initialised():
         return f"it sets up {devices[0]}"
-    if fresh := sorted(open_files().difference(files, _HARMLESS)):
+    if fresh := sorted(name for name, _ in open_files().difference(files) if name not in _HARMLESS):
         return f"it leaves {fresh[0]} open"
+    if left := [path for path in temporary if os.path.lexists(path)]:
+        return f"it leaves {left[0]}"
     with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
         if file.read().strip():
             return "it leaves a process behind"
@@ -201,6 +229,18 @@ def spoils_forks() -> str | None:
     if (pid := fork()) == 0:
         os._exit(objection() is not None)
     return "it asks for devices, which forks cannot use then" if os.waitpid(pid, 0)[1] else None
+
+
+def watch_temporary_files() -> list[str]:
+    """The names under which :mod:`tempfile` makes files and directories from now on."""
+    made: list[str] = []
+
+    def notice(event: str, arguments: tuple[object, ...]) -> None:
+        if event in ("tempfile.mkdtemp", "tempfile.mkstemp"):
+            made.append(str(arguments[0]))
+
+    sys.addaudithook(notice)
+    return made
 
 
 def watch_environment() -> set[str]:
