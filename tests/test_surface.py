@@ -133,7 +133,10 @@ def test_wanted_lines_are_copied_to_a_file(stage: Stage, tmp_path: Path) -> None
     flags = ["--duplicate_stdout_filters=apple", "--duplicate_stderr_filters=cherry", f"--log_dir={tmp_path}"]
     agent = stage.run("--standalone", "--nproc_per_node=2", "--tee=3", *flags, *SAYS)
     assert agent.exit_code() == 0
-    for name, lines in (("stdout", ["apple 0", "apple 1"]), ("stderr", ["a cherry 0", "a cherry 1"])):
+    for name, lines in (
+        ("stdout", ["[rank0]:apple 0", "[rank1]:apple 1"]),
+        ("stderr", ["[rank0]:a cherry 0", "[rank1]:a cherry 1"]),
+    ):
         [copied] = tmp_path.glob(f"*/round_1/filtered_{name}.log")
         assert sorted(copied.read_text().splitlines()) == lines
 

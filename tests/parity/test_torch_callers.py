@@ -1,5 +1,8 @@
 """What torch's own tests expect of its launcher's Python interface, said in our words and asked of ours.
 
+torch's are ``launcher/api_test``, ``multiprocessing/{api,redirects,tail_log}_test`` and ``rendezvous/api_test``, and of
+``agent/server`` those that run jobs of one node.
+
 ``scripts/callers.py`` makes the calls, of torch (``python callers.py torch FILE FOLDER``) or of ours, in one process.
 This test asks ours, and compares with what torch 2.13 answers; ``OURS`` is where ours differs, for reasons that are in
 migrating.md.
@@ -32,6 +35,7 @@ WORKER = {
     "launched": "True",
 }
 WRONG = "ValueError"
+WRITTEN = {stream: sorted(f"{who}, {stream}" for who in ("python", "child", "C")) for stream in ("stdout", "stderr")}
 TORCHS: dict[str, Any] = {
     "parameters by place": ["backend", "endpoint", "id", 1, 2],
     "parameters by name": ["x", None, 7, "address"],
@@ -49,7 +53,13 @@ TORCHS: dict[str, Any] = {
     "what functions return": [None, [2, 3], 3_000_000, "a word"],
     "all went well": [False, {}, [0, 1, 2, 3], [True] * 4],
     "streams that go to the console": [[""] * 4, [""] * 4],
+    "streams of functions": [[[], WRITTEN["stdout"]] * 2, [[], [], *[WRITTEN["stderr"]] * 2]],
+    "while it is open": [3, ["apple 0\n", "apple 1\n", "pear 2\n"], {"0": "", "1": "", "2": ""}],
+    "teed lines": ["[name0]:apple 0", "[name1]:apple 1", "[name2]:pear 2"],
+    "copied lines": ["[name0]:apple 0", "[name1]:apple 1"],
     "who is listed after a failure": [[0], {}, True],
+    "the message of an exception": "RuntimeError: sad",
+    "is a message a text": False,
     "an exception": [1, "<N/A>", "RuntimeError: sad", "error.json", True, len("2026-05-01_12:00:00")],
     "the others are stopped": [True, True],
     "sys.exit": [138, "<N/A>", "<NONE>", True, ""],
@@ -64,6 +74,10 @@ TORCHS: dict[str, Any] = {
     "what a worker is told": {rank: WORKER | dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), rank) for rank in "01"},
     "what a job of commands returns": {"0": None},
     "a failed job": [1, 1, 1, "RuntimeError: sad", True],
+    "a handler whose job succeeds": {"0": None},
+    "a handler whose job fails": "RuntimeError",
+    "who is shut down": ["succeeds", "fails"],
+    "an id of its own": [True],
     "no entrypoint": "AssertionError",
     "a restart": ["adds_ranks", False, "SUCCEEDED", {"0": 1.0, "1": 1.0}],
     "a result that failed": [True, "FAILED", {}],
@@ -73,6 +87,9 @@ OURS = {
     "a command that fails": [[0], 3, "<N/A>", "<NONE>"],
     "gaps in the ranks": WRONG,
     "ranks that differ": WRONG,
+    "is a message a text": True,
+    "a handler whose job succeeds": {},
+    "a handler whose job fails": "ChildFailedError",
     "no entrypoint": WRONG,
     "what a job of commands returns": {},
 }

@@ -141,7 +141,7 @@ def start_processes(
         args: Its arguments by local rank, 0, 1, 2, and so on without gaps.
         envs: What each process has in its environment besides this one's, by local rank.
         logs_specs: torch's DefaultLogsSpecs; or a folder, as in older releases of torch.
-        log_line_prefixes: What stands before teed lines, by local rank.
+        log_line_prefixes: What stands before teed lines, by local rank; ``[name0]:`` where it does not say.
         start_method: No effect but for ``spawn``: no process is forked from this one.
         numa_options: How to bind them to CPUs, as in :class:`~elastic_core.launch.LaunchConfig`.
         duplicate_stdout_filters: Lines of stdout with one of these also go to ``filtered_stdout.log``.
@@ -182,7 +182,14 @@ def _cpus(numa_binding: str | None, processes: int) -> tuple[frozenset[int], ...
 
 
 class PContext:
-    """Running processes. Use it as a context manager, or call :meth:`close`."""
+    """Running processes. Use it as a context manager, or call :meth:`close`.
+
+    Attributes:
+        name: What they are called.
+        nprocs: How many there are.
+        stdouts: The file of each process's stdout by local rank; '' if it is not kept in one.
+        stderrs: The same for stderr.
+    """
 
     def __init__(
         self,
@@ -195,11 +202,12 @@ class PContext:
         filters: Mapping[Stream, Sequence[str]],
         cpus: Sequence[frozenset[int]],
     ) -> None:
-        self.name = name
+        self.name, self.nprocs = name, len(args)
+        self.stdouts: dict[int, str] = {}
+        self.stderrs: dict[int, str] = {}
         self._entrypoint, self._args, self._envs = entrypoint, args, envs
         self._redirects, self._tee, self._prefixes, self._cpus = logs.redirects, logs.tee, prefixes, cpus
         self._streams: dict[int, WorkerStreams] = {}
-        self._stdouts: dict[int, str] = {}
         self._pids: dict[int, int] = {}
         self._codes: dict[int, int] = {}
         self._errors: dict[int, str] = {}
@@ -294,11 +302,12 @@ class PContext:
     def _start(self, local_rank: int) -> None:
         directory = self._directory / str(local_rank)
         directory.mkdir(exist_ok=True)
-        prefix = self._prefixes.get(local_rank)
+        prefix = self._prefixes.get(local_rank, f"[{self.name}{local_rank}]:")
         streams = self._output.open(rank=local_rank, local_rank=local_rank, directory=directory, prefix=prefix)
         self._streams[local_rank] = streams
         kept = Stream.OUT in self._redirects[local_rank] | self._tee[local_rank]
-        self._stdouts[local_rank] = str(directory / "stdout.log") if kept else ""
+        self.stdouts[local_rank] = str(directory / "stdout.log") if kept else ""
+        self.stderrs[local_rank] = streams.stderr_path or ""
         error_file = directory / "error.json"
         error_file.unlink(missing_ok=True)  # an earlier run's, which explains nothing of this one
         env = {
@@ -371,8 +380,8 @@ class PContext:
         return RunProcsResult(
             return_values=returned,
             failures=failures,
-            stdouts=self._stdouts,
-            stderrs={rank: streams.stderr_path or "" for rank, streams in self._streams.items()},
+            stdouts=self.stdouts,
+            stderrs=self.stderrs,
         )
 
     def _failure(self, rank: int) -> ProcessFailure:

@@ -7,6 +7,7 @@ knows how far the training is can have that written down with it (:func:`attach`
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import json
 import os
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+NO_MESSAGE = "<NONE>"
+"""torch's word for the message of a failure that nobody has recorded."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -36,11 +39,15 @@ def record(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
     Of a job that was launched in here and has failed (``ChildFailedError``), it is what its first failing worker has
     written. Without ``TORCHELASTIC_ERROR_FILE`` in the environment, as outside of a launcher, nothing is written.
-    SystemExit is a way to end and no error.
+    SystemExit is a way to end and no error. A fatal signal, such as SIGSEGV, has Python write the stacks of all threads
+    to stderr.
     """
 
     @functools.wraps(function)
     def recorded(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if not faulthandler.is_enabled():
+            with contextlib.suppress(Exception):  # there may be no stderr
+                faulthandler.enable(all_threads=True)
         try:
             return function(*args, **kwargs)
         except Exception as exc:
@@ -81,7 +88,7 @@ def write_error_file(path: Path, data: Mapping[str, Any]) -> bool:
 def _data(exc: BaseException) -> dict[str, Any]:
     with contextlib.suppress(Exception):  # a failed job's, ours or torch's: the error of the worker that failed first
         _, first = exc.get_first_failure()  # type: ignore[attr-defined]
-        if first.error_file_data:
+        if first.error_file_data["message"] != NO_MESSAGE:
             return with_exit_code(first.error_file_data, first.exitcode)
     facts = _facts()
     where = ", ".join(f"{name} {value}" for name, value in facts.items())

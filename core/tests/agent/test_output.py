@@ -401,7 +401,7 @@ SAYS = ("sh", "-c", "echo apple; echo pear; printf 'last apple'; echo a cherry >
 def test_lines_with_a_wanted_text_are_copied_to_a_file_of_the_round(stage: Stage) -> None:
     stage.start(tee=Stream.OUT, filters={Stream.OUT: ("apple", "plum")})
     stage.run(*SAYS)
-    assert (stage.directory.parent / "filtered_stdout.log").read_bytes() == b"apple\nlast apple\n"
+    assert (stage.directory.parent / "filtered_stdout.log").read_bytes() == b"[rank3]:apple\n[rank3]:last apple\n"
     assert not (stage.directory.parent / "filtered_stderr.log").exists()
     assert stage.kept()["stdout.log"] == b"apple\npear\nlast apple", "the worker's own file has every byte"
 
@@ -409,7 +409,7 @@ def test_lines_with_a_wanted_text_are_copied_to_a_file_of_the_round(stage: Stage
 def test_a_stream_that_goes_to_a_file_only_is_filtered_too_and_not_shown(stage: Stage) -> None:
     stage.start(redirects=Stream.ALL, filters={Stream.ERR: ("cherry",)})
     stage.run(*SAYS)
-    assert (stage.directory.parent / "filtered_stderr.log").read_bytes() == b"a cherry\n"
+    assert (stage.directory.parent / "filtered_stderr.log").read_bytes() == b"[rank3]:a cherry\n"
     assert stage.kept()["stderr.log"] == b"a cherry\n"
     assert stage.shown() == (b"", b"")
 

@@ -5,9 +5,11 @@ The same calls are made of either. What came of each is written to FILE, by name
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,17 @@ def returns(kind: str) -> Any:
     return None if kind == "nothing" else kind
 
 
+def writes() -> None:
+    """Write to both streams: from Python, from a child, and from C, which keeps it in a buffer of its own."""
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    for stream, name in ((sys.stdout, "stdout"), (sys.stderr, "stderr")):
+        print(f"python, {name}", file=stream)
+        os.system(f"echo child, {name} >&{stream.fileno()}")
+        libc.fprintf(ctypes.c_void_p.in_dll(libc, name), f"C, {name}\n".encode())
+
+
 def environment() -> dict[str, str]:
     """What a worker is told."""
     import torch.distributed as dist
@@ -47,6 +60,11 @@ def environment() -> dict[str, str]:
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "GROUP_RANK", "TORCHELASTIC_RUN_ID")
     counts = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
     return {name: os.environ[name] for name in (*names, *counts)} | {"launched": str(dist.is_torchelastic_launched())}
+
+
+def run_id_of() -> str:
+    """The job's id."""
+    return os.environ["TORCHELASTIC_RUN_ID"]
 
 
 def adds_ranks() -> float:
@@ -92,6 +110,23 @@ def read(path: str) -> str:
     return Path(path).read_text() if path else ""
 
 
+def lines(path: str) -> list[str]:
+    """A file's lines, sorted."""
+    return sorted(read(path).splitlines())
+
+
+@contextlib.contextmanager
+def shown(file: Path) -> Iterator[None]:
+    """Have this process's stdout go to a file."""
+    console = os.dup(1)
+    with file.open("w") as opened:
+        os.dup2(opened.fileno(), 1)
+    yield
+    sys.stdout.flush()
+    os.dup2(console, 1)
+    os.close(console)
+
+
 def rendezvous() -> dict[str, Any]:
     """Parameters of handlers, and their registry."""
     api = module("torch.distributed.elastic.rendezvous", "elastic_core.rendezvous")
@@ -124,10 +159,11 @@ def processes() -> dict[str, Any]:
     api = module("torch.distributed.elastic.multiprocessing", "elastic_core.multiprocessing")
     std: Any = api.Std
 
-    def start(entrypoint: Any, *args: tuple[Any, ...], **logs: Any) -> Any:
+    def start(entrypoint: Any, *args: tuple[Any, ...], filters: list[str] | None = None, **logs: Any) -> Any:
         by_rank = dict(enumerate(args))
+        envs = {rank: {"RANK": str(rank)} for rank in by_rank}
         specs = DefaultLogsSpecs(str(FOLDER / str(len(list(FOLDER.iterdir())))), **logs)
-        return api.start_processes("name", entrypoint, by_rank, {rank: {"RANK": str(rank)} for rank in by_rank}, specs)
+        return api.start_processes("name", entrypoint, by_rank, envs, specs, duplicate_stdout_filters=filters)
 
     def failure(of: Any, rank: int = 0) -> list[Any]:
         found = of.failures[rank]
@@ -154,8 +190,25 @@ def processes() -> dict[str, Any]:
     ]
     said["streams that go to the console"] = [list(done.stdouts.values()), list(done.stderrs.values())]
 
+    each = dict(enumerate([std.NONE, std.OUT, std.ERR, std.ALL]))
+    of_functions = start(writes, (), (), (), (), redirects=each).wait()
+    said["streams of functions"] = [
+        [lines(paths[rank]) for rank in range(4)] for paths in (of_functions.stdouts, of_functions.stderrs)
+    ]
+    with shown(FOLDER / "console"):
+        teed = start("echo", ("apple 0",), ("apple 1",), ("pear 2",), tee=std.OUT, filters=["apple", "ame"])
+        teed.wait()
+        said["while it is open"] = [teed.nprocs, [read(path) for path in teed.stdouts.values()], teed.stderrs]
+        teed.close()
+    said["teed lines"] = lines(str(FOLDER / "console"))
+    [copied] = FOLDER.rglob("filtered_stdout.log")
+    said["copied lines"] = lines(str(copied))
+
     with_one_waiting = start(returns, ("raises",), ("waits",))
     failed = with_one_waiting.wait()
+    message = failed.failures[0].message
+    said["the message of an exception"] = message if isinstance(message, str) else message["message"]
+    said["is a message a text"] = isinstance(message, str)
     said["who is listed after a failure"] = [sorted(failed.failures), dict(failed.return_values), failed.is_failed()]
     said["an exception"] = failure(failed)
     said["the others are stopped"] = [is_gone(pid) for pid in with_one_waiting.pids().values()]
@@ -186,6 +239,9 @@ def agents() -> dict[str, Any]:
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+    registry = module("torch.distributed.elastic.rendezvous", "elastic_core.rendezvous.registry")
+    registry = registry.rendezvous_handler_registry if SIDE == "torch" else registry
+
     server = module("torch.distributed.elastic.agent.server.api", "elastic_core.agent.server")
     local = module("torch.distributed.elastic.agent.server.local_elastic_agent", "elastic_core.agent.server")
     errors = module("torch.distributed.elastic.multiprocessing.errors", "elastic_core.launch")
@@ -205,6 +261,29 @@ def agents() -> dict[str, Any]:
         rank, first = exc.get_first_failure()
         recorded = first.error_file_data["message"]["message"]
         said["a failed job"] = [rank, first.local_rank, first.exitcode, recorded, "RuntimeError: sad" in str(exc)]
+    shut: list[str] = []
+
+    def counted(parameters: Any) -> Any:
+        """torch's handler, which notes when it is shut down, and cannot be after a failure."""
+        handler: Any = get_rendezvous_handler(RendezvousParameters("c10d", "localhost:0", parameters.run_id, 1, 1))
+        shut_down, handler.get_backend = handler.shutdown, lambda: "counted"
+
+        def shutdown() -> bool:
+            shut.append(parameters.run_id)
+            if parameters.run_id == "fails":
+                raise RuntimeError("no store any more")
+            return bool(shut_down())
+
+        handler.shutdown = shutdown
+        return handler
+
+    registry.register("counted", counted)
+    for run_id, command in (("succeeds", "true"), ("fails", "false")):
+        config = launcher.LaunchConfig(1, 1, 1, rdzv_backend="counted", run_id=run_id, max_restarts=0)
+        said[f"a handler whose job {run_id}"] = outcome(launcher.elastic_launch(config, command))
+    said["who is shut down"] = shut
+    unnamed = launcher.LaunchConfig(1, 1, 1, rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0)
+    said["an id of its own"] = [len(name) > 30 for name in launcher.elastic_launch(unnamed, run_id_of)().values()]
     said["no entrypoint"] = outcome(server.WorkerSpec, "trainer", 1, None)
 
     def over_handler(function: Any, *, max_restarts: int) -> Any:

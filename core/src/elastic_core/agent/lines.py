@@ -39,7 +39,7 @@ class Lines:
         lines = (self._rest + data).splitlines(keepends=True)
         self._rest = lines.pop() if lines and not lines[-1].endswith((b"\n", b"\r")) else b""
         self._returned = data.endswith(b"\r")
-        shown += [self._prefixed(line) for line in lines]
+        shown += [_prefixed(self._prefix, line) for line in lines]
         if len(self._rest) >= LONGEST_LINE:
             shown.append(self.finish())
         return b"".join(shown)
@@ -47,14 +47,11 @@ class Lines:
     def finish(self) -> bytes:
         """What waits, as a line."""
         rest, self._rest = self._rest, b""
-        return self._prefixed(rest) + b"\n" if rest else b""
+        return _prefixed(self._prefix, rest) + b"\n" if rest else b""
 
     def overdue(self) -> bytes:
         """Nothing: a line waits for its end."""
         return b""
-
-    def _prefixed(self, line: bytes) -> bytes:
-        return line if self._prefix and line.startswith(self._prefix) else self._prefix + line
 
 
 class WholeLines:
@@ -99,10 +96,12 @@ class Filtered:
         needles: Texts; a line with any of them is copied.
         file: A descriptor that appends, so that lines of several ranks stay whole; closed with this object.
         path: Its name.
+        prefix: What stands before each line there; it is not searched.
     """
 
-    def __init__(self, needles: Sequence[str], file: int, path: Path) -> None:
+    def __init__(self, needles: Sequence[str], file: int, path: Path, prefix: bytes) -> None:
         self._needles = [needle.encode() for needle in needles]
+        self._prefix = prefix
         self.path = path
         self._file = file
         self._lines = Lines(b"")
@@ -124,4 +123,8 @@ class Filtered:
     def _copy(self, lines: bytes) -> None:
         found = [line for line in lines.splitlines(keepends=True) if any(needle in line for needle in self._needles)]
         if found:
-            write_all(self._file, b"".join(found))
+            write_all(self._file, b"".join(_prefixed(self._prefix, line) for line in found))
+
+
+def _prefixed(prefix: bytes, line: bytes) -> bytes:
+    return line if line.startswith(prefix) else prefix + line

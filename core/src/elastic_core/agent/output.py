@@ -78,7 +78,8 @@ class Output:
         tee: Those that go to a file and, with a prefix, to the console; where both name a stream, this holds.
         keep: Whether a stream that neither names is kept in a file as well.
         shown: The local ranks that the console shows, the others' streams going to files only; None for all.
-        filters: For each stream the texts whose lines are copied to a file of their own; none where it is empty.
+        filters: For each stream the texts whose lines are copied, with a prefix, to a file of their own; none where
+            it is empty.
         report: Told in words what cannot be kept or shown, once for each file or console; called from other threads.
         console_out: Where workers' stdout is shown.
         console_err: Where their stderr is.
@@ -156,6 +157,7 @@ class Output:
         pumps: dict[Stream, Pump] = {}
         kept: dict[Stream, Path] = {}
         shown = self._is_shown(local_rank)
+        before = (prefix or f"[rank{rank}]:").encode()
         for stream, name in _FILES.items():
             direct = stream is Stream.OUT and self._is_plain(stream, local_rank)
             if direct and not (self._several or self._one_terminal):  # a terminal may have hung up by now
@@ -171,14 +173,14 @@ class Output:
                 matches = directory.parent / f"filtered_{name}"
                 if (copies := self._open_log(matches)) is not None:
                     undo.callback(os.close, copies)
-                    filtered = Filtered(needles, copies, matches)
+                    filtered = Filtered(needles, copies, matches, before)
             terminal = None if teed or redirected else pseudo_terminal.open_like(self._fds[stream])
             reading, writing = terminal or _pipe()
             undo.callback(_close, reading, writing)
             given[stream] = writing
             lines: Shape | None = None
             if teed:
-                lines = Lines((prefix or f"[rank{rank}]:").encode())
+                lines = Lines(before)
             elif self._several:
                 lines = WholeLines(None if terminal is None else PIECES_WITHIN)
             console: Shown | None = None if redirected else self._direct if direct else self._consoles[stream]
