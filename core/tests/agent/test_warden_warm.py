@@ -721,6 +721,7 @@ def test_a_service_outlives_a_stop_and_ends_when_it_is_told_to(listener: Workers
     listener.warden.stop(grace=0)
     listener.wait(Gone)
     gone(worker.pid)
+    os.kill(started.pid, signal.SIGTERM)  # as whoever ends all processes of a job sends it
     service.send(b"+")
     assert service.recv(100) == b"ok\n"
     assert listener.all_of(ServiceEnded) == []
@@ -746,6 +747,7 @@ def test_a_service_starts_fresh_where_the_template_must_not_fork(listener: Worke
         listener.warden.stop(grace=0)
         listener.wait(Gone)
         gone(worker.pid)
+        os.kill(started.pid, signal.SIGTERM)
         ours.send(b"+")
         assert ours.recv(100) == b"ok\n", "a stop leaves it alone"
         ours.send(b"-")

@@ -18,6 +18,7 @@ Process: TypeAlias = "tuple[int, int]"
 """A process, whatever becomes of its number: (pid, start time in ticks since boot)."""
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
+_REQUESTS_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 _spares: list[int] = []
@@ -58,6 +59,15 @@ def open_standard_streams() -> None:
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
+
+
+def ignore_requests_to_end() -> None:
+    """Ignore the signals that somebody may send to all processes of a job at once, as systemd and Slurm do.
+
+    For those that end with the job's workers, after them, and for no other reason.
+    """
+    for signum in _REQUESTS_TO_END:
+        signal.signal(signum, signal.SIG_IGN)
 
 
 def die_with_parent() -> None:

@@ -41,6 +41,7 @@ from elastic_core.agent.processes import (
     become_subreaper,
     children,
     descendants,
+    ignore_requests_to_end,
     kill,
     name_of,
     open_standard_streams,
@@ -397,8 +398,7 @@ class Warden:
 
 def main() -> None:
     """Become the warden of whoever holds the other end of the socket."""
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(signum, signal.SIG_IGN)  # it ends with its last descendant, and for no other reason
+    ignore_requests_to_end()  # it ends with its last descendant
     become_subreaper()
     open_standard_streams()
     for name in os.listdir("/proc/self/fd"):

@@ -9,12 +9,14 @@ import json
 import os
 from importlib import import_module
 
+from elastic_core.agent.processes import ignore_requests_to_end
 from elastic_core.agent.spawning import SERVICE_VARIABLE
 from elastic_core.title import Title
 
 
 def main() -> None:
     """Call it; its end is the end of the process."""
+    ignore_requests_to_end()
     request = json.loads(os.environ.pop(SERVICE_VARIABLE))
     for descriptor in request["descriptors"].values():
         os.set_inheritable(descriptor, False)

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from elastic_core.agent.channel import Channel, Message, close_all
 from elastic_core.agent.nursery import NOTHING_NEW
-from elastic_core.agent.processes import die_once_adopted
+from elastic_core.agent.processes import die_once_adopted, ignore_requests_to_end
 from elastic_core.reporting import FAILED, INITIALIZED, OVER, report
 from elastic_core.title import Title
 from elastic_core.warm import child, initialization, libraries, pages
@@ -297,6 +297,7 @@ def _serve(request: Message, given: dict[str, int]) -> NoReturn:
         except BaseException as exc:
             _answer(pipe, "no", f"{type(exc).__name__}: {exc}")
             os._exit(1)
+        ignore_requests_to_end()
         _go(pipe)
         function(**request["arguments"], **given)
         code = 0
