@@ -189,6 +189,12 @@ def test_a_group_gets_a_signal_as_a_whole() -> None:
     assert process.returncode == -signal.SIGTERM
 
 
+def test_a_child_that_was_reaped_gets_no_signal(sleeper: subprocess.Popen[bytes]) -> None:
+    sleeper.kill()
+    sleeper.wait()
+    signal_group(sleeper.pid, signal.SIGTERM)
+
+
 def test_a_child_that_leads_no_group_yet_gets_the_signal_alone(sleeper: subprocess.Popen[bytes]) -> None:
     signal_group(sleeper.pid, signal.SIGTERM)  # which would end this test, too, if it went to the child's group
     assert sleeper.wait() == -signal.SIGTERM

@@ -146,8 +146,11 @@ def kill(process: Process) -> bool:
 
 
 def signal_group(leader: int, signum: int) -> None:
-    """Send a signal to the process group that our child ``leader`` leads. A group of another user is left alone."""
-    with contextlib.suppress(PermissionError):
+    """Send a signal to the process group that our child ``leader`` leads. A group of another user is left alone.
+
+    The child may have been reaped a moment ago, by who is only now told of its number.
+    """
+    with contextlib.suppress(PermissionError, ProcessLookupError):
         try:
             os.killpg(leader, signum)
         except ProcessLookupError:
