@@ -141,6 +141,18 @@ def test_only_processes_below_the_warden_are_ended(tmp_path: Path, sleeper: int)
     loop.watchdog.close()
 
 
+def test_a_process_is_not_ended_for_the_timer_of_a_dead_one_of_the_same_number(
+    tmp_path: Path, sleeper: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop(tmp_path / "timers")
+    with monkeypatch.context() as patch:
+        patch.setattr("elastic_core.agent.watchdog.running", lambda pid: (pid, 1))
+        loop.write(line(sleeper, "of the dead", 1.0), line(os.getpid(), "of the dead", 1.0))
+    loop.write(line(sleeper, "of the living", 2.0))
+    assert [timer.scope for timer in loop.watchdog.expired()] == ["of the living"]
+    loop.watchdog.close()
+
+
 def test_timers_of_processes_that_are_gone_make_room(tmp_path: Path, sleeper: int) -> None:
     loop = Loop(tmp_path / "timers")
     gone = subprocess.Popen(["true"])

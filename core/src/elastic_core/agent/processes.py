@@ -173,6 +173,12 @@ def state_of(pid: int) -> str:
     return line[line.rfind(")") + 2 :][:1]
 
 
+def running(pid: int) -> Process | None:
+    """The process that has this number now; None where none runs."""
+    stat = _stat(pid)
+    return (pid, stat[1]) if stat is not None and stat[2] else None
+
+
 def _all() -> dict[int, tuple[int, int, bool]]:
     """Every process of this host, as :func:`_stat` tells of it."""
     pids = [int(name) for name in _with_a_descriptor(lambda: os.listdir("/proc")) if name.isdigit()]

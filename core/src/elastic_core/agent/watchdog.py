@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from elastic_core.agent.processes import descendants, state_of
+from elastic_core.agent.processes import Process, descendants, running, state_of
 from elastic_core.errors import UsageError
 
 ENABLE, PIPE, KERNEL_LIMIT = (
@@ -145,6 +145,8 @@ class Watchdog:
         self._kernel_limit, self._later, self._warden, self._now = kernel_limit, later, warden, now
         self._path, self._pipe = path, None if path is None else _open(path)
         self._timers = Timers()
+        self._processes: dict[int, Process] = {}
+        """Those that have set timers: another one may have the number of one that is dead."""
         self._part = b""
         self._wakes_at = math.inf
         self._waits_since: dict[int, float] = {}
@@ -179,12 +181,13 @@ class Watchdog:
         if (now := self._now()) < self._wakes_at:  # woken for a timer that was replaced or released
             return []
         self._wakes_at = math.inf
-        found = self._timers.expired(now)
+        found, processes = self._timers.expired(now), self._processes
+        self._processes = {pid: processes[pid] for pid in self._timers.pids()}
         self._plan()
         if not found:
             return []
-        ours = {pid for pid, _ in descendants(self._warden)}
-        return [timer for timer in found if timer.pid in ours]
+        ours = set(descendants(self._warden))
+        return [timer for timer in found if processes[timer.pid] in ours]
 
     def stuck(self, pids: Iterable[int]) -> dict[int, float]:
         """Which of these processes have waited in the kernel for too long, and for how many seconds."""
@@ -203,13 +206,23 @@ class Watchdog:
             self._path.unlink(missing_ok=True)
 
     def _take(self, line: bytes) -> None:
+        now, time_of_day = self._now(), time.time()
         try:
-            timer = self._timers.take(line, self._now(), time.time())
+            timer = self._timers.take(line, now, time_of_day)
         except (ValueError, OverflowError, RecursionError):
             self.ignored += 1
             return
-        if timer is not None and len(self._timers) > TIMERS_MAX:
-            self._timers.drop(pid for pid in self._timers.pids() if not state_of(pid))
+        if timer is None:
+            return
+        process = running(timer.pid)
+        if process != self._processes.get(timer.pid, process) or process is None:
+            self._timers.drop([timer.pid])  # among them those of a dead process that had this number
+            if process is None:
+                return
+            self._timers.take(line, now, time_of_day)
+        self._processes[timer.pid] = process
+        if len(self._timers) > TIMERS_MAX:
+            self._timers.drop(pid for pid in self._timers.pids() if running(pid) != self._processes[pid])
             if len(self._timers) > TIMERS_MAX:
                 self._timers.drop([timer.pid])
 
