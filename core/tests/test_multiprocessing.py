@@ -37,8 +37,10 @@ WAITS = "import signal; signal.pause()"
 STARTER = f"""
 import signal, sys
 from elastic_core.multiprocessing import start_processes
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 context = start_processes("p", sys.executable, {{0: ("-c", {WAITS!r})}}, {{0: {{}}}})
 context.pids()
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 print("READY", flush=True)
 signal.pause()
 """
@@ -139,12 +141,14 @@ def test_a_folder_for_logs_that_cannot_be_made_is_refused(tmp_path: Path) -> Non
         start("", log_dir=tmp_path / "file" / "logs")
 
 
-def test_nothing_is_left_of_a_starter_that_was_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left_of_a_starter_that_a_signal_has_ended(tmp_path: Path, signum: signal.Signals) -> None:
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", STARTER], stdout=subprocess.PIPE, text=True, env=env) as starter:
         assert starter.stdout is not None
         assert starter.stdout.readline() == "READY\n"
         assert len(list(tmp_path.iterdir())) == 2
-        starter.kill()
+        starter.send_signal(signum)
         assert starter.stdout.read() == ""  # until the last process that could write there is gone
+    assert starter.returncode == -signum
     assert list(tmp_path.iterdir()) == []
