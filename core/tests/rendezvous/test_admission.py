@@ -121,6 +121,7 @@ def test_other_versions_are_refused_unless_allowed_and_name_both_nodes() -> None
 
 A, B = Command(name="a.py", arguments="1"), Command(name="b.py", arguments="1")
 OTHERWISE = Command(name="a.py", arguments="2")
+OF_ANOTHER_ROLE = replace(B, role="critic")
 
 
 @pytest.mark.parametrize(
@@ -131,8 +132,18 @@ OTHERWISE = Command(name="a.py", arguments="2")
         (OTHERWISE, False, ""),
         (OTHERWISE, True, "host-b and host-a, which opened the job, run 'a.py' with different arguments"),
         (Command(), True, ""),
+        (OF_ANOTHER_ROLE, False, ""),
+        (OF_ANOTHER_ROLE, True, "host-b is to run 'b.py'"),
     ],
-    ids=["the_same", "another_program", "other_arguments", "other_arguments_and_no_name", "not_known"],
+    ids=[
+        "the_same",
+        "another_program",
+        "other_arguments",
+        "other_arguments_and_no_name",
+        "not_known",
+        "another_program_of_another_role",
+        "another_program_of_another_role_and_no_name",
+    ],
 )
 def test_another_command_is_refused_where_it_can_be_told_from_a_node_of_the_job(
     mine: Command, unnamed: bool, says: str
@@ -169,6 +180,13 @@ def test_what_differs_and_does_not_keep_a_node_out_is_said_with_both_values_and_
     assert "The run's values count, which are those of host-a" in timing
     assert "'a.py' has other arguments here than on host-a" in arguments
     assert differences(opener, replace(opener, host="host-b")) == []
+
+
+def test_arguments_of_different_roles_are_expected_to_differ() -> None:
+    opener = replace(settings(), command=A)
+    [warning] = differences(opener, replace(opener, command=OTHERWISE))
+    assert "has other arguments here" in warning
+    assert differences(opener, replace(opener, command=replace(OTHERWISE, role="critic"))) == []
 
 
 def test_durations_may_differ_and_are_the_openers() -> None:

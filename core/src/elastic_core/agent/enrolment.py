@@ -86,7 +86,9 @@ def applicant_for(config: RunConfig, plugins: Plugins, seat: Seat, clock: Clock,
         versions=versions,
         host=str(info),
         release=__version__,
-        command=Command(name=name(config.program), arguments=arguments_digest(config.program, info.host)),
+        command=Command(
+            name=name(config.program), arguments=arguments_digest(config.program, info.host), role=config.role
+        ),
     )
     return Applicant(
         info=info,

@@ -104,7 +104,7 @@ def check_settings(opener: Settings, mine: Settings, *, allow_version_mismatch: 
 
     Raises:
         RendezvousRefusedError: They differ, or the program, its arguments or the versions do and that was not allowed;
-            names what differs and both nodes.
+            names what differs and both nodes. In a job that has a name, programs of different roles may differ.
     """
     _check_command(opener, mine, unnamed=unnamed)
     if (difference := mine.agreement.difference(opener.agreement)) is not None:
@@ -130,11 +130,14 @@ def runs_same(opener: Settings, mine: Settings, *, unnamed: bool) -> bool:
 
 def _check_command(opener: Settings, mine: Settings, *, unnamed: bool) -> None:
     theirs, own = opener.command, mine.command
+    if theirs.role != own.role and not unnamed:
+        return
     if theirs.name and own.name and theirs.name != own.name:
         raise RendezvousRefusedError(
             f"{mine.host} is to run {own.name!r}, but the job with this id, which {opener.host} opened, runs "
             f"{theirs.name!r}.",
-            hint="Give each job an --rdzv_id of its own.",
+            hint="Give each job an --rdzv_id of its own. If this is one job, which runs several programs, give each "
+            "program a --role of its own, and the job an --rdzv_id.",
         )
     if unnamed and _arguments_differ(opener, mine):
         raise RendezvousRefusedError(
@@ -166,7 +169,7 @@ def differences(opener: Settings, mine: Settings) -> list[str]:
             f"elastic-core is {mine.release} here and {opener.release} on {opener.host}, which opened the run: both "
             "speak one protocol version, and what only one of them knows has no effect."
         )
-    if _arguments_differ(opener, mine):
+    if opener.command.role == mine.command.role and _arguments_differ(opener, mine):
         found.append(
             f"{mine.command.name!r} has other arguments here than on {opener.host}, which opened the run. If this is "
             "another job, stop it and give it an --rdzv_id of its own."

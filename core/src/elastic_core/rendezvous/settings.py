@@ -78,6 +78,8 @@ class Command:
     """The script, module, function or executable, without directories; '' where it is not known."""
     arguments: str = ""
     """A digest of its arguments, without what is expected to differ between nodes; '' where they are not known."""
+    role: str = ""
+    """The workers' role. Nodes of different roles may run different programs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

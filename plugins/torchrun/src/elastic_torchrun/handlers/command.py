@@ -26,7 +26,7 @@ def command_of(argv: Sequence[str], host: str) -> Command:
         program = Program(_kind(given), given.training_script, tuple(given.training_script_args))
     except (ImportError, AttributeError, SystemExit):  # another torch, which has other flags
         return Command()
-    return Command(name=name(program), arguments=arguments_digest(program, host))
+    return Command(name=name(program), arguments=arguments_digest(program, host), role=given.role)
 
 
 def _is_torchrun(started_as: str) -> bool:
