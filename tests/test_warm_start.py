@@ -129,6 +129,22 @@ def test_after_a_restart_what_workers_imported_is_there_but_for_what_is_the_prog
     ends(agent, done)
 
 
+def test_a_restart_says_how_many_modules_are_imported_again_where_nothing_was_learned(
+    stage: Stage, tmp_path: Path, done: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LEARNS)
+    (tmp_path / "part.py").write_text("")
+    env = {**WARM, "PYTHONPATH": str(WORKERS)}
+    agent = stage.run("--standalone", "--preload=torch", "--max_restarts=1", script, done, env=env)  # learns nothing
+    [first] = agent.wait_for_report("there", restart_count=0)
+    os.kill(first["pid"], signal.SIGKILL)
+    [second] = agent.wait_for_report("there", restart_count=1)
+    assert (second["sqlite3"], second["part"]) == (False, False)
+    agent.wait_for(r"started warm, but import again [1-9]\d* module\(s\) that the fork server has not learned$")
+    ends(agent, done)
+
+
 def test_a_failed_worker_that_does_not_come_to_its_end_is_not_waited_for(stage: Stage, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -13,6 +13,7 @@ import pytest
 
 from elastic_core.warm.learning import Learning
 from elastic_core.warm.modules import is_library, own_names
+from elastic_core.warm.record import Record
 
 MODULES = {
     "good": "VALUE = 1",
@@ -176,6 +177,21 @@ def test_variables_that_workers_have_otherwise_are_known() -> None:
     assert learning.varying == {"RANK"}
     assert learning.records == records[-8:]
     assert learning.candidates() == []
+
+
+def test_what_the_newest_worker_has_imported_is_counted_until_it_was_tried() -> None:
+    class Given(Record):
+        def __init__(self, *names: str) -> None:
+            self._names = list(names)
+
+        def names(self) -> list[str]:
+            return self._names
+
+    learning = Learning(records=[Given("of_an_older_life"), Given("sys", "first", "second"), Given()])
+    assert learning.unlearned() == 2
+    learning.tried.add("first")
+    assert learning.unlearned() == 1
+    assert Learning().unlearned() == 0
 
 
 def test_the_current_directory_is_the_programs_where_it_is_searched(

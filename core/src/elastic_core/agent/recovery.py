@@ -42,18 +42,22 @@ def recovered(number: int, recovery: Recovery) -> Event:
     return Event("recovered", f"round {number} runs: {told}", Level.DEBUG, {"round": number, **fields})
 
 
-def restarted(number: int, recovery: Recovery, fresh: str) -> Event:
+def restarted(number: int, recovery: Recovery, fresh: str, unlearned: int = 0) -> Event:
     """What the restart cost on this node until the programs of round ``number`` run.
 
     Args:
         number: The round's.
         recovery: The interruption that led to it.
         fresh: Why workers started fresh; '' where all were forked by the fork server.
+        unlearned: How many modules a worker has imported that the fork server has neither imported nor tried to.
     """
     took = round((recovery.began if recovery.running is None else recovery.running) - recovery.began, 6)
     how = f"its workers import everything again ({fresh})" if fresh else "its workers started warm"
+    if unlearned and not fresh:
+        how += f", but import again {unlearned:,} module(s) that the fork server has not learned"
     message = f"round {number} runs {took:.3f} s after the interruption, and {how}"
-    return Event("restarted", message, fields={"round": number, "took_s": took, "warm": not fresh, "why": fresh})
+    fields: dict[str, Field] = {"round": number, "took_s": took, "warm": not fresh, "why": fresh}
+    return Event("restarted", message, fields={**fields, "unlearned": unlearned})
 
 
 def initialized(number: int, workers: int, took: float, recovery: Recovery | None, now: float) -> Event:

@@ -49,13 +49,16 @@ class Child:
         descriptors: What it is to be given, for as long as it may be needed once more.
         seat: The warden's own descriptor of the node's seat, of which a worker inherits a copy; None where there is
             none (rule S8).
-        forked: Whether it is the template that forks it. It then says ``pid N``, and in the end ``ok N`` or ``no`` and
-            the reason. What we fork ourselves says an error's text, or nothing but the end: its program runs.
+        forked: Whether it is the template that forks it. It then says ``pid N``, and in the end ``ok N UNLEARNED`` or
+            ``no`` and the reason. What we fork ourselves says an error's text, or nothing but the end: its program
+            runs.
         pid: Its number, as soon as that is known.
         pipe: What it says, to be read; None before it was asked for, and after its end.
         since: When it was last asked for.
         asked: The template that was asked to fork it.
         started: Its program runs, or has run.
+        unlearned: How many modules a worker before it has imported, and its fork server has neither imported nor
+            tried to.
         unwanted: It was ended before it began.
     """
 
@@ -72,6 +75,7 @@ class Child:
         "since",
         "started",
         "tag",
+        "unlearned",
         "unwanted",
     )
 
@@ -87,6 +91,7 @@ class Child:
         self.since = 0.0
         self.asked: Child | None = None
         self.started = False
+        self.unlearned = 0
         self.unwanted = False
         self._said = b""
 
@@ -115,9 +120,10 @@ class Child:
             ok = False
             while self.forked and self._said.startswith((b"pid ", b"ok ")) and b"\n" in self._said:
                 line, self._said = self._said.split(b"\n", 1)
-                word, number = line.split()
+                word, number, *more = line.split()
                 # Both say the same number: whoever is to say the first may be killed just before.
                 self.pid, ok = int(number), word == b"ok"  # the template may hold the other end a little longer than it
+                self.unlearned = int(more[0]) if more else 0
             if ok or not said:
                 os.close(self.pipe)
                 self.pipe = None

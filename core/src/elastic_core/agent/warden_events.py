@@ -42,6 +42,8 @@ class Spawned:
     pid: int
     warm: bool = False
     """Whether the template forked it."""
+    unlearned: int = 0
+    """How many modules a worker before it has imported that the fork server has neither imported nor tried to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +200,8 @@ WardenEvent: TypeAlias = (
 def event(message: Message) -> WardenEvent:
     """What a message of the warden means. (What ``Gone`` and ``Fenced`` mean for a round, ``Warden.is_over`` knows.)"""
     match message:
-        case {"event": "spawned", "tag": tag, "pid": pid, "warm": warm}:
-            return Spawned(tag, pid, warm)
+        case {"event": "spawned", "tag": tag, "pid": pid, "warm": warm, "unlearned": unlearned}:
+            return Spawned(tag, pid, warm, unlearned)
         case {"event": "started_fresh", "tag": tag, "why": why}:
             return StartedFresh(tag, why)
         case {"event": "spawn_failed", "tag": tag, "error": error}:

@@ -225,7 +225,7 @@ class Warden:
         if child.started:
             close_all(child.descriptors)
             if child.kind is Kind.WORKER:
-                self._tell("spawned", tag=child.tag, pid=child.pid, warm=child.forked)
+                self._tell("spawned", tag=child.tag, pid=child.pid, warm=child.forked, unlearned=child.unlearned)
             elif child.kind is Kind.SERVICE:
                 self._tell("service_started", tag=child.tag, pid=child.pid)
         else:

@@ -129,6 +129,8 @@ class WorkerGroup:
     """Whether it has been said that the process group of the present round is there."""
     _fresh: str = ""
     """Why a worker of the present round started fresh; '' while none has."""
+    _unlearned: int = 0
+    """How many modules the workers of the present round import that the fork server could have learned and has not."""
     _reasons: set[str] = field(default_factory=set)
     """Why workers started fresh, as far as it has been said."""
     _over: bool = False
@@ -151,7 +153,7 @@ class WorkerGroup:
         self._expired.clear()
         self._raised.clear()
         self._recovered, self._initialized = None, False
-        self._fresh = "" if self.warm else "there is no warm start"
+        self._fresh, self._unlearned = "" if self.warm else "there is no warm start", 0
         self._workers.clear()
         self.reports.clear()
         for assignment in self._assignments(current, restart_count):
@@ -191,8 +193,9 @@ class WorkerGroup:
     def handle(self, event: WardenEvent | Report | WatchdogEvent) -> NodeEvent | None:
         """Note what the warden, a worker or the watchdog says; the node event that it amounts to, if any."""
         match event:
-            case Spawned(tag, pid) if worker := self._workers.get(tag):
+            case Spawned(tag, pid, _, unlearned) if worker := self._workers.get(tag):
                 worker.pid = pid
+                self._unlearned = max(self._unlearned, unlearned)
                 if not self._over and all(other.pid is not None for other in self._workers.values()):
                     self._say_started(worker.assignment.round)
                 return self._progress(worker.assignment.round)
@@ -318,7 +321,7 @@ class WorkerGroup:
         if self._recovery is not None:
             self._recovery.running = self.now()
             self.publish(recovered(number, self._recovery))
-            self.publish(restarted(number, self._recovery, self._fresh))
+            self.publish(restarted(number, self._recovery, self._fresh, self._unlearned))
             self._recovered, self._recovery = self._recovery, None
 
     def _progress(self, number: int) -> Progressed | None:

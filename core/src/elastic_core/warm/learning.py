@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from elastic_core.warm.facts import search_path
@@ -53,7 +53,13 @@ class Learning:
 
     def candidates(self) -> list[str]:
         """What workers have imported and this process has not, in their order, but for what was tried."""
-        names = dict.fromkeys(name for record in self.records for name in record.names())
+        return self._new(dict.fromkeys(name for record in self.records for name in record.names()))
+
+    def unlearned(self) -> int:
+        """How many of them the newest worker that has imported anything has imported. One record is quickly read."""
+        return len(self._new(next(filter(None, (record.names() for record in reversed(self.records))), ())))
+
+    def _new(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if name not in sys.modules and name not in self.tried]
 
     def directories(self) -> list[str]:

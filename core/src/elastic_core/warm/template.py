@@ -192,9 +192,10 @@ class _Template:
         for name, fd in given.items():
             if name != "pipe":
                 os.close(fd)
+        unlearned = self._learning.unlearned()
         if record is not None:
             record.begin()
-        _go(pipe)
+        _go(pipe, unlearned)
 
     def _succeed(self, modules: list[str], control: int, *, learns: bool) -> None:
         """In the second fork: be the next template, that has imported more. Returns in workers only.
@@ -276,13 +277,14 @@ def _answer(pipe: int, word: str, text: str = "") -> None:
     os.write(pipe, f"{word} {text}".rstrip().encode(errors="replace"))
 
 
-def _well(pipe: int) -> None:
-    os.write(pipe, b"ok %d\n" % os.getpid())
+def _well(pipe: int, unlearned: int = 0) -> None:
+    """Say that all is well, and how many modules a worker is expected to import by itself (``Learning.unlearned``)."""
+    os.write(pipe, b"ok %d %d\n" % (os.getpid(), unlearned))
     os.close(pipe)
 
 
-def _go(pipe: int) -> None:
-    _well(pipe)
+def _go(pipe: int, unlearned: int = 0) -> None:
+    _well(pipe, unlearned)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
