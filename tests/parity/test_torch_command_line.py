@@ -9,9 +9,11 @@ and programs that call ``main()`` (``tests/test_exec.py``), several agents (``te
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 from argparse import Action
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
@@ -20,12 +22,13 @@ from typing import Any
 import click
 import pytest
 from torch.distributed.argparse_util import check_env, env
-from torch.distributed.run import config_from_args, get_args_parser
+from torch.distributed.run import config_from_args, determine_local_world_size, get_args_parser
 
 from elastic_core.cli import run
 from elastic_core.cli.flags import Flags, RunCommand
 from elastic_core.errors import UsageError
 from elastic_core.hookspecs import RendezvousOptions
+from elastic_core.machine import Machine, gpus, local_world_size
 
 ACTIONS: dict[str, Action] = {
     action.dest: action for action in get_args_parser()._actions if action.option_strings and action.dest != "help"
@@ -44,16 +47,20 @@ VALUES = {
 }
 """Two values of each flag that takes one, where ``2`` and ``3`` are none."""
 
+Read = Callable[..., dict[str, Any]]
+
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with a script; the environment says nothing to a launcher."""
-    for name in os.environ:
+    for name in list(os.environ):
         if name.startswith("PET_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # or torchrun sets it
     (tmp_path / "train.py").touch(0o755)
     monkeypatch.chdir(tmp_path)
+    for read in (theirs, ours):
+        defaults(read)
 
 
 def theirs(*words: str) -> dict[str, Any]:
@@ -73,12 +80,15 @@ def ours(*words: str) -> dict[str, Any]:
     return {item.name: getattr(found[0], item.name) for item in fields(Flags)}
 
 
-def changed(read: Any, *words: str) -> dict[str, Any]:
+@functools.cache
+def defaults(read: Read) -> dict[str, Any]:
+    """The flags of a line that has none."""
+    return read()
+
+
+def changed(read: Read, *words: str) -> dict[str, Any]:
     """The flags that a line, or the environment, gives another value."""
-    return {name: value for name, value in read(*words).items() if value != DEFAULTS[read][name]}
-
-
-DEFAULTS: dict[Any, dict[str, Any]] = {theirs: theirs(), ours: ours()}
+    return {name: value for name, value in read(*words).items() if value != defaults(read)[name]}
 
 
 @pytest.mark.parametrize("name", [name for name in ACTIONS if name not in SWITCHES])
@@ -185,6 +195,19 @@ def test_we_are_stricter_where_the_page_says_so(line: str) -> None:
     config_of(shlex.split(line))
     with pytest.raises(UsageError):
         configure(shlex.split(line))
+
+
+@pytest.mark.parametrize("word", ["cpu", "auto"])
+def test_cores_are_counted_as_torchrun_counts_them(word: str) -> None:
+    if word == "auto" and gpus({}, Machine()):
+        word = "cpu"  # the torch of this test may not see them
+    allowed = os.sched_getaffinity(0)
+    try:
+        for cpus in (allowed, {min(allowed)}):
+            os.sched_setaffinity(0, cpus)
+            assert local_world_size(word, os.environ, Machine()) == determine_local_world_size(word) == len(cpus)
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def config_of(words: list[str]) -> None:
