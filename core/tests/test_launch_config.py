@@ -1,12 +1,103 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
+from elastic_core.agent.server import LocalElasticAgent, WorkerSpec
+from elastic_core.errors import UsageError
 from elastic_core.events import Level
+from elastic_core.launch import elastic_launch
 from elastic_core.launch_config import LaunchConfig, configure
+from elastic_core.multiprocessing import start_processes
 
 
 @pytest.mark.parametrize(("text", "level"), [("", Level.INFO), ("WARNING", Level.WARNING), ("loud", Level.INFO)])
 def test_loglevel_holds_from_python_too(monkeypatch: pytest.MonkeyPatch, text: str, level: Level) -> None:
     monkeypatch.setenv("LOGLEVEL", text)
     assert configure(LaunchConfig()).least_level is level
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"run_id": 5}, "run_id=5 is of the type int, not a text."),
+        ({"role": None}, "role=None is of the type NoneType, not a text."),
+        ({"rdzv_backend": None}, "rdzv_backend=None is of the type NoneType, not a text."),
+        ({"rdzv_endpoint": b"redis://:password@host"}, "rdzv_endpoint is of the type bytes, not a text."),
+        ({"rdzv_configs": None}, "rdzv_configs is of the type NoneType, not a mapping."),
+        ({"rdzv_configs": "password=x"}, "rdzv_configs is of the type str, not a mapping."),
+        ({"rdzv_timeout": "x"}, "rdzv_timeout='x' is of the type str, not a number of seconds."),
+        ({"monitor_interval": None}, "monitor_interval None is not a number of seconds."),
+        ({"shutdown_timeout": "5"}, "shutdown_timeout '5' is not a number of seconds."),
+        ({"start_method": "spwan"}, "start_method='spwan' is none of spawn, fork, forkserver. Did you mean 'spawn'?"),
+        ({"log_line_prefix_template": 5}, "log_line_prefix_template=5 is of the type int, not a text."),
+        ({"local_addr": "10.0.0.1:80"}, "local_addr='10.0.0.1:80' has a port, and no port is meant."),
+        ({"signals_to_handle": ["SIGTERM"]}, "signals_to_handle=['SIGTERM'] is of the type list, not a text."),
+        ({"duplicate_stdout_filters": "loss"}, "duplicate_stdout_filters='loss' is not a list of texts."),
+        ({"duplicate_stderr_filters": [5]}, "duplicate_stderr_filters=[5] is not a list of texts."),
+        ({"plugins": None}, "plugins=None is not a list of texts."),
+        ({"virtual_local_rank": "no"}, "virtual_local_rank='no' is of the type str, not True or False."),
+        ({"log_dir": 5}, "log_dir=5 is of the type int, not a path."),
+        ({"redirects": 7}, "7 is neither a flag for streams nor a mapping of local ranks to flags."),
+        ({"tee": {-1: 3}}, "{-1: 3} is neither a flag for streams nor a mapping of local ranks to flags."),
+        ({"min_nodes": 3, "max_nodes": 2}, "min_nodes=3 is greater than max_nodes=2."),
+    ],
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
+)
+def test_a_value_of_a_wrong_type_is_refused_by_its_name(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        configure(LaunchConfig(**given))
+    assert refused.value.message.startswith(message)
+
+
+@pytest.mark.parametrize("given", [{"run_id": None}, {"start_method": None}, {"metrics_cfg": None}, {"local_addr": ""}])
+def test_none_and_nothing_are_the_default(given: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    configure(LaunchConfig(**given))
+    assert capsys.readouterr().err == ""
+
+
+def untyped(value: object) -> Any:
+    """A value that a caller without a type checker gives."""
+    return value
+
+
+def job(**given: Any) -> Any:
+    """What a job of this spec, which does not come to run, raises."""
+    return LocalElasticAgent(WorkerSpec(**{"entrypoint": "true", **given})).run()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: job(entrypoint=5), "The entrypoint 5 is neither a function nor a command."),
+        (lambda: job(args="ab"), "args='ab' is not a tuple of arguments."),
+        (lambda: job(args=5), "args=5 is not a tuple of arguments."),
+        (lambda: job(master_port="29500"), "master_port '29500' is not a port, a whole number up to 65535."),
+        (lambda: job(master_port=70000), "master_port 70000 is not a port, a whole number up to 65535."),
+        (lambda: job(master_addr=5), "master_addr=5 is of the type int, not a text."),
+        (
+            lambda: LocalElasticAgent(untyped(print)),
+            "The spec <built-in function print> is not a WorkerSpec",
+        ),
+        (lambda: elastic_launch(LaunchConfig(), ""), "The entrypoint '' is neither a function nor a command."),
+        (
+            lambda: elastic_launch(untyped({}), print)(),
+            "The configuration is of the type builtins.dict,",
+        ),
+        (
+            lambda: start_processes("p", untyped(5), {0: ()}, {0: {}}),
+            "The entrypoint 5 is neither a function nor a command.",
+        ),
+        (lambda: start_processes("p", "true", untyped([()]), {0: {}}), "p: args is of the type list"),
+        (
+            lambda: start_processes("p", "true", {0: ()}, untyped(None)),
+            "p: envs is of the type NoneType",
+        ),
+    ],
+)
+def test_what_no_job_can_be_made_of_is_refused_before_anything_starts(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        call()
+    assert refused.value.message.startswith(message)

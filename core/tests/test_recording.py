@@ -27,3 +27,23 @@ def test_what_cannot_be_written_does_not_hide_the_exception(tmp_path: Path, monk
     with pytest.raises(JobError, match="boom"):
         main()
     assert list(tmp_path.iterdir()) == []
+
+
+class WordlessError(Exception):
+    """An exception of another library, whose text cannot be made."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def test_an_exception_without_a_text_is_written_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+
+    @record
+    def main() -> None:
+        raise WordlessError
+
+    with pytest.raises(WordlessError):
+        main()
+    assert "WordlessError: <its text cannot be made>" in path.read_text()

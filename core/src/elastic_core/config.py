@@ -7,6 +7,7 @@ import math
 import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -197,8 +198,11 @@ class RunConfig:
         if (length := len(self.role)) > MAX_ROLE:
             raise UsageError(f"--role {self.role[:MAX_ROLE]!r}… has {length} characters; {MAX_ROLE} are allowed.")
         for name in ("shutdown_timeout", "failure_grace", "preemption_grace", "monitor_interval", "exit_barrier"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(f"{name} {getattr(self, name)!r} is not a number of seconds.")
+            value = getattr(self, name)
+            if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+                raise UsageError(f"{name} {value!r} is not a number of seconds.")
+        if self.master_port is not None and (type(self.master_port) is not int or not 0 <= self.master_port <= 65535):
+            raise UsageError(f"master_port {self.master_port!r} is not a port, a whole number up to 65535.")
         for name in ("rdzv_id", "rdzv_backend"):
             if not getattr(self, name).strip():
                 raise UsageError(f"{name} is empty.", hint="Give it a name.")

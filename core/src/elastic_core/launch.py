@@ -22,7 +22,7 @@ from elastic_core.config import RunConfig
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.exit_codes import signal_name, signalled
 from elastic_core.incidents import Incident
-from elastic_core.launch_config import LaunchConfig, configure, warn
+from elastic_core.launch_config import LaunchConfig, check_entrypoint, configure, warn
 from elastic_core.process_failure import ProcessFailure, failure_of
 from elastic_core.program import Program, ProgramKind
 
@@ -99,16 +99,17 @@ class elastic_launch:
         config: How.
         entrypoint: A function that is defined at the top level of a module or of the main program, or a command.
         health_check_server: Taken for torch's sake; it has no effect.
+
+    Raises:
+        UsageError: The entrypoint is neither a function nor a command.
     """
 
     def __init__(
         self, config: LaunchConfig, entrypoint: Callable[..., Any] | str | None, health_check_server: object = None
     ) -> None:
-        if entrypoint is None or not (callable(entrypoint) or isinstance(entrypoint, str)):
-            raise TypeError(f"The entrypoint {entrypoint!r} is neither a function nor a command.")
         if health_check_server is not None:
             warn("health_check_server has no effect: an agent serves no health checks of that kind.")
-        self._config, self._entrypoint = config, entrypoint
+        self._config, self._entrypoint = config, check_entrypoint(entrypoint)
 
     def __call__(self, *args: Any) -> dict[int, Any]:
         """Run the job to its end, on the main thread; return what this node's workers returned, by global rank.

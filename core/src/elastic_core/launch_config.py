@@ -6,7 +6,8 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,31 @@ Streams = int | Mapping[int, int]
 """Flags of :class:`Stream` or of torch's ``Std``: one for all local ranks, or one for each."""
 
 _DEFAULT_LOGS = "DefaultLogsSpecs"
+_TYPES: Sequence[tuple[tuple[type, ...], str, tuple[str, ...]]] = (
+    (
+        (str,),
+        "a text",
+        (
+            "run_id",
+            "role",
+            "rdzv_endpoint",
+            "rdzv_backend",
+            "start_method",
+            "log_line_prefix_template",
+            "local_addr",
+            "event_log_handler",
+            "signals_to_handle",
+        ),
+    ),
+    ((Mapping,), "a mapping", ("rdzv_configs", "metrics_cfg")),
+    ((Real,), "a number of seconds", ("rdzv_timeout",)),
+    ((bool,), "True or False", ("virtual_local_rank",)),
+    ((str, os.PathLike), "a path", ("log_dir",)),
+)
+"""The types of :class:`LaunchConfig`'s fields, in words, and the fields; other numbers are RunConfig's to check."""
+_LISTS = ("duplicate_stdout_filters", "duplicate_stderr_filters", "plugins")
+_MAY_BE_NONE = ("run_id", "start_method", "event_log_handler", "metrics_cfg")
+"""Of the fields whose default is not None, those for which None is the same as the default."""
 _T = TypeVar("_T")
 
 
@@ -87,6 +113,7 @@ def configure(config: LaunchConfig) -> RunConfig:
     Raises:
         UsageError: A value cannot be meant.
     """
+    check_types(config)
     nnodes = values.NodeRange(config.min_nodes, config.max_nodes)
     backend, endpoint = config.rdzv_backend, config.rdzv_endpoint
     numbered = False
@@ -122,8 +149,8 @@ def configure(config: LaunchConfig) -> RunConfig:
         job_token=job_token.read(os.environ, settings.token_file),
         timing=settings.timing,
         run_uid=settings.run_uid or conf.scheduler_uid(os.environ),
-        local_addr=config.local_addr,
-        signals=_read("signals_to_handle", config.signals_to_handle, values.signals),
+        local_addr=read("local_addr", config.local_addr or None, values.address),
+        signals=read("signals_to_handle", config.signals_to_handle, values.signals),
         shutdown_timeout=conf.shutdown_timeout(config.shutdown_timeout, os.environ),
         log_dir=logs.log_dir,
         redirects=logs.redirects,
@@ -141,13 +168,65 @@ def configure(config: LaunchConfig) -> RunConfig:
     )
 
 
+def check_types(config: LaunchConfig) -> None:
+    """Refuse a value of a wrong type by the name of its field.
+
+    Raises:
+        UsageError: It is no LaunchConfig, one of its values is of a wrong type, or its numbers of nodes contradict each
+            other.
+    """
+    if not isinstance(config, LaunchConfig):
+        kind = type(config)
+        raise UsageError(
+            f"The configuration is of the type {kind.__module__}.{kind.__qualname__}, not a LaunchConfig of Elastic's.",
+            hint="Make one of elastic_core.launch.LaunchConfig, which takes torch's arguments.",
+        )
+    shown = {item.name: item.repr for item in fields(config)}
+    optional = {*_MAY_BE_NONE, *(item.name for item in fields(config) if item.default is None)}
+    for kinds, what, names in _TYPES:
+        for name in names:
+            value = getattr(config, name)
+            if not isinstance(value, kinds) and not (value is None and name in optional):
+                given = f"={value!r}" if shown[name] else ""  # others may hold a password
+                raise UsageError(f"{name}{given} is of the type {type(value).__name__}, not {what}.")
+    for name in _LISTS:
+        check_texts(name, getattr(config, name), optional=name in optional)
+    read("start_method", config.start_method, values.start_method)
+    least, most = config.min_nodes, config.max_nodes
+    if type(least) is type(most) is int and least > most:
+        raise UsageError(f"min_nodes={least} is greater than max_nodes={most}.")
+
+
+def check_texts(name: str, texts: Any, *, optional: bool = True) -> None:
+    """Refuse what is no list of texts; a text by itself would be taken for a list of its letters.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if texts is None and optional:
+        return
+    if not isinstance(texts, Sequence) or isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"{name}={texts!r} is not a list of texts.", hint=f"For one text: {name}=['...'].")
+
+
+def check_entrypoint(entrypoint: Callable[..., Any] | str | None) -> Callable[..., Any] | str:
+    """What the workers run, as it is; what no worker can run is refused.
+
+    Raises:
+        UsageError: It is neither a function nor a command.
+    """
+    if callable(entrypoint) or (isinstance(entrypoint, str) and entrypoint):
+        return entrypoint
+    raise UsageError(f"The entrypoint {entrypoint!r} is neither a function nor a command.")
+
+
 def without_effect(config: LaunchConfig) -> Iterator[str]:
     """What is given and changes nothing, in a sentence each; ``docs/migrating.md`` has the reasons."""
-    if config.start_method != "spawn":
+    if config.start_method not in ("spawn", None):
         yield f"start_method={config.start_method!r} has no effect: no worker is forked from this process."
     if config.metrics_cfg:
         yield "metrics_cfg has no effect: it sets up torch's own metrics. The plugins of elastic-metrics give ours."
-    if config.event_log_handler not in values.EVENT_LOGS:
+    if config.event_log_handler not in (*values.EVENT_LOGS, None):
         yield (
             f"event_log_handler={config.event_log_handler!r} has no effect: it is a logging handler inside torch. "
             "'console' writes each event as a JSON line."
@@ -188,13 +267,25 @@ def stream_map(streams: Streams) -> StreamMap:
     """
     try:
         if isinstance(streams, Mapping):
-            return StreamMap(by_rank={rank: Stream(int(stream)) for rank, stream in streams.items()})
-        return StreamMap(default=Stream(int(streams)))
+            return StreamMap(by_rank={_rank(rank): _stream(stream) for rank, stream in streams.items()})
+        return StreamMap(default=_stream(streams))
     except (ValueError, TypeError):
         raise UsageError(
             f"{streams!r} is neither a flag for streams nor a mapping of local ranks to flags.",
             hint="Give Std.NONE, Std.OUT, Std.ERR or Std.ALL.",
         ) from None
+
+
+def _rank(rank: Any) -> int:
+    if int(rank) < 0:
+        raise ValueError(rank)
+    return int(rank)
+
+
+def _stream(stream: Any) -> Stream:
+    if not Stream.NONE <= int(stream) <= Stream.ALL:
+        raise ValueError(stream)
+    return Stream(int(stream))
 
 
 def numa_mode(options: Any) -> str | None:
@@ -204,7 +295,7 @@ def numa_mode(options: Any) -> str | None:
         UsageError: There is no such name.
     """
     mode = getattr(options, "affinity_mode", options)
-    return _read("numa_options", None if mode is None else str(getattr(mode, "value", mode)), values.numa_binding)
+    return read("numa_options", None if mode is None else str(getattr(mode, "value", mode)), values.numa_binding)
 
 
 def warn(warning: str) -> None:
@@ -212,10 +303,16 @@ def warn(warning: str) -> None:
     print(f"elastic: warning: {warning}", file=sys.stderr)
 
 
-def _read(name: str, text: str | None, read: Callable[[str], _T]) -> _T | None:
-    """What a text means, as on the command line; None for None."""
+def read(name: str, text: str | None, meaning: Callable[[str], _T]) -> _T | None:
+    """What a text means, as on the command line; None for None.
+
+    Raises:
+        UsageError: It means nothing, or is no text.
+    """
+    if not isinstance(text, str | None):
+        raise UsageError(f"{name}={text!r} is of the type {type(text).__name__}, not a text.")
     try:
-        return None if text is None else read(text)
+        return None if text is None else meaning(text)
     except values.Wrong as wrong:
         raise UsageError(f"{name}={text!r} {wrong}.{wrong.suggestion}") from None
 

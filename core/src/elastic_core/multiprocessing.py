@@ -29,7 +29,16 @@ from elastic_core.agent.warden import Warden
 from elastic_core.agent.warden_events import Died, Exited, Gone, Spawned, SpawnFailed
 from elastic_core.config import MAX_RESTARTS, MONITOR_INTERVAL, Stream
 from elastic_core.errors import ElasticError, UsageError
-from elastic_core.launch_config import LaunchConfig, Logs, Streams, logs_of, numa_mode, warn
+from elastic_core.launch_config import (
+    LaunchConfig,
+    Logs,
+    Streams,
+    check_entrypoint,
+    check_texts,
+    logs_of,
+    numa_mode,
+    warn,
+)
 from elastic_core.process_failure import ProcessFailure, read_failure
 
 __all__ = ["PContext", "ProcessFailure", "RunProcsResult", "Std", "start_processes"]
@@ -151,11 +160,17 @@ def start_processes(
         tee: Those that go to files and to the console.
 
     Raises:
-        UsageError: The local ranks have gaps, the function cannot be sent to other processes, or ``log_dir`` cannot be
-            made.
+        UsageError: The local ranks have gaps, an argument is of a wrong type, the function cannot be sent to other
+            processes, or ``log_dir`` cannot be made.
         ElasticError: No process could be made.
     """
     calls.launching()
+    check_entrypoint(entrypoint)
+    for what, given in (("args", args), ("envs", envs)):
+        if not isinstance(given, Mapping):
+            raise UsageError(f"{name}: {what} is of the type {type(given).__name__}, not a mapping of local ranks.")
+    check_texts("duplicate_stdout_filters", duplicate_stdout_filters)
+    check_texts("duplicate_stderr_filters", duplicate_stderr_filters)
     if sorted(args) != list(range(len(args))) or set(args) != set(envs) or not args:
         raise UsageError(
             f"{name}: args has the local ranks {sorted(args)} and envs {sorted(envs)}.",

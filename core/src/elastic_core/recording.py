@@ -92,8 +92,15 @@ def _data(exc: BaseException) -> dict[str, Any]:
             return with_exit_code(first.error_file_data, first.exitcode)
     facts = _facts()
     where = ", ".join(f"{name} {value}" for name, value in facts.items())
-    text = f"{type(exc).__name__}: {exc}" + (f" ({where})" if where else "")
+    text = f"{type(exc).__name__}: {_words(exc)}" + (f" ({where})" if where else "")
     return error_data(text, "".join(traceback.format_exception(exc)), facts=facts)
+
+
+def _words(exc: BaseException) -> str:
+    try:
+        return str(exc)
+    except Exception:  # of another library's ``__str__``; nothing may hide the exception
+        return "<its text cannot be made>"
 
 
 def _facts() -> dict[str, str]:

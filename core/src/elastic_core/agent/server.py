@@ -5,18 +5,19 @@ from __future__ import annotations
 import enum
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from elastic_core import values
 from elastic_core.agent import calls
 from elastic_core.conf import LOCAL
 from elastic_core.config import EXIT_BARRIER, MAX_RESTARTS, MONITOR_INTERVAL
 from elastic_core.errors import UsageError
 from elastic_core.incidents import Incident
 from elastic_core.launch import ChildFailedError, launch
-from elastic_core.launch_config import LaunchConfig, configure, warn
+from elastic_core.launch_config import LaunchConfig, check_entrypoint, configure, read, warn
 from elastic_core.process_failure import ProcessFailure
 from elastic_core.rendezvous import registry
 
@@ -69,7 +70,7 @@ class WorkerSpec:
         launch: Everything else, such as the rendezvous; what is given above goes before.
 
     Raises:
-        UsageError: There is no entrypoint.
+        UsageError: The entrypoint is neither a function nor a command, or ``args`` is no tuple.
     """
 
     role: str = "default"
@@ -96,6 +97,10 @@ class WorkerSpec:
             self.entrypoint = self.fn
         if not self.entrypoint:
             raise UsageError("The WorkerSpec has no entrypoint.", hint="Give a function, or a command.")
+        check_entrypoint(self.entrypoint)
+        args: object = self.args
+        if isinstance(args, str) or not isinstance(args, Iterable):
+            raise UsageError(f"args={args!r} is not a tuple of arguments.", hint="For one argument: args=(value,).")
 
     def get_entrypoint_name(self) -> str:
         """The function's qualified name, or the command's without its directory."""
@@ -159,6 +164,8 @@ class LocalElasticAgent:
         *,
         log_dir: str | os.PathLike[str] | None = None,
     ) -> None:
+        if not isinstance(spec, WorkerSpec):
+            raise UsageError(f"The spec {spec!r} is not a WorkerSpec of Elastic's.")
         self.spec = spec
         self._exit_barrier = exit_barrier_timeout
         self._given = {
@@ -193,7 +200,7 @@ class LocalElasticAgent:
                 given["rdzv_backend"] = stack.enter_context(registry.using(spec.rdzv_handler))
             config = replace(configure(replace(spec.launch, **given)), exit_barrier=self._exit_barrier)
             if config.rdzv_backend == LOCAL:
-                address = spec.master_addr or config.local_addr
+                address = read("master_addr", spec.master_addr or None, values.address) or config.local_addr
                 config = replace(config, master_port=spec.master_port, local_addr=address)
                 of_spec: list[str] = []
             else:
@@ -201,7 +208,7 @@ class LocalElasticAgent:
             for name in (*self._ignored, *of_spec):
                 warn(f"{name} has no effect: {_NO_EFFECT[name]}.")
             try:
-                values = launch(config, spec.entrypoint, spec.args)
+                returned = launch(config, spec.entrypoint, tuple(spec.args))
             except ChildFailedError as exc:
                 return RunResult(
                     state=WorkerState.FAILED,
@@ -210,7 +217,7 @@ class LocalElasticAgent:
                     incident=exc.incident,
                     why=exc.message,
                 )
-        return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
+        return RunResult(state=WorkerState.SUCCEEDED, return_values=returned)
 
     def _of_spec(self, role: str | None) -> dict[str, Any]:
         """What the spec says; where it leaves a field at its default, ``launch`` does."""
