@@ -22,10 +22,12 @@ from typing import Any
 import click
 import pytest
 from torch.distributed.argparse_util import check_env, env
+from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, determine_local_world_size, get_args_parser
 
 from elastic_core.cli import run
 from elastic_core.cli.flags import Flags, RunCommand
+from elastic_core.config import RunConfig
 from elastic_core.errors import UsageError
 from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.machine import Machine, gpus, local_world_size
@@ -54,7 +56,7 @@ Read = Callable[..., dict[str, Any]]
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with a script; the environment says nothing to a launcher."""
     for name in list(os.environ):
-        if name.startswith("PET_"):
+        if name.startswith(("PET_", "TORCH_ELASTIC_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # or torchrun sets it
     (tmp_path / "train.py").touch(0o755)
@@ -70,14 +72,20 @@ def theirs(*words: str) -> dict[str, Any]:
 
 def ours(*words: str) -> dict[str, Any]:
     """The same as we do."""
+    flags = parsed([*words, "train.py", "--lr", "1"])
+    return {item.name: getattr(flags, item.name) for item in fields(Flags)}
+
+
+def parsed(words: list[str]) -> Flags:
+    """What ``elastic run`` reads."""
     found: list[Flags] = []
 
     def keep(**values: Any) -> int:
         found.append(Flags(**values))
         return 0
 
-    RunCommand(keep).main([*words, "train.py", "--lr", "1"], standalone_mode=False)
-    return {item.name: getattr(found[0], item.name) for item in fields(Flags)}
+    RunCommand(keep).main(words, standalone_mode=False)
+    return found[0]
 
 
 @functools.cache
@@ -210,18 +218,25 @@ def test_cores_are_counted_as_torchrun_counts_them(word: str) -> None:
         os.sched_setaffinity(0, allowed)
 
 
-def config_of(words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("flags", "variable", "seconds"), [([], "", 30), ([], "7", 7), (["--shutdown_timeout=0"], "7", 0)]
+)
+def test_workers_get_the_time_that_the_flag_says_or_else_the_variable(
+    monkeypatch: pytest.MonkeyPatch, flags: list[str], variable: str, seconds: int
+) -> None:
+    if variable:
+        monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", variable)
+    for read in (config_of, configure):
+        assert read([*flags, "train.py"]).shutdown_timeout == seconds
+
+
+def config_of(words: list[str]) -> LaunchConfig:
     """Read a whole line as torchrun does before it starts anything."""
-    config_from_args(get_args_parser().parse_args(words))
+    return config_from_args(get_args_parser().parse_args(words))[0]
 
 
-def configure(words: list[str]) -> None:
+def configure(words: list[str]) -> RunConfig:
     """The same as ``elastic run`` does, with one backend whose only option is ``known``."""
     options = RendezvousOptions(endpoint="HOST[:PORT]", conf={"known": "anything"})
-
-    def keep(**values: Any) -> int:
-        flags = Flags(**values)
-        run.configure(run.outline(flags, os.environ), flags, os.environ, lambda name: options)
-        return 0
-
-    RunCommand(keep).main(words, standalone_mode=False)
+    flags = parsed(words)
+    return run.configure(run.outline(flags, os.environ), flags, os.environ, lambda name: options)
