@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -103,29 +104,44 @@ def test_a_preloaded_module_that_starts_a_thread_costs_no_round(stage: Stage, tm
 LEARNS = """
 import os, sys, time
 import torch
-before = {name: name in sys.modules for name in ("sqlite3", "part")}
-import part, sqlite3
+before = {name: name in sys.modules for name in ("sqlite3", "part", "library")}
+import library, part, sqlite3
 from report import report
-report("there", restart_count=int(os.environ["TORCHELASTIC_RESTART_COUNT"]), **before)
+report("there", restart_count=int(os.environ["TORCHELASTIC_RESTART_COUNT"]), version=library.VERSION, **before)
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.05)
 """
 
 
-def test_after_a_restart_what_workers_imported_is_there_but_for_what_is_the_programs_own(
+def test_after_a_restart_what_workers_imported_is_there_but_for_what_is_the_programs_own_or_has_changed(
     stage: Stage, tmp_path: Path, done: Path
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(LEARNS)
     (tmp_path / "part.py").write_text("")
-    env = {**WARM, "PYTHONPATH": str(WORKERS)}
-    agent = stage.run("--standalone", "-v", "--max_restarts=1", script, done, env=env)
+    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    library = tmp_path / "user" / "lib" / python / "site-packages" / "library.py"
+    library.parent.mkdir(parents=True)
+    library.write_text("VERSION = 1")
+    env = {**WARM, "PYTHONUSERBASE": str(tmp_path / "user"), "PYTHONPATH": f"{WORKERS}:{library.parent}"}
+    agent = stage.run("--standalone", "-v", "--max_restarts=3", script, done, env=env)
     [first] = agent.wait_for_report("there", restart_count=0)
     agent.wait_for(r"besides, in .* s, and \d+ more module\(s\) that workers have imported$")
     os.kill(first["pid"], signal.SIGKILL)
     [second] = agent.wait_for_report("there", restart_count=1)
-    assert [(r["sqlite3"], r["part"]) for r in (first, second)] == [(False, False), (True, False)]
+    names = ("sqlite3", "library", "part", "version")
+    assert [[r[name] for name in names] for r in (first, second)] == [[False, False, False, 1], [True, True, False, 1]]
     agent.wait_for(r"round 2 runs \d+\.\d{3} s after the interruption, and its workers started warm$")
+    library.with_name("new").write_text("VERSION = 2")
+    library.with_name("new").rename(library)
+    os.kill(second["pid"], signal.SIGKILL)
+    [third] = agent.wait_for_report("there", restart_count=2)
+    agent.wait_for(f"starts fresh, not from the template: {library} has changed since it was imported$")
+    agent.wait_for(FORKED, count=2)
+    os.kill(third["pid"], signal.SIGKILL)
+    [fourth] = agent.wait_for_report("there", restart_count=3)
+    agent.wait_for(r"round 4 runs \d+\.\d{3} s after the interruption, and its workers started warm$")
+    assert [third["version"], fourth["version"]] == [2, 2]
     ends(agent, done)
 
 

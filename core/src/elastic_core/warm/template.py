@@ -34,7 +34,9 @@ from elastic_core.warm.facts import Observer
 from elastic_core.warm.failing import Farewell
 from elastic_core.warm.learning import NOTHING_LEARNED, Learned, Learning
 from elastic_core.warm.libraries import Libraries
+from elastic_core.warm.modules import library_roots
 from elastic_core.warm.record import Record
+from elastic_core.warm.sources import Sources
 
 _NOT_THEIRS = (__file__, importlib.__file__, "<frozen importlib")
 """Files whose frames come before those of a module that is being imported."""
@@ -62,7 +64,9 @@ def run(control: int, usual: Iterable[str]) -> None:
         [(rest, _), *requests] = requests or _wait(channel)
         modules, seconds = rest["modules"], seconds + _preload(rest["modules"], channel)
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    _Template(channel, environment, own, title, farewell, usual, Learning()).stay(modules, seconds, requests)
+    _Template(channel, environment, own, title, farewell, usual, Learning(), Sources(library_roots())).stay(
+        modules, seconds, requests
+    )
 
 
 class _Template:
@@ -77,8 +81,9 @@ class _Template:
         farewell: Farewell,
         usual: Iterable[str],
         learning: Learning,
+        sources: Sources,
     ) -> None:
-        self._channel, self._learning = channel, learning
+        self._channel, self._learning, self._sources = channel, learning, sources
         self._environment, self._own, self._usual = environment, own, usual
         self._title, self._farewell = title, farewell
         self._libraries = Libraries()
@@ -100,19 +105,21 @@ class _Template:
         collapsed, poll = False, _poll(self._channel)
         while not self._serve(requests):
             while not (collapsed or poll.poll(REST * 1000)):  # those that were just forked have much to do
+                self._sources.record()
                 collapsed = pages.collapse(lambda: bool(poll.poll(0)))
             requests = _wait(self._channel)
 
     def _serve(self, requests: list[tuple[Message, list[int]]]) -> bool:
         """Fork what was asked for; True in a worker that is ready for its program, False in the template."""
         firsts = []
+        changed = self._sources.changed() if requests else None
         while requests:
             request, descriptors = requests.pop(0)
             given = dict(zip(request["descriptors"], descriptors, strict=False))
             if len(given) < len(request["descriptors"]):
                 reason: str | None = "no descriptors are left for its streams in the template"
             else:
-                reason = self._objection(request)
+                reason = self._objection(request, changed)
             if reason is not None:
                 if "pipe" in given:
                     _answer(given["pipe"], "no", reason)
@@ -135,11 +142,13 @@ class _Template:
             close_all(descriptors)
         for first in firsts:
             os.waitpid(first, 0)
+        if changed is not None:
+            os._exit(0)  # the warden makes another one, which imports what is there now
         return False
 
-    def _objection(self, request: Message) -> str | None:
+    def _objection(self, request: Message, changed: str | None) -> str | None:
         if request["kind"] == "TEMPLATE":
-            if (
+            if changed is not None or (
                 request["learns"]
                 and not self._learning.candidates()
                 and all(name in sys.modules for name in request["modules"])
@@ -148,6 +157,8 @@ class _Template:
             return unfit(self._observer.facts())
         if request["kind"] == "SERVICE":
             return threaded(self._observer.facts())
+        if changed is not None:
+            return f"{changed} has changed since it was imported"
         cpus, directory = request["cpus"], request["cwd"]
         wanted = Wanted(
             argv=tuple(request["argv"]),
@@ -209,9 +220,18 @@ class _Template:
         if tempfile is not None:  # torch._dynamo has asked it where temporary files go; a script may say so later
             tempfile.tempdir = None
         successor = _Template(
-            channel, self._environment, self._own, self._title, self._farewell, self._usual, self._learning
+            channel,
+            self._environment,
+            self._own,
+            self._title,
+            self._farewell,
+            self._usual,
+            self._learning,
+            self._sources,
         )
-        if (reason := unfit(successor._observer.facts())) is not None:
+        reason = NOTHING_NEW if self._sources.changed() is not None else unfit(successor._observer.facts())
+        self._sources.record()
+        if reason is not None:
             channel.send({"event": "failed", "reason": reason})
             os._exit(1)
         successor.stay(modules, round(time.monotonic() - start, 6), [], learned)

@@ -1,0 +1,60 @@
+"""Whether modules that were imported have other files by now: a fork would run what a fresh worker would not."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Collection
+from typing import TypeAlias
+
+Stamp: TypeAlias = "tuple[int, int, int] | None"
+"""(inode, size, time of the last change in nanoseconds) of a file or folder; None where there is none."""
+
+
+class Sources:
+    """The files of imported modules, as they were when they were recorded.
+
+    There are thousands, and to look at each would take as long as a fork. So of installed libraries only the folders
+    are looked at, and the files where one was replaced, as pip and most editors do; what is written in place is missed.
+
+    Args:
+        roots: Where libraries are installed.
+    """
+
+    def __init__(self, roots: Collection[str]) -> None:
+        self._roots = tuple(root + os.sep for root in roots)
+        self._folders: dict[str, Stamp] = {}
+        self._files: dict[str, dict[str, Stamp]] = defaultdict(dict)
+
+    def record(self) -> None:
+        """Record what has been imported since the last call."""
+        for module in list(sys.modules.values()):
+            path = getattr(module, "__file__", None)
+            if isinstance(path, str) and os.path.isabs(path):
+                folder = os.path.dirname(path)
+                if path not in self._files[folder]:
+                    self._files[folder][path] = _stamp(path)
+                if folder.startswith(self._roots):
+                    self._folders.setdefault(folder, _stamp(folder))
+
+    def changed(self) -> str | None:
+        """A file that is another one now; None if none is."""
+        for folder, files in self._files.items():
+            now = _stamp(folder) if folder in self._folders else None
+            if now is not None and now == self._folders[folder]:
+                continue
+            for path, before in files.items():
+                if _stamp(path) != before:
+                    return path
+            if now is not None:
+                self._folders[folder] = now
+        return None
+
+
+def _stamp(path: str) -> Stamp:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,61 @@
+"""A module whose file has changed since it was imported is found."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from elastic_core.warm.sources import Sources
+
+
+def replaced(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_text("VALUE = 2")
+    other.rename(path)
+
+
+def moved(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("old"))
+
+
+def written(path: Path) -> None:
+    path.write_text("VALUE = 22")
+
+
+def beside(path: Path) -> None:
+    path.with_name("beside.py").write_text("")
+
+
+@pytest.mark.parametrize(
+    ("library", "change", "found"),
+    [
+        (True, replaced, True),
+        (True, moved, True),
+        (True, Path.unlink, True),
+        (True, written, False),
+        (True, beside, False),
+        (False, replaced, True),
+        (False, written, True),
+        (False, beside, False),
+    ],
+)
+def test_a_file_that_has_changed_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: bool, change: Callable[[Path], object], found: bool
+) -> None:
+    path = tmp_path / "package" / "part.py"
+    path.parent.mkdir()
+    path.write_text("VALUE = 1")
+    module = types.ModuleType("part")
+    module.__file__ = str(path)
+    monkeypatch.setitem(sys.modules, "part", module)
+    sources = Sources([str(tmp_path) if library else os.path.join(tmp_path, "elsewhere")])
+    sources.record()
+    assert sources.changed() is None
+    change(path)
+    sources.record()
+    assert [sources.changed(), sources.changed()] == [str(path) if found else None] * 2
