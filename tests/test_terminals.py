@@ -7,12 +7,19 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+from pages import File, steps
+from pyte import Screen, Stream
 from stage import WORKERS, Stage, descendants, still_there
 from terminal import Terminal
 
 ELASTIC = [sys.executable, "-m", "elastic_core", "run", "--standalone"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 SIZE = (31, 97)
+PAGE = (Path(__file__).parents[1] / "docs" / "terminals.md").read_text()
+ROWS, COLUMNS = 10, 84
+"""The window of the screens on the page."""
+CLOCK_OF_RICH = r"(-:--:--|\d:\d\d:\d\d)\x1b"
 
 
 def shown(stage: Stage, command: list[str], **env: str) -> tuple[int, str]:
@@ -31,6 +38,38 @@ def test_bars_and_colours_are_what_they_are_under_torchrun(stage: Stage) -> None
     for warm in ("0", "1"):
         code, text = shown(stage, [*ELASTIC, str(WORKERS / "bars.py")], PET_WARM_START=warm)
         assert (code, times[0].sub("*", text)) == (expected[0], times[1].sub("*", expected[1]))
+
+
+def on_the_page(command: str, text: str) -> str:
+    """The screen after ``text`` as the page shows it; clocks, the job's id and this host's name are always the same."""
+    text = re.sub(r"(?<=\[elastic\] )\d\d:\d\d:\d\d \S+:", "12:00:00 node1:", text)
+    text = re.sub(r"joining job '[0-9a-f-]{36}' over local as \S+", "joining job 'ID' over local as node1", text)
+    text = re.sub(CLOCK_OF_RICH, "0:00:01\x1b", text)
+    screen = Screen(COLUMNS, ROWS)
+    Stream(screen).feed(text)
+    shown = "\n".join(line.rstrip() for line in screen.display).rstrip("\n")
+    return f"```text\n$ {command}\n{shown}\n```\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher"),
+    [
+        pytest.param("torchrun --standalone train.py", TORCHRUN, id="torchrun"),
+        pytest.param("elastic run --standalone train.py", ELASTIC, id="elastic run"),
+    ],
+)
+def test_the_page_has_the_screen_of_either_launcher(stage: Stage, command: str, launcher: list[str]) -> None:
+    [program] = [step for step in steps(PAGE) if isinstance(step, File)]
+    Path(stage.folder, program.path).write_text(program.text)
+    environment = stage.environment({"TERM": "xterm-256color", "PET_WARM_START": "1"})
+    with Terminal([*launcher, program.path], stage.folder, environment, (ROWS, COLUMNS)) as terminal:
+        terminal.wait_for(rf"70%.*{CLOCK_OF_RICH}")
+        screens = [on_the_page(command, terminal.text)]
+        Path(stage.folder, "go_on").touch()
+        assert terminal.exit_code() == 0
+        screens.append(on_the_page(command, terminal.text))
+    for screen in screens:
+        assert screen in PAGE, screen
 
 
 def test_lines_of_several_ranks_do_not_mix_on_a_terminal(stage: Stage) -> None:
