@@ -151,6 +151,7 @@ def test_a_restart_says_how_many_modules_are_imported_again_where_nothing_was_le
     script = tmp_path / "train.py"
     script.write_text(LEARNS)
     (tmp_path / "part.py").write_text("")
+    (tmp_path / "library.py").write_text("VERSION = 1")
     env = {**WARM, "PYTHONPATH": str(WORKERS)}
     agent = stage.run("--standalone", "--preload=torch", "--max_restarts=1", script, done, env=env)  # learns nothing
     [first] = agent.wait_for_report("there", restart_count=0)
