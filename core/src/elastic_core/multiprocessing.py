@@ -200,10 +200,8 @@ class PContext:
     """Running processes. Use it as a context manager, or call :meth:`close`.
 
     Attributes:
-        name: What they are called.
-        nprocs: How many there are.
-        stdouts: The file of each process's stdout by local rank; '' if it is not kept in one.
-        stderrs: The same for stderr.
+        name, nprocs: What they are called, and how many there are.
+        stdouts, stderrs: The files of these streams by local rank; '' for a stream that is not kept in one.
     """
 
     def __init__(
@@ -218,8 +216,7 @@ class PContext:
         cpus: Sequence[frozenset[int]],
     ) -> None:
         self.name, self.nprocs = name, len(args)
-        self.stdouts: dict[int, str] = {}
-        self.stderrs: dict[int, str] = {}
+        self.stdouts, self.stderrs = dict[int, str](), dict[int, str]()
         self._entrypoint, self._args, self._envs = entrypoint, args, envs
         self._redirects, self._tee, self._prefixes, self._cpus = logs.redirects, logs.tee, prefixes, cpus
         self._streams: dict[int, WorkerStreams] = {}
@@ -392,12 +389,7 @@ class PContext:
         if not failures:  # commands return nothing
             by_command = isinstance(self._entrypoint, str)
             returned = dict.fromkeys(sorted(self._args)) if by_command else calls.results(self._call)
-        return RunProcsResult(
-            return_values=returned,
-            failures=failures,
-            stdouts=self.stdouts,
-            stderrs=self.stderrs,
-        )
+        return RunProcsResult(return_values=returned, failures=failures, stdouts=self.stdouts, stderrs=self.stderrs)
 
     def _failure(self, rank: int) -> ProcessFailure:
         said = self._errors.get(rank) or last_exception_line(self._streams[rank].tail())
