@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic_core.warm.child import fork
 from elastic_core.warm.facts import DEVICE, command, hideable, search_path, shadowed, tasks
 
 
@@ -126,6 +127,17 @@ def test_threads_are_counted_by_their_names() -> None:
     finally:
         end.set()
         thread.join()
+
+
+def test_a_fork_has_one_thread_with_the_name_that_python_gives_it() -> None:
+    reading, writing = os.pipe()
+    if (pid := fork()) == 0:
+        os.write(writing, ",".join(tasks()).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading, encoding="utf-8") as answer:
+        assert answer.read() == threading.main_thread().name
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,8 @@ def tasks() -> tuple[str, ...]:
     """The names of this process's threads, those of libraries included: Python's names where it knows them."""
     names, threading = [], sys.modules.get("threading")
     known = {} if threading is None else {thread.native_id: thread.name for thread in threading.enumerate()}
+    if threading is not None:
+        known[os.getpid()] = threading.main_thread().name  # in a fork it keeps the native_id of the parent's
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm", encoding="utf-8") as file:
             names.append(known.get(int(task)) or file.read().strip())
