@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from stage import WORKERS, Agent, Stage, descendants, name_of, over, still_there
+from stage import PATIENCE, WORKERS, Agent, Stage, descendants, name_of, over, still_there
 
 
 def everything(agent: Agent) -> list[int]:
@@ -121,3 +123,19 @@ def test_who_comes_to_a_full_job_is_told_that_it_waits(stage: Stage, file_rendez
     second.wait_for("the job has all 1 node")
     first.process.send_signal(signal.SIGINT)
     second.wait_for_report("started")
+
+
+def test_a_job_ends_though_nobody_reads_what_its_agent_says(stage: Stage, tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 65536)
+    os.set_blocking(writing, True)
+    script = tmp_path / "train.py"
+    script.write_text("raise SystemExit(7)")
+    command = [sys.executable, "-m", "elastic_core", "run", "--standalone", str(script)]
+    done = subprocess.run(command, cwd=stage.folder, env=stage.environment(), stderr=writing, timeout=PATIENCE)
+    os.close(writing)
+    os.close(reading)
+    assert done.returncode == 1

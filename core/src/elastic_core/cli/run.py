@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,6 +32,7 @@ from elastic_core.config import DEFAULT_ID, LINE_PREFIX, MONITOR_INTERVAL, RunCo
 from elastic_core.environment import flag_variable
 from elastic_core.errors import ElasticError, PluginError, UsageError
 from elastic_core.events import Level, least_level
+from elastic_core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from elastic_core.agent.warden import Warden
@@ -58,16 +60,31 @@ def run(warden: Warden | None, **flags: Any) -> int:
         known = outline(given, os.environ)
         start.send_template(known, warden)
         config, loaded = _complete(known, given)
+    code: int = ExitCode.JOB_FAILED
     try:
         ending = start.run(config, loaded, warden)
-        if ending.exit_code:
+        code = ending.exit_code
+        if code:
             from elastic_core.cli.error_file import write_ending  # seldom needed
 
             write_ending(ending)
-        return ending.exit_code
+        return code
+    except ElasticError as exc:
+        code = exc.exit_code
+        raise
     finally:
-        for name in loaded.close(OBSERVERS_GET):
+        unfinished = loaded.close(OBSERVERS_GET)
+        if unfinished and not _is_writable(2):  # nobody reads it, and the end of the interpreter would wait for that
+            os._exit(code)
+        for name in unfinished:
             click.echo(f"elastic: the observer {name!r} did not finish within {OBSERVERS_GET:g} s.", err=True)
+
+
+def _is_writable(descriptor: int) -> bool:
+    """Whether something can be written there without waiting."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(0))
 
 
 command = RunCommand(click.pass_obj(run))
