@@ -284,6 +284,11 @@ def test_options_that_cannot_be_meant_are_refused(config: dict[str, str], words:
         plugin.elastic_make_rendezvous(parameters("127.0.0.1:1", **config))
 
 
+@pytest.mark.parametrize(("given", "tls"), [("hTTp", False), (" HTTPS ", True)])
+def test_a_protocol_is_read_in_any_case_as_torch_does(given: str, tls: bool) -> None:
+    assert Options.read({"protocol": given}, {}).tls is tls
+
+
 # Nobody there --------------------------------------------------------------------------------------------------------
 
 

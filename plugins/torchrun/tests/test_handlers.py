@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from elastic_core.config import Timing
 from elastic_core.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
+    RendezvousError,
     RendezvousRefusedError,
     RendezvousStateError,
     RendezvousTimeoutError,
@@ -34,7 +36,7 @@ from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.reading import load
 from elastic_core.testing.racing import PATIENCE, background
 from elastic_torchrun import handlers
-from elastic_torchrun.handlers import TorchrunHandler, stores
+from elastic_torchrun.handlers import TorchrunHandler, errors, stores
 from elastic_torchrun.handlers.command import command_of
 from elastic_torchrun.handlers.stores import EXIT_BARRIER
 
@@ -277,6 +279,43 @@ def test_a_newcomer_whose_address_cannot_be_told_leaves_the_job_alone(
     assert newcomer.shutdown()
     assert not running.is_closed()
     assert len(LocalBackend(memory).roster()) == 1
+
+
+def test_shutting_down_once_more_says_the_same_and_does_nothing(
+    node: Callable[..., TorchrunHandler], memory: MemoryStore
+) -> None:
+    handlers = [node(), node()]
+    round_of(handlers)
+    assert [handlers[0].shutdown() for _ in range(2)] == [True, True]
+
+    def breaks() -> None:
+        raise RendezvousConnectionError("connection refused")
+
+    handlers[1].set_closed = breaks  # type: ignore[method-assign]
+    assert [handlers[1].shutdown() for _ in range(2)] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("ours", "name"),
+    [
+        (RendezvousTimeoutError, "RendezvousTimeoutError"),
+        (RendezvousRefusedError, "RendezvousError"),
+        pytest.param(RendezvousClosedError, None, id="no torch"),
+    ],
+)
+def test_an_error_is_caught_as_ours_and_as_torchs(
+    monkeypatch: pytest.MonkeyPatch, ours: type[RendezvousError], name: str | None
+) -> None:
+    kinds: dict[str, type[Exception]] = {"RendezvousError": type("RendezvousError", (Exception,), {})}
+    kinds["RendezvousTimeoutError"] = type("RendezvousTimeoutError", (kinds["RendezvousError"],), {})
+    monkeypatch.setitem(sys.modules, errors.TORCHS, SimpleNamespace(**kinds) if name else None)
+    with pytest.raises(ours, match="too few came") as raised, errors.torchs_errors():
+        raise ours("too few came", hint="Start more.")
+    assert raised.value.hint == "Start more."
+    assert raised.value.exit_code == ours.exit_code
+    assert [kind for kind in kinds if isinstance(raised.value, kinds[kind])] == sorted(
+        {"RendezvousError", name} if name else set()
+    )
 
 
 def test_shutting_down_before_anything_began_is_no_error(node: Callable[..., TorchrunHandler]) -> None:

@@ -139,9 +139,10 @@ def _one_of(config: Mapping[str, str], spellings: tuple[str, ...]) -> str | None
 
 
 def _tls(config: Mapping[str, str], files: Mapping[str, str | None]) -> bool | None:
-    protocol, named = config.get("protocol"), any(files.values())
+    given, named = config.get("protocol"), any(files.values())
+    protocol = None if given is None else given.strip().lower()
     if protocol not in (None, "http", "https"):
-        raise UsageError(f"--rdzv_conf protocol={protocol!r} is neither http nor https.")
+        raise UsageError(f"--rdzv_conf protocol={given!r} is neither http nor https.")
     if protocol == "http" and named:
         raise UsageError("--rdzv_conf says protocol=http, and names certificates.", hint="Leave out one of them.")
     if protocol is None:

@@ -65,6 +65,8 @@ from elastic_core.rendezvous.session import Session, SessionCalls
 from elastic_core.rendezvous.settings import Agreement, Settings, Versions
 from elastic_torchrun.handlers import stores
 from elastic_torchrun.handlers.command import command_of
+from elastic_torchrun.handlers.console import say
+from elastic_torchrun.handlers.errors import torchs_errors
 
 AGREED = ("torchrun",)
 """What such nodes say in place of their failure policies, so that no ``elastic run`` joins them by mistake."""
@@ -105,6 +107,7 @@ class TorchrunHandler(RendezvousHandler):
         self._exit: Exit | None = None
         self._crash: BaseException | None = None
         self._shut = threading.Event()
+        self._told = True
         self._address = ""
         """Where the others find this node."""
         self._secrets: dict[str, str] = {}
@@ -128,6 +131,7 @@ class TorchrunHandler(RendezvousHandler):
         """Workers are clients of the round's store: a new one each round, which the agent of rank 0's node holds."""
         return True
 
+    @torchs_errors()
     def next_rendezvous(self) -> RendezvousInfo:
         """Block until a round is sealed that has this node in it.
 
@@ -157,6 +161,7 @@ class TorchrunHandler(RendezvousHandler):
                     self._fresh = False
                     return info
 
+    @torchs_errors()
     def num_nodes_waiting(self) -> int:
         """1 when the workers are to be stopped and the next round be asked for; else 0."""
         with self._changed:
@@ -175,6 +180,7 @@ class TorchrunHandler(RendezvousHandler):
         with self._changed:
             return self._session is not None and self._state.ledger.closed is not None
 
+    @torchs_errors()
     def set_closed(self) -> None:
         """Close the job as failed, unless it is closed."""
         if self._store is not None and self._session is not None:
@@ -182,18 +188,20 @@ class TorchrunHandler(RendezvousHandler):
             close_run(self._store, info.node_id, f"torchrun's agent on {info} has given up", self._clock)
 
     def shutdown(self) -> bool:
-        """The agent ends: with the job, if its workers have finished; else the job is closed as failed, for all."""
+        """The agent ends: with the job, if its workers have finished; else the job is closed as failed, for all.
+
+        Returns whether the store could be told. Called again, it does nothing and returns the same.
+        """
+        if self._shut.is_set():
+            return self._told
         try:
-            if self._session is None:
-                return True
-            with self._changed:
-                finished = self._last > 0
-                if finished:  # the last of all to finish closes the job
+            if self._last:  # the last of all to finish closes the job
+                with self._changed:
                     self._changed.wait_for(lambda: self._exit or self._crash, FAREWELL)
-            if not finished:
+            else:
                 self.set_closed()
         except RendezvousError:
-            return False
+            self._told = False
         finally:
             self._shut.set()
             if self._session is not None:
@@ -203,21 +211,20 @@ class TorchrunHandler(RendezvousHandler):
             for port in self._ports.values():
                 port.close()
             os.environ.update(self._secrets)  # this process may run another job
-        return True
+        return self._told
 
     # The node --------------------------------------------------------------------------------------------------------
 
     def _enrol(self) -> None:
         params, versions = self._params, Versions.here()
-        single_node = params.max_nodes == 1
         # First: whoever fails after it has joined ends the job for all.
-        self._address = advertised(params.endpoint, "HOST", params.local_addr, single_node=single_node)
+        self._address = advertised(params.endpoint, "HOST", params.local_addr, single_node=params.max_nodes == 1)
         patience = self._read.timing.join_timeout
         at_first = min(FIRST_CONNECTION_SECONDS, patience)
         made = connect_at_first(partial(self._connect, params), partial(self._wait, at_first), timeout=at_first)
         self._store = protected(made, f"rendezvous backend {params.backend!r}", params.token, params.run_id)
         for warning in self._store.warnings:
-            _say(Event("store_warning", f"{warning.message} {warning.hint}", Level.WARNING))
+            say(Event("store_warning", f"{warning.message} {warning.hint}", Level.WARNING))
         for name in os.environ.keys() - inheritable(os.environ).keys():  # which has been read by now
             self._secrets[name] = os.environ.pop(name)  # torchrun's workers get all that there is
         info = NodeInfo(
@@ -245,16 +252,16 @@ class TorchrunHandler(RendezvousHandler):
         applicant = Applicant(info=info, settings=settings, scheduler_uid=self._uid, unnamed=unnamed, offer=offer)
 
         def joining(store: RendezvousBackend) -> Joined | Closed:
-            with silence_told(store, lambda exc: _say(silent_store(exc)), params.endpoint):
+            with silence_told(store, lambda exc: say(silent_store(exc)), params.endpoint):
                 return join(store, applicant, self._clock)
 
         found = persist(self._store, joining, partial(self._wait, patience), timeout=patience)
         if isinstance(found, Closed):
             raise RendezvousClosedError(f"The job {params.run_id!r} is over: {found.why}")
         for difference in differences(found.ledger.settings, settings):
-            _say(Event("settings_differ", difference, Level.WARNING))
+            say(Event("settings_differ", difference, Level.WARNING))
         self._state, self._row = NodeState(info=info, ledger=found.ledger, offer=offer), found.row
-        calls = SessionCalls(post=self._post, publish=_say, judge=_restart, crashed=self._crashed)
+        calls = SessionCalls(post=self._post, publish=say, judge=_restart, crashed=self._crashed)
         try:
             self._session = Session(self._store, found, self._clock, calls)
         except BaseException:
@@ -266,7 +273,7 @@ class TorchrunHandler(RendezvousHandler):
         threading.Thread(target=self._tick, args=(self._session,), name="elastic-tick", daemon=True).start()
 
     def _wait(self, seconds: float, exc: RendezvousConnectionError) -> None:
-        _say(store_awaited(self._params.endpoint, seconds, exc))
+        say(store_awaited(self._params.endpoint, seconds, exc))
 
     def _workers_are_gone(self, why: str) -> None:
         """No worker runs here: the agent was told to stop them, or something failed, as ``why`` says."""
@@ -373,8 +380,7 @@ class TorchrunHandler(RendezvousHandler):
 
     def _info(self, current: Round) -> RendezvousInfo | None:
         """The round as torchrun's agent takes it, once all agents are there; None if it was over before."""
-        node_id = self._state.info.node_id
-        rank = current.group_ranks[node_id]
+        rank = current.group_ranks[self._state.info.node_id]
         offer = current.offer
         with self._changed:
             port = self._ports.pop(offer.id, None)
@@ -392,9 +398,3 @@ class TorchrunHandler(RendezvousHandler):
 
 def _restart(incident: Incident, history: History) -> Verdict:
     return Verdict(Action.RESTART, "torchrun's agents count restarts")
-
-
-def _say(event: Event) -> None:
-    """Tell people what needs them, and when it is over; torchrun has no observers of ours."""
-    if event.level >= Level.WARNING or event.name == "store_back":
-        print(f"[elastic] {event.message}", file=sys.stderr, flush=True)
