@@ -45,6 +45,7 @@ def test_an_endpoint_where_nobody_listens_has_its_own_code(stage: Stage) -> None
 def test_a_job_whose_nodes_never_come_has_its_own_code(stage: Stage, rendezvous: list[str]) -> None:
     agent = stage.run("--nnodes=2", *rendezvous, "--rdzv_conf=join_timeout=1", SCRIPT)
     assert agent.exit_code() == 75
+    assert "started no worker" not in agent.output, "it was needed, and others were missing"
     assert "1 of at least 2 nodes" in agent.output
 
 

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
+from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from elastic_core.errors import UsageError
+from elastic_core.exit_codes import ExitCode
 from elastic_torchrun.launcher import REFUSALS, configuration, program, reason, replace
 from elastic_torchrun.startup import API, LAUNCHER, VARIABLE
 
@@ -103,6 +105,21 @@ def test_an_error_of_torchs_own_launcher_names_no_refusal_of_ours(monkeypatch: p
     with pytest.raises(OSError, match="torch's") as raised:
         module.run(Namespace(training_script="no_such_script.py"))
     assert raised.value.__context__ is None
+
+
+def test_a_job_that_cannot_begin_ends_the_program_as_elastic_run_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(VARIABLE, "1")
+    module = torchs_module([])
+    module.get_args_parser = ArgumentParser
+    replace(module)
+    monkeypatch.setenv("PET_LOG_DIR", "/proc/nowhere")
+    with pytest.raises(RendezvousError, match="'/proc/nowhere' cannot be made") as raised:
+        module.run(Namespace(training_script=__file__))
+    assert isinstance(raised.value, SystemExit), "without a traceback where nobody catches it"
+    assert raised.value.code == ExitCode.USAGE
+    assert "elastic: error: --log_dir '/proc/nowhere' cannot be made" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

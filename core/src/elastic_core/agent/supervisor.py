@@ -505,7 +505,9 @@ class Supervisor:
     def _conclude(self, end: Exit) -> Ending:
         closed = self._state.ledger.closed
         if closed is not None:
-            return finish(self._publish, closed, idle="" if self._state.round else outcome.SPARE)
+            # Before the first round no node has a part in the job, and all of them were needed.
+            idle = "" if self._state.round or self._state.ledger.round is None else outcome.SPARE
+            return finish(self._publish, closed, idle=idle)
         if end.rejoin:
             return Ending(end.code, end.why, rejoin=True)
         incident = self._state.incident if end.code == ExitCode.STORE_LOST else None

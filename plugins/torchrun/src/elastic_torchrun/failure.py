@@ -1,10 +1,12 @@
-"""How a failed job looks to a program that has called torch's launcher."""
+"""How a failed job, or one that could not begin, looks to a program that has called torch's launcher."""
 
 from __future__ import annotations
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from elastic_core import launch
+from elastic_core.errors import ElasticError
 
 NO_ERROR_FILE = "<N/A>"
 
@@ -27,3 +29,15 @@ class JobFailed(ChildFailedError, SystemExit):
             failure.message = incident.detail or incident.message or failure.message
         super().__init__("elastic run", {rank: failure})
         self.code = code
+
+
+class NodeRefused(RendezvousError, SystemExit):
+    """torch's ``RendezvousError``: this node could not take part in the job, or its results could not be read.
+
+    Attributes:
+        code: The exit code of ``elastic run``.
+    """
+
+    def __init__(self, error: ElasticError) -> None:
+        super().__init__(str(error))
+        self.code = int(error.exit_code)

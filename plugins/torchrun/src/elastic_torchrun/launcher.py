@@ -114,6 +114,7 @@ def _serve(name: str, prepare: Callable[[], Job[T]], torchs: Job[T]) -> T:
 
     Raises:
         JobFailed: The job has failed, or this node could not stay in it.
+        NodeRefused: This node could not take part in it.
         KeyboardInterrupt, SignalException: This process was told to stop; the workers are stopped.
     """
     what, by = replaced(name)
@@ -137,6 +138,11 @@ def _serve(name: str, prepare: Callable[[], Job[T]], torchs: Job[T]) -> T:
             from elastic_torchrun.failure import JobFailed
 
             raise JobFailed(exc) from None
+        except ElasticError as exc:
+            from elastic_torchrun.failure import NodeRefused
+
+            say(f"error: {reason(exc)}")  # a SystemExit that nobody catches is not printed
+            raise NodeRefused(exc) from exc
 
 
 @contextmanager
