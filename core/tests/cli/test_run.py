@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -170,6 +170,29 @@ def test_options_of_c10d_are_taken_where_one_node_does_without_it() -> None:
         "--rdzv_conf read_timeout=9",
         "--rdzv_conf connect_timeout=9",
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "backend", "said"),
+    [
+        ({"node_rank": 0, "master_addr": "localhost", "master_port": 6000}, "local", []),
+        ({"node_rank": 0, "rdzv_backend": "static"}, "local", []),
+        ({"node_rank": 5}, "local", ["--node_rank has no effect: of one node the rank is 0, not 5."]),
+        ({"node_rank": 5, "nnodes": TWO_NODES}, "static", []),
+        (
+            {"node_rank": 0, "standalone": True, "master_port": 7},
+            "local",
+            [
+                "--node_rank, --master_port have no effect: ranks, address and port are found by the rendezvous; "
+                "--rdzv_backend=static takes them."
+            ],
+        ),
+    ],
+)
+def test_numbers_given_by_hand_are_said_to_have_no_effect_only_where_they_have_none(
+    given: dict[str, Any], backend: str, said: list[str]
+) -> None:
+    assert run.without_effect(Flags(**given), backend) == said
 
 
 @pytest.mark.parametrize(("conf", "uid"), [("", "slurm-77.0"), ("run_uid=mine", "mine")])

@@ -294,14 +294,15 @@ def without_effect(flags: Flags, backend: str, *, polled: bool = False) -> list[
         polled: Whether that is a handler of others, which has to be asked for newcomers.
     """
     said = []
-    if backend not in NUMBERED:
-        by_hand: dict[str, object] = {"node_rank": flags.node_rank}
-        if not takes_master(flags, backend):
-            by_hand |= {"master_addr": flags.master_addr, "master_port": flags.master_port or None}
-        if given := [f"--{name}" for name, value in by_hand.items() if value is not None]:
-            each = "has" if len(given) == 1 else "have"
-            why = "ranks, address and port are found by the rendezvous; --rdzv_backend=static takes them"
-            said.append(f"{', '.join(given)} {each} no effect: {why}.")
+    by_hand = {"node_rank": flags.node_rank, "master_addr": flags.master_addr, "master_port": flags.master_port or None}
+    given = [f"--{name}" for name, value in by_hand.items() if value is not None]
+    if takes_master(flags, backend):
+        if flags.node_rank:
+            said.append(f"--node_rank has no effect: of one node the rank is 0, not {flags.node_rank}.")
+    elif given and backend not in NUMBERED:
+        each = "has" if len(given) == 1 else "have"
+        why = "ranks, address and port are found by the rendezvous; --rdzv_backend=static takes them"
+        said.append(f"{', '.join(given)} {each} no effect: {why}.")
     if flags.monitor_interval is not None and not polled:
         said.append("--monitor_interval has no effect: nothing is polled, every change arrives as an event.")
     if flags.start_method is not None:
