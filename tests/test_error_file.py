@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage import WORKERS, Agent, Stage
+from stage import WORKERS, Agent, Stage, free_port
 
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
 RECORDS = """
@@ -76,6 +76,28 @@ def test_every_node_writes_the_first_failure_of_all(stage: Stage, file_rendezvou
         message = written(agent, 1, file)["message"]
         assert message["message"].startswith("was killed by SIGKILL")
         assert message["errorCode"] == -signal.SIGKILL
+
+
+def test_a_store_that_is_lost_while_workers_train_is_written_down(stage: Stage, file: Path) -> None:
+    """What failed afterwards is said too, but the job has not ended because of it."""
+    script = stage.folder / "train.py"
+    script.write_text("import signal\nprint('pauses', flush=True)\nsignal.pause()\n")
+    command = ["--nnodes=2", "--max_restarts=1", "--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{free_port()}"]
+    host = stage.run(*command, script)
+    host.wait_for("joining")
+    events = {"PET_EVENT_LOG_HANDLER": "console", "LOGLEVEL": "CRITICAL"}
+    other = stage.run(*command, script, env={VARIABLE: str(file), **events})
+    for agent in (host, other):
+        agent.wait_for("pauses")
+    host.kill_node()
+    other.wait_for('"store_lost"')
+    assert not file.exists()
+    other.kill_worker(*other.workers())
+    other.wait_for(r"^\[elastic\] .*this node is out: the store is gone")
+    data = written(other, 74, file)["message"]
+    lost = "the store is gone, and nothing can be agreed on without it. What failed on this node: was killed by SIGKILL"
+    assert data["message"].startswith(lost)
+    assert data["errorCode"] == 74
 
 
 @pytest.mark.parametrize(

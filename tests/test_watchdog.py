@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import pytest
 from stage import Stage
 
 TIMER = """
@@ -63,9 +65,14 @@ def test_a_limit_that_is_no_number_is_refused(stage: Stage, tmp_path: Path) -> N
     assert not any("joining job" in line for line in agent.lines), "other nodes would stop their workers for it"
 
 
-def test_loglevel_hides_what_matters_less(stage: Stage, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("level", "warns"), [("WARNING", True), ("CRITICAL", False), ("1000", False)])
+def test_loglevel_hides_what_matters_less_and_never_the_summary(
+    stage: Stage, tmp_path: Path, level: str, warns: bool
+) -> None:
     failing = script(tmp_path, "raise SystemExit(3)")
-    agent = stage.run("--standalone", "--max_restarts=0", failing, env={"LOGLEVEL": "WARNING"})
+    agent = stage.run("--standalone", "--max_restarts=0", failing, env={"LOGLEVEL": level})
     assert agent.exit_code() == 1
-    assert any("exited with code 3" in line for line in agent.lines)
+    agent.wait_for("the job has failed")
+    agent.wait_for("what    exited with code 3")
+    assert any(re.search(r"\(pid \d+\) exited with code 3", line) for line in agent.lines) is warns
     assert not any("round 1: 1 worker(s)" in line for line in agent.lines)

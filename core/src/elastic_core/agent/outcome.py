@@ -174,6 +174,16 @@ def left(why: str, incident: Incident | None) -> str:
     return "\n".join(lines)
 
 
+def importance(exit_code: int) -> Level:
+    """The level of what a node says that goes without a verdict on the job.
+
+    Without its store nobody closes the job, so what the node says is the summary of a failed job.
+    """
+    if exit_code == ExitCode.STORE_LOST:
+        return Level.ERROR
+    return Level.WARNING if exit_code else Level.INFO
+
+
 def root_cause(incident: Incident, known: str = FIRST_OF_ALL) -> list[str]:
     """A failure, as lines for a person."""
     lines = [f"Root cause ({known})", f"  who     {_who(incident)}", f"  what    {incident.cause()}"]

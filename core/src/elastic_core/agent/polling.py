@@ -359,7 +359,7 @@ class PollingAgent:
     def _leave(self, code: int, why: str) -> None:
         """End at once, leaving the handler as it is: to shut it down may close the job for the others."""
         incident = self._state.incident
-        self._say("left", outcome.left(why, incident), Level.INFO if code == 0 else Level.WARNING)
+        self._say("left", outcome.left(why, incident), outcome.importance(code))
         self._ending, self._over = Ending(code, why, incident), True
 
     def _start(self, current: Round, restart_count: int) -> None:

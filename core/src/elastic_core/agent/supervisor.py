@@ -511,5 +511,5 @@ class Supervisor:
         if end.rejoin:
             return Ending(end.code, end.why, rejoin=True)
         incident = self._state.incident if end.code == ExitCode.STORE_LOST else None
-        self._say("left", outcome.left(end.why, incident), Level.INFO if end.code == 0 else Level.WARNING)
+        self._say("left", outcome.left(end.why, incident), outcome.importance(end.code))
         return Ending(end.code, end.why, incident)

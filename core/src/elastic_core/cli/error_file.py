@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elastic_core.exit_codes import ExitCode
 from elastic_core.recording import ERROR_FILE, error_data, with_exit_code, write_error_file
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def write_error(message: str, exit_code: int) -> None:
 def write_ending(ending: Ending) -> None:
     """Write down how an agent has failed.
 
-    It is the root cause's own error file, where that was a worker of this node's, with its exit code.
+    It is the root cause's own error file, where that was a worker of this node's, with its exit code. Where the store
+    was lost, that comes first: a worker that fails then is a consequence, or would have been restarted.
     """
     _write(lambda: _data(ending))
 
@@ -42,6 +44,9 @@ def _data(ending: Ending) -> dict[str, Any]:
     incident = ending.incident
     if incident is None:
         return error_data(ending.why, ending.why, ending.exit_code)
+    if ending.exit_code == ExitCode.STORE_LOST:  # with the store, the job would have gone on after this failure
+        what = incident.message or incident.cause()
+        return error_data(f"{ending.why}. What failed on this node: {what}", incident.detail, ending.exit_code)
     code = ending.exit_code if incident.exit_code is None else incident.exit_code
     if not ending.recorded:
         return error_data(incident.message or incident.cause(), incident.detail, code)
