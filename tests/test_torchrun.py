@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -86,6 +87,16 @@ def test_the_others_go_on_when_a_node_of_torchruns_is_lost(
     victim.kill_node()
     trains(left, 1)
     both_finish(done, left)
+
+
+def test_the_others_go_on_when_an_agent_of_torchruns_gets_sigterm(torchrun: Callable[..., Agent], done: Path) -> None:
+    agents = [torchrun("--max_restarts=3", "--rdzv_conf=last_call_timeout=20") for _ in range(2)]
+    for agent in agents:
+        trains(agent, 2)
+    agents[1].signal(signal.SIGTERM)
+    assert agents[1].exit_code() != 0
+    trains(agents[0], 1)
+    both_finish(done, agents[0])
 
 
 def test_an_agent_of_torchruns_that_gives_up_closes_the_job(torchrun: Callable[..., Agent]) -> None:

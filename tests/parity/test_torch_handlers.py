@@ -11,6 +11,7 @@ handlers of torchrun's: endpoints, options and stores that are not there (``c10d
 ``static_rendezvous_test.py``, ``utils_test.py``) are in ``plugins/c10d/tests`` and ``core/tests/test_conf.py``, those
 of ``etcd_rendezvous_backend_test.py`` in ``plugins/etcd/tests``. ``plugins/torchrun/tests/test_handlers.py`` has nodes
 that are lost. Not asked is what only torch's package can see: its state, its operations and its timers.
+What callers in Python write for ``static`` is at the end of this file.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from typing import Any
 import pytest
 from etcd_servers import running
 from redis_servers import redis_server
+
+from elastic_core.launch_config import LaunchConfig, configure
 
 pytestmark = pytest.mark.timeout(300)
 HANDLERS = Path(__file__).parent / "scripts" / "handlers.py"
@@ -95,3 +98,33 @@ def test_a_caller_sees_what_callers_of_torchs_handlers_see(
 
 def test_every_answer_has_a_question(answers: dict[str, Any]) -> None:
     assert set(answers) <= set(TORCHS)
+
+
+HOST = "localhost:123"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "nodes", "config", "place"),
+    [
+        pytest.param(HOST, 2, {"rank": 1}, (1, HOST), id="a_number"),
+        pytest.param(HOST, 2, {"rank": "1", "timeout": 60}, (1, HOST), id="a_number_as_text"),
+        pytest.param(HOST, 2, {}, None, id="no_number"),
+        pytest.param(HOST, 2, {"rank": None}, None, id="nothing_for_a_number"),
+        pytest.param(HOST, 2, {"rank": 2}, None, id="no_such_node"),
+        pytest.param(HOST, 2, {"rank": "first"}, None, id="a_word"),
+        pytest.param("", 1, {"rank": 0}, None, id="no_endpoint"),
+        pytest.param(HOST, 1, {}, (0, HOST), id="one_node_needs_no_number"),  # torch refuses it
+        pytest.param("localhost", 1, {"rank": 0}, (0, "localhost"), id="no_port"),  # torch refuses it
+        pytest.param("[::1]:90", 1, {"rank": 0}, (0, "[::1]:90"), id="ipv6"),
+    ],
+)
+def test_nodes_of_static_are_numbered_by_hand(
+    endpoint: str, nodes: int, config: dict[str, Any], place: tuple[int, str] | None
+) -> None:
+    given = LaunchConfig(nodes, nodes, rdzv_backend="static", rdzv_endpoint=endpoint, rdzv_configs=config)
+    if place is None:
+        with pytest.raises(ValueError):  # noqa: PT011 - torch's kind; the words are others
+            configure(given)
+    else:
+        run = configure(given)
+        assert (run.node_rank, run.rdzv_endpoint) == place

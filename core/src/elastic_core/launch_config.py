@@ -122,6 +122,11 @@ def configure(config: LaunchConfig) -> RunConfig:
         backend, endpoint = conf.settle(backend, endpoint, nnodes)
     options = plugins.rendezvous_options(backend, named=config.plugins)
     given = {key: value for key, value in config.rdzv_configs.items() if value is not None}
+    if numbered and nnodes.most > 1 and "rank" not in given:
+        raise UsageError(
+            f"rdzv_configs has no 'rank': with {config.rdzv_backend!r} each of the {nnodes.most} nodes needs a number.",
+            hint="Give rdzv_configs={'rank': N}, counted from 0.",
+        )
     rank = _whole("rdzv_configs rank", given.pop("rank", 0)) if numbered else None
     node_rank = rank if backend in conf.NUMBERED else None
     conf.check_node_rank(node_rank, nnodes)
