@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
@@ -119,6 +120,7 @@ def test_a_job_that_cannot_begin_ends_the_program_as_elastic_run_ends(
         module.run(Namespace(training_script=__file__))
     assert isinstance(raised.value, SystemExit), "without a traceback where nobody catches it"
     assert raised.value.code == ExitCode.USAGE
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value), "as torch's can be sent"
     assert "elastic: error: --log_dir '/proc/nowhere' cannot be made" in capsys.readouterr().err
 
 

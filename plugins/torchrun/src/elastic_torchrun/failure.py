@@ -38,6 +38,6 @@ class NodeRefused(RendezvousError, SystemExit):
         code: The exit code of ``elastic run``.
     """
 
-    def __init__(self, error: ElasticError) -> None:
-        super().__init__(str(error))
-        self.code = int(error.exit_code)
+    def __init__(self, message: str, code: int = ElasticError.exit_code) -> None:
+        super().__init__(message)
+        self.code = int(code)

@@ -142,7 +142,7 @@ def _serve(name: str, prepare: Callable[[], Job[T]], torchs: Job[T]) -> T:
             from elastic_torchrun.failure import NodeRefused
 
             say(f"error: {reason(exc)}")  # a SystemExit that nobody catches is not printed
-            raise NodeRefused(exc) from exc
+            raise NodeRefused(str(exc), exc.exit_code) from exc
 
 
 @contextmanager
