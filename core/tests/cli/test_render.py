@@ -8,6 +8,7 @@ from collections.abc import Callable
 import click
 import pytest
 
+from elastic_core.cli.flags import RunCommand
 from elastic_core.cli.render import run
 from elastic_core.errors import RendezvousTimeoutError, UsageError
 
@@ -58,6 +59,17 @@ def test_what_the_command_returns_is_the_exit_code(returned: int | None, code: i
 def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(click.Command("c", help="What it does."), ["--help"]) == 0
     assert "What it does." in capsys.readouterr().out
+
+
+def test_a_switch_from_the_environment_is_refused_with_its_value(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PET_STANDALONE", "maybe")
+    assert run(RunCommand(lambda: 0), ["train.py"]) == 2
+    said = (
+        "elastic: error: --standalone 'maybe' is neither 1 (yes) nor 0 (no).\n\nThe value comes from PET_STANDALONE.\n"
+    )
+    assert capsys.readouterr().err == said
 
 
 def test_a_closed_stdout_ends_the_command_quietly() -> None:

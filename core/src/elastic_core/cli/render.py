@@ -73,7 +73,10 @@ def _in_our_words(exc: click.ClickException) -> tuple[str, str]:
         return f"There is no option {exc.option_name!r}.{did_you_mean(exc.option_name, known)}", hint
     if isinstance(exc, click.BadParameter) and context and exc.param and exc.param.name:
         from_environment = context.get_parameter_source(exc.param.name) is ParameterSource.ENVIRONMENT
-        hint = f"The value comes from {exc.param.envvar}." if from_environment else hint
+        variable = str(exc.param.envvar)
+        hint = f"The value comes from {variable}." if from_environment else hint
+        if from_environment and isinstance(exc.param, click.Option) and exc.param.is_flag:
+            return f"--{exc.param.name} {os.environ[variable]!r} is neither 1 (yes) nor 0 (no).", hint
     return exc.format_message(), hint
 
 
