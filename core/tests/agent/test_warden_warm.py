@@ -679,6 +679,19 @@ def test_closing_ends_workers_services_and_the_template(listener: Workers) -> No
             os.kill(pid, 0)
 
 
+def test_ctrl_c_before_the_program_begins_ends_the_worker_without_a_traceback(listener: Workers) -> None:
+    hook = "lambda: os.kill(os.getpid(), signal.SIGINT)"  # comes when the fork lets signals through
+    (listener.modules / "interrupted.py").write_text(f"import os, signal\nos.register_at_fork(after_in_child={hook})\n")
+    listener.template("interrupted", program=SLEEP)
+    reading, writing = os.pipe()
+    tag = listener.spawn(stderr=writing)
+    os.close(writing)
+    with open(reading) as file:
+        assert file.read() == ""
+    ended = listener.wait(Exited, lambda event: event.tag == tag)
+    assert ended.returncode == -signal.SIGINT
+
+
 # Services ------------------------------------------------------------------------------------------------------------
 
 

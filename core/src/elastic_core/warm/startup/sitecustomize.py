@@ -46,6 +46,12 @@ def _be_the_template() -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] == "elastic_core" and name not in usual]:
             del sys.modules[name]
         template.run(int(os.environ.pop("ELASTIC_CONTROL_FD")), usual)
+    except KeyboardInterrupt:  # in a worker whose program has not begun, which need not be told where it was
+        import signal
+
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+        os._exit(1)  # it is blocked
     except BaseException:
         sys.excepthook(*sys.exc_info())
         os._exit(1)
