@@ -24,6 +24,18 @@ def test_a_command_that_cannot_be_run_is_refused(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err.startswith(f"elastic: error: {message}\n")
 
 
+def test_a_file_that_is_no_program_is_refused_with_the_word_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "./train.py"):
+        assert run(Elastic(), ["exec", name]) == 2
+        said = capsys.readouterr().err
+        assert f"{name!r} is a file, and no command that can be run." in said
+        assert f"elastic exec python {name} …" in said
+
+
 def test_help_tells_what_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(Elastic(), ["exec", "--help"]) == 0
     help = capsys.readouterr().out

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from elastic_torchrun.startup import is_torchrun
+from elastic_torchrun.startup import LAUNCHER, Finder, is_torchrun
 
 SCRIPT = "#!/env/bin/python\nimport sys\nfrom torch.distributed.run import main\nsys.exit(main())\n"
 
@@ -56,3 +57,9 @@ def test_torchrun_runs_where_its_folder_was_deleted(tmp_path: Path) -> None:
     command = f'rmdir "$PWD" && exec {sys.executable} -m elastic_torchrun --no_python true'
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_finder_of_an_older_kind_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", [object(), *sys.meta_path])
+    spec = Finder().find_spec(LAUNCHER, importlib.import_module("torch.distributed").__path__)
+    assert spec.name == LAUNCHER

@@ -49,6 +49,9 @@ def command(command: tuple[str, ...]) -> None:
     # The environment of this interpreter comes last: its commands are found even where it is not activated.
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), sysconfig.get_path("scripts")])
     if (found := shutil.which(command[0], path=path)) is None:
+        if os.path.isfile(command[0]):
+            hint = f"If it is a Python script: elastic exec python {command[0]} …"
+            raise UsageError(f"{command[0]!r} is a file, and no command that can be run.", hint=hint)
         raise UsageError(f"There is no command {command[0]!r}.", hint=f"It is looked for in {path}.")
     if not is_installed([*site.getsitepackages(), site.getusersitepackages()]):
         raise PluginError(

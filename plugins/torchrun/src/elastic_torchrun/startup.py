@@ -50,7 +50,9 @@ class Finder:
         if name not in (LAUNCHER, API):
             return None
         for finder in sys.meta_path:
-            if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
+            if finder is self or not hasattr(finder, "find_spec"):  # one of an older kind, which Python passes over
+                continue
+            if (spec := finder.find_spec(name, path, target)) is not None:
                 return _with_our_loader(spec)
         return None
 
