@@ -49,3 +49,4 @@ def test_a_launcher_of_others_recovers_a_killed_worker(stage: Stage, tmp_path: P
     assert agent.exit_code() == 0
     assert '"finished", "rank": 0' in agent.output
     assert f"elastic: {said}" in agent.lines
+    assert "has no effect" not in agent.output, "a launcher adds flags of its own, which is no mistake of the user"

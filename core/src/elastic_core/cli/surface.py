@@ -135,7 +135,8 @@ FLAGS: Sequence[Flag] = (
         parse=values.modules,
         metavar="MODULES",
         help="What that process imports, as torch,transformers; nothing is a fresh start.  [default: torch, where "
-        "it is installed, and once it has nothing to do torch._dynamo, which every optimizer needs]",
+        "it is installed; once it has nothing to do, also torch._dynamo, which every optimizer needs, and libraries "
+        "that workers have imported]",
     ),
     Flag(
         "--virtual_local_rank",
@@ -201,7 +202,7 @@ FLAGS: Sequence[Flag] = (
         parse=values.signals,
         metavar="NAMES",
         help="On which signals this node leaves. Its workers get the same signal, SIGTERM in the last fifth of "
-        "--shutdown_timeout, at most 5 s before its end, and SIGKILL then.  On SIGQUIT, unless it is "
+        "--shutdown_timeout, at most 5 s before its end, and SIGKILL then. On SIGQUIT, unless it is "
         "named here, the agent writes its state to stderr and goes on.  [default: SIGTERM,SIGINT,SIGHUP, as far as "
         "they are not ignored]",
     ),

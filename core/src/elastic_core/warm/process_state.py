@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _locale
 import contextlib
+import mmap
 import os
 import signal
 from collections.abc import Iterator, Mapping
@@ -42,7 +43,7 @@ def own_memory() -> int:
     """Bytes of memory that this process has for itself, or shares with forks until one of them writes."""
     with open("/proc/self/statm", encoding="ascii") as file:
         _, resident, shared, *_ = file.read().split()
-    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+    return (int(resident) - int(shared)) * mmap.PAGESIZE
 
 
 @contextlib.contextmanager
