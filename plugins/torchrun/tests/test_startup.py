@@ -60,6 +60,6 @@ def test_torchrun_runs_where_its_folder_was_deleted(tmp_path: Path) -> None:
 
 
 def test_a_finder_of_an_older_kind_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = importlib.import_module("torch.distributed").__path__
     monkeypatch.setattr(sys, "meta_path", [object(), *sys.meta_path])
-    spec = Finder().find_spec(LAUNCHER, importlib.import_module("torch.distributed").__path__)
-    assert spec.name == LAUNCHER
+    assert Finder().find_spec(LAUNCHER, folder).name == LAUNCHER
