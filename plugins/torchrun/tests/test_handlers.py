@@ -318,6 +318,17 @@ def test_an_error_is_caught_as_ours_and_as_torchs(
     )
 
 
+def test_an_error_keeps_what_it_says_and_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    torchs = type("RendezvousConnectionError", (Exception,), {})
+    monkeypatch.setitem(sys.modules, errors.TORCHS, SimpleNamespace(RendezvousConnectionError=torchs))
+    cause = OSError("no route")
+    with pytest.raises(torchs) as raised, errors.torchs_errors():
+        raise RendezvousConnectionError("refused", lasting=True) from cause
+    assert isinstance(raised.value, RendezvousConnectionError)
+    assert raised.value.lasting
+    assert raised.value.__cause__ is cause
+
+
 def test_shutting_down_before_anything_began_is_no_error(node: Callable[..., TorchrunHandler]) -> None:
     assert node().shutdown()
 
@@ -379,3 +390,8 @@ def test_arguments_of_one_program_are_compared_too() -> None:
         for host, rate in (("a", "1"), ("b", "1"), ("c", "2"))
     )
     assert one == same != other
+
+
+def test_programs_of_different_roles_are_told_apart() -> None:
+    pytest.importorskip("torch")
+    assert command_of(["torchrun", "--role=critic", "train.py"], "host").role == "critic"

@@ -23,7 +23,9 @@ def torchs_errors() -> Iterator[None]:
     except RendezvousError as error:
         if (kind := _of_both(type(error))) is None:
             raise
-        raise kind(error.message, hint=error.hint).with_traceback(error.__traceback__) from error.__cause__
+        both = kind(error.message, hint=error.hint)
+        both.__dict__.update(error.__dict__)
+        raise both.with_traceback(error.__traceback__) from error.__cause__
 
 
 def _of_both(ours: type[RendezvousError]) -> type[RendezvousError] | None:
