@@ -174,7 +174,7 @@ class Node:
             RendezvousParameters(backend, endpoint, job, nnodes, nnodes, "127.0.0.1", is_host=self.number == 0)
         )
         spec = WorkerSpec(role, size, handler, None, function, args, max_restarts, 0.05)
-        agent = LocalElasticAgent(spec, DefaultLogsSpecs(), exit_barrier_timeout=exit_barrier)
+        agent = LocalElasticAgent(spec, DefaultLogsSpecs(self.folder), exit_barrier_timeout=exit_barrier)
         try:
             return agent.run()
         finally:
