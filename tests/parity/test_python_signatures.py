@@ -103,7 +103,7 @@ def test_results_have_torchs_fields(theirs: Any, ours: Any) -> None:
 
 def test_torchs_objects_are_understood_and_what_has_no_effect_is_said_once(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(LAUNCHES)
-    env, port = {**os.environ, "TMPDIR": str(tmp_path)}, str(free_port())
+    env, port = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}, str(free_port())
     command = [sys.executable, "script.py", port]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr

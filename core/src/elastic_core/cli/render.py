@@ -12,6 +12,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import TextIO
 
 import click
 from click.core import ParameterSource
@@ -36,6 +37,14 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
     """
     launches = arguments[:1] == ["run"]
     try:
+        return _run(command, arguments, launches)
+    finally:  # a job's exit code tells of the job
+        for stream in [sys.stderr, sys.stdout] if launches else [sys.stderr]:
+            _drop_unwritable(stream)
+
+
+def _run(command: click.Command, arguments: Sequence[str], launches: bool) -> int:
+    try:
         with command.make_context("elastic", list(arguments)) as context:
             return int(command.invoke(context) or ExitCode.SUCCESS)
     except click.exceptions.Exit as exc:
@@ -48,7 +57,7 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
         return signalled(signal.SIGINT)
     except Exception as exc:
         if isinstance(exc, BrokenPipeError) and _stdout_is_closed():
-            _silence_stdout()
+            _silence(sys.stdout)
             return signalled(signal.SIGPIPE)
         if (missing := _exhausted(exc)) is not None:
             return _failed(f"This machine has no {missing} left: {exc}.", LIMITS, ExitCode.WITHDRAWN, launches)
@@ -99,8 +108,16 @@ def _stdout_is_closed() -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
-def _silence_stdout() -> None:
+def _drop_unwritable(stream: TextIO) -> None:
+    """Drop what a stream could not take, as of a terminal that is gone; the interpreter would exit with 120."""
+    try:
+        stream.flush()
+    except OSError:
+        _silence(stream)
+
+
+def _silence(stream: TextIO) -> None:
     """Let the interpreter's last flush go nowhere instead of complaining."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+    os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
