@@ -78,6 +78,8 @@ USAGE = "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments
         ({"detail": USAGE, "exit_code": 1}, None),
         ({"detail": "grep: data: No such file", "exit_code": 2}, None),
         ({"detail": "disk usage: 90 %", "exit_code": 2}, None),
+        ({"message": IMPORT, "exit_code": 1, "after": 3600.0}, None),
+        ({"message": "ImportError: /cache/ops.so: cannot open shared object file", "exit_code": 1}, None),
         ({"message": "RuntimeError: ImportError: of another one", "exit_code": 1}, None),
         ({"message": "ValueError: boom", "exit_code": 1}, None),
         ({"exit_code": -9}, None),

@@ -111,20 +111,24 @@ _BROKEN_SCRIPT = frozenset({"ImportError", "IndentationError", "ModuleNotFoundEr
 _USAGE = re.compile(r"^usage:", re.IGNORECASE | re.MULTILINE)
 _USAGE_EXIT_CODE = 2
 """What argparse, click and their like exit with after the usage message."""
+_BEGINS_WITHIN = 600.0
+"""Seconds within which a program has imported what it begins with, also from a slow file system."""
+_COMPILED = re.compile(r"\.so\b")
 
 
 def repeats_at_once(incident: Incident) -> str | None:
     """What makes it certain that the program would fail in the same way again; None where a restart may help.
 
     That is a program that cannot be imported, or that refuses its arguments, in the job's first round. In a later round
-    the same program has started before, so that something around it must have changed, and may change again.
+    the same program has started before, so that something around it must have changed, and may change again. So it is
+    with one that has run for a while; and a compiled module may be missing because another rank is just building it.
     """
-    if incident.kind is not IncidentKind.WORKER_FAILED or incident.round != 1:
+    if incident.kind is not IncidentKind.WORKER_FAILED or incident.round != 1 or incident.after > _BEGINS_WITHIN:
         return None
     if incident.exit_code == _USAGE_EXIT_CODE and _USAGE.search(incident.detail):
         return "wrong arguments"
     name = incident.message.partition(":")[0]
-    return name if name in _BROKEN_SCRIPT else None
+    return name if name in _BROKEN_SCRIPT and not _COMPILED.search(incident.message) else None
 
 
 def by_cause(incident: Incident) -> tuple[bool, float]:
