@@ -31,15 +31,21 @@ def beside(path: Path) -> None:
     path.with_name("beside.py").write_text("")
 
 
+def archived(path: Path) -> None:
+    replaced(path.parent)
+
+
 @pytest.mark.parametrize(
     ("library", "change", "found"),
     [
         (True, replaced, True),
         (True, moved, True),
         (True, Path.unlink, True),
+        (True, archived, True),
         (True, written, False),
         (True, beside, False),
         (False, replaced, True),
+        (False, archived, True),
         (False, written, True),
         (False, beside, False),
     ],
@@ -50,6 +56,10 @@ def test_a_file_that_has_changed_is_found(
     path = tmp_path / "package" / "part.py"
     path.parent.mkdir()
     path.write_text("VALUE = 1")
+    if change is archived:
+        path.unlink()
+        path.parent.rmdir()
+        path.parent.write_text("VALUE = 1")
     module = types.ModuleType("part")
     module.__file__ = str(path)
     monkeypatch.setitem(sys.modules, "part", module)

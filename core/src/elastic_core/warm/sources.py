@@ -53,8 +53,13 @@ class Sources:
 
 
 def _stamp(path: str) -> Stamp:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    """Of the path, or of the archive that it leads into."""
+    while True:
+        try:
+            found = os.stat(path)
+        except NotADirectoryError:
+            path = os.path.dirname(path)
+        except OSError:
+            return None
+        else:
+            return found.st_ino, found.st_size, found.st_mtime_ns
