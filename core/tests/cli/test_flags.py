@@ -82,6 +82,7 @@ def test_short_flags_are_torchruns() -> None:
     [
         ("PET_NNODES", "1:4", "nnodes", NodeRange(1, 4)),
         ("PET_STANDALONE", "1", "standalone", True),
+        ("PET_MASTER_ADDR", "[fd00::1]", "master_addr", "fd00::1"),
         ("PET_STANDALONE", "0", "standalone", False),
         ("PET_ON_NODE_LOSS", "fail", "on_node_loss", OnNodeLoss.FAIL),
         ("PET_WARM_START", "0", "warm_start", False),

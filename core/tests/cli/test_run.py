@@ -108,6 +108,7 @@ def test_every_flag_reaches_the_config() -> None:
         ({"nnodes": TWO_NODES, "master_port": 7}, ("static", "127.0.0.1:7")),
         ({"nnodes": TWO_NODES, "rdzv_endpoint": "host:7", "node_rank": 1}, ("static", "host:7")),
         ({"nnodes": TWO_NODES, "rdzv_endpoint": "host:7", "master_addr": "other"}, ("c10d", "host:7")),
+        ({"nnodes": TWO_NODES, "node_rank": 0, "master_addr": "fd00::1"}, ("static", "[fd00::1]:29500")),
         ({"nnodes": TWO_NODES, "rdzv_backend": "c10d", "rdzv_endpoint": "host:7", "node_rank": 1}, ("c10d", "host:7")),
         ({"standalone": True}, ("local", "")),
         ({"standalone": True, "rdzv_backend": "c10d", "rdzv_endpoint": "host"}, ("local", "")),

@@ -264,7 +264,9 @@ def _named_place(flags: Flags) -> tuple[str, str]:
     by_hand = flags.nnodes.most > 1 and (flags.node_rank, *place) != (None, None, None)
     if flags.rdzv_backend in NUMBERED or (flags.rdzv_backend is None and by_hand):
         port = MASTER_PORT if flags.master_port is None else flags.master_port
-        return flags.rdzv_backend or STATIC, flags.rdzv_endpoint or f"{flags.master_addr or '127.0.0.1'}:{port}"
+        host = flags.master_addr or "127.0.0.1"
+        bracketed = f"[{host}]" if ":" in host else host  # an IPv6 address
+        return flags.rdzv_backend or STATIC, flags.rdzv_endpoint or f"{bracketed}:{port}"
     if flags.rdzv_backend is not None:
         return flags.rdzv_backend, flags.rdzv_endpoint
     if not flags.rdzv_endpoint:

@@ -86,7 +86,7 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--master_addr",
         section=RENDEZVOUS,
-        parse=values.not_empty,
+        parse=values.address,
         metavar="HOST",
         help="Where node 0 of the static backend is, or a node by itself (MASTER_ADDR).  [default: 127.0.0.1]",
     ),
