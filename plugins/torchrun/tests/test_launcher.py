@@ -5,9 +5,11 @@ import pickle
 import threading
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from elastic_core.errors import UsageError
@@ -73,7 +75,12 @@ def torchs_module(calls: list[tuple[Namespace, str | None]]) -> SimpleNamespace:
         raise AssertionError("replaced")
 
     return SimpleNamespace(
-        __name__=LAUNCHER, run=run, main=main, get_args_parser=ArgumentParser, parse_args=lambda args: Namespace()
+        __name__=LAUNCHER,
+        run=run,
+        main=main,
+        get_args_parser=ArgumentParser,
+        parse_args=lambda args: Namespace(),
+        record=lambda function: function,
     )
 
 
@@ -122,6 +129,30 @@ def test_a_job_that_cannot_begin_ends_the_program_as_elastic_run_ends(
     assert raised.value.code == ExitCode.USAGE
     assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value), "as torch's can be sent"
     assert "elastic: error: --log_dir '/proc/nowhere' cannot be made" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("taken", [True, False], ids=["by Elastic", "by torch"])
+def test_main_writes_the_error_file_that_its_environment_names_and_run_does_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, taken: bool
+) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    monkeypatch.setenv("PET_LOG_DIR" if taken else "PET_RDZV_BACKEND", "/proc/nowhere")
+    module = torchs_module([])
+
+    def fail(args: Namespace) -> None:
+        raise ValueError("torch's own")
+
+    module.run, module.record = fail, record
+    module.parse_args = lambda line: Namespace(training_script=__file__)
+    replace(module)
+    with pytest.raises((RendezvousError, ValueError)):
+        module.run(module.parse_args([]))
+    assert not path.exists()
+    with pytest.raises((RendezvousError, ValueError)):
+        module.main([])
+    assert ("'/proc/nowhere' cannot be made" if taken else "torch's own") in path.read_text()
 
 
 @pytest.mark.parametrize(

@@ -69,15 +69,18 @@ def replace(module: Any) -> None:
 def _replace_run(module: Any) -> None:
     torchs = module.run
 
-    def serve(args: Namespace, line: Sequence[str] = ()) -> None:
+    def serve(args: Namespace, line: Sequence[str] | None = None) -> None:
         def prepare() -> Job[None]:
-            from elastic_core import launch  # not for the program torchrun
+            from elastic_core import launch, recording  # not for the program torchrun
 
             written = written_in(line, module.get_args_parser()) if line else ()
             config = configuration(flags_of(args, module.get_args_parser(), written), warn)
-            return functools.partial(launch.run_program, config)
+            job = functools.partial(launch.run_program, config)
+            return job if line is None else recording.record(job)
 
-        _serve(LAUNCHER, prepare, functools.partial(torchs, args))
+        own = functools.partial(torchs, args)
+        # Of the two only main() writes the error file that the caller's environment names.
+        _serve(LAUNCHER, prepare, own if line is None else module.record(own))
 
     @functools.wraps(torchs)
     def run(args: Namespace) -> None:
