@@ -12,7 +12,8 @@ General layout:
 * ``child``: what a fork must change about itself to be the worker that was asked for.
 * ``libraries``: what torch, numpy and others hold that a fork must not share: random states, threads, keys.
 * ``record``: which modules a worker imports. ``learning`` has the template's successor import them, each tried in a
-  throwaway fork first (``trial``), and only those of libraries (``modules``).
+  throwaway fork first (``trial``, ``process_state``), and only those of libraries (``modules``).
+* ``sources``: whether what was imported has changed on disk since.
 * ``service``: a service that starts as an interpreter of its own, where the template must not fork it.
 * ``initialization``: how a script that knows nothing of it tells its agent that the process group is there.
 
