@@ -161,15 +161,16 @@ def test_main_writes_the_error_file_that_its_environment_names_and_run_does_not(
         ({"start_method": "fork"}, print, "start_method='fork': Elastic forks no workers from the caller."),
         ({"logs_specs": object()}, print, "logs_specs is of the class object, which Elastic does not use."),
         ({}, threading.Lock().acquire, "cannot be sent to another process"),
+        ({}, None, "The entrypoint None is neither a function nor a command."),
         ({"rdzv_configs": {"unknown": 1}}, print, "unknown"),
     ],
-    ids=["fork", "logs", "entrypoint", "conf"],
+    ids=["fork", "logs", "entrypoint", "no entrypoint", "conf"],
 )
 def test_a_function_that_elastic_does_not_take_is_torchs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     given: dict[str, object],
-    entrypoint: Callable[..., object],
+    entrypoint: Callable[..., object] | None,
     why: str,
 ) -> None:
     monkeypatch.setenv(VARIABLE, "1")

@@ -10,7 +10,7 @@ from typing import Any
 
 from elastic_core.agent import calls
 from elastic_core.errors import UsageError
-from elastic_core.launch import LaunchConfig
+from elastic_core.launch_config import LaunchConfig, check_entrypoint
 
 TORCHS_TIMEOUT = 900
 """What torch's LaunchConfig writes into ``rdzv_configs`` where nobody has given a timeout, in seconds."""
@@ -29,7 +29,7 @@ def config_of(config: Any, entrypoint: Any, args: Sequence[Any]) -> LaunchConfig
     Raises:
         UsageError: Elastic does not take it.
     """
-    if callable(entrypoint):
+    if callable(check_entrypoint(entrypoint)):
         if config.start_method != "spawn":
             raise UsageError(f"start_method={config.start_method!r}: Elastic forks no workers from the caller.")
         with tempfile.TemporaryDirectory(prefix="elastic_call_") as directory:
