@@ -8,10 +8,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from elastic_core.warm.learning import Learning
+from elastic_core.warm.learning import NOTHING_LEARNED, Learning
 from elastic_core.warm.modules import is_library, own_names
 from elastic_core.warm.record import Record
 
@@ -168,6 +169,17 @@ def test_what_lies_beside_the_program_is_its_own(tmp_path: Path) -> None:
 )
 def test_a_library_lies_where_libraries_are_installed(origins: list[str], library: bool) -> None:
     assert is_library(origins, ["/env/site-packages"]) is library
+
+
+def test_learning_ends_where_no_process_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attempt(*_: object) -> NoReturn:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr("elastic_core.warm.learning.attempt", attempt)
+    record = Record()
+    monkeypatch.setattr(record, "names", lambda: ["never_imported"])
+    assert Learning(records=[record]).learn() == NOTHING_LEARNED
+    record.close()
 
 
 def test_variables_that_workers_have_otherwise_are_known() -> None:
