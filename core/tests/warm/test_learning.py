@@ -42,7 +42,7 @@ MODULES = {
     "handles": "import signal\nsignal.signal(signal.SIGTERM, lambda *_: None)",
     "translates": "import locale\nlocale.setlocale(locale.LC_ALL, 'C')",
     "locks": "import multiprocessing\nlock = multiprocessing.RLock()",
-    "makes_files": "import tempfile\nfolder = tempfile.TemporaryDirectory()",
+    "makes_files": "import os, tempfile\nfolder = tempfile.TemporaryDirectory()\nos.close(tempfile.mkstemp()[0])",
     "uses_files": "import tempfile\nwith tempfile.NamedTemporaryFile():\n    pass",
     "polls": "import select\nepoll = select.epoll()",
     "daemonizes": "import subprocess\nsubprocess.run('setsid sleep 1000 & echo $!', shell=True, check=True)",

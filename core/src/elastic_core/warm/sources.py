@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Collection
 from typing import TypeAlias
 
 Stamp: TypeAlias = "tuple[int, int, int] | None"
 """(inode, size, time of the last change in nanoseconds) of a file or folder; None where there is none."""
+
+LOOK_WITHIN = 0.1
+"""Seconds that a worker waits for that. It takes one or two milliseconds, and more on a file system of the network."""
 
 
 class Sources:
@@ -39,8 +43,14 @@ class Sources:
                     self._folders.setdefault(folder, _stamp(folder))
 
     def changed(self) -> str | None:
-        """A file that is another one now; None if none is."""
-        for folder, files in self._files.items():
+        """A file that is another one now; None if none is.
+
+        The outermost folders come first, since an upgrade changes those; a slow file system is asked for a moment only.
+        """
+        deadline = time.monotonic() + LOOK_WITHIN
+        for folder, files in sorted(self._files.items(), key=lambda item: len(item[0])):
+            if time.monotonic() > deadline:
+                break
             now = _stamp(folder) if folder in self._folders else None
             if now is not None and now == self._folders[folder]:
                 continue

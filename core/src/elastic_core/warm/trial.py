@@ -160,11 +160,19 @@ def _be_trial(
             if reason:
                 break
     finally:
-        for path in temporary:
-            shutil.rmtree(path, ignore_errors=True)
-        for process in descendants(os.getpid()):
-            kill(process)
-        os._exit(0)
+        try:
+            _remove(temporary)
+            for process in descendants(os.getpid()):
+                kill(process)
+        finally:
+            os._exit(0)
+
+
+def _remove(paths: Collection[str]) -> None:
+    for path in paths:
+        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def open_files() -> frozenset[tuple[str, str]]:
