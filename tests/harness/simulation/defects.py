@@ -285,10 +285,18 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a round begins without contact",
         "Session._look",
-        "ledger.live and self._cut_off() and not store.stale_reads",
-        "False",
+        "self._have_contact(store, ledger)",
+        "None",
         "forgetful",
         200,
+    ),
+    Defect(
+        "a round that was put back begins without contact",
+        "Session._restore",
+        "self._have_contact(store, found[1])",
+        "None",
+        "forgetful",
+        first=4_054_179,
     ),
     Defect(
         "a node without contact asks for a place",

@@ -328,8 +328,7 @@ class Session:
                 ledger = advance(ledger, entry, now)
                 if ledger.closed is not None:
                     break
-            if ledger.live and self._cut_off() and not store.stale_reads:
-                self._ask(store, ledger.head.index)  # if that fails, the entries are read again
+            self._have_contact(store, ledger)  # if that fails, the entries are read again
             self._memory = self._memory.and_then(entries)
             self._follow(ledger)
             self._calls.post(EntriesRead(entries, now))
@@ -376,13 +375,15 @@ class Session:
             return None
         return seen
 
-    def _ask(self, store: RendezvousBackend, head: int) -> None:
+    def _have_contact(self, store: RendezvousBackend, ledger: Ledger) -> None:
         """Have contact before a round begins that may be this node's: its fence would stop the workers at once (S4).
 
         Raises:
             RendezvousConnectionError: The store does not answer.
         """
-        asked = self._clock.now()
+        if not (ledger.live and self._cut_off()) or store.stale_reads:
+            return
+        asked, head = self._clock.now(), ledger.head.index
         if store.wait(Cursor(head), roster=False, timeout=0.0).head == head:  # else there is more to be read first
             self.contact.current(asked)
 
@@ -408,6 +409,8 @@ class Session:
         self._doubt = True  # and whoever has doubts meanwhile must let this comparison come to its end
         try:
             found = restore(store, self._ledger, self._memory, self._node_id, self._clock, unread=unread)
+            if isinstance(found, tuple) and found[1] is not None:
+                self._have_contact(store, found[1])  # if that fails, the histories are compared again
         except RendezvousConnectionError:
             self._unread = unread
             raise
