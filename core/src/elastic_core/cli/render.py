@@ -40,7 +40,8 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
         return _run(command, arguments, launches)
     finally:  # a job's exit code tells of the job
         for stream in [sys.stderr, sys.stdout] if launches else [sys.stderr]:
-            _drop_unwritable(stream)
+            if stream is not None:  # it was closed when this process began
+                _drop_unwritable(stream)
 
 
 def _run(command: click.Command, arguments: Sequence[str], launches: bool) -> int:
