@@ -291,6 +291,14 @@ DEFECTS: tuple[Defect, ...] = (
         200,
     ),
     Defect(
+        "a round begins with little contact left",
+        "Session._have_contact",
+        "self._cut_off(ASKED_SHARE)",
+        "self._cut_off()",
+        "fleet",
+        first=4_153_299,
+    ),
+    Defect(
         "a round that was put back begins without contact",
         "Session._restore",
         "self._have_contact(store, found[1])",

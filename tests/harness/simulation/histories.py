@@ -76,6 +76,11 @@ class Histories:
         """Whether a run ever had one, on any server."""
         return run in self._begun
 
+    def newest(self, replica: Replica) -> Entry | None:
+        """The newest entry by a node on a server."""
+        ids = (entry_id for entry_id, _ in reversed(replica.entries))
+        return next((self.written[entry_id] for entry_id in ids if entry_id in self.written), None)
+
     def newest_round(self, replica: Replica, run: str, *, but: int = 0) -> Round | None:
         """The newest round of a run on a server, while that run is the newest there; without the last entries."""
         for place in range(len(replica.entries) - 1 - but, -1, -1):

@@ -66,10 +66,7 @@ def leader(world: World) -> SimAgent | None:
 
 def newest(world: World) -> Entry | None:
     """The newest entry by a node, on the server that everybody will ask in the end."""
-    written = world.truth.histories.written
-    return next(
-        (written[entry_id] for entry_id, _ in reversed(world.store.master.entries) if entry_id in written), None
-    )
+    return world.truth.histories.newest(world.store.master)
 
 
 def expect_end(world: World, replica: Replica, halt: Entry) -> None:
@@ -81,8 +78,8 @@ def expect_end(world: World, replica: Replica, halt: Entry) -> None:
 
 def check_end(world: World, replica: Replica, halt: Entry, when: str) -> None:
     """P1: something must have followed a HALT."""
-    head = world.truth.histories.written[replica.entries[-1][0]]
-    if head.run == halt.run and head.anchors.halt == halt.index:
+    head = world.truth.histories.newest(replica)
+    if head is not None and head.run == halt.run and head.anchors.halt == halt.index:
         came = head.term - halt.term
         world.truth.violated(
             "P1", f"{when} HALT {halt.index} nothing has followed, and {came} leader(s) have come since"

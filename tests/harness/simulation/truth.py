@@ -165,7 +165,8 @@ class Truth:
     def shrunk(self, replica: Replica, index: int) -> None:
         """An entry becomes a tombstone."""
         self.world.count("an entry is shrunk")
-        head = self.histories.written[replica.entries[-1][0]]
+        head = self.histories.newest(replica)
+        assert head is not None  # whoever shrinks an entry has read a newer one
         at = head.anchors
         if index in (at.open, at.round, at.latest, at.halt, at.plan, at.stop_at, at.over):
             self.violated("tombstones", f"entry {index} is shrunk, and entry {head.index} stands on it")

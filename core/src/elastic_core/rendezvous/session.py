@@ -51,6 +51,9 @@ __all__ = ["Session", "SessionCalls"]
 
 CONFIRMED_SHARE = 0.25
 """Part of ``fence_after`` after which the server that takes the heartbeats has to be confirmed again."""
+ASKED_SHARE = 0.5
+"""Part of the time that the fence takes after which a node without contact asks the store before a round begins: it may
+have workers to stop first, and the fence must not stop the new ones meanwhile."""
 IDLE_WAIT = 60.0
 """Seconds that a follower waits for the ledger at a time; the store wakes it earlier."""
 UNTOLD = 0.2
@@ -381,7 +384,7 @@ class Session:
         Raises:
             RendezvousConnectionError: The store does not answer.
         """
-        if not (ledger.live and self._cut_off()) or store.stale_reads:
+        if not (ledger.live and self._cut_off(ASKED_SHARE)) or store.stale_reads:
             return
         asked, head = self._clock.now(), ledger.head.index
         if store.wait(Cursor(head), roster=False, timeout=0.0).head == head:  # else there is more to be read first
@@ -494,11 +497,11 @@ class Session:
         if self._row_check.is_due(ledger := self._ledger, self._clock.now()):
             self._writer.later(lambda store: self._row_check.look(store, ledger))
 
-    def _cut_off(self) -> bool:
+    def _cut_off(self, share: float = 1.0) -> bool:
         """Whether this node has had no contact for as long as its fence takes: it decides nothing then, nor asks for a
-        place (rule S4)."""
+        place (rule S4). With ``share``, whether it has had none for that part of the time."""
         fence_after = self._ledger.settings.timing.fence_after
-        return self._clock.now() - self.contact.known_at >= FENCE_SHARE * fence_after
+        return self._clock.now() - self.contact.known_at >= share * FENCE_SHARE * fence_after
 
     def _await_confirmation(self) -> bool:
         """Wait until the server is confirmed for the first time: nothing is decided before (rule S4). Whether it is."""
