@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import socket
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
@@ -70,3 +72,18 @@ def test_who_gives_up_before_its_turn_cuts_nobody_elses_connection(
         with client._turn(store), pytest.raises(RendezvousConnectionError, match="has not answered"):
             StoreClient(store, READ_TIMEOUT, 0.1)
         assert healthy.add("asked", 1) == 1
+
+
+def test_a_process_that_is_forked_while_a_thread_dials_dials_by_itself(store: Address) -> None:
+    def dial() -> None:
+        with closing(StoreClient(store, READ_TIMEOUT)) as connection:
+            connection.add("dialled", 1)
+
+    child = multiprocessing.get_context("fork").Process(target=dial)
+    with client._turn(store), client._taking_turns:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch's threads hold nothing that the child needs
+            child.start()
+        child.join(PATIENCE)
+    child.kill()
+    assert child.exitcode == 0

@@ -249,6 +249,16 @@ def _dial(address: Address, patience: float, waiting: Callable[[], None]) -> _Co
         ) from exc
 
 
+def _forget_turns() -> None:
+    """In a process that was just forked: threads that held these locks are not in it."""
+    global _taking_turns
+    _taking_turns = threading.Lock()
+    _turns.clear()
+
+
+os.register_at_fork(after_in_child=_forget_turns)
+
+
 def _turn(address: Address) -> threading.Lock:
     """Held by whoever dials an address."""
     with _taking_turns:  # a dictionary may make two of them, since addresses are compared in Python
