@@ -370,7 +370,9 @@ def test_what_outlives_the_last_worker_is_killed_at_once(listener: Programs) -> 
     listener.warden.stop(grace=HUNDRED_YEARS)
     listener.wait(Gone)
     gone(helper)
-    assert listener.all_of(Signalled)[-1] == Signalled(signal.SIGKILL, (helper,))
+    killed = listener.all_of(Signalled)[-1]
+    assert killed.signum == signal.SIGKILL
+    assert helper in killed.pids, "and perhaps the process between, which may just be about to exit"
 
 
 def test_what_a_worker_that_has_ended_left_behind_is_killed_by_the_next_stop(listener: Programs) -> None:
