@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from stage import WORKERS, Agent, Stage, free_port
 
-from elastic_core.machine import Machine, gpus
+from elastic_core.host.devices import Machine, gpus
 
 SAYS = ["--no_python", "sh", "-c", "echo apple $RANK; echo pear $RANK; echo a cherry $RANK >&2"]
 

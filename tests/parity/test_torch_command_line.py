@@ -30,7 +30,7 @@ from elastic_core.cli.flags import Flags, RunCommand
 from elastic_core.config import RunConfig
 from elastic_core.errors import UsageError
 from elastic_core.hookspecs import RendezvousOptions
-from elastic_core.machine import Machine, gpus, local_world_size
+from elastic_core.host.devices import Machine, gpus, local_world_size
 
 ACTIONS: dict[str, Action] = {
     action.dest: action for action in get_args_parser()._actions if action.option_strings and action.dest != "help"

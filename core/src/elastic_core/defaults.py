@@ -20,9 +20,9 @@ from elastic_core.agent.assignment import Assignment
 from elastic_core.environment import threads
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import hookimpl
+from elastic_core.host.terminal import printable
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict, repeats_at_once
 from elastic_core.program import Program, ProgramKind, interpreter, python_program
-from elastic_core.terminal import printable
 
 
 class MaxRestartsPolicy:
@@ -173,7 +173,7 @@ class PlainWorkerStart:
             environment["ELASTIC_PLUGINS"] = ",".join(self._plugins)
         environment.update(threads(assignment.local_world_size, self._environ))
         if self._virtual_local_rank:
-            from elastic_core.machine import Machine, only_device  # few runs need it
+            from elastic_core.host.devices import Machine, only_device  # few runs need it
 
             environment["LOCAL_RANK"] = "0"
             environment.update(only_device(assignment.local_rank, self._environ, Machine()))

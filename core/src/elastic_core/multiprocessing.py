@@ -190,7 +190,7 @@ def _cpus(numa_binding: str | None, processes: int) -> tuple[frozenset[int], ...
     """The CPUs of each local rank; () when they are not bound."""
     if numa_binding is None:
         return ()
-    from elastic_core.machine import Machine, read_topology, worker_cpus  # few need it
+    from elastic_core.host.devices import Machine, read_topology, worker_cpus  # few need it
 
     topology = read_topology(os.environ, Machine())
     return tuple(worker_cpus(numa_binding, rank, processes, topology) for rank in range(processes))

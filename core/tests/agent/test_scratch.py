@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from elastic_core.agent import scratch
-from elastic_core.agent.identity import Seat, boot_id
 from elastic_core.agent.scratch import MARK, REMOVED_MAX, marked, remove_abandoned
+from elastic_core.host.identity import Seat, boot_id
 
 NOBODY = 65534
 

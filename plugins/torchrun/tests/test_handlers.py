@@ -15,7 +15,6 @@ from types import SimpleNamespace
 import pytest
 
 from elastic_core import conf
-from elastic_core.agent.ports import HeldPort
 from elastic_core.config import Timing
 from elastic_core.errors import (
     RendezvousClosedError,
@@ -26,6 +25,7 @@ from elastic_core.errors import (
     RendezvousTimeoutError,
 )
 from elastic_core.hookspecs import RendezvousOptions
+from elastic_core.host.ports import HeldPort
 from elastic_core.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousParameters
 from elastic_core.rendezvous.backend import RendezvousBackend, StoreWarning
 from elastic_core.rendezvous.closing import close_run

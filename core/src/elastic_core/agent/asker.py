@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from elastic_core.agent.addresses import advertised, local_address
-from elastic_core.agent.ports import HeldPort
 from elastic_core.config import RunConfig
 from elastic_core.errors import RendezvousConnectionError
+from elastic_core.host.addresses import advertised, local_address
+from elastic_core.host.ports import HeldPort
 from elastic_core.rendezvous import exchange, registry
 from elastic_core.rendezvous.api import RendezvousHandler, RendezvousInfo
 from elastic_core.rendezvous.asking import Counted, Met, OthersFinished

@@ -6,10 +6,10 @@ import os
 from functools import partial
 
 from elastic_core import __version__
-from elastic_core.agent.identity import Seat, host_id, host_name
 from elastic_core.agent.probing import Door
 from elastic_core.config import DEFAULT_ID, RunConfig
 from elastic_core.errors import RendezvousConnectionError
+from elastic_core.host.identity import Seat, host_id, host_name
 from elastic_core.plugins import Plugins
 from elastic_core.program import arguments_digest, name
 from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters
@@ -107,7 +107,7 @@ def cpus_of_workers(config: RunConfig) -> tuple[frozenset[int], ...]:
     """
     if config.numa_binding is None:
         return ()
-    from elastic_core.machine import Machine, read_topology, worker_cpus  # few runs need it
+    from elastic_core.host.devices import Machine, read_topology, worker_cpus  # few runs need it
 
     topology, workers = read_topology(os.environ, Machine()), config.nproc_per_node
     return tuple(worker_cpus(config.numa_binding, rank, workers, topology) for rank in range(workers))

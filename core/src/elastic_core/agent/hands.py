@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from elastic_core.agent.identity import Seat
 from elastic_core.agent.inbox import Inbox
 from elastic_core.agent.logs import log_directory
 from elastic_core.agent.outcome import Publish
@@ -28,6 +27,7 @@ from elastic_core.agent.watchdog import Watchdog, kernel_limit, pipe_path
 from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config import SIGNALS, RunConfig, Stream
 from elastic_core.events import Event, Level
+from elastic_core.host.identity import Seat
 from elastic_core.plugins import Plugins
 from elastic_core.program import ProgramKind
 from elastic_core.rendezvous.rows import NodeInfo

@@ -20,7 +20,6 @@ from elastic_core.agent import outcome, rescue
 from elastic_core.agent.asker import Asker, Blind, Failed, Sealed, ShutDown
 from elastic_core.agent.enrolment import applicant_for, cpus_of_workers
 from elastic_core.agent.hands import WARDEN_PATIENCE, Hands, hands
-from elastic_core.agent.identity import Seat
 from elastic_core.agent.inbox import SignalReceived
 from elastic_core.agent.notes import Crashed, Overdue
 from elastic_core.agent.outcome import Ending, Publish, finish, publish_as
@@ -32,6 +31,7 @@ from elastic_core.config import RunConfig
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode, signal_name
+from elastic_core.host.identity import Seat
 from elastic_core.incidents import History, Incident, IncidentKind
 from elastic_core.plugins import Plugins
 from elastic_core.rendezvous import registry

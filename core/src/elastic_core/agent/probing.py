@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from elastic_core.agent.ports import HeldPort
+from elastic_core.host.ports import HeldPort
 from elastic_core.rendezvous.deferral import SPREAD_ABOVE, share
 from elastic_core.rendezvous.ledger import Round
 from elastic_core.rendezvous.node import Probed

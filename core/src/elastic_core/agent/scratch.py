@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from elastic_core.agent.identity import boot_id
+from elastic_core.host.identity import boot_id
 
 PREFIX = "elastic_"
 """What the names of all of them begin with."""

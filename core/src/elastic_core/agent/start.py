@@ -82,9 +82,9 @@ def _run_once(config: RunConfig, plugins: Plugins, warden: Warden | None, *, alo
 
         from elastic_core.agent import supervisor  # see the top
         from elastic_core.agent.hands import handled
-        from elastic_core.agent.identity import Seat
         from elastic_core.agent.state_dump import StateDump
         from elastic_core.agent.status import Status
+        from elastic_core.host.identity import Seat
 
         dump = stack.enter_context(closing(StateDump(handled(config), Status.of(config).describe_joining)))
         seat = stack.enter_context(closing(Seat.take(config.rdzv_id)))  # not the endpoint too: it has many spellings

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Collection
 
 from elastic_core.agent.console import write_all
-from elastic_core.terminal import printable
+from elastic_core.host.terminal import printable
 
 SIGNAL = signal.SIGQUIT
 QUIET_SECONDS = 0.1

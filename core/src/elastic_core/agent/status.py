@@ -12,6 +12,7 @@ from elastic_core.agent.workers import Worker
 from elastic_core.config import RunConfig
 from elastic_core.errors import without_passwords
 from elastic_core.exit_codes import describe_exit
+from elastic_core.host.terminal import printable
 from elastic_core.incidents import Incident
 from elastic_core.rendezvous.asking import AskingState, Work as Asking
 from elastic_core.rendezvous.ledger import Ledger, Member
@@ -19,7 +20,6 @@ from elastic_core.rendezvous.node import NodeState, Work
 from elastic_core.rendezvous.places import place
 from elastic_core.rendezvous.rows import NodeInfo
 from elastic_core.rendezvous.watch import Sighting
-from elastic_core.terminal import printable
 
 ShowState: TypeAlias = "Callable[[Callable[[], str]], None]"
 """Takes a function that describes the state whenever somebody asks."""

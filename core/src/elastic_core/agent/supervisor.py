@@ -16,16 +16,13 @@ from dataclasses import replace
 from functools import partial
 
 from elastic_core.agent import outcome, preloading, rescue, watchdog
-from elastic_core.agent.addresses import advertised
 from elastic_core.agent.departing import Departing
 from elastic_core.agent.enrolment import applicant_for, cpus_of_workers, first_connection
 from elastic_core.agent.hands import WARDEN_PATIENCE, Hands, hands
-from elastic_core.agent.identity import Seat
 from elastic_core.agent.inbox import SignalReceived
 from elastic_core.agent.lookout import Lookout
 from elastic_core.agent.notes import AliveFor, Crashed, Depart, Overdue, Tick
 from elastic_core.agent.outcome import Ending, Publish, finish, publish_as
-from elastic_core.agent.ports import own_address
 from elastic_core.agent.probing import Door, probe
 from elastic_core.agent.scratch import remove_abandoned
 from elastic_core.agent.status import ShowState, Status, describe_node
@@ -48,6 +45,9 @@ from elastic_core.config import RunConfig
 from elastic_core.errors import ElasticError, RendezvousConnectionError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
+from elastic_core.host.addresses import advertised
+from elastic_core.host.identity import Seat
+from elastic_core.host.ports import own_address
 from elastic_core.incidents import Incident
 from elastic_core.plugins import Plugins
 from elastic_core.questions import bounded

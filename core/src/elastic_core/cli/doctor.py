@@ -61,10 +61,10 @@ class DoctorCommand(FlagCommand):
 
 def doctor(*, as_json: bool, **given: Any) -> int:
     """Examine; return the exit code."""
-    from elastic_core.agent.identity import host_name  # none of this for --help
     from elastic_core.doctor import report
     from elastic_core.doctor.findings import Finding, verdict
     from elastic_core.doctor.runner import Signalled, examined
+    from elastic_core.host.identity import host_name  # none of this for --help
 
     known = {item.name for item in fields(Flags)}
     flags = Flags(nnodes=SEVERAL, **{name: value for name, value in given.items() if name in known})

@@ -19,7 +19,7 @@ from click.core import ParameterSource
 
 from elastic_core.errors import ElasticError, did_you_mean
 from elastic_core.exit_codes import ExitCode, signalled
-from elastic_core.terminal import printable
+from elastic_core.host.terminal import printable
 
 EXHAUSTED = {
     errno.EMFILE: "file descriptor",

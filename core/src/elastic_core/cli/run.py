@@ -320,14 +320,14 @@ def without_effect(flags: Flags, backend: str, *, polled: bool = False) -> list[
 def _count_workers(given: int | str, environ: Mapping[str, str]) -> int:
     if isinstance(given, int):
         return given
-    from elastic_core.machine import Machine, local_world_size  # looks at devices; not for --help
+    from elastic_core.host.devices import Machine, local_world_size  # looks at devices; not for --help
 
     return local_world_size(given, environ, Machine())
 
 
 def _check_devices(workers: int, environ: Mapping[str, str]) -> None:
     """Whether every local rank finds an accelerator of its own."""
-    from elastic_core.machine import Machine, only_device
+    from elastic_core.host.devices import Machine, only_device
 
     for local_rank in range(workers):
         only_device(local_rank, environ, Machine())

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from elastic_core.agent.addresses import advertised, endpoint_host
 from elastic_core.config import Timing
 from elastic_core.discovery import Catalogue
 from elastic_core.doctor import host, speed, store
@@ -23,6 +22,7 @@ from elastic_core.doctor.findings import Finding, State, ok, refused, skipped, w
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousError
 from elastic_core.exit_codes import ExitCode
 from elastic_core.hookspecs import RendezvousOptions
+from elastic_core.host.addresses import advertised, endpoint_host
 from elastic_core.plugins import BACKENDS, Plugins
 from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.backend import RendezvousBackend

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from elastic_core import __version__, questions
-from elastic_core.agent.addresses import LOOPBACK, advertised, endpoint_host, parts, says_loopback
-from elastic_core.agent.identity import host_name
-from elastic_core.agent.ports import HeldPort
 from elastic_core.doctor.findings import Finding, ok, warning, wrong
 from elastic_core.doctor.store import PATIENCE
 from elastic_core.errors import RendezvousConnectionError
+from elastic_core.host.addresses import LOOPBACK, advertised, endpoint_host, parts, says_loopback
+from elastic_core.host.identity import host_name
+from elastic_core.host.ports import HeldPort
 from elastic_core.rendezvous.settings import Versions
 
 SLOW = 1.0

@@ -11,7 +11,7 @@ import click
 from elastic_core.doctor.examination import OF_STORE
 from elastic_core.doctor.findings import Finding, State, verdict
 from elastic_core.errors import without_passwords
-from elastic_core.terminal import printable
+from elastic_core.host.terminal import printable
 
 COLOURS = {State.OK: "green", State.WARNING: "yellow", State.WRONG: "red", State.SKIPPED: "bright_black"}
 STATE_WIDTH = max(len(state.value) for state in State)

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from elastic_core.agent.identity import host_name
 from elastic_core.errors import RendezvousRefusedError, RendezvousTimeoutError, UsageError
+from elastic_core.host.identity import host_name
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
 from elastic_core.rendezvous.codec import encode_row
 from elastic_core.rendezvous.ledger import Ledger

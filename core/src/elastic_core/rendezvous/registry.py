@@ -265,7 +265,7 @@ _SAME_NAMES: dict[str, type[RendezvousError]] = {
 
 def _address(params: RendezvousParameters) -> str | None:
     """This node's address in numbers, else torch takes the host's full name, which often nobody can look up."""
-    from elastic_core.agent.addresses import advertised
+    from elastic_core.host.addresses import advertised
 
     return advertised(params.endpoint, "HOST", params.local_addr, single_node=params.max_nodes == 1)
 

@@ -11,7 +11,7 @@ from importlib import import_module
 
 from elastic_core.agent.processes import ignore_requests_to_end
 from elastic_core.agent.spawning import SERVICE_VARIABLE
-from elastic_core.title import Title
+from elastic_core.host.process_title import Title
 
 
 def main() -> None:

@@ -26,8 +26,8 @@ from typing import Any, NoReturn
 from elastic_core.agent.channel import Channel, Message, close_all
 from elastic_core.agent.nursery import NOTHING_NEW
 from elastic_core.agent.processes import die_once_adopted, ignore_requests_to_end
+from elastic_core.host.process_title import Title
 from elastic_core.reporting import FAILED, INITIALIZED, OVER, report
-from elastic_core.title import Title
 from elastic_core.warm import child, initialization, libraries, pages
 from elastic_core.warm.checks import Wanted, objection, threaded, unfit
 from elastic_core.warm.facts import Observer

@@ -11,9 +11,6 @@ from contextlib import suppress
 from functools import partial
 
 from elastic_core import __version__, conf
-from elastic_core.agent.addresses import advertised
-from elastic_core.agent.identity import host_name
-from elastic_core.agent.ports import HeldPort
 from elastic_core.config import DEFAULT_ID
 from elastic_core.environment import inheritable
 from elastic_core.errors import (
@@ -25,6 +22,9 @@ from elastic_core.errors import (
 )
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
+from elastic_core.host.addresses import advertised
+from elastic_core.host.identity import host_name
+from elastic_core.host.ports import HeldPort
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
 from elastic_core.rendezvous.admission import differences
 from elastic_core.rendezvous.answers import silence_told

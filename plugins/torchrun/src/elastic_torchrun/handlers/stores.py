@@ -8,7 +8,7 @@ from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
-from elastic_core.agent.ports import HeldPort
+from elastic_core.host.ports import HeldPort
 from elastic_core.rendezvous.ledger import Offer
 
 EXIT_BARRIER = "torchelastic/agent/terminal_state"

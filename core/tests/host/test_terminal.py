@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_core.terminal import printable
+from elastic_core.host.terminal import printable
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent import identity
-from elastic_core.agent.identity import Seat, host_id, host_name
+from elastic_core.host import identity
+from elastic_core.host.identity import Seat, host_id, host_name
 from elastic_core.rendezvous.rows import SEATS
 
 PATIENCE = 30.0
 TAKE = """
 import sys
-from elastic_core.agent.identity import Seat
+from elastic_core.host.identity import Seat
 {before}
 seat = Seat.take({job!r})
 {after}
@@ -193,7 +193,7 @@ def test_a_job_may_have_any_name(job: str) -> None:
 
 
 def test_all_processes_of_a_host_call_it_the_same() -> None:
-    command = "from elastic_core.agent.identity import host_id, host_name; print(host_id(), host_name())"
+    command = "from elastic_core.host.identity import host_id, host_name; print(host_id(), host_name())"
     other = subprocess.run([sys.executable, "-c", command], stdout=subprocess.PIPE, text=True, check=True)
     assert other.stdout.split() == [host_id(), host_name()]
 

@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elastic_core.machine.devices import accelerators
-from elastic_core.machine.reading import Machine
+from elastic_core.host.devices.machine import Machine
+from elastic_core.host.devices.visible import accelerators
 
 _NODES = "sys/devices/system/node"
 _CPUS = "sys/devices/system/cpu"

@@ -12,10 +12,10 @@ Nothing here imports torch or initialises CUDA, and nothing here changes anythin
 
 from __future__ import annotations
 
-from elastic_core.machine.devices import gpus, local_world_size, only_device, visible_devices
-from elastic_core.machine.numa import worker_cpus
-from elastic_core.machine.reading import Machine
-from elastic_core.machine.topology import Topology, read_topology
+from elastic_core.host.devices.machine import Machine
+from elastic_core.host.devices.numa import worker_cpus
+from elastic_core.host.devices.topology import Topology, read_topology
+from elastic_core.host.devices.visible import gpus, local_world_size, only_device, visible_devices
 
 __all__ = [
     "Machine",

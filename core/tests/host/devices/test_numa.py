@@ -10,8 +10,8 @@ import pytest
 
 from elastic_core.config import NUMA_BINDINGS
 from elastic_core.errors import UsageError
-from elastic_core.machine import Machine, Topology, read_topology, worker_cpus
-from elastic_core.machine.topology import Cpu, parse_cpus
+from elastic_core.host.devices import Machine, Topology, read_topology, worker_cpus
+from elastic_core.host.devices.topology import Cpu, parse_cpus
 
 
 def server(

@@ -8,7 +8,7 @@ import pytest
 
 SCRIPT = """
 import sys
-from elastic_core.title import Title
+from elastic_core.host.process_title import Title
 def shown():
     return [open(f"/proc/self/{name}").read() for name in ("comm", "cmdline")]
 before = shown()
@@ -38,7 +38,7 @@ def test_a_template_is_no_worker_to_who_looks_and_a_fork_of_it_is() -> None:
 
 ENVIRONMENT = """
 import os
-from elastic_core.title import Title
+from elastic_core.host.process_title import Title
 def shown():
     return open("/proc/self/environ", "rb").read().rstrip(b"\\0").split(b"\\0")
 given = dict(os.environ)
@@ -62,7 +62,7 @@ def test_a_fork_shows_the_variables_that_it_has_as_far_as_there_is_room() -> Non
 
 HIDING = """
 import sys
-from elastic_core.title import hide_passwords
+from elastic_core.host.process_title import hide_passwords
 hide_passwords(sys.argv[1:])
 print(open("/proc/self/cmdline").read().rstrip("\\0").split("\\0")[3:], sys.argv[1:])
 """

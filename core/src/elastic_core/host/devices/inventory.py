@@ -10,7 +10,7 @@ import functools
 import re
 from dataclasses import dataclass
 
-from elastic_core.machine.reading import Machine
+from elastic_core.host.devices.machine import Machine
 
 NVIDIA_PLACE = "/proc/driver/nvidia/gpus"
 AMD_PLACE = "/sys/class/kfd"
@@ -59,7 +59,7 @@ def nvidia(machine: Machine) -> tuple[Device, ...]:
     makes no difference where all are of one kind.
     """
     if (library := machine.nvml()) is not None:
-        from elastic_core.machine.nvml import nvml_devices
+        from elastic_core.host.devices.nvml import nvml_devices
 
         if (found := nvml_devices(library)) is not None:
             return found

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from elastic_core.machine.inventory import Device, nvidia
-from elastic_core.machine.nvml import PciInfo, nvml_devices
-from elastic_core.machine.reading import Machine
+from elastic_core.host.devices.inventory import Device, nvidia
+from elastic_core.host.devices.machine import Machine
+from elastic_core.host.devices.nvml import PciInfo, nvml_devices
 
 LOST, NOT_FOUND, NOT_SUPPORTED, MISMATCH = 15, 6, 3, 18
 

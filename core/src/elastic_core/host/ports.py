@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from elastic_core.agent.addresses import LOOPBACK
 from elastic_core.errors import ElasticError
+from elastic_core.host.addresses import LOOPBACK
 
 _PORT = 9  # any will do: connecting a datagram socket chooses a route and sends nothing
 

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable
 
 from elastic_core.config import NUMA_BINDINGS
 from elastic_core.errors import UsageError, did_you_mean
-from elastic_core.machine.topology import Cpu, Topology
+from elastic_core.host.devices.topology import Cpu, Topology
 
 
 def worker_cpus(mode: str, local_rank: int, local_world_size: int, topology: Topology) -> frozenset[int]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent.addresses import LOOPBACK, advertised, endpoint_host, local_address
 from elastic_core.errors import RendezvousConnectionError
+from elastic_core.host.addresses import LOOPBACK, advertised, endpoint_host, local_address
 
 
 @pytest.mark.parametrize(
