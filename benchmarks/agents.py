@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.counting import CountedBackend, Tally, counted
 from elastic_core.agent.probing import neighbours
-from elastic_core.config import Timing
+from elastic_core.config.run import Timing
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.codec import decode_entry, decode_row, encode_entry, encode_row

@@ -17,7 +17,7 @@ from dataclasses import replace
 from benchmarks.agents import TICK, ElasticAgent
 from benchmarks.launchers import PAGE
 from benchmarks.tables import figures, paragraphs, replaced
-from elastic_core.config import Timing
+from elastic_core.config.run import Timing
 from elastic_core.rendezvous.backend import Cursor
 from elastic_core.rendezvous.codec import decode_entry, decode_row, encode_row
 from elastic_core.rendezvous.ledger import Entry, Halt, HaltReason, Offer, Round

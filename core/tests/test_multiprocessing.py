@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.config import Stream
+from elastic_core.config.run import Stream
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.multiprocessing import PContext, start_processes
 

@@ -9,14 +9,14 @@ import pytest
 from scenes import info
 
 from elastic_core import defaults, hookimpl
-from elastic_core.config import RunConfig
+from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.run import RunConfig
 from elastic_core.errors import PluginError, UsageError
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
 from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
 from elastic_core.plugins import Plugins, hooks_of, load, rendezvous_options
-from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.guard import GuardedBackend

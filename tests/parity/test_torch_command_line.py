@@ -27,7 +27,7 @@ from torch.distributed.run import config_from_args, determine_local_world_size, 
 
 from elastic_core.cli import run
 from elastic_core.cli.flags import Flags, RunCommand
-from elastic_core.config import RunConfig
+from elastic_core.config.run import RunConfig
 from elastic_core.errors import UsageError
 from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.host.devices import Machine, gpus, local_world_size

@@ -28,7 +28,7 @@ TYPE_CHECKING = False  # typing's, without the import, which takes longer than a
 if TYPE_CHECKING:
     from typing import Any
 
-    from elastic_core.config import RunConfig as RunConfig
+    from elastic_core.config.run import RunConfig as RunConfig
     from elastic_core.errors import (
         ElasticError as ElasticError,
         PluginError as PluginError,

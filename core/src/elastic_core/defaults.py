@@ -17,12 +17,12 @@ from typing import TextIO
 
 from elastic_core.agent import calls
 from elastic_core.agent.assignment import Assignment
-from elastic_core.environment import threads
+from elastic_core.config.environment import threads
+from elastic_core.config.program import Program, ProgramKind, interpreter, python_program
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import hookimpl
 from elastic_core.host.terminal import printable
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict, repeats_at_once
-from elastic_core.program import Program, ProgramKind, interpreter, python_program
 
 
 class MaxRestartsPolicy:
@@ -144,7 +144,7 @@ class PlainWorkerStart:
 
     @hookimpl
     def elastic_worker_environment(self, assignment: Assignment) -> dict[str, str]:
-        """The contract with training scripts; each variable's meaning is in ``elastic_core.environment``."""
+        """The contract with training scripts; each variable's meaning is in ``elastic_core.config.environment``."""
         place = {
             "RANK": assignment.rank,
             "LOCAL_RANK": assignment.local_rank,

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elastic_core.agent.assignment import Assignment
-    from elastic_core.config import RunConfig
+    from elastic_core.config.program import Program
+    from elastic_core.config.run import RunConfig
     from elastic_core.events import Event
     from elastic_core.incidents import History, Incident, Verdict
-    from elastic_core.program import Program
     from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters
     from elastic_core.rendezvous.backend import RendezvousBackend
     from elastic_core.rendezvous.rows import NodeInfo
@@ -215,7 +215,7 @@ def elastic_worker_environment(program: Program, assignment: Assignment) -> Mapp
     wins.
 
     Called on the agent's loop, as :func:`elastic_worker_command`. Core's own answer is the contract with training
-    scripts (RANK, WORLD_SIZE, MASTER_ADDR, …, listed in ``elastic_core.environment``).
+    scripts (RANK, WORLD_SIZE, MASTER_ADDR, …, listed in ``elastic_core.config.environment``).
     """
 
 

@@ -18,13 +18,13 @@ from typing import Any
 
 from elastic_core import plugins
 from elastic_core.agent import calls
-from elastic_core.config import RunConfig
+from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.exit_codes import signal_name, signalled
 from elastic_core.incidents import Incident
 from elastic_core.launch_config import LaunchConfig, check_entrypoint, configure, warn
 from elastic_core.process_failure import ProcessFailure, failure_of
-from elastic_core.program import Program, ProgramKind
 
 __all__ = ["ChildFailedError", "LaunchConfig", "SignalException", "elastic_launch", "launch_agent"]
 

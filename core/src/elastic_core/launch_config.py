@@ -11,11 +11,20 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
-from elastic_core import conf, job_token, plugins, values
-from elastic_core.config import DEFAULT_ID, LINE_PREFIX, MAX_RESTARTS, MONITOR_INTERVAL, RunConfig, Stream, StreamMap
+from elastic_core import job_token, plugins
+from elastic_core.config import parse, rdzv_conf
+from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.run import (
+    DEFAULT_ID,
+    LINE_PREFIX,
+    MAX_RESTARTS,
+    MONITOR_INTERVAL,
+    RunConfig,
+    Stream,
+    StreamMap,
+)
 from elastic_core.errors import UsageError
 from elastic_core.events import Level, least_level
-from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous import registry
 
 Streams = int | Mapping[int, int]
@@ -114,12 +123,12 @@ def configure(config: LaunchConfig) -> RunConfig:
         UsageError: A value cannot be meant.
     """
     check_types(config)
-    nnodes = values.NodeRange(config.min_nodes, config.max_nodes)
+    nnodes = parse.NodeRange(config.min_nodes, config.max_nodes)
     backend, endpoint = config.rdzv_backend, config.rdzv_endpoint
     numbered = False
     if registry.find(backend) is None:  # a handler that was registered may have any backend's name
-        numbered = backend in conf.NUMBERED
-        backend, endpoint = conf.settle(backend, endpoint, nnodes)
+        numbered = backend in rdzv_conf.NUMBERED
+        backend, endpoint = rdzv_conf.settle(backend, endpoint, nnodes)
     options = plugins.rendezvous_options(backend, named=config.plugins)
     given = {key: value for key, value in config.rdzv_configs.items() if value is not None}
     if numbered and nnodes.most > 1 and "rank" not in given:
@@ -128,17 +137,17 @@ def configure(config: LaunchConfig) -> RunConfig:
             hint="Give rdzv_configs={'rank': N}, counted from 0.",
         )
     rank = _whole("rdzv_configs rank", given.pop("rank", 0)) if numbered else None
-    node_rank = rank if backend in conf.NUMBERED else None
-    conf.check_node_rank(node_rank, nnodes)
+    node_rank = rank if backend in rdzv_conf.NUMBERED else None
+    rdzv_conf.check_node_rank(node_rank, nnodes)
     if config.rdzv_timeout != -1:
         given.setdefault("timeout" if options.handler else "join_timeout", config.rdzv_timeout)
     text = ",".join(f"{key}={value}" for key, value in given.items())
-    settings = conf.parse(text, backend=backend, options=options)
-    conf.check_reach(backend, endpoint, nnodes, options)
+    settings = rdzv_conf.parse(text, backend=backend, options=options)
+    rdzv_conf.check_reach(backend, endpoint, nnodes, options)
     for warning in (*settings.without_effect, *without_effect(config)):
         warn(warning)
     logs = logs_of(config.logs_specs, config.log_dir, config.redirects, config.tee)
-    alone = backend == conf.LOCAL
+    alone = backend == rdzv_conf.LOCAL
     return RunConfig(
         program=Program(ProgramKind.FUNCTION, ""),
         min_nodes=config.min_nodes,
@@ -153,10 +162,10 @@ def configure(config: LaunchConfig) -> RunConfig:
         rdzv_conf=settings.backend,
         job_token=job_token.read(os.environ, settings.token_file),
         timing=settings.timing,
-        run_uid=settings.run_uid or conf.scheduler_uid(os.environ),
-        local_addr=read("local_addr", config.local_addr or None, values.address),
-        signals=read("signals_to_handle", config.signals_to_handle, values.signals),
-        shutdown_timeout=conf.shutdown_timeout(config.shutdown_timeout, os.environ),
+        run_uid=settings.run_uid or rdzv_conf.scheduler_uid(os.environ),
+        local_addr=read("local_addr", config.local_addr or None, parse.address),
+        signals=read("signals_to_handle", config.signals_to_handle, parse.signals),
+        shutdown_timeout=rdzv_conf.shutdown_timeout(config.shutdown_timeout, os.environ),
         log_dir=logs.log_dir,
         redirects=logs.redirects,
         tee=logs.tee,
@@ -196,7 +205,7 @@ def check_types(config: LaunchConfig) -> None:
                 raise UsageError(f"{name}{given} is of the type {type(value).__name__}, not {what}.")
     for name in _LISTS:
         check_texts(name, getattr(config, name), optional=name in optional)
-    read("start_method", config.start_method, values.start_method)
+    read("start_method", config.start_method, parse.start_method)
     least, most = config.min_nodes, config.max_nodes
     if type(least) is type(most) is int and least > most:
         raise UsageError(f"min_nodes={least} is greater than max_nodes={most}.")
@@ -231,7 +240,7 @@ def without_effect(config: LaunchConfig) -> Iterator[str]:
         yield f"start_method={config.start_method!r} has no effect: no worker is forked from this process."
     if config.metrics_cfg:
         yield "metrics_cfg has no effect: it sets up torch's own metrics. The plugins of elastic-metrics give ours."
-    if config.event_log_handler not in (*values.EVENT_LOGS, None):
+    if config.event_log_handler not in (*parse.EVENT_LOGS, None):
         yield (
             f"event_log_handler={config.event_log_handler!r} has no effect: it is a logging handler inside torch. "
             "'console' writes each event as a JSON line."
@@ -300,7 +309,7 @@ def numa_mode(options: Any) -> str | None:
         UsageError: There is no such name.
     """
     mode = getattr(options, "affinity_mode", options)
-    return read("numa_options", None if mode is None else str(getattr(mode, "value", mode)), values.numa_binding)
+    return read("numa_options", None if mode is None else str(getattr(mode, "value", mode)), parse.numa_binding)
 
 
 def warn(warning: str) -> None:
@@ -318,7 +327,7 @@ def read(name: str, text: str | None, meaning: Callable[[str], _T]) -> _T | None
         raise UsageError(f"{name}={text!r} is of the type {type(text).__name__}, not a text.")
     try:
         return None if text is None else meaning(text)
-    except values.Wrong as wrong:
+    except parse.Wrong as wrong:
         raise UsageError(f"{name}={text!r} {wrong}.{wrong.suggestion}") from None
 
 

@@ -27,7 +27,7 @@ from elastic_core.agent.processes import subreaping
 from elastic_core.agent.server import LocalElasticAgent, RunResult, WorkerSpec
 from elastic_core.agent.warden import Warden
 from elastic_core.agent.warden_events import Died, Exited, Gone, Spawned, SpawnFailed
-from elastic_core.config import MAX_RESTARTS, MONITOR_INTERVAL, Stream
+from elastic_core.config.run import MAX_RESTARTS, MONITOR_INTERVAL, Stream
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.launch_config import (
     LaunchConfig,
@@ -103,11 +103,11 @@ class Std:
         Raises:
             UsageError: It is neither.
         """
-        from elastic_core import values  # reads texts as the command line does
+        from elastic_core.config import parse  # reads texts as the command line does
 
         try:
-            streams = values.stream_map(text)
-        except values.Wrong as wrong:
+            streams = parse.stream_map(text)
+        except parse.Wrong as wrong:
             raise UsageError(f"{text!r} {wrong}.{wrong.suggestion}") from None
         return dict(streams.by_rank) if streams.by_rank else streams.default
 

@@ -17,15 +17,15 @@ import pluggy
 
 from elastic_core import defaults, discovery, hookspecs
 from elastic_core.agent.assignment import Assignment
-from elastic_core.conf import no_ledger
-from elastic_core.config import RunConfig
+from elastic_core.config.program import Program
+from elastic_core.config.rdzv_conf import no_ledger
+from elastic_core.config.run import RunConfig
 from elastic_core.discovery import Catalogue, Group, Offer
 from elastic_core.errors import ElasticError, PluginError, did_you_mean
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import HOOKSPEC_VERSION, PROJECT, RendezvousOptions
 from elastic_core.incidents import History, Incident, Verdict
 from elastic_core.observers import Implementation, Observers
-from elastic_core.program import Program
 from elastic_core.rendezvous import registry
 from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters, as_handler
 from elastic_core.rendezvous.backend import RendezvousBackend

@@ -11,8 +11,8 @@ from scenes import info, live, settings
 
 from elastic_core.agent.departing import STORE_PATIENCE, Departing
 from elastic_core.agent.notes import Depart
-from elastic_core.config import RunConfig
-from elastic_core.program import Program, ProgramKind
+from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.run import RunConfig
 from elastic_core.rendezvous.node import Leaving, NodeEvent, NodeState, Work, step
 
 DRAINED = "asked to leave by elastic drain on desk"

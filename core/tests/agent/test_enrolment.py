@@ -12,11 +12,11 @@ import pytest
 
 from elastic_core.agent.enrolment import applicant_for, parameters
 from elastic_core.agent.logs import log_directory, make_log_dir
-from elastic_core.config import OnNodeLoss, RunConfig, Stream, StreamMap, Timing
+from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.run import OnNodeLoss, RunConfig, Stream, StreamMap, Timing
 from elastic_core.errors import UsageError
 from elastic_core.host.identity import Seat, host_id
 from elastic_core.plugins import Plugins, core_plugins
-from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.settings import Agreement, Versions

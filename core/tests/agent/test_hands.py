@@ -16,11 +16,11 @@ from elastic_core.agent.hands import Hands, handled, hands
 from elastic_core.agent.processes import descendants
 from elastic_core.agent.scratch import MARK
 from elastic_core.agent.start import begun
-from elastic_core.config import SIGNALS, RunConfig
+from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.run import SIGNALS, RunConfig
 from elastic_core.events import Event
 from elastic_core.host.identity import Seat
 from elastic_core.plugins import Plugins
-from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous.rows import NodeInfo
 from elastic_core.rendezvous.settings import Versions
 

@@ -22,7 +22,7 @@ from elastic_core.agent import pseudo_terminal
 from elastic_core.agent.lines import LONGEST_LINE, Lines, WholeLines
 from elastic_core.agent.output import Output, WorkerStreams
 from elastic_core.agent.pump import TAIL, Pump, PumpThread
-from elastic_core.config import Stream, StreamMap
+from elastic_core.config.run import Stream, StreamMap
 
 PATIENCE = 30.0
 NONE, OUT, ERR, ALL = Stream.NONE, Stream.OUT, Stream.ERR, Stream.ALL

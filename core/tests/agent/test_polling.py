@@ -19,14 +19,14 @@ from elastic_core.agent import polling
 from elastic_core.agent.outcome import Ending
 from elastic_core.agent.processes import descendants
 from elastic_core.agent.start import begun
-from elastic_core.config import RunConfig, Timing
+from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.run import RunConfig, Timing
 from elastic_core.errors import RendezvousClosedError, RendezvousError, RendezvousStateError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.hookspecs import hookimpl
 from elastic_core.host.identity import Seat
 from elastic_core.plugins import Plugins, core_plugins
-from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous.api import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo
 
 PATIENCE = 60.0

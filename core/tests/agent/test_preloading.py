@@ -13,10 +13,10 @@ import pytest
 from elastic_core.agent import preloading
 from elastic_core.agent.warden import Warden
 from elastic_core.agent.warden_events import TemplateFailed, TemplateReady
-from elastic_core.config import RunConfig
+from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.run import RunConfig
 from elastic_core.hookspecs import hookimpl
 from elastic_core.plugins import Plugins
-from elastic_core.program import Program, ProgramKind
 
 
 def config(kind: ProgramKind = ProgramKind.SCRIPT, **settings: Any) -> RunConfig:

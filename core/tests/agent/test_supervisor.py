@@ -15,13 +15,13 @@ import pytest
 from elastic_core.agent import stores, supervisor
 from elastic_core.agent.scratch import MARK
 from elastic_core.agent.start import begun
-from elastic_core.config import RunConfig
+from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.run import RunConfig
 from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError
 from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.host.identity import Seat, boot_id
 from elastic_core.host.ports import HeldPort
 from elastic_core.plugins import Plugins, core_plugins
-from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous.backend import BeatReply
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.reading import load, said_by

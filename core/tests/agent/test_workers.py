@@ -22,13 +22,13 @@ from elastic_core.agent.reports import Failed, Initialized, Lingers, NotUndersto
 from elastic_core.agent.warden import Warden
 from elastic_core.agent.warden_events import Gone, Signalled, Spawned, SpawnFailed, Stuck, WardenEvent
 from elastic_core.agent.workers import DETAIL, WorkerGroup, start_failure
-from elastic_core.config import RunConfig, Stream, StreamMap
+from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.run import RunConfig, Stream, StreamMap
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import hookimpl
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.plugins import Plugins, core_plugins
-from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous.ledger import Member, Round
 from elastic_core.rendezvous.node import (
     NodeEvent,

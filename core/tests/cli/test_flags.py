@@ -8,9 +8,9 @@ from click.testing import CliRunner
 
 from elastic_core.cli.flags import Flags, RunCommand
 from elastic_core.cli.surface import FLAGS
-from elastic_core.config import OnNodeLoss, Stream, StreamMap
+from elastic_core.config.parse import NodeRange
+from elastic_core.config.run import OnNodeLoss, Stream, StreamMap
 from elastic_core.errors import UsageError
-from elastic_core.values import NodeRange
 
 
 def read(*line: str) -> Flags:

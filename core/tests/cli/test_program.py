@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from elastic_core.cli.program import find
+from elastic_core.config.program import Program, ProgramKind
 from elastic_core.errors import UsageError
-from elastic_core.program import Program, ProgramKind
 
 
 @pytest.fixture(autouse=True)

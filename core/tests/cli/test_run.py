@@ -14,14 +14,14 @@ from elastic_core.agent.outcome import Ending
 from elastic_core.agent.warden import Warden
 from elastic_core.cli import run
 from elastic_core.cli.flags import Flags
-from elastic_core.config import RunConfig, Stream, StreamMap, Timing
+from elastic_core.config.parse import NodeRange
+from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.run import RunConfig, Stream, StreamMap, Timing
 from elastic_core.errors import PluginError, RendezvousConnectionError, UsageError
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.plugins import Plugins
-from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous.local import elastic_rendezvous_options
-from elastic_core.values import NodeRange
 
 TWO_NODES = NodeRange(2, 2)
 OPTIONS = {

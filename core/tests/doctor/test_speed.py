@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_core.config import Timing
+from elastic_core.config.run import Timing
 from elastic_core.doctor.findings import State
 from elastic_core.doctor.speed import judge_beats, judge_wake_ups
 

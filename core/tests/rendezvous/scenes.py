@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from elastic_core.config import OnNodeLoss, Timing
+from elastic_core.config.run import OnNodeLoss, Timing
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.rendezvous.ledger import (
     Body,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scenes import halted, incident, info, live, seen, settings, watch
 
-from elastic_core.config import OnNodeLoss
+from elastic_core.config.run import OnNodeLoss
 from elastic_core.incidents import Action, Verdict
 from elastic_core.rendezvous.complaints import PROBING, accused, told
 from elastic_core.rendezvous.decide import Append, Decision, LookAgain, decide

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from scenes import RUN, VERSIONS, entry, incident, live, settings, start, then
 
-from elastic_core.config import MAX_NODES, MAX_ROLE, OnNodeLoss, RunConfig
+from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.run import MAX_NODES, MAX_ROLE, OnNodeLoss, RunConfig
 from elastic_core.errors import UsageError
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
-from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.backend import ORIGIN
 from elastic_core.rendezvous.codec import decode_entry, encode_entry

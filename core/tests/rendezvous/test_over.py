@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scenes import entry, halted, incident, live, members, offer, seen, settings, start, then, watch
 
-from elastic_core.config import OnNodeLoss
+from elastic_core.config.run import OnNodeLoss
 from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous.backend import ORIGIN
 from elastic_core.rendezvous.decide import RECORDED_AFTER, Append, LookAgain, decide

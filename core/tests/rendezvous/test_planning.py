@@ -9,7 +9,7 @@ import pytest
 from scenes import RUN, incident, info, live, offer, seen, settings, then
 from test_decide import NOW, RESTART, body, running, scene
 
-from elastic_core.config import OnNodeLoss
+from elastic_core.config.run import OnNodeLoss
 from elastic_core.rendezvous.decide import Append, LookAgain, decide
 from elastic_core.rendezvous.ledger import Drain, Halt, HaltReason, Ledger, Plan, Round, StopAt
 from elastic_core.rendezvous.limits import MAX_DRAINED

@@ -14,11 +14,11 @@ import pytest
 import elastic_core
 from elastic_core import errors, rendezvous
 from elastic_core.cli.listing import inventory
-from elastic_core.config import RunConfig
+from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.run import RunConfig
 from elastic_core.discovery import Catalogue, Group
 from elastic_core.errors import ElasticError, PluginError, UsageError
 from elastic_core.plugins import Plugins, load, rendezvous_options
-from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous import registry
 from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters
 from elastic_core.rendezvous.local import LocalBackend

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from scenes import incident, info, offer
 
-from elastic_core.config import Timing
+from elastic_core.config.run import Timing
 from elastic_core.rendezvous.rows import SEATS, NodeInfo, NodeRow, Seats, gone
 from elastic_core.rendezvous.watch import (
     Heard,

@@ -9,11 +9,11 @@ import pytest
 
 from elastic_core import RendezvousParameters, RunConfig
 from elastic_core.cli.listing import inventory
+from elastic_core.config.program import Program, ProgramKind
 from elastic_core.discovery import Catalogue
 from elastic_core.events import Event
 from elastic_core.incidents import Action, History, Incident, IncidentKind
 from elastic_core.plugins import Plugins, load
-from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.rows import NodeInfo
 from elastic_core.rendezvous.settings import Versions

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from elastic_core import hookimpl
-from elastic_core.config import RunConfig
+from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.run import RunConfig
 from elastic_core.events import Event
 from elastic_core.plugins import Plugins
-from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous.rows import NodeInfo
 from elastic_core.rendezvous.settings import Versions
 

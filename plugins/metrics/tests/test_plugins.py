@@ -13,8 +13,8 @@ import pytest
 import elastic_core.plugins
 from elastic_core import RunConfig
 from elastic_core.cli.listing import inventory
+from elastic_core.config.program import Program, ProgramKind
 from elastic_core.discovery import Catalogue
-from elastic_core.program import Program, ProgramKind
 
 OBSERVING = ("elastic_observe", "elastic_run_ends", "elastic_run_starts")
 HOOK = "elastic_run_starts"

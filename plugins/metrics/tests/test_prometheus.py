@@ -19,10 +19,10 @@ Hear = Callable[[str], Event]
 
 IMPORTS = """
 import sys
-from elastic_core.config import RunConfig
+from elastic_core.config.run import RunConfig
 from elastic_core.events import Event
 from elastic_core.plugins import load
-from elastic_core.program import Program, ProgramKind
+from elastic_core.config.program import Program, ProgramKind
 from elastic_core.rendezvous.rows import NodeInfo
 from elastic_core.rendezvous.settings import Versions
 

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastic_core import conf
-from elastic_core.config import Timing
+from elastic_core.config import rdzv_conf
+from elastic_core.config.run import Timing
 from elastic_core.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -89,7 +89,7 @@ def node(memory: MemoryStore) -> Iterator[Callable[..., TorchrunHandler]]:
         params = RendezvousParameters(
             backend="memory", endpoint=endpoint, run_id="job", min_nodes=min_nodes, max_nodes=max_nodes
         )
-        read = conf.RendezvousConf(timing=Timing(**timing))
+        read = rdzv_conf.RendezvousConf(timing=Timing(**timing))
         made.append(TorchrunHandler(lambda params: LocalBackend(memory), params, read, None))
         return made[-1]
 
@@ -187,7 +187,7 @@ def test_who_has_joined_and_cannot_begin_leaves_no_row(memory: MemoryStore) -> N
             raise RendezvousStateError("entry 3 is gone")
 
     params = RendezvousParameters(backend="memory", endpoint="", run_id="job", min_nodes=1, max_nodes=1)
-    read = conf.RendezvousConf(timing=Timing())
+    read = rdzv_conf.RendezvousConf(timing=Timing())
     handler = TorchrunHandler(lambda params: Lonely(memory), params, read, None)
     with pytest.raises(RendezvousStateError, match="entry 3"):
         handler.next_rendezvous()
@@ -219,7 +219,7 @@ class Restarting(LocalBackend):
 def restarting(memory: MemoryStore, join_timeout: float) -> TorchrunHandler:
     where = "redis://:secret@store"
     params = RendezvousParameters(backend="memory", endpoint=where, run_id="job", min_nodes=1, max_nodes=1)
-    read = conf.RendezvousConf(timing=Timing(join_timeout=join_timeout))
+    read = rdzv_conf.RendezvousConf(timing=Timing(join_timeout=join_timeout))
     return TorchrunHandler(lambda params: Restarting(memory), params, read, None)
 
 

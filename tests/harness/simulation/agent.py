@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from elastic_core.agent.inbox import SignalReceived
 from elastic_core.agent.supervisor import Supervisor
-from elastic_core.config import OnNodeLoss, RunConfig, Timing
+from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.run import OnNodeLoss, RunConfig, Timing
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event
 from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.incidents import Action, History, Incident, Verdict
-from elastic_core.program import Program, ProgramKind
 from elastic_core.rendezvous.arrival import Arrival
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.join import Applicant, Clock, arrive, join

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from elastic_core.config import Timing
+from elastic_core.config.run import Timing
 from elastic_core.rendezvous.backend import RosterRow
 from elastic_core.rendezvous.rows import NodeInfo, NodeRow
 from elastic_core.rendezvous.settings import Versions

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from elastic_core.config import RunConfig
+from elastic_core.config.run import RunConfig
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.host.addresses import advertised, local_address
 from elastic_core.host.ports import HeldPort

@@ -7,11 +7,11 @@ from functools import partial
 
 from elastic_core import __version__
 from elastic_core.agent.probing import Door
-from elastic_core.config import DEFAULT_ID, RunConfig
+from elastic_core.config.program import arguments_digest, name
+from elastic_core.config.run import DEFAULT_ID, RunConfig
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.host.identity import Seat, host_id, host_name
 from elastic_core.plugins import Plugins
-from elastic_core.program import arguments_digest, name
 from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.join import Applicant, Clock

@@ -25,11 +25,11 @@ from elastic_core.agent.warden import CLOSING, Warden
 from elastic_core.agent.warden_events import WardenEvent
 from elastic_core.agent.watchdog import Watchdog, kernel_limit, pipe_path
 from elastic_core.agent.workers import WorkerGroup
-from elastic_core.config import SIGNALS, RunConfig, Stream
+from elastic_core.config.program import ProgramKind
+from elastic_core.config.run import SIGNALS, RunConfig, Stream
 from elastic_core.events import Event, Level
 from elastic_core.host.identity import Seat
 from elastic_core.plugins import Plugins
-from elastic_core.program import ProgramKind
 from elastic_core.rendezvous.rows import NodeInfo
 
 WARDEN_PATIENCE = 5.0

@@ -7,7 +7,7 @@ import tempfile
 import urllib.parse
 from pathlib import Path
 
-from elastic_core.config import RunConfig
+from elastic_core.config.run import RunConfig
 from elastic_core.errors import UsageError
 
 

@@ -31,7 +31,7 @@ from elastic_core.agent.console import Console, DirectConsole
 from elastic_core.agent.error_files import last_lines
 from elastic_core.agent.lines import Filtered, Lines, WholeLines
 from elastic_core.agent.pump import TAIL, Pump, PumpThread, Shape, Shown
-from elastic_core.config import Stream, StreamMap
+from elastic_core.config.run import Stream, StreamMap
 
 PIECES_WITHIN = 0.1
 """Seconds that a terminal waits for the rest of a line."""

@@ -27,7 +27,7 @@ from elastic_core.agent.status import ShowState, Status, describe_polled
 from elastic_core.agent.warden import CLOSING, Warden
 from elastic_core.agent.warden_events import Died, Gone, Stuck, TemplateEvent
 from elastic_core.agent.workers import start_failure
-from elastic_core.config import RunConfig
+from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode, signal_name

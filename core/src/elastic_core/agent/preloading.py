@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from elastic_core.environment import threads
-from elastic_core.program import ProgramKind, interpreter, python_program
+from elastic_core.config.environment import threads
+from elastic_core.config.program import ProgramKind, interpreter, python_program
 
 if TYPE_CHECKING:
     from elastic_core.agent.lookout import Lookout
     from elastic_core.agent.warden import Warden
     from elastic_core.agent.warden_events import WardenEvent
-    from elastic_core.config import RunConfig
+    from elastic_core.config.run import RunConfig
     from elastic_core.plugins import Plugins
 
 STORE_MODULE = "torch"

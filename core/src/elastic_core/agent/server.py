@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from elastic_core import values
 from elastic_core.agent import calls
-from elastic_core.conf import LOCAL
-from elastic_core.config import EXIT_BARRIER, MAX_RESTARTS, MONITOR_INTERVAL
+from elastic_core.config import parse
+from elastic_core.config.rdzv_conf import LOCAL
+from elastic_core.config.run import EXIT_BARRIER, MAX_RESTARTS, MONITOR_INTERVAL
 from elastic_core.errors import UsageError
 from elastic_core.incidents import Incident
 from elastic_core.launch import ChildFailedError, launch
@@ -200,7 +200,7 @@ class LocalElasticAgent:
                 given["rdzv_backend"] = stack.enter_context(registry.using(spec.rdzv_handler))
             config = replace(configure(replace(spec.launch, **given)), exit_barrier=self._exit_barrier)
             if config.rdzv_backend == LOCAL:
-                address = read("master_addr", spec.master_addr or None, values.address) or config.local_addr
+                address = read("master_addr", spec.master_addr or None, parse.address) or config.local_addr
                 config = replace(config, master_port=spec.master_port, local_addr=address)
                 of_spec: list[str] = []
             else:

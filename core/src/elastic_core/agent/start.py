@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from elastic_core.agent import preloading
 from elastic_core.agent.processes import open_standard_streams, subreaping
 from elastic_core.agent.warden import CLOSING, Warden
-from elastic_core.environment import inheritable
+from elastic_core.config.environment import inheritable
 
 if TYPE_CHECKING:
     from elastic_core.agent.outcome import Ending
-    from elastic_core.config import RunConfig
+    from elastic_core.config.run import RunConfig
     from elastic_core.plugins import Plugins
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from elastic_core.agent.workers import Worker
-from elastic_core.config import RunConfig
+from elastic_core.config.run import RunConfig
 from elastic_core.errors import without_passwords
 from elastic_core.exit_codes import describe_exit
 from elastic_core.host.terminal import printable

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from elastic_core.agent.warden import Warden
 from elastic_core.agent.warden_events import ServiceEnded, ServiceFailed
-from elastic_core.config import RunConfig
+from elastic_core.config.run import RunConfig
 from elastic_core.host.ports import HeldPort
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.ledger import Offer

@@ -41,7 +41,7 @@ from elastic_core.agent.warden_events import (
     WardenEvent,
 )
 from elastic_core.agent.workers import start_failure
-from elastic_core.config import RunConfig
+from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError, RendezvousConnectionError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode

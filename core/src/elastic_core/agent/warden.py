@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_core.agent.channel import Channel, Message
 from elastic_core.agent.processes import Process, descendants, kill
-from elastic_core.environment import inheritable
+from elastic_core.config.environment import inheritable
 from elastic_core.errors import ResourceError
 
 if TYPE_CHECKING:

@@ -49,8 +49,8 @@ from elastic_core.agent.warden_events import (
     WardenEvent,
 )
 from elastic_core.agent.watchdog import StatesDue, Timer, TimersDue, Watchdog, WatchdogEvent
-from elastic_core.config import RunConfig
-from elastic_core.environment import inheritable
+from elastic_core.config.environment import inheritable
+from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import describe_exit, signal_name

@@ -15,10 +15,10 @@ from elastic_core.cli.flag import FlagCommand
 from elastic_core.cli.flags import Flags
 from elastic_core.cli.run import meeting_place, plugins_named, warn, with_sources, without_effect
 from elastic_core.cli.surface import FLAGS
-from elastic_core.conf import NUMBERED, check_reach, parse
+from elastic_core.config.parse import NodeRange
+from elastic_core.config.rdzv_conf import NUMBERED, check_reach, parse
 from elastic_core.errors import PluginError, UsageError
 from elastic_core.exit_codes import signalled
-from elastic_core.values import NodeRange
 
 if TYPE_CHECKING:
     from elastic_core.doctor.examination import Subject

@@ -12,9 +12,9 @@ import click
 from elastic_core.cli.flags import Flags
 from elastic_core.cli.run import meeting_place, plugins_named, with_sources
 from elastic_core.cli.surface import FLAGS
-from elastic_core.config import DEFAULT_ID
+from elastic_core.config.parse import NodeRange
+from elastic_core.config.run import DEFAULT_ID
 from elastic_core.errors import PluginError, UsageError
-from elastic_core.values import NodeRange
 
 if TYPE_CHECKING:
     from elastic_core.rendezvous.backend import RendezvousBackend
@@ -68,7 +68,7 @@ def over_the_store(given: Mapping[str, Any], request: Callable[[RendezvousBacken
         RendezvousConnectionError: The store cannot be reached.
     """
     from elastic_core import job_token, plugins  # none of this for --help
-    from elastic_core.conf import parse
+    from elastic_core.config.rdzv_conf import parse
     from elastic_core.discovery import Catalogue
     from elastic_core.rendezvous.api import RendezvousParameters
     from elastic_core.rendezvous.backend import RendezvousBackend

@@ -10,8 +10,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from elastic_core import values
-from elastic_core.environment import flag_variable
+from elastic_core.config import parse as values
+from elastic_core.config.environment import flag_variable
 from elastic_core.errors import UsageError
 
 

@@ -12,10 +12,10 @@ from itertools import groupby
 
 import click
 
-from elastic_core import values
 from elastic_core.cli.flag import FlagCommand
 from elastic_core.cli.surface import FLAGS
-from elastic_core.config import MAX_RESTARTS, OnNodeLoss, StreamMap
+from elastic_core.config import parse
+from elastic_core.config.run import MAX_RESTARTS, OnNodeLoss, StreamMap
 
 
 class RunCommand(FlagCommand):
@@ -49,7 +49,7 @@ def _script_arguments() -> click.Argument:
     return click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)
 
 
-ONE_NODE = values.NodeRange(1, 1)
+ONE_NODE = parse.NodeRange(1, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Flags:
 
     script: str | None = None
     arguments: tuple[str, ...] = ()
-    nnodes: values.NodeRange = ONE_NODE
+    nnodes: parse.NodeRange = ONE_NODE
     nproc_per_node: int | str = 1
     role: str = "default"
     standalone: bool = False

@@ -8,8 +8,8 @@ import os
 import shutil
 from pathlib import Path
 
+from elastic_core.config.program import Program, ProgramKind
 from elastic_core.errors import UsageError, did_you_mean
-from elastic_core.program import Program, ProgramKind
 
 
 def find(

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from elastic_core import job_token, values
+from elastic_core import job_token
 from elastic_core.cli import program
 from elastic_core.cli.flags import Flags, RunCommand
-from elastic_core.conf import (
+from elastic_core.config import parse as values
+from elastic_core.config.environment import flag_variable
+from elastic_core.config.rdzv_conf import (
     LOCAL,
     NUMBERED,
     STATIC,
@@ -28,8 +30,7 @@ from elastic_core.conf import (
     settle,
     shutdown_timeout,
 )
-from elastic_core.config import DEFAULT_ID, LINE_PREFIX, MONITOR_INTERVAL, RunConfig
-from elastic_core.environment import flag_variable
+from elastic_core.config.run import DEFAULT_ID, LINE_PREFIX, MONITOR_INTERVAL, RunConfig
 from elastic_core.errors import ElasticError, PluginError, UsageError
 from elastic_core.events import Level, least_level
 from elastic_core.exit_codes import ExitCode

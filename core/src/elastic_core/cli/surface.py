@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elastic_core import values
 from elastic_core.cli.flag import Flag
-from elastic_core.config import MAX_RESTARTS, OnNodeLoss
+from elastic_core.config import parse
+from elastic_core.config.run import MAX_RESTARTS, OnNodeLoss
 
 JOB, RENDEZVOUS, PROGRAM, PLACEMENT = "Job size", "Rendezvous", "Program", "Placement"
 FAILURE, OUTPUT, PLUGINS = "Failure", "Output", "Plugins"
@@ -16,7 +16,7 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--nnodes",
         section=JOB,
-        parse=values.node_range,
+        parse=parse.node_range,
         default="1",
         show_default=True,
         metavar="N|MIN:MAX",
@@ -25,7 +25,7 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--nproc_per_node",
         section=JOB,
-        parse=values.workers,
+        parse=parse.workers,
         default="1",
         show_default=True,
         metavar="N|auto|cpu|gpu|xpu",
@@ -49,7 +49,7 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--rdzv_backend",
         section=RENDEZVOUS,
-        parse=values.not_empty,
+        parse=parse.not_empty,
         metavar="NAME",
         help="Where the nodes meet; `elastic plugins` lists what is installed.  "
         "[default: c10d with an endpoint HOST[:PORT], local without]",
@@ -65,7 +65,7 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--rdzv_id",
         section=RENDEZVOUS,
-        parse=values.not_empty,
+        parse=parse.not_empty,
         metavar="ID",
         help="The job's id, the same on every node.  [default: none, or a new one where no other node can join]",
     ),
@@ -79,21 +79,21 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--node_rank",
         section=RENDEZVOUS,
-        parse=values.count_from_zero,
+        parse=parse.count_from_zero,
         metavar="N",
         help="This node's rank; only with the static backend, whose nodes are numbered by hand.  [default: 0]",
     ),
     Flag(
         "--master_addr",
         section=RENDEZVOUS,
-        parse=values.address,
+        parse=parse.address,
         metavar="HOST",
         help="Where node 0 of the static backend is, or a node by itself (MASTER_ADDR).  [default: 127.0.0.1]",
     ),
     Flag(
         "--master_port",
         section=RENDEZVOUS,
-        parse=values.port,
+        parse=parse.port,
         metavar="PORT",
         help="The port of its store (MASTER_PORT); 0 is a free one, for one node only.  "
         "[default: 29500 with static, else a free one]",
@@ -101,7 +101,7 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--local_addr",
         section=RENDEZVOUS,
-        parse=values.address,
+        parse=parse.address,
         metavar="ADDRESS",
         help="The address at which other nodes reach this one.  [default: found by the route to the endpoint]",
     ),
@@ -132,7 +132,7 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--preload",
         section=PROGRAM,
-        parse=values.modules,
+        parse=parse.modules,
         metavar="MODULES",
         help="What that process imports, as torch,transformers; nothing is a fresh start.  [default: torch, where "
         "it is installed; once it has nothing to do, also torch._dynamo, which every optimizer needs, and libraries "
@@ -147,14 +147,14 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--numa_binding",
         section=PLACEMENT,
-        parse=values.numa_binding,
+        parse=parse.numa_binding,
         metavar="MODE",
         help="Bind each worker to CPUs near its GPU: node, socket, exclusive or core-complex.",
     ),
     Flag(
         "--max_restarts",
         section=FAILURE,
-        parse=values.count_from_zero,
+        parse=parse.count_from_zero,
         default=str(MAX_RESTARTS),
         show_default=True,
         metavar="N",
@@ -164,7 +164,7 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--on_node_loss",
         section=FAILURE,
-        parse=values.on_node_loss,
+        parse=parse.on_node_loss,
         default=OnNodeLoss.REPLACE.value,
         show_default=True,
         metavar="replace|fail",
@@ -173,14 +173,14 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--shutdown_timeout",
         section=FAILURE,
-        parse=values.seconds,
+        parse=parse.seconds,
         metavar="SECONDS",
         help="How long workers get to end when the job is told to stop, before SIGKILL.  [default: 30]",
     ),
     Flag(
         "--failure_grace",
         section=FAILURE,
-        parse=values.seconds,
+        parse=parse.seconds,
         default="3",
         show_default=True,
         metavar="SECONDS",
@@ -189,7 +189,7 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--preemption_grace",
         section=FAILURE,
-        parse=values.seconds,
+        parse=parse.seconds,
         default="0",
         show_default=True,
         metavar="SECONDS",
@@ -199,7 +199,7 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--signals_to_handle",
         section=FAILURE,
-        parse=values.signals,
+        parse=parse.signals,
         metavar="NAMES",
         help="On which signals this node leaves. Its workers get the same signal, SIGTERM in the last fifth of "
         "--shutdown_timeout, at most 5 s before its end, and SIGKILL then. On SIGQUIT, unless it is "
@@ -209,7 +209,7 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--log_dir",
         section=OUTPUT,
-        parse=values.not_empty,
+        parse=parse.not_empty,
         metavar="DIRECTORY",
         help="Keep workers' output there, by round and rank; nothing is ever deleted.",
     ),
@@ -217,7 +217,7 @@ FLAGS: Sequence[Flag] = (
         "--redirects",
         "-r",
         section=OUTPUT,
-        parse=values.stream_map,
+        parse=parse.stream_map,
         default="0",
         show_default=True,
         metavar="STREAMS",
@@ -227,7 +227,7 @@ FLAGS: Sequence[Flag] = (
         "--tee",
         "-t",
         section=OUTPUT,
-        parse=values.stream_map,
+        parse=parse.stream_map,
         default="0",
         show_default=True,
         metavar="STREAMS",
@@ -236,14 +236,14 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--local_ranks_filter",
         section=OUTPUT,
-        parse=values.ranks,
+        parse=parse.ranks,
         metavar="RANKS",
         help="Show only these local ranks on the console, as 0,2; the others' output goes to files.",
     ),
     Flag(
         "--duplicate_stdout_filters",
         section=OUTPUT,
-        parse=values.needles,
+        parse=parse.needles,
         default="",
         metavar="TEXTS",
         help="Also write lines of stdout that contain one of these to filtered_stdout.log; ,, is a comma.",
@@ -251,7 +251,7 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--duplicate_stderr_filters",
         section=OUTPUT,
-        parse=values.needles,
+        parse=parse.needles,
         default="",
         metavar="TEXTS",
         help="The same for stderr.",
@@ -259,7 +259,7 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--event_log_handler",
         section=OUTPUT,
-        parse=values.event_log_handler,
+        parse=parse.event_log_handler,
         default="null",
         show_default=True,
         metavar="null|console",
@@ -269,7 +269,7 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--plugin",
         section=PLUGINS,
-        parse=values.names,
+        parse=parse.names,
         multiple=True,
         metavar="NAME",
         help="Load an installed plugin, besides those of ELASTIC_PLUGINS; may be repeated.",
@@ -277,7 +277,7 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--no_plugin",
         section=PLUGINS,
-        parse=values.names,
+        parse=parse.names,
         multiple=True,
         metavar="NAME",
         help="Leave off a plugin that would be loaded; may be repeated.",
@@ -285,14 +285,14 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "--monitor_interval",
         section=TORCHRUN,
-        parse=values.seconds,
+        parse=parse.seconds,
         metavar="SECONDS",
         help="Nothing is polled; only a foreign rendezvous handler is asked for newcomers this often.  [default: 0.1]",
     ),
     Flag(
         "--start_method",
         section=TORCHRUN,
-        parse=values.start_method,
+        parse=parse.start_method,
         metavar="METHOD",
         help="Of multiprocessing; see --warm_start for how a script's workers are started.",
     ),

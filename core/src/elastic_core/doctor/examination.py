@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from elastic_core.config import Timing
+from elastic_core.config.run import Timing
 from elastic_core.discovery import Catalogue
 from elastic_core.doctor import host, speed, store
 from elastic_core.doctor.findings import Finding, State, ok, refused, skipped, warning, wrong

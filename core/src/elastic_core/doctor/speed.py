@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from elastic_core.config import Timing
+from elastic_core.config.run import Timing
 from elastic_core.doctor.findings import Finding, ok, warning, wrong
 from elastic_core.doctor.store import OTHER, PATIENCE, At, Waiter
 from elastic_core.errors import RendezvousStateError

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TypeAlias
 
-from elastic_core.config import Timing
+from elastic_core.config.run import Timing
 from elastic_core.errors import RendezvousRefusedError
 from elastic_core.rendezvous.ledger import Closed, Ledger
 from elastic_core.rendezvous.settings import Settings

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
-from elastic_core.conf import boolean
-from elastic_core.config import check_node_limit
+from elastic_core.config.rdzv_conf import boolean
+from elastic_core.config.run import check_node_limit
 from elastic_core.errors import UsageError
 from elastic_core.job_token import JobToken
 

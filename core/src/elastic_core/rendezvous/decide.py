@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from elastic_core.config import OnNodeLoss
+from elastic_core.config.run import OnNodeLoss
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict, by_cause
 from elastic_core.rendezvous.books import charged
 from elastic_core.rendezvous.complaints import accused, told, unprobed

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from elastic_core.config import Timing
+from elastic_core.config.run import Timing
 from elastic_core.incidents import Incident, Verdict, by_cause, follows_peer_loss
 from elastic_core.rendezvous.ledger import HaltReason, Ledger, Resume, Round
 from elastic_core.rendezvous.limits import listing

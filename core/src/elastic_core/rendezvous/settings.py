@@ -1,7 +1,7 @@
 """What the nodes of a run agree on before anything else: the settings that the run's ``OPEN`` entry carries.
 
 Two kinds of field. Those of :class:`Agreement` must be the same on every node; a joiner that differs is refused,
-naming the field. The rest is the opener's and is taken over by everybody (:class:`~elastic_core.config.Timing`) or
+naming the field. The rest is the opener's and is taken over by everybody (:class:`~elastic_core.config.run.Timing`) or
 only compared (:class:`Versions`, :class:`Command`). Never here: observers, nproc, role, addresses, which may differ
 from node to node.
 """
@@ -12,7 +12,7 @@ import platform
 from dataclasses import dataclass, field, fields
 from importlib import metadata
 
-from elastic_core.config import OnNodeLoss, Timing
+from elastic_core.config.run import OnNodeLoss, Timing
 
 PROTOCOL = 2
 """The version of entries and rows that this release writes, and the newest that it reads."""
@@ -72,7 +72,7 @@ class Versions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What the workers run, as far as two nodes of a run can be compared (``elastic_core.program``)."""
+    """What the workers run, as far as two nodes of a run can be compared (``elastic_core.config.program``)."""
 
     name: str = ""
     """The script, module, function or executable, without directories; '' where it is not known."""

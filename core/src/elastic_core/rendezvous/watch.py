@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from elastic_core.config import Timing
+from elastic_core.config.run import Timing
 from elastic_core.rendezvous.rows import NodeRow, gone
 
 CONTACT_GAP = 3.0

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import pytest
 
-from elastic_core.config import Timing
+from elastic_core.config.run import Timing
 from elastic_core.errors import RendezvousRefusedError, RendezvousStateError
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, Cursor, Link, RendezvousBackend, RosterRow
 from elastic_core.rendezvous.codec import decode_row, encode_entry, encode_row

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from elastic_core.config import NUMA_BINDINGS
+from elastic_core.config.run import NUMA_BINDINGS
 from elastic_core.errors import UsageError
 from elastic_core.host.devices import Machine, Topology, read_topology, worker_cpus
 from elastic_core.host.devices.topology import Cpu, parse_cpus

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elastic_core import job_token
-from elastic_core.conf import boolean, positive_seconds
+from elastic_core.config.rdzv_conf import boolean, positive_seconds
 from elastic_core.errors import UsageError
 from elastic_core.hookspecs import RendezvousOptions, hookimpl
 from elastic_core.rendezvous.backend import StoreWarning

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_core.conf import boolean, positive_seconds
+from elastic_core.config.rdzv_conf import boolean, positive_seconds
 from elastic_core.errors import UsageError
 
 if TYPE_CHECKING:

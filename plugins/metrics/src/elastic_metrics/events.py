@@ -19,7 +19,7 @@ from elastic_core.hookspecs import hookimpl
 from elastic_metrics.lines import LineFile
 
 if TYPE_CHECKING:
-    from elastic_core.config import RunConfig
+    from elastic_core.config.run import RunConfig
     from elastic_core.rendezvous.rows import NodeInfo
 
 KEPT = 1_000

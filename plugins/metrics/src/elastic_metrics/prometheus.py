@@ -18,7 +18,7 @@ from elastic_core.hookspecs import hookimpl
 from elastic_metrics.measures import Measures, after
 
 if TYPE_CHECKING:
-    from elastic_core.config import RunConfig
+    from elastic_core.config.run import RunConfig
     from elastic_core.rendezvous.rows import NodeInfo
     from elastic_metrics.endpoint import Endpoint
 

@@ -26,7 +26,7 @@ from elastic_torchrun.flags import flags_of, written_in
 from elastic_torchrun.startup import API, LAUNCHER, VARIABLE
 
 if TYPE_CHECKING:
-    from elastic_core.config import RunConfig
+    from elastic_core.config.run import RunConfig
 
 T = TypeVar("T")
 Job = Callable[[], T]

@@ -20,7 +20,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from elastic_core import conf, job_token
+from elastic_core import job_token
+from elastic_core.config import rdzv_conf
 from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters
 from elastic_torchrun.handlers.handler import TorchrunHandler
 
@@ -38,7 +39,7 @@ def handler_of(plugin: str) -> Callable[[Any], RendezvousHandler]:
         hooks = import_module(plugin)
         options = hooks.elastic_rendezvous_options()
         text = ",".join(f"{key}={value}" for key, value in torchs.config.items())
-        read = conf.parse(text, backend=torchs.backend, options=options)
+        read = rdzv_conf.parse(text, backend=torchs.backend, options=options)
         parameters = RendezvousParameters(
             backend=torchs.backend,
             endpoint=torchs.endpoint,
@@ -49,7 +50,7 @@ def handler_of(plugin: str) -> Callable[[Any], RendezvousHandler]:
             token=job_token.read(os.environ, read.token_file),
             config=read.backend,
         )
-        uid = read.run_uid or conf.scheduler_uid(os.environ)
+        uid = read.run_uid or rdzv_conf.scheduler_uid(os.environ)
         return TorchrunHandler(hooks.elastic_make_rendezvous, parameters, read, uid)
 
     return make

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from elastic_core import __version__, conf
-from elastic_core.config import DEFAULT_ID
-from elastic_core.environment import inheritable
+from elastic_core import __version__
+from elastic_core.config import rdzv_conf
+from elastic_core.config.environment import inheritable
+from elastic_core.config.run import DEFAULT_ID
 from elastic_core.errors import (
     ElasticError,
     RendezvousClosedError,
@@ -87,7 +88,7 @@ class TorchrunHandler(RendezvousHandler):
         self,
         connect: Callable[[RendezvousParameters], RendezvousBackend],
         params: RendezvousParameters,
-        read: conf.RendezvousConf,
+        read: rdzv_conf.RendezvousConf,
         scheduler_uid: str | None,
     ) -> None:
         self._connect, self._params, self._read, self._uid = connect, params, read, scheduler_uid

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastic_core.config import DEVICES, NUMA_BINDINGS, OnNodeLoss, Stream, StreamMap
+from elastic_core.config.run import DEVICES, NUMA_BINDINGS, OnNodeLoss, Stream, StreamMap
 
 
 class Wrong(ValueError):

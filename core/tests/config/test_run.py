@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from elastic_core.config import RunConfig, Stream, StreamMap, Timing
+from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.run import RunConfig, Stream, StreamMap, Timing
 from elastic_core.errors import UsageError
-from elastic_core.program import Program, ProgramKind
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_core.program import Program, ProgramKind, arguments_digest, name
+from elastic_core.config.program import Program, ProgramKind, arguments_digest, name
 
 
 @pytest.mark.parametrize(

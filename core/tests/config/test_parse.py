@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from elastic_core import values
-from elastic_core.config import OnNodeLoss, Stream, StreamMap
-from elastic_core.values import NodeRange, Wrong
+from elastic_core.config import parse as values
+from elastic_core.config.parse import NodeRange, Wrong
+from elastic_core.config.run import OnNodeLoss, Stream, StreamMap
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import elastic_core
-from elastic_core import environment
 from elastic_core.cli.surface import FLAGS
-from elastic_core.environment import VARIABLES, flag_variables, inheritable
+from elastic_core.config import environment
+from elastic_core.config.environment import VARIABLES, flag_variables, inheritable
 
 SOURCES = [path for path in Path(elastic_core.__file__).parent.rglob("*.py") if path != Path(environment.__file__)]
 LISTED = {variable.name for variable in VARIABLES}

@@ -11,9 +11,9 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elastic_core.config.program import Program
 from elastic_core.errors import UsageError
 from elastic_core.events import Level
-from elastic_core.program import Program
 
 if TYPE_CHECKING:
     from elastic_core.job_token import JobToken

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_core.conf import RendezvousConf, parse, scheduler_uid
-from elastic_core.config import Timing
+from elastic_core.config.rdzv_conf import RendezvousConf, parse, scheduler_uid
+from elastic_core.config.run import Timing
 from elastic_core.errors import UsageError
 from elastic_core.hookspecs import RendezvousOptions
 
