@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent.assignment import Assignment
+from elastic_core.assignment import Assignment
 from elastic_core.config.environment import VARIABLES, Use
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.defaults import EventLog, LogLineMetrics, MaxRestartsPolicy, PlainWorkerStart

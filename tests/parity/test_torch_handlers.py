@@ -9,9 +9,9 @@ Parameters and the registry (``api_test.py``) are in ``test_torch_callers.py``, 
 (``out_of_tree_rendezvous_test.py``) in ``core/tests/rendezvous/test_registry.py``. Our ``c10d`` and ``static`` are no
 handlers of torchrun's: endpoints, options and stores that are not there (``c10d_rendezvous_backend_test.py``,
 ``static_rendezvous_test.py``, ``utils_test.py``) are in ``plugins/c10d/tests`` and
-``core/tests/config/test_rdzv_conf.py``, those of ``etcd_rendezvous_backend_test.py`` in ``plugins/etcd/tests``. ``plugins/torchrun/tests/test_handlers.py`` has nodes
-that are lost. Not asked is what only torch's package can see: its state, its operations and its timers.
-What callers in Python write for ``static`` is at the end of this file.
+``core/tests/config/test_rdzv_conf.py``, those of ``etcd_rendezvous_backend_test.py`` in ``plugins/etcd/tests``.
+``plugins/torchrun/tests/test_handlers.py`` has nodes that are lost. Not asked is what only torch's package can see:
+its state, its operations and its timers. What callers in Python write for ``static`` is at the end of this file.
 """
 
 from __future__ import annotations

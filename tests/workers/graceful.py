@@ -18,7 +18,7 @@ from pathlib import Path
 
 from report import RANK, report
 
-from elastic_core.notices import should_checkpoint
+from elastic_core.worker.graceful_stop import should_checkpoint
 
 WORLD_SIZE = int(os.environ["WORLD_SIZE"])
 ADDRESS = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))

@@ -19,7 +19,7 @@ import pluggy
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from elastic_core.agent.assignment import Assignment
+    from elastic_core.assignment import Assignment
     from elastic_core.config.program import Program
     from elastic_core.config.run import RunConfig
     from elastic_core.events import Event
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters
     from elastic_core.rendezvous.backend import RendezvousBackend
     from elastic_core.rendezvous.rows import NodeInfo
-    from elastic_core.training import TrainingState
+    from elastic_core.worker.train_state import TrainingState
 
 PROJECT = "elastic"
 
@@ -149,7 +149,7 @@ def elastic_train_state() -> type[TrainingState] | None:
     here, torch among it, and not where its module is imported. Asked are the plugins of the group ``elastic.worker``
     that the run names with ``--plugin`` or ``ELASTIC_PLUGINS``, the last named first; then elastic-torch, whose answer
     is ``elastic_torch.TrainState``. All nodes of a run name the same ones, or are refused. What is to outlive a worker
-    goes to the agent (``elastic_core.holding``) or to a disk.
+    goes to the agent (``elastic_core.worker.fd_store``) or to a disk.
 
     Raises:
         PluginError: What is no ElasticError becomes one, which names the plugin, in the script.
@@ -160,8 +160,8 @@ def elastic_train_state() -> type[TrainingState] | None:
 def elastic_init_process_group() -> Callable[..., None] | None:
     """The function that ``elastic_core.init_process_group`` is in a script; elastic-torch's is torch's, made ready.
 
-    Called as :func:`elastic_train_state`. What it returns calls ``elastic_core.reporting.report("initialized")`` once
-    the worker has met its peers, which counts as progress of the round.
+    Called as :func:`elastic_train_state`. What it returns calls ``elastic_core.worker.channel.report("initialized")``
+    once the worker has met its peers, which counts as progress of the round.
     """
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from elastic_core import plugins
-from elastic_core.agent import calls
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError, UsageError
@@ -25,6 +24,7 @@ from elastic_core.exit_codes import signal_name, signalled
 from elastic_core.incidents import Incident
 from elastic_core.launch_config import LaunchConfig, check_entrypoint, configure, warn
 from elastic_core.process_failure import ProcessFailure, failure_of
+from elastic_core.worker import function
 
 __all__ = ["ChildFailedError", "LaunchConfig", "SignalException", "elastic_launch", "launch_agent"]
 
@@ -124,7 +124,7 @@ class elastic_launch:
                 process to another, or this is not the main thread.
             ElasticError: The rendezvous does not let this node in.
         """
-        calls.launching()  # first: a repeated main program gives no second warning
+        function.launching()  # first: a repeated main program gives no second warning
         return launch(configure(self._config), self._entrypoint, args)
 
 
@@ -140,7 +140,7 @@ def launch_agent(
 
 def launch(config: RunConfig, entrypoint: Callable[..., Any] | str, args: tuple[Any, ...]) -> dict[int, Any]:
     """Run a job of this entrypoint; ``config.program`` is replaced. See :class:`elastic_launch`."""
-    calls.launching()
+    function.launching()
     if threading.current_thread() is not threading.main_thread():
         raise UsageError(
             f"A job cannot be launched on the thread {threading.current_thread().name!r}: signals reach the main "
@@ -156,11 +156,11 @@ def launch(config: RunConfig, entrypoint: Callable[..., Any] | str, args: tuple[
     remove_abandoned()  # now: on a full disk, tempfile would choose another directory
     directory = Path(tempfile.mkdtemp(prefix="elastic_call_"))
     try:
-        calls.write(calls.Call(entrypoint, args), directory)
+        function.write(function.Call(entrypoint, args), directory)
         run_program(
             replace(config, program=Program(ProgramKind.FUNCTION, str(directory), function=_name_of(entrypoint)))
         )
-        return calls.results(directory)
+        return function.results(directory)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
-from elastic_core.agent import calls
 from elastic_core.agent.error_files import last_exception_line
 from elastic_core.agent.logs import make_log_dir
 from elastic_core.agent.output import Output, WorkerStreams
@@ -40,6 +39,7 @@ from elastic_core.launch_config import (
     warn,
 )
 from elastic_core.process_failure import ProcessFailure, read_failure
+from elastic_core.worker import function
 
 __all__ = ["PContext", "ProcessFailure", "RunProcsResult", "Std", "start_processes"]
 
@@ -164,7 +164,7 @@ def start_processes(
             processes, or ``log_dir`` cannot be made.
         ElasticError: No process could be made.
     """
-    calls.launching()
+    function.launching()
     check_entrypoint(entrypoint)
     for what, given in (("args", args), ("envs", envs)):
         if not isinstance(given, Mapping):
@@ -247,7 +247,7 @@ class PContext:
             self._resources = stack.pop_all()
         try:
             if not isinstance(entrypoint, str):
-                calls.write(calls.Call(entrypoint, by_local_rank=args), self._call)
+                function.write(function.Call(entrypoint, by_local_rank=args), self._call)
             for local_rank in sorted(args):
                 self._start(local_rank)
         except BaseException:
@@ -337,7 +337,7 @@ class PContext:
     def _command(self, local_rank: int) -> list[str]:
         if isinstance(self._entrypoint, str):
             return [self._entrypoint, *map(str, self._args[local_rank])]
-        return calls.command(self._call, round_number=0, rank=local_rank)
+        return function.command(self._call, round_number=0, rank=local_rank)
 
     def _failed(self) -> bool:
         return bool(self._errors) or any(self._codes.values())
@@ -388,7 +388,7 @@ class PContext:
         returned: dict[int, Any] = {}
         if not failures:  # commands return nothing
             by_command = isinstance(self._entrypoint, str)
-            returned = dict.fromkeys(sorted(self._args)) if by_command else calls.results(self._call)
+            returned = dict.fromkeys(sorted(self._args)) if by_command else function.results(self._call)
         return RunProcsResult(return_values=returned, failures=failures, stdouts=self.stdouts, stderrs=self.stderrs)
 
     def _failure(self, rank: int) -> ProcessFailure:

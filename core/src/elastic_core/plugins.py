@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from elastic_core import defaults, discovery, hookspecs
-from elastic_core.agent.assignment import Assignment
+from elastic_core.assignment import Assignment
 from elastic_core.config.program import Program
 from elastic_core.config.rdzv_conf import no_ledger
 from elastic_core.config.run import RunConfig

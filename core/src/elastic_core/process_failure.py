@@ -13,7 +13,7 @@ from typing import Any
 from elastic_core.agent.error_files import error_file_data, read_error_file
 from elastic_core.exit_codes import describe_exit, signal_name
 from elastic_core.incidents import Incident
-from elastic_core.recording import NO_MESSAGE, error_data
+from elastic_core.worker.error_file import NO_MESSAGE, error_data
 
 NOT_AVAILABLE = "<N/A>"
 """torch's word for a signal where there is none."""

@@ -11,7 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
-from elastic_core.holding import SNAPSHOT_COMPLETE, SNAPSHOT_HEADER, SNAPSHOT_MAGIC, hold
+from elastic_core.worker.fd_store import SNAPSHOT_COMPLETE, SNAPSHOT_HEADER, SNAPSHOT_MAGIC, hold
 
 text = b'[1, 7, "all", []]'
 header = SNAPSHOT_HEADER.pack(SNAPSHOT_MAGIC, SNAPSHOT_COMPLETE, 4096, len(text), 0)

@@ -24,7 +24,7 @@ from elastic_core.agent.reports import (
     Stepped,
     understood,
 )
-from elastic_core.reporting import LONGEST
+from elastic_core.worker.channel import LONGEST
 
 INITIALIZED = b'{"type": "initialized"}'
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastic_core import holding
 from elastic_core.agent.reports import NotUnderstood, Reports
 from elastic_core.agent.vault import MOST_HELD, Vault, is_memory
 from elastic_core.errors import ResourceError
-from elastic_core.reporting import CONTROL_VARIABLE, KIND
+from elastic_core.worker import fd_store
+from elastic_core.worker.channel import CONTROL_VARIABLE, KIND
 
 
 class Node:
@@ -70,12 +70,12 @@ def memory(content: bytes) -> int:
 def leave(name: str, content: bytes) -> None:
     """Hold it, and forget it."""
     fd = memory(content)
-    assert holding.hold(name, fd)
+    assert fd_store.hold(name, fd)
     os.close(fd)
 
 
 def found(name: str) -> bytes | None:
-    if (fd := holding.held(name)) is None:
+    if (fd := fd_store.held(name)) is None:
         return None
     content = os.pread(fd, 100, 0)
     assert not os.get_inheritable(fd)
@@ -104,7 +104,7 @@ def test_what_is_left_is_there_for_the_workers_of_the_next_round(node: Node) -> 
 
 def test_it_is_the_same_memory_and_not_a_copy(node: Node) -> None:
     fd = memory(b"before")
-    assert holding.hold("x", fd)
+    assert fd_store.hold("x", fd)
     os.pwrite(fd, b"after!", 0)
     os.close(fd)
     assert found("x") == b"after!"
@@ -122,8 +122,8 @@ def test_a_name_that_is_taken_gets_the_new_one(node: Node) -> None:
 
 def test_what_is_released_is_gone(node: Node) -> None:
     leave("x", b"1")
-    assert holding.release("x")
-    assert not holding.release("x")
+    assert fd_store.release("x")
+    assert not fd_store.release("x")
     assert found("x") is None
 
 
@@ -132,7 +132,7 @@ def test_only_memory_files_are_kept(node: Node) -> None:
         for fd in (file.fileno(), sock.fileno(), 0):
             assert not is_memory(fd)
             with pytest.raises(ResourceError, match=r"does not keep 'x': only memory files \(memfd_create\) are kept"):
-                holding.hold("x", fd)
+                fd_store.hold("x", fd)
     assert found("x") is None
 
 
@@ -158,7 +158,7 @@ def test_no_more_than_so_many_are_kept() -> None:
 @pytest.mark.parametrize("name", ["", "a b", "x" * 129, "ä", "a\n"])
 def test_a_name_that_makes_no_sense_is_refused_and_said(node: Node, name: str) -> None:
     fd = memory(b"")
-    assert not holding.hold(name, fd, timeout=60)
+    assert not fd_store.hold(name, fd, timeout=60)
     os.close(fd)
     with node.lock:
         [said] = node.heard
@@ -210,18 +210,18 @@ def test_an_agent_that_does_not_answer_is_waited_for_only_so_long(monkeypatch: p
     monkeypatch.setenv(CONTROL_VARIABLE, str(theirs.fileno()))
     with ours, theirs:
         before = descriptors()
-        assert holding.held("x", timeout=0.01) is None
+        assert fd_store.held("x", timeout=0.01) is None
         fill(theirs)
-        assert holding.held("x", timeout=0.01) is None
+        assert fd_store.held("x", timeout=0.01) is None
         assert descriptors() == before
 
 
 def test_without_an_agent_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CONTROL_VARIABLE, raising=False)
     fd = memory(b"")
-    assert not holding.hold("x", fd)
-    assert holding.held("x") is None
-    assert not holding.release("x")
+    assert not fd_store.hold("x", fd)
+    assert fd_store.held("x") is None
+    assert not fd_store.release("x")
     os.close(fd)
 
 

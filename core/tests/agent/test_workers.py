@@ -219,7 +219,7 @@ def test_workers_are_done_when_the_last_of_them_has_exited_with_0(node: Node) ->
 
 STEPS = """
 import time
-from elastic_core.notices import should_checkpoint
+from elastic_core.worker.graceful_stop import should_checkpoint
 step = 0
 while not should_checkpoint(step):
     time.sleep(0.2)
@@ -376,7 +376,7 @@ def test_an_exception_that_was_printed_before_a_peer_failed_of_it_is_told_as_wel
 def test_a_worker_that_says_that_it_has_failed_is_not_waited_for(node: Node) -> None:
     node.start_program(
         python(
-            "import signal, sys\nfrom elastic_core.reporting import report\n"
+            "import signal, sys\nfrom elastic_core.worker.channel import report\n"
             "print('ValueError: boom', file=sys.stderr)\nreport('failed')\nsignal.pause()"
         )
     )
@@ -505,7 +505,7 @@ def python(code: str) -> Program:
 
 def test_a_worker_reports_over_the_channel_that_it_inherits(node: Node) -> None:
     node.start_program(
-        python("import signal\nfrom elastic_core.reporting import report\nreport('initialized')\nsignal.pause()")
+        python("import signal\nfrom elastic_core.worker.channel import report\nreport('initialized')\nsignal.pause()")
     )
     assert node.next() == Progressed(1)
     [event] = node.said_of("initialized")

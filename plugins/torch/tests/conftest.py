@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from elastic_core.agent.reports import Reports
-from elastic_core.reporting import CONTROL_VARIABLE
+from elastic_core.worker.channel import CONTROL_VARIABLE
 
 
 @pytest.fixture

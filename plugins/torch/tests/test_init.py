@@ -6,7 +6,7 @@ from importlib import metadata
 
 import elastic_core
 import elastic_torch
-from elastic_core.torch_worker import plugins_in_worker
+from elastic_core.worker.library import plugins_in_worker
 
 
 def test_every_public_name_is_there() -> None:

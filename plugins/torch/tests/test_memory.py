@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from elastic_core.errors import ResourceError, UsageError
-from elastic_core.reporting import CONTROL_VARIABLE, KIND
+from elastic_core.worker.channel import CONTROL_VARIABLE, KIND
 from elastic_torch import snapshot
 from elastic_torch.memory import Memory
 from elastic_torch.stamp import Stamp

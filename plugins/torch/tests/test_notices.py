@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import elastic_torch
-from elastic_core import notices
+from elastic_core.worker import graceful_stop
 
 
 def test_it_is_cores() -> None:
-    assert elastic_torch.should_checkpoint is notices.should_checkpoint
+    assert elastic_torch.should_checkpoint is graceful_stop.should_checkpoint
 
 
 def test_it_needs_no_torch() -> None:

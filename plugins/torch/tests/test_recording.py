@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 import elastic_torch
-from elastic_core import recording
+from elastic_core.worker import error_file
 from elastic_torch.recording import record
 from elastic_torch.state import TrainState
 
@@ -26,7 +26,7 @@ def fail() -> None:
     raise ValueError("no such layer")
 
 
-@pytest.mark.parametrize("decorate", [record, record(), recording.record, elastic_torch.record], ids=range(4))
+@pytest.mark.parametrize("decorate", [record, record(), error_file.record, elastic_torch.record], ids=range(4))
 def test_the_step_and_the_epoch_are_written_down(file: Path, decorate: Any) -> None:
     state = TrainState(model=nn.Linear(1, 1))
     state.epoch = 2

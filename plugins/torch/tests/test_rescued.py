@@ -191,7 +191,7 @@ KILLED = """
 import itertools, os, sys, threading
 from pathlib import Path
 from elastic_core.agent.snapshot_files import Request, Target, kept_in, write
-from elastic_core.holding import SNAPSHOT_COMPLETE, SNAPSHOT_HEADER, SNAPSHOT_MAGIC
+from elastic_core.worker.fd_store import SNAPSHOT_COMPLETE, SNAPSHOT_HEADER, SNAPSHOT_MAGIC
 fd = os.memfd_create("a")
 os.write(fd, SNAPSHOT_HEADER.pack(SNAPSHOT_MAGIC, SNAPSHOT_COMPLETE, SNAPSHOT_HEADER.size, 1000, 0))
 os.write(fd, b"[2, 7, ".ljust(1000))

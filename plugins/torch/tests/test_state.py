@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorD
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from elastic_core.errors import UsageError
-from elastic_core.holding import held, release
-from elastic_core.reporting import CONTROL_VARIABLE
+from elastic_core.worker.channel import CONTROL_VARIABLE
+from elastic_core.worker.fd_store import held, release
 from elastic_torch.agreement import Tier
 from elastic_torch.disk import CheckpointSaveError, Disk
 from elastic_torch.stamp import Place

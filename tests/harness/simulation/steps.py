@@ -1,8 +1,8 @@
 """Workers that take notices: each step is a collective of all, then ``should_checkpoint()`` on each rank by itself.
 
-It reports its step, *then* reads its notices, as ``elastic_core.notices`` does over a socket. What is checked here: no
-rank goes beyond the step of a STOP_AT, all stop at it and know whether a node leaves, none is halted by plan before it
-has, and a plan among healthy nodes never comes to its deadline.
+It reports its step, *then* reads its notices, as ``elastic_core.worker.graceful_stop`` does over a socket. What is
+checked here: no rank goes beyond the step of a STOP_AT, all stop at it and know whether a node leaves, none is halted
+by plan before it has, and a plan among healthy nodes never comes to its deadline.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ General layout:
   is a stop under way. What happens inside the template is ``elastic_core.warm``.
 * ``hands`` makes and unmakes all that; ``preloading`` says what the template imports, ``stores`` where the workers'
   store is.
-* ``reports``: what workers say over their control channels; ``elastic_core.reporting`` is the workers' side of it.
+* ``reports``: what workers say over their control channels; ``elastic_core.worker.channel`` is the workers' side of it.
 * ``polling`` and ``asker``: the loop for rendezvous handlers of others.
 * ``output`` takes the workers' streams to files and, by way of ``console``, to the terminal: ``pump`` reads them,
   ``lines`` cuts them, ``pseudo_terminal`` makes them look like the terminal. ``error_files`` reads what a failed worker

@@ -4,7 +4,7 @@ Workers leave snapshots with their agent as memory files (``vault.py``), and the
 that wants them to outlive a failed job leaves one more memory file beside them, ``NAME/rescue``, with JSON in it: which
 run this is, the directories to try in turn, and what is on disk already. The agent writes the bytes as they are
 (``snapshot_files.py``). A directory that is full or away is left as it was, and the next one is tried.
-``elastic_core.holding`` says how a snapshot begins; what else is in it only the library knows that wrote it.
+``elastic_core.worker.fd_store`` says how a snapshot begins; what else is in it only the library knows that wrote it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from elastic_core.agent.outcome import Ending, Publish
 from elastic_core.agent.snapshot_files import Kept, Request, Target, Unwritten, Written, kept_in, write
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode, signal_name
-from elastic_core.holding import RESCUE, is_of_other_format
 from elastic_core.questions import asked
 from elastic_core.rendezvous.ledger import Closed
+from elastic_core.worker.fd_store import RESCUE, is_of_other_format
 
 PATIENCE = 300.0
 """Most seconds that an agent spends on writing snapshots."""

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from elastic_core.agent import calls
 from elastic_core.config import parse
 from elastic_core.config.rdzv_conf import LOCAL
 from elastic_core.config.run import EXIT_BARRIER, MAX_RESTARTS, MONITOR_INTERVAL
@@ -20,6 +19,7 @@ from elastic_core.launch import ChildFailedError, launch
 from elastic_core.launch_config import LaunchConfig, check_entrypoint, configure, read, warn
 from elastic_core.process_failure import ProcessFailure
 from elastic_core.rendezvous import registry
+from elastic_core.worker import function
 
 __all__ = ["LocalElasticAgent", "RunResult", "WorkerSpec", "WorkerState"]
 
@@ -191,7 +191,7 @@ class LocalElasticAgent:
             PluginError: Its ``rdzv_handler`` is none.
             ElasticError: The rendezvous does not let this node in.
         """
-        calls.launching()
+        function.launching()
         spec = self.spec
         assert spec.entrypoint is not None
         with ExitStack() as stack:

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from elastic_core.agent.channel import Message, close_all
 from elastic_core.agent.processes import die_with_parent
-from elastic_core.reporting import CONTROL_VARIABLE
+from elastic_core.worker.channel import CONTROL_VARIABLE
 
 OUT_OF_THE_WAY = 48
 """From here on a control channel gets its number: a script's files have theirs from 3 on, a shell's near 63 and 255."""

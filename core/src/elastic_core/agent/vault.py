@@ -4,7 +4,7 @@ A worker hands over a descriptor, and a later worker of the same node gets a cop
 any file system, and is gone with the last who holds it: with the agent, whatever ends that. Requests are packets on the
 control channel (``reports.py``), ``hold``, ``held`` and ``release``; each brings a socket of its own for the answer, so
 that answers to several threads, or forks, of a worker never mix. The agent waits for nobody: an answer that finds no
-room is dropped, and the worker's time limit does the rest. ``elastic_core.holding`` is the worker's end.
+room is dropped, and the worker's time limit does the rest. ``elastic_core.worker.fd_store`` is the worker's end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from elastic_core.agent.channel import close_all
-from elastic_core.reporting import HELD, HOLD, KIND, RELEASE
+from elastic_core.worker.channel import HELD, HOLD, KIND, RELEASE
 
 MOST_HELD = 256
 """Descriptors that are kept at once; an agent may often open 1,024."""

@@ -19,7 +19,6 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from elastic_core.agent.assignment import Assignment
 from elastic_core.agent.error_files import error_file_data, last_exception_line, read_error_file
 from elastic_core.agent.outcome import worker_lingers
 from elastic_core.agent.output import Output, WorkerStreams
@@ -49,6 +48,7 @@ from elastic_core.agent.warden_events import (
     WardenEvent,
 )
 from elastic_core.agent.watchdog import StatesDue, Timer, TimersDue, Watchdog, WatchdogEvent
+from elastic_core.assignment import Assignment
 from elastic_core.config.environment import inheritable
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_core.exit_codes import ExitCode
-from elastic_core.recording import ERROR_FILE, error_data, with_exit_code, write_error_file
+from elastic_core.worker.error_file import ERROR_FILE, error_data, with_exit_code, write_error_file
 
 if TYPE_CHECKING:
     from elastic_core.agent.outcome import Ending

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-CALLS = "elastic_core.agent.calls"
+CALLS = "elastic_core.worker.function"
 """The module that runs a function which was written down."""
 RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 """What ``--run_path`` makes of a script, as torchrun does."""
@@ -26,7 +26,7 @@ class ProgramKind(enum.Enum):
     RUN_PATH = "run_path"
     """A Python file, directory or archive, run by :func:`runpy.run_path`: ``elastic run --run_path /abs/train.py``."""
     FUNCTION = "function"
-    """A Python function, written down by :mod:`elastic_core.agent.calls`: ``elastic_core.launch`` and its like."""
+    """A Python function, written down by :mod:`elastic_core.worker.function`: ``elastic_core.launch`` and its like."""
     EXECUTABLE = "executable"
     """Anything else: ``elastic run --no_python ./train.sh``."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from elastic_core.agent.channel import Message
 from elastic_core.agent.spawning import SEAT_DESCRIPTOR, STANDARD_STREAMS, inheritable, volunteer_for_oom
-from elastic_core.reporting import CONTROL_VARIABLE
+from elastic_core.worker.channel import CONTROL_VARIABLE
 
 
 def become(request: Message, given: Mapping[str, int], environment: Mapping[str, str]) -> None:

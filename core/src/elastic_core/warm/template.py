@@ -27,7 +27,6 @@ from elastic_core.agent.channel import Channel, Message, close_all
 from elastic_core.agent.nursery import NOTHING_NEW
 from elastic_core.agent.processes import die_once_adopted, ignore_requests_to_end
 from elastic_core.host.process_title import Title
-from elastic_core.reporting import FAILED, INITIALIZED, OVER, report
 from elastic_core.warm import child, initialization, libraries, pages
 from elastic_core.warm.checks import Wanted, objection, threaded, unfit
 from elastic_core.warm.facts import Observer
@@ -37,6 +36,7 @@ from elastic_core.warm.libraries import Libraries
 from elastic_core.warm.modules import library_roots
 from elastic_core.warm.record import Record
 from elastic_core.warm.sources import Sources
+from elastic_core.worker.channel import FAILED, INITIALIZED, OVER, report
 
 _NOT_THEIRS = (__file__, importlib.__file__, "<frozen importlib")
 """Files whose frames come before those of a module that is being imported."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from elastic_core import hookimpl
-from elastic_core.training import TrainingState
+from elastic_core.worker.train_state import TrainingState
 
 
 @hookimpl

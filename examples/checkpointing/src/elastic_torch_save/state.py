@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elastic_core.notices import should_checkpoint
-from elastic_core.reporting import INITIALIZED, report
+from elastic_core.worker.channel import INITIALIZED, report
+from elastic_core.worker.graceful_stop import should_checkpoint
 
 
 def init_process_group(*args: Any, **options: Any) -> None:
@@ -19,7 +19,7 @@ def init_process_group(*args: Any, **options: Any) -> None:
 
 
 class TrainState:
-    """Keeps what it is given in ``$TORCH_SAVE_FILE`` after each step (see ``elastic_core.training``)."""
+    """Keeps what it is given in ``$TORCH_SAVE_FILE`` after each step (see ``elastic_core.worker.train_state``)."""
 
     def __init__(
         self,

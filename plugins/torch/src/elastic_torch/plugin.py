@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from elastic_core import hookimpl
 
 if TYPE_CHECKING:
-    from elastic_core.training import TrainingState
+    from elastic_core.worker.train_state import TrainingState
 
 elastic_hookspec_major = 1
 

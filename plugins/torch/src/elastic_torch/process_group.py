@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from elastic_core.errors import UsageError
-from elastic_core.reporting import INITIALIZED, report
 from elastic_core.warm.failing import ended_by_exception
+from elastic_core.worker.channel import INITIALIZED, report
 
 PATIENCE = timedelta(minutes=10)
 """How long a collective waits. Agents notice lost peers within seconds, so this is for peers that hang."""

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Protocol
 
-from elastic_core.recording import attach
+from elastic_core.worker.error_file import attach
 
 
 class Progress(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, overload
 
-from elastic_core import recording
+from elastic_core.worker import error_file
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -34,7 +34,7 @@ def record(function: Callable[_P, _T] | None = None, error_handler: Any = None) 
     if function is None:
         return lambda function: record(function, error_handler)
     if error_handler is None:
-        return recording.record(function)
+        return error_file.record(function)
     from torch.distributed.elastic.multiprocessing.errors import record as torchs
 
     return torchs(function, error_handler)

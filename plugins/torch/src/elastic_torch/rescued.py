@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from elastic_core.errors import ElasticError, ResourceError
-from elastic_core.holding import RESCUE, held, hold
+from elastic_core.worker.fd_store import RESCUE, held, hold
 from elastic_torch.peers import Peers
 from elastic_torch.snapshot import Slot, Snapshot
 from elastic_torch.stamp import Place, Stamp

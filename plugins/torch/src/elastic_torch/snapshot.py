@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from elastic_core.errors import ResourceError
-from elastic_core.holding import SNAPSHOT_COMPLETE, SNAPSHOT_HEADER, SNAPSHOT_MAGIC
+from elastic_core.worker.fd_store import SNAPSHOT_COMPLETE, SNAPSHOT_HEADER, SNAPSHOT_MAGIC
 from elastic_torch.host import fill, pin, unpin
 from elastic_torch.stamp import Stamp
 

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from elastic_core.errors import UsageError
-from elastic_core.notices import should_checkpoint, somebody_leaves
+from elastic_core.worker.graceful_stop import should_checkpoint, somebody_leaves
 from elastic_torch import loaders, rng as generators, tree
 from elastic_torch.accumulation import Accumulation
 from elastic_torch.agreement import Tier

@@ -8,9 +8,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from elastic_core.agent import calls
 from elastic_core.errors import UsageError
 from elastic_core.launch_config import LaunchConfig, check_entrypoint
+from elastic_core.worker import function
 
 TORCHS_TIMEOUT = 900
 """What torch's LaunchConfig writes into ``rdzv_configs`` where nobody has given a timeout, in seconds."""
@@ -33,7 +33,7 @@ def config_of(config: Any, entrypoint: Any, args: Sequence[Any]) -> LaunchConfig
         if config.start_method != "spawn":
             raise UsageError(f"start_method={config.start_method!r}: Elastic forks no workers from the caller.")
         with tempfile.TemporaryDirectory(prefix="elastic_call_") as directory:
-            calls.write(calls.Call(entrypoint, tuple(args)), Path(directory))
+            function.write(function.Call(entrypoint, tuple(args)), Path(directory))
     if (logs := type(config.logs_specs).__name__) != TORCHS_LOGS:
         raise UsageError(f"logs_specs is of the class {logs}, which Elastic does not use.")
     given = {item.name: getattr(config, item.name) for item in fields(LaunchConfig) if hasattr(config, item.name)}

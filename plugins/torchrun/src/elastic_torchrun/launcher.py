@@ -71,12 +71,13 @@ def _replace_run(module: Any) -> None:
 
     def serve(args: Namespace, line: Sequence[str] | None = None) -> None:
         def prepare() -> Job[None]:
-            from elastic_core import launch, recording  # not for the program torchrun
+            from elastic_core import launch
+            from elastic_core.worker import error_file  # not for the program torchrun
 
             written = written_in(line, module.get_args_parser()) if line else ()
             config = configuration(flags_of(args, module.get_args_parser(), written), warn)
             job = functools.partial(launch.run_program, config)
-            return job if line is None else recording.record(job)
+            return job if line is None else error_file.record(job)
 
         own = functools.partial(torchs, args)
         # Of the two only main() writes the error file that the caller's environment names.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from elastic_core.errors import ResourceError
-from elastic_core.holding import hold, release
+from elastic_core.worker.fd_store import hold, release
 from elastic_torch.memory import kept
 from elastic_torch.shards.plan import Holding
 from elastic_torch.shards.pool import holding

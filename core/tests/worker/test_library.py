@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import elastic_core
-from elastic_core import torch_worker
 from elastic_core.errors import PluginError
+from elastic_core.worker import library as torch_worker
 
 LIBRARY = """
     from elastic_core import hookimpl

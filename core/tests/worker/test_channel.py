@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastic_core.reporting import CONTROL_VARIABLE, INITIALIZED, KIND, report
+from elastic_core.worker.channel import CONTROL_VARIABLE, INITIALIZED, KIND, report
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from elastic_core import reporting
-from elastic_core.reporting import GO_ON, LEAVES, LONGEST, PLAN, STEP, STOP_AT
+from elastic_core.worker import channel as reporting
+from elastic_core.worker.channel import GO_ON, LEAVES, LONGEST, PLAN, STEP, STOP_AT
 
 PERIOD = 0.1
 """Seconds between two reports, about; steps that are longer are each reported."""

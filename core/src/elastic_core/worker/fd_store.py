@@ -16,7 +16,7 @@ from array import array
 from typing import Any
 
 from elastic_core.errors import ResourceError
-from elastic_core.reporting import HELD, HOLD, KIND, LONGEST, RELEASE, channel
+from elastic_core.worker.channel import HELD, HOLD, KIND, LONGEST, RELEASE, channel
 
 SNAPSHOT_HEADER = struct.Struct("<8sQQQQ")
 """How a memory file begins that is a snapshot: the magic word, whether it is complete, and where a text is that says

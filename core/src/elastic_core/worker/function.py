@@ -1,11 +1,12 @@
 """Workers that are Python functions: how a function gets into a fresh interpreter, and its result out of it.
 
 The launcher writes a *call* (function, arguments, and how to find the main program) into a directory of its own;
-each worker runs ``python -m elastic_core.agent.calls DIRECTORY ROUND RANK``, finds the function, calls it, and leaves
-the result beside it. As with :mod:`multiprocessing`'s ``spawn``, functions travel by name, and a function of the main
-program is found by running that program again, under the name ``__mp_main__``. Unlike there, no guard is needed: where
-the program would launch again, its repetition ends, since whatever stands above that line is there by then. (A child
-of :mod:`multiprocessing` repeats it, too, and cannot be stopped there: a worker that has such children needs a guard.)
+each worker runs ``python -m elastic_core.worker.function DIRECTORY ROUND RANK``, finds the function, calls it, and
+leaves the result beside it. As with :mod:`multiprocessing`'s ``spawn``, functions travel by name, and a function of
+the main program is found by running that program again, under the name ``__mp_main__``. Unlike there, no guard is
+needed: where the program would launch again, its repetition ends, since whatever stands above that line is there by
+then. (A child of :mod:`multiprocessing` repeats it, too, and cannot be stopped there: a worker that has such children
+needs a guard.)
 
 A notebook, an interactive session and a program from standard input cannot be run again. Their functions, with the
 globals that these use, and their classes travel by value, if cloudpickle is installed; so do the results.
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from elastic_core.errors import UsageError
-from elastic_core.recording import record
+from elastic_core.worker.error_file import record
 
 MAIN = "__mp_main__"
 """What the main program is called while it is run again; a guard ``if __name__ == "__main__"`` holds there too."""
@@ -260,6 +261,6 @@ def _name(function: object) -> str:
 
 
 if __name__ == "__main__":
-    from elastic_core.agent import calls
+    from elastic_core.worker import function as calls
 
     calls.main(sys.argv[1:])  # the imported module, which everybody else sees, and not this copy of it

@@ -30,7 +30,8 @@ class TrainingState(Protocol):
         """
 
     def commit(self) -> None:
-        """Count a step, save the state if it is time, and learn whether to stop here (``elastic_core.notices``).
+        """Count a step, save the state if it is time, and learn whether to stop here
+        (``elastic_core.worker.graceful_stop``).
 
         All ranks call it after the same steps.
         """

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastic_core.recording import record
+from elastic_core.worker.error_file import record
 
 
 class JobError(Exception):

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from elastic_core.notices import PERIOD, Notices
-from elastic_core.reporting import CONTROL_VARIABLE, KIND
+from elastic_core.worker.channel import CONTROL_VARIABLE, KIND
+from elastic_core.worker.graceful_stop import PERIOD, Notices
 
 
 class Agent:
