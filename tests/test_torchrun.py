@@ -14,7 +14,7 @@ from redis_servers import Daemon, opened, redis_server
 from stage import WORKERS, Agent, Stage, variable
 
 from elastic_core.exit_codes import ExitCode
-from elastic_core.job_token import VARIABLE
+from elastic_core.rendezvous.job_token import VARIABLE
 from elastic_core.rendezvous.seal import PREFIX
 
 pytestmark = pytest.mark.timeout(300)  # every agent and every worker imports torch

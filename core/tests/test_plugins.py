@@ -17,9 +17,9 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
 from elastic_core.plugins import Plugins, hooks_of, load, rendezvous_options
-from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.guard import GuardedBackend
+from elastic_core.rendezvous.handler import RendezvousParameters
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 
 PATIENCE = 60.0

@@ -42,12 +42,12 @@ if TYPE_CHECKING:
         UsageError as UsageError,
     )
     from elastic_core.hookspecs import RendezvousOptions as RendezvousOptions, hookimpl as hookimpl
-    from elastic_core.rendezvous.api import (
+    from elastic_core.rendezvous.backend import RendezvousBackend as RendezvousBackend
+    from elastic_core.rendezvous.handler import (
         RendezvousHandler as RendezvousHandler,
         RendezvousInfo as RendezvousInfo,
         RendezvousParameters as RendezvousParameters,
     )
-    from elastic_core.rendezvous.backend import RendezvousBackend as RendezvousBackend
     from elastic_core.worker.error_file import record as record
     from elastic_core.worker.library import (
         ElasticDistributedSampler as ElasticDistributedSampler,

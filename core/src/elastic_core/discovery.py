@@ -17,7 +17,7 @@ from typing import Any
 
 from elastic_core.errors import PluginError, did_you_mean, in_one_line
 from elastic_core.rendezvous import registry
-from elastic_core.rendezvous.api import as_handler
+from elastic_core.rendezvous.handler import as_handler
 
 
 class Group(str, enum.Enum):

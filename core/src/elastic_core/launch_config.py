@@ -11,7 +11,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
-from elastic_core import job_token, plugins
+from elastic_core import plugins
 from elastic_core.config import parse, rdzv_conf
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import (
@@ -25,7 +25,7 @@ from elastic_core.config.run import (
 )
 from elastic_core.errors import UsageError
 from elastic_core.events import Level, least_level
-from elastic_core.rendezvous import registry
+from elastic_core.rendezvous import job_token, registry
 
 Streams = int | Mapping[int, int]
 """Flags of :class:`Stream` or of torch's ``Std``: one for all local ranks, or one for each."""

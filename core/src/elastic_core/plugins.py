@@ -27,8 +27,8 @@ from elastic_core.hookspecs import HOOKSPEC_VERSION, PROJECT, RendezvousOptions
 from elastic_core.incidents import History, Incident, Verdict
 from elastic_core.observers import Implementation, Observers
 from elastic_core.rendezvous import registry
-from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters, as_handler
 from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters, as_handler
 from elastic_core.rendezvous.seal import protected
 
 if TYPE_CHECKING:

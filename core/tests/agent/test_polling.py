@@ -27,7 +27,7 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.hookspecs import hookimpl
 from elastic_core.host.identity import Seat
 from elastic_core.plugins import Plugins, core_plugins
-from elastic_core.rendezvous.api import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo
+from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo
 
 PATIENCE = 60.0
 ROUND = 'round=$(basename $(dirname $(dirname "$TORCHELASTIC_ERROR_FILE"))); '

@@ -12,8 +12,8 @@ import pytest
 
 from elastic_core.errors import RendezvousStateError, RendezvousTimeoutError
 from elastic_core.rendezvous import exchange
-from elastic_core.rendezvous.api import BootstrapStoreInfo, RendezvousInfo
 from elastic_core.rendezvous.exchange import Cancelled, Card, Waiting
+from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousInfo
 from elastic_core.rendezvous.ledger import Member, Offer
 from elastic_core.rendezvous.places import place
 

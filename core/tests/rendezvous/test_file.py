@@ -12,9 +12,9 @@ import pytest
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, UsageError
 from elastic_core.rendezvous import file, inotify
-from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, Cursor, Link
 from elastic_core.rendezvous.file import FileBackend
+from elastic_core.rendezvous.handler import RendezvousParameters
 from elastic_core.rendezvous.inotify import Alarm
 from elastic_core.testing.backend_conformance import (
     BackendConformance,

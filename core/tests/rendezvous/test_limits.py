@@ -15,11 +15,11 @@ from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import MAX_NODES, MAX_ROLE, OnNodeLoss, RunConfig
 from elastic_core.errors import UsageError
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
-from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.backend import ORIGIN
 from elastic_core.rendezvous.codec import decode_entry, encode_entry
 from elastic_core.rendezvous.decide import Append, decide
 from elastic_core.rendezvous.entries import HostLosses
+from elastic_core.rendezvous.handler import RendezvousParameters
 from elastic_core.rendezvous.history import resume
 from elastic_core.rendezvous.ledger import (
     Body,

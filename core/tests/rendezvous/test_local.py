@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from elastic_core.rendezvous import local
-from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.backend import ORIGIN, Link
+from elastic_core.rendezvous.handler import RendezvousParameters
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.testing.backend_conformance import BackendConformance
 from elastic_core.testing.connections import MakeBackend

@@ -20,7 +20,7 @@ from elastic_core.discovery import Catalogue, Group
 from elastic_core.errors import ElasticError, PluginError, UsageError
 from elastic_core.plugins import Plugins, load, rendezvous_options
 from elastic_core.rendezvous import registry
-from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters
+from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
 from elastic_core.rendezvous.local import LocalBackend
 
 Install = Callable[..., None]
@@ -137,7 +137,7 @@ def test_a_parameter_of_another_kind_is_quoted(read: str, fault: str) -> None:
 
 
 def test_the_rendezvous_package_has_the_public_names_and_imports_them_late() -> None:
-    script = "import sys, elastic_core.rendezvous; print('elastic_core.rendezvous.api' in sys.modules)"
+    script = "import sys, elastic_core.rendezvous; print('elastic_core.rendezvous.handler' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert said == "False\n"
     for name in rendezvous._PUBLIC:

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, StoreLostError, UsageError
-from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
+from elastic_core.rendezvous.handler import RendezvousParameters
 from elastic_core.testing.backend_conformance import (
     BackendConformance,
     LineConformance,

@@ -35,7 +35,6 @@ from elastic_core.host.identity import Seat
 from elastic_core.incidents import History, Incident, IncidentKind
 from elastic_core.plugins import Plugins
 from elastic_core.rendezvous import registry
-from elastic_core.rendezvous.api import RendezvousHandler
 from elastic_core.rendezvous.asking import (
     Ask,
     AskingEffect,
@@ -50,6 +49,7 @@ from elastic_core.rendezvous.asking import (
     Work,
     step,
 )
+from elastic_core.rendezvous.handler import RendezvousHandler
 from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.ledger import Closed, Halt, HaltReason, Round
 from elastic_core.rendezvous.node import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone

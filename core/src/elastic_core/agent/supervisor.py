@@ -50,7 +50,6 @@ from elastic_core.host.identity import Seat
 from elastic_core.host.ports import own_address
 from elastic_core.incidents import Incident
 from elastic_core.plugins import Plugins
-from elastic_core.questions import bounded
 from elastic_core.rendezvous.admission import differences
 from elastic_core.rendezvous.answers import silence_told
 from elastic_core.rendezvous.arrival import Arrival
@@ -89,6 +88,7 @@ from elastic_core.rendezvous.parting import any_stays
 from elastic_core.rendezvous.retry import persist, silent_store, store_awaited
 from elastic_core.rendezvous.rows import Seats
 from elastic_core.rendezvous.session import Session, SessionCalls
+from elastic_core.threads import bounded
 
 SILENT_PROGRESS = 30.0
 """Seconds that all ranks of a silent script must be alive to count as progress (rule L4)."""

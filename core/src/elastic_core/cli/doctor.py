@@ -101,10 +101,11 @@ def subject_of(flags: Flags) -> Subject:
         UsageError: A value is wrong, or two contradict each other.
         PluginError: The backend is not installed, or cannot be imported.
     """
-    from elastic_core import job_token, plugins
+    from elastic_core import plugins
     from elastic_core.discovery import Catalogue
     from elastic_core.doctor.examination import Subject, bounded_conf, needs_torch, trial_id
-    from elastic_core.rendezvous.api import RendezvousParameters
+    from elastic_core.rendezvous import job_token
+    from elastic_core.rendezvous.handler import RendezvousParameters
 
     catalogue = Catalogue.read()
     backend, endpoint = meeting_place(flags)

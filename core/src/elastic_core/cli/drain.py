@@ -67,11 +67,12 @@ def over_the_store(given: Mapping[str, Any], request: Callable[[RendezvousBacken
         PluginError: The backend's plugin cannot be loaded.
         RendezvousConnectionError: The store cannot be reached.
     """
-    from elastic_core import job_token, plugins  # none of this for --help
+    from elastic_core import plugins  # none of this for --help
     from elastic_core.config.rdzv_conf import parse
     from elastic_core.discovery import Catalogue
-    from elastic_core.rendezvous.api import RendezvousParameters
+    from elastic_core.rendezvous import job_token
     from elastic_core.rendezvous.backend import RendezvousBackend
+    from elastic_core.rendezvous.handler import RendezvousParameters
 
     known = {item.name for item in fields(Flags)}
     flags = Flags(nnodes=SEVERAL, **{name: value for name, value in given.items() if name in known})

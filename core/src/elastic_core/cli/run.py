@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from elastic_core import job_token
 from elastic_core.cli import program
 from elastic_core.cli.flags import Flags, RunCommand
 from elastic_core.config import parse as values
@@ -34,6 +33,7 @@ from elastic_core.config.run import DEFAULT_ID, LINE_PREFIX, MONITOR_INTERVAL, R
 from elastic_core.errors import ElasticError, PluginError, UsageError
 from elastic_core.events import Level, least_level
 from elastic_core.exit_codes import ExitCode
+from elastic_core.rendezvous import job_token
 
 if TYPE_CHECKING:
     from elastic_core.agent.warden import Warden

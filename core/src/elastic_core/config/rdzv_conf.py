@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
-from elastic_core import job_token
 from elastic_core.config import parse as values
 from elastic_core.config.parse import NodeRange
 from elastic_core.config.run import SHUTDOWN_TIMEOUT, Timing
 from elastic_core.errors import UsageError, did_you_mean
+from elastic_core.rendezvous import job_token
 
 if TYPE_CHECKING:
     from elastic_core.hookspecs import RendezvousOptions

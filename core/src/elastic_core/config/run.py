@@ -16,7 +16,7 @@ from elastic_core.errors import UsageError
 from elastic_core.events import Level
 
 if TYPE_CHECKING:
-    from elastic_core.job_token import JobToken
+    from elastic_core.rendezvous.job_token import JobToken
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """On which signals a node leaves, as far as they are not ignored, unless ``--signals_to_handle`` says otherwise."""

@@ -24,8 +24,8 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.host.addresses import advertised, endpoint_host
 from elastic_core.plugins import BACKENDS, Plugins
-from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.handler import RendezvousParameters
 from elastic_core.rendezvous.settings import Versions
 
 ANSWER = 3.0

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from elastic_core import __version__, questions
+from elastic_core import __version__, threads
 from elastic_core.doctor.findings import Finding, ok, warning, wrong
 from elastic_core.doctor.store import PATIENCE
 from elastic_core.errors import RendezvousConnectionError
@@ -163,7 +163,7 @@ def check_versions(source: str) -> Finding:
 
 def bounded(ask: Callable[[], _T]) -> _T:
     """What ``ask`` returns or raises, within :data:`~elastic_core.doctor.store.PATIENCE`."""
-    return questions.bounded(ask, PATIENCE)
+    return threads.bounded(ask, PATIENCE)
 
 
 def look_up(host: str) -> list[str]:

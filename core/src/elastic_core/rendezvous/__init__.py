@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         RendezvousTimeoutError as RendezvousTimeoutError,
     )
     from elastic_core.rendezvous import registry as registry
-    from elastic_core.rendezvous.api import (
+    from elastic_core.rendezvous.handler import (
         RendezvousHandler as RendezvousHandler,
         RendezvousInfo as RendezvousInfo,
         RendezvousParameters as RendezvousParameters,

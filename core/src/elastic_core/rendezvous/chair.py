@@ -15,7 +15,6 @@ from elastic_core.errors import RendezvousStateError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import History, Incident, Verdict
-from elastic_core.questions import asked
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.codec import OversizedError, encode_entry
 from elastic_core.rendezvous.decide import Append, Ask, LookAgain, decide
@@ -28,6 +27,7 @@ from elastic_core.rendezvous.rows import NodeInfo, NodeRow
 from elastic_core.rendezvous.scene import Judgement, Scene
 from elastic_core.rendezvous.tombstones import due
 from elastic_core.rendezvous.watch import Observation, Watch, contact_gap, dead, forget, observe, resumed, vouched
+from elastic_core.threads import asked
 
 Judge = Callable[[Incident, History], Verdict]
 """Asks the failure policies; returns within its own time limit."""

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from elastic_core.errors import RendezvousStateError, RendezvousTimeoutError
-from elastic_core.rendezvous.api import BootstrapStoreInfo, RendezvousInfo
+from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousInfo
 from elastic_core.rendezvous.ledger import Member, Offer, Round
 
 CARDS = "elastic/node/"

@@ -28,7 +28,6 @@ from urllib.parse import quote, unquote, urlsplit
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, UsageError
 from elastic_core.hookspecs import RendezvousOptions, hookimpl
-from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.backend import (
     TOMBSTONE,
     BeatReply,
@@ -50,6 +49,7 @@ from elastic_core.rendezvous.disk import (
     safe_name,
     store_errors,
 )
+from elastic_core.rendezvous.handler import RendezvousParameters
 from elastic_core.rendezvous.inotify import POLL_INTERVAL, Alarm
 from elastic_core.rendezvous.job_directory import JobDirectory
 from elastic_core.rendezvous.records import (

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.hookspecs import RendezvousOptions, hookimpl
-from elastic_core.rendezvous.api import RendezvousParameters
 from elastic_core.rendezvous.backend import (
     MAX_VALUE_BYTES,
     TOMBSTONE,
@@ -22,6 +21,7 @@ from elastic_core.rendezvous.backend import (
     RendezvousBackend,
     RosterRow,
 )
+from elastic_core.rendezvous.handler import RendezvousParameters
 
 
 class MemoryStore:

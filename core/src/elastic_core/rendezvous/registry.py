@@ -32,7 +32,7 @@ from elastic_core.errors import (
     UsageError,
 )
 from elastic_core.hookspecs import RendezvousOptions, hookimpl
-from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters, as_handler, completed
+from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters, as_handler, completed
 
 Factory: TypeAlias = Callable[..., Any]
 """Makes a handler: a class or a function that takes :class:`RendezvousParameters`, or nothing."""

@@ -12,9 +12,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from elastic_core.errors import RendezvousStateError
-from elastic_core.job_token import VARIABLE, JobToken, code
 from elastic_core.rendezvous.backend import SEAL_BYTES, TOMBSTONE, Link, RendezvousBackend, RosterRow
 from elastic_core.rendezvous.guard import GuardedBackend
+from elastic_core.rendezvous.job_token import VARIABLE, JobToken, code
 
 PREFIX = b"elastic-seal-1 "
 

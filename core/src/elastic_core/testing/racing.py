@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from elastic_core.questions import asked
+from elastic_core.threads import asked
 
 PATIENCE = 60.0
 """Seconds after which something that must happen counts as not happening."""

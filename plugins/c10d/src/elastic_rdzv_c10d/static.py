@@ -18,7 +18,7 @@ from elastic_rdzv_c10d.endpoint import FORM
 from elastic_rdzv_c10d.plugin import Options, connect
 
 if TYPE_CHECKING:
-    from elastic_core.rendezvous.api import RendezvousParameters
+    from elastic_core.rendezvous.handler import RendezvousParameters
     from elastic_rdzv_c10d.backend import C10dBackend
 
 

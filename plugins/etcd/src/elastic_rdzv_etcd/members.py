@@ -17,7 +17,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.questions import asked
+from elastic_core.threads import asked
 from elastic_rdzv_etcd.endpoint import Endpoint, Site
 from elastic_rdzv_etcd.options import Options
 

@@ -10,7 +10,7 @@ from elastic_rdzv_etcd.endpoint import FORM, parse
 from elastic_rdzv_etcd.options import CONF, Options
 
 if TYPE_CHECKING:
-    from elastic_core.rendezvous.api import RendezvousParameters
+    from elastic_core.rendezvous.handler import RendezvousParameters
     from elastic_rdzv_etcd.backend_v2 import EtcdV2Backend
 
 

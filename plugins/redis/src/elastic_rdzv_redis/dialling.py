@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, UsageError, in_one_line
-from elastic_core.questions import bounded
+from elastic_core.threads import bounded
 from elastic_rdzv_redis.client import Client
 from elastic_rdzv_redis.endpoint import Host
 from elastic_rdzv_redis.options import Credentials, Options

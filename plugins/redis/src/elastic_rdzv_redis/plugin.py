@@ -9,7 +9,7 @@ from elastic_rdzv_redis.endpoint import FORM
 from elastic_rdzv_redis.options import CONF, Options
 
 if TYPE_CHECKING:
-    from elastic_core.rendezvous.api import RendezvousParameters
+    from elastic_core.rendezvous.handler import RendezvousParameters
     from elastic_rdzv_redis.backend import RedisBackend
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from elastic_core.errors import ResourceError, UsageError
-from elastic_core.questions import asked
+from elastic_core.threads import asked
 from elastic_core.worker.channel import channel
 from elastic_core.worker.fd_store import held, hold, is_of_other_format, release
 from elastic_torch.snapshot import PAGE, Slot, Snapshot

@@ -20,9 +20,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from elastic_core import job_token
 from elastic_core.config import rdzv_conf
-from elastic_core.rendezvous.api import RendezvousHandler, RendezvousParameters
+from elastic_core.rendezvous import job_token
+from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
 from elastic_torchrun.handlers.handler import TorchrunHandler
 
 __all__ = ["TorchrunHandler", "handler_of"]

@@ -29,10 +29,10 @@ from elastic_core.host.ports import HeldPort
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
 from elastic_core.rendezvous.admission import differences
 from elastic_core.rendezvous.answers import silence_told
-from elastic_core.rendezvous.api import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo, RendezvousParameters
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.closing import close_run
 from elastic_core.rendezvous.contact import FENCE_SHARE
+from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo, RendezvousParameters
 from elastic_core.rendezvous.join import Applicant, Clock, Joined, join
 from elastic_core.rendezvous.ledger import Closed, Offer, Round
 from elastic_core.rendezvous.node import (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elastic_core.errors import UsageError
-from elastic_core.job_token import MOST_BYTES, VARIABLE, JobToken, read
+from elastic_core.rendezvous.job_token import MOST_BYTES, VARIABLE, JobToken, read
 
 TEXT = "0123456789abcdef" * 4
 

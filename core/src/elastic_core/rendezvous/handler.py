@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from elastic_core.config.rdzv_conf import boolean
 from elastic_core.config.run import check_node_limit
 from elastic_core.errors import UsageError
-from elastic_core.job_token import JobToken
+from elastic_core.rendezvous.job_token import JobToken
 
 
 @dataclass(frozen=True, slots=True, init=False)

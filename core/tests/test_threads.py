@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from elastic_core.questions import asked, bounded
+from elastic_core.threads import asked, bounded
 
 
 def test_a_question_that_nobody_answers_ends() -> None:
