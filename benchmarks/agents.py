@@ -20,11 +20,9 @@ from benchmarks.counting import CountedBackend, Tally, counted
 from elastic_core.agent.probing import neighbours
 from elastic_core.config.run import Timing
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
-from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.codec import decode_entry, decode_row, encode_entry, encode_row
-from elastic_core.rendezvous.join import Applicant, Clock, join
-from elastic_core.rendezvous.ledger import Closed, Offer, Open, Round, compose
-from elastic_core.rendezvous.node import (
+from elastic_core.protocol.codec import decode_entry, decode_row, encode_entry, encode_row
+from elastic_core.protocol.ledger import Closed, Offer, Open, Round, compose
+from elastic_core.protocol.node import (
     Effect,
     Exit,
     Leaving,
@@ -42,10 +40,12 @@ from elastic_core.rendezvous.node import (
     row_of,
     step,
 )
-from elastic_core.rendezvous.places import place
-from elastic_core.rendezvous.rows import NodeInfo, NodeRow, Seats
+from elastic_core.protocol.ranks import place
+from elastic_core.protocol.roster import NodeInfo, NodeRow, Seats
+from elastic_core.protocol.settings import Agreement, Settings, Versions
+from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.join import Applicant, Clock, join
 from elastic_core.rendezvous.session import Session, SessionCalls
-from elastic_core.rendezvous.settings import Agreement, Settings, Versions
 
 TICK = 2.0
 """Seconds between two signs of an agent's loop."""

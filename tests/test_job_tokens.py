@@ -15,9 +15,9 @@ from stage import WORKERS, Agent, Stage, free_port, variable
 from elastic_core.discovery import Catalogue
 from elastic_core.exit_codes import ExitCode
 from elastic_core.plugins import load_backend
+from elastic_core.protocol.codec import decode_entry, encode_entry
+from elastic_core.protocol.entries import Entry, Offer, Round
 from elastic_core.rendezvous.backend import SEAL_BYTES, Cursor, RendezvousBackend
-from elastic_core.rendezvous.codec import decode_entry, encode_entry
-from elastic_core.rendezvous.entries import Entry, Offer, Round
 from elastic_core.rendezvous.handler import RendezvousParameters
 from elastic_core.rendezvous.job_token import VARIABLE, JobToken
 

@@ -18,9 +18,9 @@ from redis_servers import Daemon, opened as opened_redis, redis_server
 from stage import WORKERS, Agent, Stage
 
 from elastic_core.exit_codes import ExitCode
+from elastic_core.protocol.codec import decode_entry
+from elastic_core.protocol.settings import PROTOCOL
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, Cursor, Link, RendezvousBackend
-from elastic_core.rendezvous.codec import decode_entry
-from elastic_core.rendezvous.settings import PROTOCOL
 from elastic_rdzv_etcd.options import DEFAULT_PREFIX
 from elastic_rdzv_etcd.records import Keys as EtcdKeys
 from elastic_rdzv_redis.backend import Keys

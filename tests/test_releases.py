@@ -12,11 +12,11 @@ from elastic_core import __version__
 from elastic_core.exit_codes import ExitCode
 
 NEXT_PROTOCOL = """
-import elastic_core.rendezvous.codec as codec
+import elastic_core.protocol.codec as codec
 codec.__version__, codec.OLDEST_PROTOCOL, codec.PROTOCOL = "9.9.9", codec.PROTOCOL + 1, codec.PROTOCOL + 2
 """
 UNKNOWN_FIELD = """
-import elastic_core.rendezvous.codec as codec, elastic_core.rendezvous.row_check as row_check
+import elastic_core.protocol.codec as codec, elastic_core.rendezvous.row_check as row_check
 codec.__version__ = row_check.__version__ = "9.9.9"
 dump = codec._dump
 codec._dump = lambda plain, what: dump({**plain, "colour": "red"} if "info" in plain else plain, what)

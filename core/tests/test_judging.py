@@ -10,8 +10,8 @@ from elastic_core.events import Event, Level
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
 from elastic_core.judging import LONGEST_REASON, judge, node_gone
 from elastic_core.observers import Implementation
-from elastic_core.rendezvous.rows import NodeInfo
-from elastic_core.rendezvous.settings import Versions
+from elastic_core.protocol.roster import NodeInfo
+from elastic_core.protocol.settings import Versions
 
 PATIENCE = 60.0
 INCIDENT = Incident(kind=IncidentKind.WORKER_FAILED, round=1, node_id="n", host="h", exit_code=1)

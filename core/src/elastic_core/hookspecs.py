@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from elastic_core.config.run import RunConfig
     from elastic_core.events import Event
     from elastic_core.incidents import History, Incident, Verdict
+    from elastic_core.protocol.roster import NodeInfo
     from elastic_core.rendezvous.backend import RendezvousBackend
     from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
-    from elastic_core.rendezvous.rows import NodeInfo
     from elastic_core.worker.train_state import TrainingState
 
 PROJECT = "elastic"

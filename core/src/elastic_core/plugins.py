@@ -34,7 +34,7 @@ from elastic_core.rendezvous.seal import protected
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from elastic_core.rendezvous.rows import NodeInfo
+    from elastic_core.protocol.roster import NodeInfo
 
 OBSERVING = (
     "elastic_observe",

@@ -13,7 +13,7 @@ from elastic_core.agent.departing import STORE_PATIENCE, Departing
 from elastic_core.agent.notes import Depart
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
-from elastic_core.rendezvous.node import Leaving, NodeEvent, NodeState, Work, step
+from elastic_core.protocol.node import Leaving, NodeEvent, NodeState, Work, step
 
 DRAINED = "asked to leave by elastic drain on desk"
 

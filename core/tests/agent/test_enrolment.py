@@ -17,9 +17,9 @@ from elastic_core.config.run import OnNodeLoss, RunConfig, Stream, StreamMap, Ti
 from elastic_core.errors import UsageError
 from elastic_core.host.identity import Seat, host_id
 from elastic_core.plugins import Plugins, core_plugins
+from elastic_core.protocol.settings import Agreement, Versions
 from elastic_core.rendezvous.handler import RendezvousParameters
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.settings import Agreement, Versions
 
 PROGRAM = Program(ProgramKind.SCRIPT, "train.py")
 

@@ -21,8 +21,8 @@ from elastic_core.config.run import SIGNALS, RunConfig
 from elastic_core.events import Event
 from elastic_core.host.identity import Seat
 from elastic_core.plugins import Plugins
-from elastic_core.rendezvous.rows import NodeInfo
-from elastic_core.rendezvous.settings import Versions
+from elastic_core.protocol.roster import NodeInfo
+from elastic_core.protocol.settings import Versions
 
 
 def config(**settings: Any) -> RunConfig:

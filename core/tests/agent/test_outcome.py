@@ -13,8 +13,8 @@ from elastic_core.agent.warden_events import TemplateDied, death, event
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
-from elastic_core.rendezvous.entries import HostLosses
-from elastic_core.rendezvous.ledger import Chair, Closed, Counters, Halt, HaltReason, Ledger, Open, Round, advance
+from elastic_core.protocol.entries import HostLosses
+from elastic_core.protocol.ledger import Chair, Closed, Counters, Halt, HaltReason, Ledger, Open, Round, advance
 
 CRASH = Incident(
     kind=IncidentKind.WORKER_FAILED,

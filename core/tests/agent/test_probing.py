@@ -18,9 +18,9 @@ from scenes import info, members, offer
 
 from elastic_core.agent import probing
 from elastic_core.agent.probing import SPREAD_MAX_SECONDS, Door, Target, neighbours, probe, spread, targets, unreachable
-from elastic_core.rendezvous.ledger import Member, Offer, Round
-from elastic_core.rendezvous.node import Probed
-from elastic_core.rendezvous.rows import NodeInfo
+from elastic_core.protocol.ledger import Member, Offer, Round
+from elastic_core.protocol.node import Probed
+from elastic_core.protocol.roster import NodeInfo
 
 PATIENCE = 60.0
 

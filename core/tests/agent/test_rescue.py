@@ -26,7 +26,7 @@ from elastic_core.agent.rescue import requests, snapshots, worth
 from elastic_core.agent.snapshot_files import Kept, Request, Target, Unwritten, Written, write
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
-from elastic_core.rendezvous.ledger import Closed
+from elastic_core.protocol.ledger import Closed
 from elastic_core.worker.fd_store import SNAPSHOT_COMPLETE, SNAPSHOT_HEADER, SNAPSHOT_MAGIC
 
 

@@ -27,7 +27,7 @@ from elastic_core.config.run import RunConfig, Stream, StreamMap
 from elastic_core.errors import PluginError
 from elastic_core.hookspecs import hookimpl
 from elastic_core.plugins import Plugins, core_plugins
-from elastic_core.rendezvous.ledger import Member, Round
+from elastic_core.protocol.ledger import Member, Round
 
 
 @contextmanager

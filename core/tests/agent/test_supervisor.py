@@ -22,10 +22,10 @@ from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.host.identity import Seat, boot_id
 from elastic_core.host.ports import HeldPort
 from elastic_core.plugins import Plugins, core_plugins
+from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import BeatReply
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.reading import load, said_by
-from elastic_core.rendezvous.rows import Phase
 
 CONFIG = RunConfig(program=Program(ProgramKind.EXECUTABLE, "true"), local_addr="127.0.0.1")
 

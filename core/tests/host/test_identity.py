@@ -19,7 +19,7 @@ import pytest
 
 from elastic_core.host import identity
 from elastic_core.host.identity import Seat, host_id, host_name
-from elastic_core.rendezvous.rows import SEATS
+from elastic_core.protocol.roster import SEATS
 
 PATIENCE = 30.0
 TAKE = """

@@ -9,6 +9,8 @@ from scenes import incident, members, offer
 
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, IncidentKind, Verdict
+from elastic_core.protocol.ledger import Closed, HaltReason, Round
+from elastic_core.protocol.node import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
 from elastic_core.rendezvous.asking import (
     Ask,
     AskingEffect,
@@ -24,8 +26,6 @@ from elastic_core.rendezvous.asking import (
     Work,
     step,
 )
-from elastic_core.rendezvous.ledger import Closed, HaltReason, Round
-from elastic_core.rendezvous.node import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
 
 ROUND = Round(number=1, offer=offer("a"), members=members("ab"))
 FAILURE = incident("a")

@@ -13,15 +13,15 @@ import pytest
 from scenes import halted, incident, info, live, offer, seen, settings, start, watch
 
 from elastic_core.incidents import Action, Verdict
+from elastic_core.protocol.codec import decode_entry, encode_entry, encode_row
+from elastic_core.protocol.failure_detector import interrupted
+from elastic_core.protocol.ledger import Closed, HaltReason, Round, advance, compose, opened
+from elastic_core.protocol.repair import resume
+from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import ORIGIN
 from elastic_core.rendezvous.chair import PATIENCE, ChairDriver
-from elastic_core.rendezvous.codec import decode_entry, encode_entry, encode_row
-from elastic_core.rendezvous.history import resume
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import Closed, HaltReason, Round, advance, compose, opened
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
-from elastic_core.rendezvous.rows import Phase
-from elastic_core.rendezvous.watch import interrupted
 
 
 @pytest.mark.parametrize(("nodes", "gap_at"), [("a", -math.inf), ("ab", 100.0)])

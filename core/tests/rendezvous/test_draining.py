@@ -9,12 +9,12 @@ import pytest
 from scenes import entry, info, seen, start
 
 from elastic_core.errors import RendezvousTimeoutError, UsageError
+from elastic_core.protocol.codec import decode_row, encode_entry, encode_row
+from elastic_core.protocol.ledger import Closed
+from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import ORIGIN, Cursor
-from elastic_core.rendezvous.codec import decode_row, encode_entry, encode_row
 from elastic_core.rendezvous.draining import ask, release
-from elastic_core.rendezvous.ledger import Closed
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
-from elastic_core.rendezvous.rows import Phase
 
 
 def job(*, closed: bool = False) -> LocalBackend:

@@ -6,11 +6,11 @@ from collections.abc import Collection
 
 from scenes import start
 
+from elastic_core.protocol.failure_detector import Heard
+from elastic_core.protocol.ledger import Ledger
 from elastic_core.rendezvous.backend import RosterRow
-from elastic_core.rendezvous.ledger import Ledger
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.pulse import Pulse, PulseCalls
-from elastic_core.rendezvous.watch import Heard
 
 
 class Asked(LocalBackend):

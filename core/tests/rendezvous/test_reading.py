@@ -6,8 +6,8 @@ import pytest
 from scenes import live, start
 
 from elastic_core.errors import RendezvousStateError
+from elastic_core.protocol.codec import encode_entry
 from elastic_core.rendezvous.backend import ORIGIN
-from elastic_core.rendezvous.codec import encode_entry
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.reading import news
 

@@ -10,11 +10,8 @@ from scenes import live, members, offer, start, then
 from test_history import MEMORY, MINE, RUN, SUCCESS, of_run, resumed, told
 
 from elastic_core.errors import RendezvousStateError
-from elastic_core.rendezvous.backend import ORIGIN, Link
-from elastic_core.rendezvous.codec import decode_entry, encode_entry
-from elastic_core.rendezvous.history import Memory, Rejoin
-from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import (
+from elastic_core.protocol.codec import decode_entry, encode_entry
+from elastic_core.protocol.ledger import (
     Chair,
     Entry,
     Halt,
@@ -25,6 +22,9 @@ from elastic_core.rendezvous.ledger import (
     Round,
     advance,
 )
+from elastic_core.protocol.repair import Memory, Rejoin
+from elastic_core.rendezvous.backend import ORIGIN, Link
+from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.reading import missing_entry, news
 from elastic_core.rendezvous.restoring import ATTEMPTS, Restored, restore

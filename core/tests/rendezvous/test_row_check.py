@@ -10,15 +10,15 @@ from scenes import info, live, seen, settings, start, then
 from elastic_core import __version__
 from elastic_core.events import Event
 from elastic_core.incidents import Action, Verdict
+from elastic_core.protocol.codec import encode_entry, encode_row
+from elastic_core.protocol.ledger import Chair, Closed, Ledger
+from elastic_core.protocol.limits import MAX_UNREAD
+from elastic_core.protocol.roster import NodeRow, Phase
 from elastic_core.rendezvous.backend import ORIGIN
 from elastic_core.rendezvous.chair import ChairDriver
-from elastic_core.rendezvous.codec import encode_entry, encode_row
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import Chair, Closed, Ledger
-from elastic_core.rendezvous.limits import MAX_UNREAD
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.row_check import RowCheck
-from elastic_core.rendezvous.rows import NodeRow, Phase
 
 LEDGER = live("a", settings(1, 4, lost_after=6.0))
 CLOSED = Closed(success=True, why="done", exit_code=0)

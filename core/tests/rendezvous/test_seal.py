@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from elastic_core.errors import RendezvousStateError
+from elastic_core.protocol.codec import decode_entry
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, SEAL_BYTES, Link, RendezvousBackend
-from elastic_core.rendezvous.codec import decode_entry
 from elastic_core.rendezvous.guard import GuardedBackend
 from elastic_core.rendezvous.job_token import JobToken
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore

@@ -15,12 +15,9 @@ from scenes import incident, info, settings
 from elastic_core.errors import RendezvousRefusedError
 from elastic_core.events import Event
 from elastic_core.incidents import Action, History, Incident, Verdict
-from elastic_core.rendezvous.backend import Cursor, Link, RendezvousBackend, RosterRow
-from elastic_core.rendezvous.codec import encode_row
-from elastic_core.rendezvous.join import Applicant, Clock, Joined, join
-from elastic_core.rendezvous.ledger import Closed, Halt, HaltReason, Offer
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
-from elastic_core.rendezvous.node import (
+from elastic_core.protocol.codec import encode_row
+from elastic_core.protocol.ledger import Closed, Halt, HaltReason, Offer
+from elastic_core.protocol.node import (
     Exit,
     Leaving,
     MakeOffer,
@@ -35,10 +32,13 @@ from elastic_core.rendezvous.node import (
     row_of,
     step,
 )
+from elastic_core.protocol.roster import NodeInfo, NodeRow
+from elastic_core.protocol.settings import Settings
+from elastic_core.rendezvous.backend import Cursor, Link, RendezvousBackend, RosterRow
+from elastic_core.rendezvous.join import Applicant, Clock, Joined, join
+from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.parting import any_stays
-from elastic_core.rendezvous.rows import NodeInfo, NodeRow
 from elastic_core.rendezvous.session import Session, SessionCalls
-from elastic_core.rendezvous.settings import Settings
 
 PATIENCE = 20.0
 """Seconds that a test waits for what must come, on the slowest machine."""

@@ -12,16 +12,16 @@ from scenes import incident, info, live
 from test_session import CLOCK, PATIENCE, Node, in_round, quick
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError, RendezvousStateError, StoreLostError
+from elastic_core.protocol.codec import decode_entry, encode_row
+from elastic_core.protocol.ledger import Chair, HistoryChangedError
+from elastic_core.protocol.node import Leaving, WorkerFailed
+from elastic_core.protocol.roster import NodeRow, Phase
 from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RosterRow
-from elastic_core.rendezvous.codec import decode_entry, encode_row
 from elastic_core.rendezvous.contact import Contact
 from elastic_core.rendezvous.join import Applicant, Joined, join
-from elastic_core.rendezvous.ledger import Chair, HistoryChangedError
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
-from elastic_core.rendezvous.node import Leaving, WorkerFailed
 from elastic_core.rendezvous.parting import append_chair
 from elastic_core.rendezvous.pulse import Pulse, PulseCalls
-from elastic_core.rendezvous.rows import NodeRow, Phase
 
 
 @dataclass

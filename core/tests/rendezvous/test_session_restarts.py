@@ -9,10 +9,10 @@ import pytest
 from scenes import entry, incident, info, members, settings
 from test_session import CLOCK, Node, in_round, quick
 
-from elastic_core.rendezvous.codec import decode_entry, encode_entry
+from elastic_core.protocol.codec import decode_entry, encode_entry
+from elastic_core.protocol.ledger import Halt, HaltReason, Open, Resume, Round, advance
+from elastic_core.protocol.node import Exit, WorkerFailed, WorkersDone
 from elastic_core.rendezvous.join import Applicant, Joined, join
-from elastic_core.rendezvous.ledger import Halt, HaltReason, Open, Resume, Round, advance
-from elastic_core.rendezvous.node import Exit, WorkerFailed, WorkersDone
 from elastic_core.testing.faults import Data
 from elastic_core.testing.memory import MemoryServer
 

@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 from scenes import halted, incident, info, live, offer, start, then
 
-from elastic_core.rendezvous.codec import decode_row, encode_row
-from elastic_core.rendezvous.deferral import AT_MOST, FOR_EACH, SPREAD_ABOVE, deferral
+from elastic_core.protocol.codec import decode_row, encode_row
+from elastic_core.protocol.ledger import HaltReason, Ledger, Member, Plan, Round
+from elastic_core.protocol.roster import NodeRow, Phase
+from elastic_core.protocol.row_delay import AT_MOST, FOR_EACH, SPREAD_ABOVE, deferral
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import HaltReason, Ledger, Member, Plan, Round
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
-from elastic_core.rendezvous.rows import NodeRow, Phase
 from elastic_core.rendezvous.writer import Writer, WriterCalls
 
 RUNS = NodeRow(info=info("b"), run="run1", phase=Phase.RUNNING, round=1, head=2)

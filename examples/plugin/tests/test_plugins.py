@@ -14,9 +14,9 @@ from elastic_core.discovery import Catalogue
 from elastic_core.events import Event
 from elastic_core.incidents import Action, History, Incident, IncidentKind
 from elastic_core.plugins import Plugins, load
+from elastic_core.protocol.roster import NodeInfo
+from elastic_core.protocol.settings import Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.rows import NodeInfo
-from elastic_core.rendezvous.settings import Versions
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.events import Event
 from elastic_core.plugins import Plugins
-from elastic_core.rendezvous.rows import NodeInfo
-from elastic_core.rendezvous.settings import Versions
+from elastic_core.protocol.roster import NodeInfo
+from elastic_core.protocol.settings import Versions
 
 PATIENCE = 60.0
 """Seconds after which a test gives up on something; far more than anything takes."""

@@ -23,8 +23,8 @@ from elastic_core.config.run import RunConfig
 from elastic_core.events import Event
 from elastic_core.plugins import load
 from elastic_core.config.program import Program, ProgramKind
-from elastic_core.rendezvous.rows import NodeInfo
-from elastic_core.rendezvous.settings import Versions
+from elastic_core.protocol.roster import NodeInfo
+from elastic_core.protocol.settings import Versions
 
 config = RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"))
 node = NodeInfo(node_id="n", host="h", host_id="h", seat=0, local_world_size=1, role="", versions=Versions.here())

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from elastic_core.config.run import Timing
+from elastic_core.protocol.roster import NodeInfo, NodeRow
+from elastic_core.protocol.settings import Versions
 from elastic_core.rendezvous.backend import RosterRow
-from elastic_core.rendezvous.rows import NodeInfo, NodeRow
-from elastic_core.rendezvous.settings import Versions
 from simulation.lines import Wire
 
 if TYPE_CHECKING:

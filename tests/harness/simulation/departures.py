@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from elastic_core.rendezvous.rows import Phase
+from elastic_core.protocol.roster import Phase
 from simulation import forgetting, leaders
 
 if TYPE_CHECKING:

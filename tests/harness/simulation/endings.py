@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from elastic_core.rendezvous.ledger import Drain, Entry, HaltReason, Round, StopAt
-from elastic_core.rendezvous.node import Work
-from elastic_core.rendezvous.rows import NodeRow, Phase
+from elastic_core.protocol.ledger import Drain, Entry, HaltReason, Round, StopAt
+from elastic_core.protocol.node import Work
+from elastic_core.protocol.roster import NodeRow, Phase
 
 if TYPE_CHECKING:
     from simulation.agent import SimAgent

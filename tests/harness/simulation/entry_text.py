@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_core.rendezvous.ledger import (
+from elastic_core.protocol.ledger import (
     Chair,
     Closed,
     Drain,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.incidents import IncidentKind
-from elastic_core.rendezvous.rows import NodeInfo, NodeRow
+from elastic_core.protocol.roster import NodeInfo, NodeRow
 from simulation import breaches, crowd, leaders, outages, programs, proofs, strangers
 from simulation.engine import Process
 from simulation.lines import Wire

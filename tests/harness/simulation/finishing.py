@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_core.rendezvous.decide import RESIZE_PAUSE, RESIZE_PAUSE_FACTOR
-from elastic_core.rendezvous.ledger import Entry, Round
-from elastic_core.rendezvous.rows import Phase
-from elastic_core.rendezvous.watch import dead
+from elastic_core.protocol.failure_detector import dead
+from elastic_core.protocol.leader import RESIZE_PAUSE, RESIZE_PAUSE_FACTOR
+from elastic_core.protocol.ledger import Entry, Round
+from elastic_core.protocol.roster import Phase
 from simulation.endings import read_before
 
 if TYPE_CHECKING:

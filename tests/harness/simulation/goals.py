@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_core.rendezvous.ledger import Ledger
+from elastic_core.protocol.ledger import Ledger
 from simulation.rules import LOSSES
 
 if TYPE_CHECKING:

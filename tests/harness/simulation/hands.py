@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, cast
 
 from elastic_core.agent.warden_events import Fenced, Gone, Stuck
 from elastic_core.incidents import Incident
+from elastic_core.protocol.ledger import Round
+from elastic_core.protocol.node import NodeEvent, Notice, TakesNotices, WorkerFailed
 from elastic_core.rendezvous.contact import FENCE_SHARE
-from elastic_core.rendezvous.ledger import Round
-from elastic_core.rendezvous.node import NodeEvent, Notice, TakesNotices, WorkerFailed
 from simulation.steps import Stepper
 from simulation.workers import Gang, State
 

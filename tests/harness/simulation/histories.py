@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from elastic_core.rendezvous.ledger import (
+from elastic_core.protocol.ledger import (
     Entry,
     Halt,
     Member,
@@ -13,7 +13,7 @@ from elastic_core.rendezvous.ledger import (
     Resume,
     Round,
 )
-from elastic_core.rendezvous.settings import Command
+from elastic_core.protocol.settings import Command
 
 if TYPE_CHECKING:
     from simulation.replica import Replica

@@ -19,10 +19,10 @@ from typing import Any
 import elastic_core.rendezvous
 from elastic_core.agent import probing
 from elastic_core.errors import ElasticError
-from elastic_core.rendezvous import codec, tombstones
+from elastic_core.protocol import codec, compaction
+from elastic_core.protocol.ledger import Entry
+from elastic_core.protocol.roster import NodeRow
 from elastic_core.rendezvous.backend import SEAL_BYTES
-from elastic_core.rendezvous.ledger import Entry
-from elastic_core.rendezvous.rows import NodeRow
 from simulation import engine, peers
 from simulation.lines import Wire
 
@@ -130,7 +130,7 @@ def virtual_time(whole: int, limit: int = 0, *, encoded: bool = False) -> Iterat
         limit: The most bytes of a value; 0 for values that are not encoded.
         encoded: Whether values travel as bytes, by the codec itself.
     """
-    patches = [*_patches(limit > 0, encoded), (tombstones, "WHOLE", whole)]
+    patches = [*_patches(limit > 0, encoded), (compaction, "WHOLE", whole)]
     if limit:
         patches.append((codec, "MAX_VALUE_BYTES", limit + SEAL_BYTES))
     before = [getattr(module, name) for module, name, _ in patches]

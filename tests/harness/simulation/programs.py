@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_core.rendezvous.ledger import Closed, Entry, Ledger
-from elastic_core.rendezvous.settings import Command
+from elastic_core.protocol.ledger import Closed, Entry, Ledger
+from elastic_core.protocol.settings import Command
 from simulation.calmness import calm
 from simulation.endings import read_before
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.incidents import Incident
+from elastic_core.protocol.ledger import Chair, Entry, Open, Resume
+from elastic_core.protocol.roster import NodeInfo, NodeRow, gone
 from elastic_core.rendezvous.backend import RosterRow
-from elastic_core.rendezvous.ledger import Chair, Entry, Open, Resume
-from elastic_core.rendezvous.rows import NodeInfo, NodeRow, gone
 from simulation import forgetting, leaders
 from simulation.engine import Process
 from simulation.lines import Wire

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind, follows_peer_loss
-from elastic_core.rendezvous.ledger import Closed, Entry, Halt, HaltReason, Ledger, Round
-from elastic_core.rendezvous.node import Work
-from elastic_core.rendezvous.rows import NodeRow
+from elastic_core.protocol.ledger import Closed, Entry, Halt, HaltReason, Ledger, Round
+from elastic_core.protocol.node import Work
+from elastic_core.protocol.roster import NodeRow
 from simulation import endings, finishing, programs, seating, unreached
 from simulation.calmness import calm
 from simulation.workers import State

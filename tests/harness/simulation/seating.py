@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from elastic_core.rendezvous.ledger import Entry, Round
-from elastic_core.rendezvous.rows import NodeRow, Phase, gone
+from elastic_core.protocol.ledger import Entry, Round
+from elastic_core.protocol.roster import NodeRow, Phase, gone
 from simulation.calmness import CALM, calm
 from simulation.endings import read_before
 

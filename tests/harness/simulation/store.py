@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, cast
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, StoreLostError
+from elastic_core.protocol.codec import decode_entry, decode_row
 from elastic_core.rendezvous.backend import (
     SEAL_BYTES,
     BeatReply,
@@ -18,7 +19,6 @@ from elastic_core.rendezvous.backend import (
     RendezvousBackend,
     RosterRow,
 )
-from elastic_core.rendezvous.codec import decode_entry, decode_row
 from simulation.amendments import Amendments
 from simulation.engine import Hub, Process, Task
 from simulation.lines import Line, Wire

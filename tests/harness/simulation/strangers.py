@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from elastic_core.rendezvous.codec import encode_entry, encode_row
-from elastic_core.rendezvous.entries import Body, Closed, Entry, Halt, HaltReason, Offer, Round
+from elastic_core.protocol.codec import encode_entry, encode_row
+from elastic_core.protocol.entries import Body, Closed, Entry, Halt, HaltReason, Offer, Round
+from elastic_core.protocol.ledger import compose
+from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.job_token import JobToken
-from elastic_core.rendezvous.ledger import compose
-from elastic_core.rendezvous.rows import Phase
 from elastic_core.rendezvous.seal import Seal, protected
 from simulation import leaders, outages
 from simulation.endings import FORGED

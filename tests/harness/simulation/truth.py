@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from elastic_core.incidents import Incident, IncidentKind
-from elastic_core.rendezvous.ledger import (
+from elastic_core.protocol.ledger import (
     Chair,
     Closed,
     Drain,
@@ -29,7 +29,7 @@ from elastic_core.rendezvous.ledger import (
     Round,
     StopAt,
 )
-from elastic_core.rendezvous.rows import Phase
+from elastic_core.protocol.roster import Phase
 from simulation import endings, finishing, forgetting, leaders, programs, rules, unreached
 from simulation.assumptions import ASSUMPTIONS
 from simulation.departures import Departures

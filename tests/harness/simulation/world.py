@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from elastic_core.rendezvous.rows import Seats
+from elastic_core.protocol.roster import Seats
 from simulation import seating
 from simulation.agent import SimAgent
 from simulation.assumptions import ASSUMPTIONS
@@ -22,8 +22,8 @@ from simulation.workers import Gang, Training
 
 if TYPE_CHECKING:
     from elastic_core.events import Event
-    from elastic_core.rendezvous.ledger import Round
-    from elastic_core.rendezvous.settings import Command
+    from elastic_core.protocol.ledger import Round
+    from elastic_core.protocol.settings import Command
 
 UID = "job-1"
 FENCING = 1.0

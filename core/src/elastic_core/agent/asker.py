@@ -18,11 +18,11 @@ from elastic_core.config.run import RunConfig
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.host.addresses import advertised, local_address
 from elastic_core.host.ports import HeldPort
+from elastic_core.protocol.ledger import Offer
+from elastic_core.protocol.roster import NodeInfo
 from elastic_core.rendezvous import exchange, registry
 from elastic_core.rendezvous.asking import Counted, Met, OthersFinished
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousInfo
-from elastic_core.rendezvous.ledger import Offer
-from elastic_core.rendezvous.rows import NodeInfo
 
 JOIN = 0.5
 """Seconds to wait for the thread at the end."""

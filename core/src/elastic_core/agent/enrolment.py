@@ -12,12 +12,12 @@ from elastic_core.config.run import DEFAULT_ID, RunConfig
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.host.identity import Seat, host_id, host_name
 from elastic_core.plugins import Plugins
+from elastic_core.protocol.roster import NodeInfo
+from elastic_core.protocol.settings import Agreement, Command, Settings, Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
 from elastic_core.rendezvous.join import Applicant, Clock
 from elastic_core.rendezvous.retry import FIRST_CONNECTION_SECONDS, connect_at_first, store_awaited
-from elastic_core.rendezvous.rows import NodeInfo
-from elastic_core.rendezvous.settings import Agreement, Command, Settings, Versions
 
 
 def parameters(config: RunConfig) -> RendezvousParameters:

@@ -30,7 +30,7 @@ from elastic_core.config.run import SIGNALS, RunConfig, Stream
 from elastic_core.events import Event, Level
 from elastic_core.host.identity import Seat
 from elastic_core.plugins import Plugins
-from elastic_core.rendezvous.rows import NodeInfo
+from elastic_core.protocol.roster import NodeInfo
 
 WARDEN_PATIENCE = 5.0
 """Seconds that the warden gets to kill everything, after the second signal."""

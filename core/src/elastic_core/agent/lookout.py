@@ -12,14 +12,14 @@ import threading
 from dataclasses import replace
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError, StoreLostError
+from elastic_core.protocol.codec import encode_row
+from elastic_core.protocol.ledger import Closed
+from elastic_core.protocol.roster import NodeRow
 from elastic_core.rendezvous.arrival import Arrival, verdict_since
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
-from elastic_core.rendezvous.codec import encode_row
 from elastic_core.rendezvous.join import Applicant, Clock, run_takes
-from elastic_core.rendezvous.ledger import Closed
 from elastic_core.rendezvous.reading import load
 from elastic_core.rendezvous.retry import Backoff
-from elastic_core.rendezvous.rows import NodeRow
 
 
 class Lookout:

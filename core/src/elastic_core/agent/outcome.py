@@ -23,8 +23,7 @@ from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.plugins import Plugins
-from elastic_core.rendezvous.arrival import Arrival
-from elastic_core.rendezvous.ledger import (
+from elastic_core.protocol.ledger import (
     Closed,
     Drain,
     Entry,
@@ -37,7 +36,8 @@ from elastic_core.rendezvous.ledger import (
     StopAt,
     advance,
 )
-from elastic_core.rendezvous.rows import NodeInfo
+from elastic_core.protocol.roster import NodeInfo
+from elastic_core.rendezvous.arrival import Arrival
 
 Publish = Callable[[Event], None]
 

@@ -34,6 +34,9 @@ from elastic_core.exit_codes import ExitCode, signal_name
 from elastic_core.host.identity import Seat
 from elastic_core.incidents import History, Incident, IncidentKind
 from elastic_core.plugins import Plugins
+from elastic_core.protocol.ledger import Closed, Halt, HaltReason, Round
+from elastic_core.protocol.node import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
+from elastic_core.protocol.roster import NodeInfo
 from elastic_core.rendezvous import registry
 from elastic_core.rendezvous.asking import (
     Ask,
@@ -51,9 +54,6 @@ from elastic_core.rendezvous.asking import (
 )
 from elastic_core.rendezvous.handler import RendezvousHandler
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import Closed, Halt, HaltReason, Round
-from elastic_core.rendezvous.node import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
-from elastic_core.rendezvous.rows import NodeInfo
 
 ANSWER_WITHIN = 5.0
 """Seconds after which a look that has no answer counts as one that failed."""

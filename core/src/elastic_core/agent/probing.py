@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from elastic_core.host.ports import HeldPort
-from elastic_core.rendezvous.deferral import SPREAD_ABOVE, share
-from elastic_core.rendezvous.ledger import Round
-from elastic_core.rendezvous.node import Probed
-from elastic_core.rendezvous.rows import NodeInfo
+from elastic_core.protocol.ledger import Round
+from elastic_core.protocol.node import Probed
+from elastic_core.protocol.roster import NodeInfo
+from elastic_core.protocol.row_delay import SPREAD_ABOVE, share
 
 SPREAD_SECONDS_PER_MEMBER = 0.001
 SPREAD_MAX_SECONDS = 0.5

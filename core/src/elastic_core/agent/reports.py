@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 from elastic_core.agent.channel import close_all
 from elastic_core.agent.vault import Vault
-from elastic_core.rendezvous.node_words import Notice
+from elastic_core.protocol.node_events import Notice
 from elastic_core.worker.channel import (
     FAILED,
     GO_ON,

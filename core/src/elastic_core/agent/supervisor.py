@@ -1,6 +1,6 @@
 """The agent: one event loop between a rendezvous and the workers of one node.
 
-The loop (:meth:`Supervisor.run`) takes what happened, lets the node's mind (:mod:`elastic_core.rendezvous.node`) say
+The loop (:meth:`Supervisor.run`) takes what happened, lets the node's mind (:mod:`elastic_core.protocol.node`) say
 what follows, and does it. All blocking I/O with the store is the session's, all processes are the warden's, all
 streams are the output's; so the loop itself never waits for anything but the next event.
 """
@@ -50,14 +50,9 @@ from elastic_core.host.identity import Seat
 from elastic_core.host.ports import own_address
 from elastic_core.incidents import Incident
 from elastic_core.plugins import Plugins
-from elastic_core.rendezvous.admission import differences
-from elastic_core.rendezvous.answers import silence_told
-from elastic_core.rendezvous.arrival import Arrival
-from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.contact import FENCE_SHARE
-from elastic_core.rendezvous.join import Applicant, Clock, Joined, arrive, join
-from elastic_core.rendezvous.ledger import Closed, Round
-from elastic_core.rendezvous.node import (
+from elastic_core.protocol.admission import differences
+from elastic_core.protocol.ledger import Closed, Round
+from elastic_core.protocol.node import (
     Answered,
     Effect,
     EntriesRead,
@@ -84,9 +79,14 @@ from elastic_core.rendezvous.node import (
     row_of,
     step,
 )
+from elastic_core.protocol.roster import Seats
+from elastic_core.rendezvous.answers import silence_told
+from elastic_core.rendezvous.arrival import Arrival
+from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.contact import FENCE_SHARE
+from elastic_core.rendezvous.join import Applicant, Clock, Joined, arrive, join
 from elastic_core.rendezvous.parting import any_stays
 from elastic_core.rendezvous.retry import persist, silent_store, store_awaited
-from elastic_core.rendezvous.rows import Seats
 from elastic_core.rendezvous.session import Session, SessionCalls
 from elastic_core.threads import bounded
 

@@ -56,8 +56,8 @@ from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import describe_exit, signal_name
 from elastic_core.incidents import Incident, IncidentKind, follows_peer_loss
 from elastic_core.plugins import Plugins
-from elastic_core.rendezvous.ledger import Round
-from elastic_core.rendezvous.node import (
+from elastic_core.protocol.ledger import Round
+from elastic_core.protocol.node import (
     NodeEvent,
     Notice,
     Progressed,
@@ -66,8 +66,8 @@ from elastic_core.rendezvous.node import (
     WorkerFailed,
     WorkersDone,
 )
-from elastic_core.rendezvous.places import place
-from elastic_core.rendezvous.rows import NodeInfo
+from elastic_core.protocol.ranks import place
+from elastic_core.protocol.roster import NodeInfo
 
 DRAIN = 0.2
 """Seconds to wait for the end of a dead worker's streams; a child of its may hold them open."""

@@ -29,7 +29,7 @@ MONITOR_INTERVAL = 0.1
 EXIT_BARRIER = 300.0
 LINE_PREFIX = "[rank${rank}]:"
 MAX_NODES = 20_000
-"""Nodes of a job, at most: a ROUND that names so many fits into one value of a store (``rendezvous/limits.py``)."""
+"""Nodes of a job, at most: a ROUND that names so many fits into one value of a store (``protocol/limits.py``)."""
 MAX_ROLE = 64
 """Characters of a role, at most, for the same reason."""
 DEVICES = ("auto", "cpu", "gpu", "xpu")

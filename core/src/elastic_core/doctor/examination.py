@@ -24,9 +24,9 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.host.addresses import advertised, endpoint_host
 from elastic_core.plugins import BACKENDS, Plugins
+from elastic_core.protocol.settings import Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.handler import RendezvousParameters
-from elastic_core.rendezvous.settings import Versions
 
 ANSWER = 3.0
 """Seconds for which anything that has to be answered may keep this process waiting, before it counts as hanging."""

@@ -20,7 +20,7 @@ from elastic_core.errors import RendezvousConnectionError
 from elastic_core.host.addresses import LOOPBACK, advertised, endpoint_host, parts, says_loopback
 from elastic_core.host.identity import host_name
 from elastic_core.host.ports import HeldPort
-from elastic_core.rendezvous.settings import Versions
+from elastic_core.protocol.settings import Versions
 
 SLOW = 1.0
 """Seconds after which a resolver's answer counts as slow."""

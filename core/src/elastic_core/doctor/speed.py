@@ -11,8 +11,8 @@ from elastic_core.doctor.findings import Finding, ok, warning, wrong
 from elastic_core.doctor.store import OTHER, PATIENCE, At, Waiter
 from elastic_core.errors import RendezvousStateError
 from elastic_core.exit_codes import ExitCode
+from elastic_core.protocol.leader_view import SUSPICION
 from elastic_core.rendezvous.backend import Cursor, Link, RendezvousBackend
-from elastic_core.rendezvous.scene import SUSPICION
 
 BEATS, WAKE_UPS = 20, 10
 """How many are measured, at most."""

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from elastic_core.errors import ElasticError
-from elastic_core.rendezvous.rows import SEATS, Seats
+from elastic_core.protocol.roster import SEATS, Seats
 
 _MACHINE_ID = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

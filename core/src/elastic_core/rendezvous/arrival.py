@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from elastic_core.protocol.codec import decode_entry
+from elastic_core.protocol.ledger import Closed, Entry, Ledger, Open, Resume
+from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import TOMBSTONE, Link, RendezvousBackend
-from elastic_core.rendezvous.codec import decode_entry
-from elastic_core.rendezvous.ledger import Closed, Entry, Ledger, Open, Resume
 from elastic_core.rendezvous.reading import peek
-from elastic_core.rendezvous.settings import Settings
 
 Takes: TypeAlias = "Callable[[Settings, str | None], bool]"
 """Whether a run with these settings and this scheduler's uid takes the node."""

@@ -1,4 +1,4 @@
-"""The chair's driver: read the roster, let :func:`~elastic_core.rendezvous.decide.decide` decide, write the entry.
+"""The chair's driver: read the roster, let :func:`~elastic_core.protocol.leader.decide` decide, write the entry.
 
 It holds no opinion of its own. One :meth:`ChairDriver.turn` is one look; the session's reader thread calls it after
 every change and at the instants that it asked for.
@@ -15,18 +15,27 @@ from elastic_core.errors import RendezvousStateError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import History, Incident, Verdict
+from elastic_core.protocol.codec import OversizedError, encode_entry
+from elastic_core.protocol.compaction import due
+from elastic_core.protocol.failure_detector import (
+    Observation,
+    Watch,
+    contact_gap,
+    dead,
+    forget,
+    observe,
+    resumed,
+    vouched,
+)
+from elastic_core.protocol.leader import Append, Ask, LookAgain, decide
+from elastic_core.protocol.leader_view import Judgement, Scene
+from elastic_core.protocol.ledger import Closed, Counters, Entry, Ledger, Round, compose, next_anchors
+from elastic_core.protocol.limits import MAX_UNREAD, UNREAD_ID_LENGTH
+from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.codec import OversizedError, encode_entry
-from elastic_core.rendezvous.decide import Append, Ask, LookAgain, decide
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import Closed, Counters, Entry, Ledger, Round, compose, next_anchors
-from elastic_core.rendezvous.limits import MAX_UNREAD, UNREAD_ID_LENGTH
 from elastic_core.rendezvous.reading import check_head, said_by
 from elastic_core.rendezvous.retry import Backoff
-from elastic_core.rendezvous.rows import NodeInfo, NodeRow
-from elastic_core.rendezvous.scene import Judgement, Scene
-from elastic_core.rendezvous.tombstones import due
-from elastic_core.rendezvous.watch import Observation, Watch, contact_gap, dead, forget, observe, resumed, vouched
 from elastic_core.threads import asked
 
 Judge = Callable[[Incident, History], Verdict]

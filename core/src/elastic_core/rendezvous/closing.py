@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from elastic_core.exit_codes import ExitCode
+from elastic_core.protocol.codec import encode_entry
+from elastic_core.protocol.ledger import Body, Chair, Closed, advance, compose
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.codec import encode_entry
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import Body, Chair, Closed, advance, compose
 from elastic_core.rendezvous.reading import load
 
 

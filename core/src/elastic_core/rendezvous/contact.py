@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
-from elastic_core.rendezvous.ledger import HistoryChangedError
+from elastic_core.protocol.ledger import HistoryChangedError
 
 __all__ = ["FENCE_SHARE", "Contact"]
 

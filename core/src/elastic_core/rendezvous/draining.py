@@ -14,15 +14,15 @@ from typing import Any
 
 from elastic_core.errors import RendezvousRefusedError, RendezvousTimeoutError, UsageError
 from elastic_core.host.identity import host_name
+from elastic_core.protocol.codec import encode_row
+from elastic_core.protocol.failure_detector import PROOF_BEATS, Observation
+from elastic_core.protocol.ledger import Ledger
+from elastic_core.protocol.limits import listing
+from elastic_core.protocol.roster import NodeInfo, NodeRow
+from elastic_core.protocol.settings import Versions
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
-from elastic_core.rendezvous.codec import encode_row
-from elastic_core.rendezvous.ledger import Ledger
-from elastic_core.rendezvous.limits import listing
 from elastic_core.rendezvous.parting import readable
 from elastic_core.rendezvous.reading import load, peek
-from elastic_core.rendezvous.rows import NodeInfo, NodeRow
-from elastic_core.rendezvous.settings import Versions
-from elastic_core.rendezvous.watch import PROOF_BEATS, Observation
 
 PATIENCE = 20.0
 """Seconds in which the agents must have said that they leave: more than it takes to replace a chair that is gone."""

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from elastic_core.errors import RendezvousStateError, RendezvousTimeoutError
+from elastic_core.protocol.ledger import Member, Offer, Round
 from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousInfo
-from elastic_core.rendezvous.ledger import Member, Offer, Round
 
 CARDS = "elastic/node/"
 """Prefix of the keys of the cards, each followed by a node's rank."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from elastic_core.errors import RendezvousRefusedError, RendezvousStateError, RendezvousTimeoutError, UsageError
 from elastic_core.exit_codes import ExitCode
-from elastic_core.rendezvous.admission import (
+from elastic_core.protocol.admission import (
     Admission,
     Join,
     OpenNext,
@@ -27,10 +27,9 @@ from elastic_core.rendezvous.admission import (
     runs_same,
     takes,
 )
-from elastic_core.rendezvous.arrival import Arrival, Takes, verdict_since
-from elastic_core.rendezvous.backend import ORIGIN, Cursor, RendezvousBackend
-from elastic_core.rendezvous.codec import encode_entry, encode_row
-from elastic_core.rendezvous.ledger import (
+from elastic_core.protocol.codec import encode_entry, encode_row
+from elastic_core.protocol.failure_detector import PROOF_BEATS
+from elastic_core.protocol.ledger import (
     Body,
     Chair,
     Closed,
@@ -43,12 +42,13 @@ from elastic_core.rendezvous.ledger import (
     opened,
     read_by,
 )
-from elastic_core.rendezvous.limits import OPEN_BYTES
+from elastic_core.protocol.limits import OPEN_BYTES
+from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, gone
+from elastic_core.protocol.settings import Settings
+from elastic_core.rendezvous.arrival import Arrival, Takes, verdict_since
+from elastic_core.rendezvous.backend import ORIGIN, Cursor, RendezvousBackend
 from elastic_core.rendezvous.reading import load, said_by
 from elastic_core.rendezvous.retry import RETRY_FIRST
-from elastic_core.rendezvous.rows import NodeInfo, NodeRow, Phase, gone
-from elastic_core.rendezvous.settings import Settings
-from elastic_core.rendezvous.watch import PROOF_BEATS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable
 
 from elastic_core.errors import ElasticError, RendezvousStateError
+from elastic_core.protocol.codec import encode_entry
+from elastic_core.protocol.failure_detector import Observation, Watch, dead, observe
+from elastic_core.protocol.ledger import Chair, Ledger, advance, compose
+from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend, RosterRow
-from elastic_core.rendezvous.codec import encode_entry
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import Chair, Ledger, advance, compose
 from elastic_core.rendezvous.reading import check_head, news, said_by
-from elastic_core.rendezvous.rows import Phase
-from elastic_core.rendezvous.watch import Observation, Watch, dead, observe
 
 
 def append_chair(store: RendezvousBackend, ledger: Ledger, chair: str, why: str, *, author: str, clock: Clock) -> bool:

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError
+from elastic_core.protocol.failure_detector import CONTACT_GAP, Heard, contact_gap
+from elastic_core.protocol.ledger import Ledger
+from elastic_core.protocol.row_delay import share
+from elastic_core.protocol.succession import ChairSigns, standing, takeover_at
 from elastic_core.rendezvous.backend import BeatReply, RendezvousBackend
-from elastic_core.rendezvous.deferral import share
-from elastic_core.rendezvous.ledger import Ledger
-from elastic_core.rendezvous.succession import ChairSigns, standing, takeover_at
-from elastic_core.rendezvous.watch import CONTACT_GAP, Heard, contact_gap
 
 LOOKS_APART = 0.02
 """How much later than the one that came before it a node looks how many take the chair before it, in places: 10 ms."""

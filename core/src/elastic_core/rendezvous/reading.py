@@ -6,10 +6,10 @@ And what a roster row says.
 from __future__ import annotations
 
 from elastic_core.errors import RendezvousStateError
+from elastic_core.protocol.codec import decode_entry, decode_row
+from elastic_core.protocol.ledger import Entry, HistoryChangedError, Ledger, restored
+from elastic_core.protocol.roster import NodeRow
 from elastic_core.rendezvous.backend import TOMBSTONE, Cursor, RendezvousBackend, RosterRow
-from elastic_core.rendezvous.codec import decode_entry, decode_row
-from elastic_core.rendezvous.ledger import Entry, HistoryChangedError, Ledger, restored
-from elastic_core.rendezvous.rows import NodeRow
 
 _PLANTED = "Something else writes to the store: use another --rdzv_id, or keep it out (docs/security.md)."
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from elastic_core.errors import RendezvousStateError
-from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend
-from elastic_core.rendezvous.codec import encode_entry
-from elastic_core.rendezvous.history import (
+from elastic_core.protocol.codec import encode_entry
+from elastic_core.protocol.ledger import Entry, HistoryChangedError, Ledger, advance, compose, opened, read_by
+from elastic_core.protocol.repair import (
     Adopt,
     Intact,
     Memory,
@@ -20,8 +20,8 @@ from elastic_core.rendezvous.history import (
     resume,
     settle,
 )
+from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import Entry, HistoryChangedError, Ledger, advance, compose, opened, read_by
 from elastic_core.rendezvous.reading import check_head, load, news, peek
 
 ATTEMPTS = 8

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from elastic_core import __version__
 from elastic_core.errors import RendezvousStateError
 from elastic_core.events import Event, Level
+from elastic_core.protocol.codec import written_by
+from elastic_core.protocol.ledger import Ledger
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.codec import written_by
-from elastic_core.rendezvous.ledger import Ledger
 from elastic_core.rendezvous.reading import said_by
 
 

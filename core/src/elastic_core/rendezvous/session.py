@@ -27,24 +27,24 @@ from elastic_core.errors import (
 )
 from elastic_core.events import Event, Level
 from elastic_core.incidents import Incident
+from elastic_core.protocol.failure_detector import Heard, Sighting, Watch, dead, interrupted, look_interval
+from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance
+from elastic_core.protocol.node import EntriesRead, HistoryReplaced, NodeEvent, Outrun, StoreLost
+from elastic_core.protocol.repair import Memory, Rejoin
+from elastic_core.protocol.roster import NodeInfo, NodeRow
+from elastic_core.protocol.row_delay import deferral
 from elastic_core.rendezvous.answers import ANSWER_WITHIN_SECONDS, Call, call_of, may_be_renewed, unanswered
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
 from elastic_core.rendezvous.chair import ChairDriver
 from elastic_core.rendezvous.contact import FENCE_SHARE, Contact
-from elastic_core.rendezvous.deferral import deferral
-from elastic_core.rendezvous.history import Memory, Rejoin
 from elastic_core.rendezvous.join import Clock, Joined
-from elastic_core.rendezvous.ledger import HistoryChangedError, Ledger, advance
-from elastic_core.rendezvous.node import EntriesRead, HistoryReplaced, NodeEvent, Outrun, StoreLost
 from elastic_core.rendezvous.parting import append_chair, others_finished, part, readable
 from elastic_core.rendezvous.pulse import Pulse, PulseCalls
 from elastic_core.rendezvous.reading import MissingHeadError, missing_entry, news
 from elastic_core.rendezvous.restoring import restore
 from elastic_core.rendezvous.retry import RETRY_FIRST, RETRY_MOST, Backoff
 from elastic_core.rendezvous.row_check import RowCheck
-from elastic_core.rendezvous.rows import NodeInfo, NodeRow
 from elastic_core.rendezvous.session_calls import SessionCalls
-from elastic_core.rendezvous.watch import Heard, Sighting, Watch, dead, interrupted, look_interval
 from elastic_core.rendezvous.writer import Writer, WriterCalls
 
 __all__ = ["Session", "SessionCalls"]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastic_core.events import Event
+from elastic_core.protocol.node import NodeEvent
 from elastic_core.rendezvous.chair import Judge, NodeGone
-from elastic_core.rendezvous.node import NodeEvent
 
 
 @dataclass(frozen=True, slots=True)

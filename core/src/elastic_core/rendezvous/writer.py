@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError
 from elastic_core.incidents import Incident
+from elastic_core.protocol.codec import encode_row
+from elastic_core.protocol.ledger import HistoryChangedError
+from elastic_core.protocol.roster import NodeRow
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.codec import encode_row
 from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.ledger import HistoryChangedError
 from elastic_core.rendezvous.parting import let_go
 from elastic_core.rendezvous.retry import RETRY_FIRST, Backoff
-from elastic_core.rendezvous.rows import NodeRow
 
 Job = Callable[[RendezvousBackend], None]
 """Something to do over the writer's connection, from the beginning again if that breaks meanwhile."""

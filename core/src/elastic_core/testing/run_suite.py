@@ -15,14 +15,14 @@ import pytest
 
 from elastic_core.config.run import Timing
 from elastic_core.errors import RendezvousRefusedError, RendezvousStateError
+from elastic_core.protocol.codec import decode_row, encode_entry, encode_row
+from elastic_core.protocol.ledger import Body, Closed, Ledger, Member, Offer, Round, advance, compose
+from elastic_core.protocol.roster import NodeInfo, NodeRow
+from elastic_core.protocol.settings import PROTOCOL, Agreement, Settings, Versions
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, Cursor, Link, RendezvousBackend, RosterRow
-from elastic_core.rendezvous.codec import decode_row, encode_entry, encode_row
 from elastic_core.rendezvous.join import Applicant, Clock, Joined, join
-from elastic_core.rendezvous.ledger import Body, Closed, Ledger, Member, Offer, Round, advance, compose
 from elastic_core.rendezvous.parting import readable
 from elastic_core.rendezvous.reading import load, news
-from elastic_core.rendezvous.rows import NodeInfo, NodeRow
-from elastic_core.rendezvous.settings import PROTOCOL, Agreement, Settings, Versions
 from elastic_core.testing.connections import Connect, Connections, MakeBackend
 
 Plant: TypeAlias = Callable[[str, int, bytes], bool]

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from elastic_core import hookimpl
-from elastic_core.rendezvous.rows import NodeInfo
+from elastic_core.protocol.roster import NodeInfo
 
 FOLDER = "ELASTIC_GONE_HOSTS"
 

@@ -20,7 +20,7 @@ from elastic_metrics.lines import LineFile
 
 if TYPE_CHECKING:
     from elastic_core.config.run import RunConfig
-    from elastic_core.rendezvous.rows import NodeInfo
+    from elastic_core.protocol.roster import NodeInfo
 
 KEPT = 1_000
 """How many events may come before the run starts, and with it a place to write them to; the oldest are dropped."""

@@ -19,7 +19,7 @@ from elastic_metrics.measures import Measures, after
 
 if TYPE_CHECKING:
     from elastic_core.config.run import RunConfig
-    from elastic_core.rendezvous.rows import NodeInfo
+    from elastic_core.protocol.roster import NodeInfo
     from elastic_metrics.endpoint import Endpoint
 
 PORT_VARIABLE = "ELASTIC_METRICS_PORT"

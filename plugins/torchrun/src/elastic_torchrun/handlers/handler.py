@@ -27,15 +27,9 @@ from elastic_core.host.addresses import advertised
 from elastic_core.host.identity import host_name
 from elastic_core.host.ports import HeldPort
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
-from elastic_core.rendezvous.admission import differences
-from elastic_core.rendezvous.answers import silence_told
-from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.closing import close_run
-from elastic_core.rendezvous.contact import FENCE_SHARE
-from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo, RendezvousParameters
-from elastic_core.rendezvous.join import Applicant, Clock, Joined, join
-from elastic_core.rendezvous.ledger import Closed, Offer, Round
-from elastic_core.rendezvous.node import (
+from elastic_core.protocol.admission import differences
+from elastic_core.protocol.ledger import Closed, Offer, Round
+from elastic_core.protocol.node import (
     Effect,
     Exit,
     Leaving,
@@ -53,6 +47,14 @@ from elastic_core.rendezvous.node import (
     row_of,
     step,
 )
+from elastic_core.protocol.roster import NodeInfo
+from elastic_core.protocol.settings import Agreement, Settings, Versions
+from elastic_core.rendezvous.answers import silence_told
+from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.closing import close_run
+from elastic_core.rendezvous.contact import FENCE_SHARE
+from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo, RendezvousParameters
+from elastic_core.rendezvous.join import Applicant, Clock, Joined, join
 from elastic_core.rendezvous.retry import (
     FIRST_CONNECTION_SECONDS,
     connect_at_first,
@@ -60,10 +62,8 @@ from elastic_core.rendezvous.retry import (
     silent_store,
     store_awaited,
 )
-from elastic_core.rendezvous.rows import NodeInfo
 from elastic_core.rendezvous.seal import protected
 from elastic_core.rendezvous.session import Session, SessionCalls
-from elastic_core.rendezvous.settings import Agreement, Settings, Versions
 from elastic_torchrun.handlers import stores
 from elastic_torchrun.handlers.command import command_of
 from elastic_torchrun.handlers.console import say

@@ -1,0 +1,177 @@
+"""May this node join, and as what? The answer to the run that it finds under its job id (rule S6).
+
+Job ids are used again and again. What tells a latecomer of the present run from the first node of the next one is the
+scheduler's own uid of the run, and, for the user who just typed the command again, whether anybody of the old run is
+alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TypeAlias
+
+from elastic_core.config.run import Timing
+from elastic_core.errors import RendezvousRefusedError
+from elastic_core.protocol.ledger import Closed, Ledger
+from elastic_core.protocol.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Take part in the run that is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenNext:
+    """Open the next run; ``abandoned`` says that the one before must be closed first."""
+
+    abandoned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The run is over, and this node belongs to it: report its verdict and exit with its code."""
+
+    closed: Closed
+
+
+Admission: TypeAlias = "Join | OpenNext | Report"
+
+
+def needs_liveness(ledger: Ledger, uid: str | None) -> bool:
+    """Whether :func:`admit` depends on who of the run is alive; finding that out takes as long as losing a node."""
+    if ledger.closed is not None:
+        return uid is None or ledger.scheduler_uid is None
+    return uid is not None and uid != ledger.scheduler_uid
+
+
+def admit(ledger: Ledger, uid: str | None, alive: Sequence[str]) -> Admission:
+    """What a node with scheduler uid ``uid`` does with the run of ``ledger``, of which the hosts ``alive`` are alive.
+
+    Raises:
+        RendezvousRefusedError: Others are alive under another uid, or the closed run's nodes are still there.
+    """
+    same = uid is not None and uid == ledger.scheduler_uid
+    if ledger.closed is not None:
+        if same:
+            return Report(ledger.closed)
+        if alive and (uid is None or ledger.scheduler_uid is None):
+            raise RendezvousRefusedError(
+                f"Run {ledger.head.run} under this job id is over ({ledger.closed.why}), and its nodes are still "
+                f"leaving: {', '.join(alive)}.",
+                hint="Start again when they are gone, or use another --rdzv_id.",
+            )
+        return OpenNext(abandoned=False)
+    if same or uid is None:
+        return Join()
+    if alive:
+        raise RendezvousRefusedError(
+            f"Another run, {ledger.scheduler_uid or 'started without a run_uid'}, is alive under this job id on "
+            f"{', '.join(alive)}; this one is {uid}.",
+            hint="Use another --rdzv_id, or join that run with --rdzv_conf run_uid=….",
+        )
+    return OpenNext(abandoned=True)
+
+
+def takes(
+    opener: Settings,
+    run_uid: str | None,
+    mine: Settings,
+    uid: str | None,
+    *,
+    allow_version_mismatch: bool,
+    unnamed: bool = False,
+) -> bool:
+    """Whether a run that is open, with scheduler uid ``run_uid``, takes a node with scheduler uid ``uid``."""
+    if uid is not None and uid != run_uid:
+        return False
+    try:
+        check_settings(opener, mine, allow_version_mismatch=allow_version_mismatch, unnamed=unnamed)
+    except RendezvousRefusedError:
+        return False
+    return True
+
+
+def check_settings(opener: Settings, mine: Settings, *, allow_version_mismatch: bool, unnamed: bool = False) -> None:
+    """Refuse a node whose settings differ from the run's.
+
+    Args:
+        opener: The run's.
+        mine: The node's.
+        allow_version_mismatch: Whether other versions are no reason to refuse it.
+        unnamed: Whether nobody has named the job, so that only the command shows whether it is the same one.
+
+    Raises:
+        RendezvousRefusedError: They differ, or the program, its arguments or the versions do and that was not allowed;
+            names what differs and both nodes. In a job that has a name, programs of different roles may differ.
+    """
+    _check_command(opener, mine, unnamed=unnamed)
+    if (difference := mine.agreement.difference(opener.agreement)) is not None:
+        raise RendezvousRefusedError(
+            f"{mine.host} cannot join the run that {opener.host} opened: they differ in {difference}.",
+            hint="Start every node of a job with the same flags, or use another --rdzv_id for another job.",
+        )
+    if mine.versions != opener.versions and not allow_version_mismatch:
+        raise RendezvousRefusedError(
+            f"{mine.host} has {mine.versions}, but {opener.host}, which opened the run, has {opener.versions}.",
+            hint="Install the same versions on both, or pass --allow_version_mismatch if you know that they fit.",
+        )
+
+
+def runs_same(opener: Settings, mine: Settings, *, unnamed: bool) -> bool:
+    """Whether a node runs the program of a run, as far as can be told; see :func:`check_settings`."""
+    try:
+        _check_command(opener, mine, unnamed=unnamed)
+    except RendezvousRefusedError:
+        return False
+    return True
+
+
+def _check_command(opener: Settings, mine: Settings, *, unnamed: bool) -> None:
+    theirs, own = opener.command, mine.command
+    if theirs.role != own.role and not unnamed:
+        return
+    if theirs.name and own.name and theirs.name != own.name:
+        raise RendezvousRefusedError(
+            f"{mine.host} is to run {own.name!r}, but the job with this id, which {opener.host} opened, runs "
+            f"{theirs.name!r}.",
+            hint="Give each job an --rdzv_id of its own. If this is one job, which runs several programs, give each "
+            "program a --role of its own, and the job an --rdzv_id.",
+        )
+    if unnamed and _arguments_differ(opener, mine):
+        raise RendezvousRefusedError(
+            f"{mine.host} and {opener.host}, which opened the job, run {own.name!r} with different arguments, and "
+            f"neither has an --rdzv_id: these may be two jobs.",
+            hint="Give each job an --rdzv_id of its own. Nodes of one job with the same --rdzv_id may differ in "
+            "arguments.",
+        )
+
+
+def _arguments_differ(opener: Settings, mine: Settings) -> bool:
+    theirs, own = opener.command.arguments, mine.command.arguments
+    return bool(theirs and own) and theirs != own
+
+
+def differences(opener: Settings, mine: Settings) -> list[str]:
+    """What the node was told otherwise than the run's opener, and that does not keep it out; a sentence each."""
+    found = []
+    pairs = {item.name: (getattr(mine.timing, item.name), getattr(opener.timing, item.name)) for item in fields(Timing)}
+    if others := [
+        f"{name} is {own:g} here, {theirs:g} there" for name, (own, theirs) in pairs.items() if own != theirs
+    ]:
+        found.append(
+            f"--rdzv_conf differs from that of {opener.host}, which opened the run: {'; '.join(others)} (seconds). "
+            f"The run's values count, which are those of {opener.host}."
+        )
+    if opener.release and mine.release and opener.release != mine.release:
+        found.append(
+            f"elastic-core is {mine.release} here and {opener.release} on {opener.host}, which opened the run: both "
+            "speak one protocol version, and what only one of them knows has no effect."
+        )
+    if opener.command.role == mine.command.role and _arguments_differ(opener, mine):
+        found.append(
+            f"{mine.command.name!r} has other arguments here than on {opener.host}, which opened the run. If this is "
+            "another job, stop it and give it an --rdzv_id of its own."
+        )
+    return found

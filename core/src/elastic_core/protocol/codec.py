@@ -1,0 +1,256 @@
+"""JSON in and out of the store: versioned, checked against the schema, bounded. Nothing from the network is unpickled.
+
+The schema is the dataclasses' own annotations. :func:`decode_entry` and :func:`decode_row` build every value from
+exactly the fields that its class declares; anything missing, unknown or of another type is refused, naming where.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import json
+import string
+from collections.abc import Mapping
+from typing import Any, TypeGuard, cast
+
+from elastic_core import __version__
+from elastic_core.errors import ElasticError, RendezvousStateError
+from elastic_core.protocol.entries import (
+    Chair,
+    Closed,
+    Drain,
+    Entry,
+    Halt,
+    Member,
+    Open,
+    Over,
+    Plan,
+    Resume,
+    Round,
+    StopAt,
+)
+from elastic_core.protocol.roster import NodeRow
+from elastic_core.protocol.schema import Reader, SchemaError, Writer, reader, writer
+from elastic_core.protocol.settings import OLDEST_PROTOCOL, PROTOCOL
+from elastic_core.rendezvous import seal
+from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, SEAL_BYTES
+
+_KINDS: Mapping[str, type] = {
+    "OPEN": Open,
+    "CHAIR": Chair,
+    "ROUND": Round,
+    "HALT": Halt,
+    "PLAN": Plan,
+    "STOP_AT": StopAt,
+    "OVER": Over,
+    "DRAIN": Drain,
+    "CLOSED": Closed,
+    "RESUME": Resume,
+}
+_NAMES: Mapping[type, str] = {body: name for name, body in _KINDS.items()}
+
+
+class OversizedError(ElasticError):
+    """A value of this node's own is larger than a store must take; nothing is wrong with the store."""
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """An entry as bytes; a ROUND costs 8 or 9 bytes a member.
+
+    Raises:
+        OversizedError: It would be larger than a store must take.
+    """
+    name = _NAMES[type(entry.body)]
+    what = f"ledger entry {entry.index}, a {name}"
+    if isinstance(entry.body, Round) and entry.body.members:
+        what += f" of {len(entry.body.members)} nodes,"
+    return _dump({"speaks": [OLDEST_PROTOCOL, PROTOCOL], **_entry_writer(name)(entry), "kind": name}, what)
+
+
+def decode_entry(data: bytes) -> Entry:
+    """The entry that ``data`` holds.
+
+    Raises:
+        RendezvousStateError: Too large, no JSON, another protocol version, or not of the schema.
+    """
+    plain = _load(data, "A ledger entry")
+    name = plain.pop("kind", None)
+    if not isinstance(name, str) or name not in _KINDS:
+        raise RendezvousStateError("A ledger entry is of no known kind.", hint=_FOREIGN)
+    return cast(Entry, _read(_entry_reader(name), plain, "entry"))
+
+
+@functools.cache
+def _entry_writer(name: str) -> Writer:
+    sealed = writer(Round, members=_pack_members)
+    bodies = {"ROUND": sealed, "RESUME": writer(Resume, round=sealed)}
+    return writer(Entry, body=bodies.get(name) or writer(_KINDS[name]))
+
+
+@functools.cache
+def _entry_reader(name: str) -> Reader:
+    sealed = reader(Round, members=_unpack_members)
+    bodies = {"ROUND": sealed, "RESUME": reader(Resume, round=sealed)}
+    return reader(Entry, body=bodies.get(name) or reader(_KINDS[name]))
+
+
+def encode_row(row: NodeRow) -> bytes:
+    """A roster row as bytes.
+
+    Raises:
+        OversizedError: It would be larger than a store must take.
+    """
+    return _dump(writer(NodeRow)(row), f"the roster row of {row.info.node_id}")
+
+
+def decode_row(data: bytes) -> NodeRow:
+    """The row that ``data`` holds.
+
+    Raises:
+        RendezvousStateError: Too large, no JSON, another protocol version, or not of the schema.
+    """
+    return cast(NodeRow, _read(reader(NodeRow), _load(data, "A roster row"), "row"))
+
+
+def written_by(data: bytes) -> str:
+    """The release of elastic-core that wrote a value, by its own word; '' where it does not say."""
+    with contextlib.suppress(ValueError, RecursionError):
+        plain = json.loads(data[:MAX_VALUE_BYTES])
+        release = plain.get("by") if isinstance(plain, dict) else None
+        return release if _is_release(release) else ""
+    return ""
+
+
+def _is_release(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and 0 < len(value) < 40 and value.isprintable()
+
+
+_FOREIGN = (
+    "Something else writes under this job id, or an agent of another version of Elastic runs. "
+    "Use another --rdzv_id, or the same version everywhere."
+)
+
+
+def _dump(plain: dict[str, Any], what: str) -> bytes:
+    data = json.dumps({"v": PROTOCOL, "by": __version__, **plain}, separators=(",", ":"), allow_nan=False).encode()
+    if len(data) > (most := MAX_VALUE_BYTES - SEAL_BYTES):
+        raise OversizedError(f"The value for {what} has {len(data)} bytes; at most {most} are allowed.")
+    return data
+
+
+def _load(data: bytes, what: str) -> dict[str, Any]:
+    if len(data) > MAX_VALUE_BYTES:
+        raise RendezvousStateError(f"{what} has {len(data)} bytes; at most {MAX_VALUE_BYTES} are read.", hint=_FOREIGN)
+    if key := seal.fingerprint(data):
+        raise RendezvousStateError(
+            f"{what} is sealed with a job token ({key}), and this node has none.", hint=seal.HINT
+        )
+    try:
+        plain = json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise RendezvousStateError(f"{what} is not JSON: it begins with {data[:40]!r}.", hint=_FOREIGN) from exc
+    if not isinstance(plain, dict):
+        raise RendezvousStateError(f"{what} is not a JSON object: it begins with {data[:40]!r}.", hint=_FOREIGN)
+    version, release, speaks = (plain.pop(key, None) for key in ("v", "by", "speaks"))
+    if type(version) is not int or not OLDEST_PROTOCOL <= version <= PROTOCOL:
+        raise _foreign_version(what, version, release, speaks)
+    return plain
+
+
+def _foreign_version(what: str, version: object, release: object, speaks: object) -> RendezvousStateError:
+    """What to say of a value of a protocol version that this release does not read; nothing of it can be relied on."""
+    named = _is_release(release)
+    by = f", written by elastic-core {release}" if named else ""
+    match speaks:
+        case [int(oldest), int(newest)]:
+            by += f" (which speaks {_versions(oldest, newest)})"
+    install = f"elastic-core {release} here, or elastic-core {__version__}" if named else "one release of elastic-core"
+    return RendezvousStateError(
+        f"{what} is of protocol version {repr(version)[:20]}{by}; this node speaks "
+        f"{_versions(OLDEST_PROTOCOL, PROTOCOL)} (elastic-core {__version__}).",
+        hint=f"All nodes of a job need releases that speak one protocol version: install {install} on every node. "
+        "If this is another job, use another --rdzv_id.",
+    )
+
+
+def _versions(oldest: int, newest: int) -> str:
+    return str(newest) if oldest == newest else f"{oldest} to {newest}"
+
+
+_MEMBER = functools.partial(tuple.__new__, Member)
+"""What ``Member`` does, in half the time."""
+
+
+_ID_DIGITS = 12
+"""Hex digits of an agent's id."""
+_KIND_LETTERS = string.ascii_letters + string.digits + "-_"
+
+
+def _pack_members(members: tuple[Member, ...]) -> list[Any]:
+    """``[ids, kinds, which]``: the kinds of nodes (their size and role), and which one each node is of.
+
+    Ids of 12 hex digits, as agents have them, take 8 characters each, in one text. ``which`` is one letter for each
+    node; a list of numbers, where there are more kinds than letters; '' where all are of one kind.
+    """
+    ids = [member.node_id for member in members]
+    kinds = {kind: number for number, kind in enumerate(dict.fromkeys((m.local_world_size, m.role) for m in members))}
+    numbers = [kinds[m.local_world_size, m.role] for m in members] if len(kinds) > 1 else []
+    lettered = len(kinds) <= len(_KIND_LETTERS)
+    which = "".join(_KIND_LETTERS[number] for number in numbers) if lettered else numbers
+    return [_pack_ids(ids), [list(kind) for kind in kinds], which]
+
+
+def _pack_ids(ids: list[str]) -> str | list[str]:
+    """Ids of 12 hex digits as base64 of their bytes; any others as they are."""
+    with contextlib.suppress(ValueError):
+        text = "".join(ids)
+        raw = bytes.fromhex(text)
+        if raw.hex() == text and all(len(node_id) == _ID_DIGITS for node_id in ids):
+            return base64.b64encode(raw).decode()
+    return ids
+
+
+def _unpack_members(packed: object) -> tuple[Member, ...]:
+    """The members; checked column by column, since there may be thousands.
+
+    Raises:
+        SchemaError: They are something else.
+    """
+    match packed:
+        case [str() | list() as packed_ids, list() as kinds, str() | list() as which] if all(map(_is_kind, kinds)):
+            with contextlib.suppress(ValueError, LookupError):
+                ids = _unpack_ids(packed_ids)
+                numbers = [_KIND_LETTERS.index(letter) for letter in which] if isinstance(which, str) else which
+                numbers = numbers or [0] * len(ids)
+                typed = {*map(type, ids)} <= {str} and {*map(type, numbers)} <= {int}
+                if typed and len(numbers) == len(ids) and min(numbers, default=0) >= 0:
+                    return tuple(_MEMBER((node_id, *kinds[k])) for node_id, k in zip(ids, numbers, strict=True))
+    raise SchemaError("", "are not of the schema")
+
+
+def _is_kind(value: object) -> bool:
+    """Whether a value is ``[local world size, role]``."""
+    match value:
+        case [int() as size, str()]:
+            return type(size) is int
+    return False
+
+
+def _unpack_ids(packed: str | list[str]) -> list[str]:
+    """What :func:`_pack_ids` was given.
+
+    Raises:
+        ValueError: The text is no base64.
+    """
+    if not isinstance(packed, str):
+        return packed
+    text = base64.b64decode(packed, validate=True).hex()
+    return [text[at : at + _ID_DIGITS] for at in range(0, len(text), _ID_DIGITS)]
+
+
+def _read(reading: Reader, plain: object, where: str) -> Any:
+    try:
+        return reading(plain)
+    except SchemaError as exc:
+        raise RendezvousStateError(f"{where}{exc.path} {exc.what}.", hint=_FOREIGN) from exc

@@ -1,0 +1,27 @@
+"""Which ledger entries may shrink: those that everybody has passed, and that nothing newer stands on."""
+
+from __future__ import annotations
+
+from elastic_core.protocol.failure_detector import Watch
+from elastic_core.protocol.ledger import Ledger
+
+WHOLE = 64
+"""The newest entries, which stay whole: who reads a history that went wrong needs its end."""
+AT_ONCE = 16
+"""Entries to shrink in one turn of the chair, at most: a long history must not hold up a decision."""
+
+
+def due(ledger: Ledger, watch: Watch, kept: int) -> range:
+    """The entries to shrink next.
+
+    Args:
+        ledger: What the chair has read.
+        watch: Who is in the roster. A node that has only just come has passed nothing yet.
+        kept: All before this one are tombstones already, but for those that the head stands on.
+    """
+    at = ledger.head.anchors
+    first = max(kept, at.open + 1)
+    needed = [index for index in (at.round, at.latest, at.halt, at.plan) if index]
+    passed = [seen.row.head for seen in watch.nodes.values()]
+    end = min([ledger.head.index - WHOLE + 1, *needed, *passed])
+    return range(first, min(end, first + AT_ONCE))

@@ -1,0 +1,394 @@
+"""The ledger: what has been decided, in order. Entries (``entries``), and the state that follows from them.
+
+An entry is written once and never changed. Each one names the entry before it, so that a chain with a gap or a fork is
+noticed by whoever reads it, and carries enough (:class:`Anchors`, :class:`Counters`) that a newcomer needs the
+newest one and the few that it points to, however long the history is.
+
+:class:`Ledger` is what a node knows after reading; :func:`advance` is the only way that knowledge grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from elastic_core.errors import RendezvousStateError
+from elastic_core.protocol.entries import (
+    Anchors,
+    Body,
+    Chair,
+    Closed,
+    Counters,
+    Drain,
+    Entry,
+    Halt,
+    HaltReason,
+    Member,
+    Offer,
+    Open,
+    Over,
+    Plan,
+    Resume,
+    Round,
+    StopAt,
+)
+from elastic_core.protocol.limits import fitted
+from elastic_core.protocol.settings import Settings
+from elastic_core.rendezvous.backend import ORIGIN, Link
+
+__all__ = [
+    "Anchors",
+    "Body",
+    "Chair",
+    "Closed",
+    "Counters",
+    "Drain",
+    "Entry",
+    "Halt",
+    "HaltReason",
+    "HistoryChangedError",
+    "Ledger",
+    "Member",
+    "Offer",
+    "Open",
+    "Over",
+    "Plan",
+    "Resume",
+    "Round",
+    "StopAt",
+    "advance",
+    "compose",
+    "next_anchors",
+    "opened",
+    "read_by",
+    "restored",
+]
+
+
+class HistoryChangedError(RendezvousStateError):
+    """The store's history is not the one that this node has read. (Other state errors: what cannot be read at all.)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """What a node knows of its run: the newest entry, and what it stands on.
+
+    The instants are this node's own monotonic clock at the time it read the entry.
+    """
+
+    head: Entry
+    settings: Settings
+    scheduler_uid: str | None
+    opened_at: float
+    head_at: float
+    round: Round | None = None
+    """The newest round, with ``members`` spelled out even where the entry said ``same_as``."""
+    round_at: float = 0.0
+    halt: Halt | None = None
+    """The HALT that ended :attr:`round`; None while it is live."""
+    halt_at: float = 0.0
+    plan: Plan | None = None
+    """The PLAN for :attr:`round`, while that is live."""
+    plan_at: float = 0.0
+    stop_at: StopAt | None = None
+    """The step at which its workers stop; None before it is known."""
+    over: Over | None = None
+    """What says that :attr:`round` is over and who has left it; None where no entry does."""
+    asked: frozenset[str] = frozenset()
+    """The nodes that were asked to leave, as far as this node has read of it."""
+    closed: Closed | None = None
+    resized_at: float | None = None
+    """When the last planned resize was over; None before the first."""
+    resize_cost: float = 0.0
+    """Seconds from that resize's HALT to its ROUND by the chair's clock, since others may have read them late; 0 if a
+    member or the chair was lost on the way."""
+    resumed_from: tuple[int, int] = (0, 0)
+    """The :attr:`position` of what the newest RESUME put back."""
+
+    @property
+    def live(self) -> bool:
+        """Whether a round is under way: sealed, and neither halted nor closed."""
+        return self.round is not None and self.halt is None and self.closed is None
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """How far the run's history has come: the greater, the newer."""
+        return self.head.epoch, self.head.index
+
+    @property
+    def halted_at(self) -> float:
+        """The latest instant at which :attr:`halt` can have been written, by this node's clock.
+
+        Other than :attr:`halt_at`, when this node read it, it does not begin anew with a node that comes later.
+        """
+        return min(self.halt_at, self.head_at - self.head.since_halt)
+
+    @property
+    def chair(self) -> str:
+        """The node that decides."""
+        return self.head.chair
+
+    @property
+    def counters(self) -> Counters:
+        """The newest counters."""
+        return self.head.counters
+
+    def is_member(self, node_id: str) -> bool:
+        """Whether ``node_id`` has a place in the newest round, live or not."""
+        return self.round is not None and node_id in self.round.group_ranks
+
+
+def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
+    """The ledger after reading the next entry.
+
+    Raises:
+        HistoryChangedError: It was not built on the newest one, or another run goes on here.
+        RendezvousStateError: It does not follow: a term that fell, an entry after CLOSED in the same run, or one by a
+            node that does not decide (rule S1).
+    """
+    head = ledger.head
+    if entry.index != head.index + 1 or entry.prev != head.id:
+        raise HistoryChangedError(
+            f"Ledger entry {entry.index} follows {entry.prev!r}, but entry {head.index} here is {head.id!r}.",
+        )
+    if isinstance(entry.body, Open) and ledger.closed is None:
+        raise RendezvousStateError(f"Ledger entry {entry.index} opens a run, but run {head.run} is not over.")
+    if isinstance(entry.body, Resume) and entry.run != head.run:
+        raise HistoryChangedError(f"Run {entry.run} goes on here; this node is in run {head.run}.")
+    if isinstance(entry.body, (Open, Resume)):
+        return opened(entry, now)
+    if entry.run != head.run or entry.term < head.term or ledger.closed is not None:
+        raise RendezvousStateError(
+            f"Ledger entry {entry.index} (run {entry.run}, term {entry.term}) cannot follow run {head.run}, "
+            f"term {head.term}" + (", which is closed." if ledger.closed else ".")
+        )
+    _check_author(entry, head.chair)
+    after = partial(replace, ledger, head=entry, head_at=now)
+    match entry.body:
+        case Round() as body:
+            sealed = _spelled_out(body, ledger.round)
+            at, cost = _resize(ledger, sealed, now, entry.since_halt)
+            after = partial(after, round=sealed, round_at=now, resized_at=at, resize_cost=cost)
+            return after(halt=None, plan=None, stop_at=None, over=None)
+        case Halt() as body:
+            return after(halt=body, halt_at=now, plan=None, stop_at=None)
+        case Plan() as body if ledger.live:
+            return after(plan=body, plan_at=now, stop_at=None)
+        case StopAt() as body if ledger.plan is not None:
+            return after(stop_at=body)
+        case Over() as body if ledger.halt is not None:
+            return after(over=body)
+        case Drain() as body:
+            return after(asked=ledger.asked | {*body.nodes})
+        case Plan() | StopAt():
+            kind = type(entry.body).__name__.upper()
+            raise RendezvousStateError(f"Ledger entry {entry.index} is a {kind}, but no round is live that it is for.")
+        case Over():
+            raise RendezvousStateError(f"Ledger entry {entry.index} is an OVER, but no round was halted.")
+        case Closed() as body:
+            return after(closed=body)
+    return after()
+
+
+def _check_author(entry: Entry, chair: str) -> None:
+    """Refuse an entry of a node that does not decide: who did before it is ``chair`` (rule S1).
+
+    A CHAIR may be anybody's who takes the place; only who has it can give it to somebody else.
+    """
+    takes = isinstance(entry.body, Chair)
+    if entry.author == chair and (takes or entry.chair == chair):
+        return
+    if takes and entry.author == entry.chair:
+        return
+    kind = type(entry.body).__name__.upper()
+    made = "" if entry.chair == entry.author else f", which makes {entry.chair!r} the one who decides,"
+    raise RendezvousStateError(
+        f"Ledger entry {entry.index}{made} is a {kind} by {entry.author!r}, but {chair!r} decides.",
+        hint="Something else writes to the store: docs/security.md says how to keep it out. Use another --rdzv_id.",
+    )
+
+
+def opened(entry: Entry, now: float) -> Ledger:
+    """The ledger of a run that begins, or goes on, with ``entry``.
+
+    Raises:
+        RendezvousStateError: ``entry`` is neither OPEN nor RESUME.
+    """
+    if not isinstance(entry.body, (Open, Resume)):
+        kind = type(entry.body).__name__.upper()
+        raise RendezvousStateError(f"Ledger entry {entry.index} should open a run; it is a {kind}.")
+    body = entry.body
+    ledger = Ledger(head=entry, settings=body.settings, scheduler_uid=body.scheduler_uid, opened_at=now, head_at=now)
+    if isinstance(body, Open):
+        return ledger
+    known = body.epoch, body.index
+    # When it was resized last is not told: whoever reads this takes it for just now, as a newcomer does (rule L4).
+    ledger = replace(ledger, round=body.round, round_at=now, halt=body.halt, halt_at=now)
+    ledger = replace(ledger, plan=body.plan, plan_at=now, stop_at=body.stop_at, over=body.over)
+    return replace(ledger, resized_at=now, resumed_from=known)
+
+
+def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
+    """The ledger of a newcomer, from the newest entry and those that its anchors name (by index).
+
+    Raises:
+        RendezvousStateError: An anchor is missing or is not the kind of entry that it should be, or the newest entry is
+            by a node that does not decide.
+    """
+    if not isinstance(head.body, (Chair, Open, Resume)):
+        _check_author(head, head.chair)
+    at, bodies = head.anchors, {index: entry.body for index, entry in anchors.items()}
+    rounds = {i: body.round if isinstance(body, Resume) else body for i, body in bodies.items()}
+
+    def a_round(index: int) -> Round:
+        if isinstance(found := rounds.get(index), Round):
+            return found
+        raise RendezvousStateError(f"Ledger entry {head.index} stands on {index}, which is not a ROUND.")
+
+    ledger = replace(opened(anchors[at.open], now) if at.open in anchors else opened(head, now), head=head, halt=None)
+    ledger = replace(ledger, plan=None, stop_at=None, over=None)
+    if at.round:
+        spelled = a_round(at.round)
+        # When it was resized last is not told: a newcomer that becomes chair takes it for just now (rule L4).
+        ledger = replace(ledger, round=_as_in(a_round(at.latest), spelled), round_at=now, resized_at=now)
+    if not at.halt:
+        return _restored_plan(ledger, bodies, now)
+    ended = bodies.get(at.halt)
+    if isinstance(ended, Closed):
+        return replace(ledger, closed=ended)
+    if isinstance(ended, Resume):
+        ended = ended.halt
+    if not isinstance(ended, Halt):
+        raise RendezvousStateError(f"Ledger entry {head.index} stands on {at.halt}, which is not a HALT.")
+    over = bodies.get(at.over)
+    over = over.over if isinstance(over, Resume) else over
+    if at.over and not isinstance(over, Over):
+        raise RendezvousStateError(f"Ledger entry {head.index} stands on {at.over}, which is not an OVER.")
+    return replace(ledger, halt=ended, halt_at=now, over=over if isinstance(over, Over) else None)
+
+
+def read_by(ledger: Ledger, now: float) -> Ledger:
+    """The ledger of a newcomer that had read it all at ``now``: its newest entries may have been written until then."""
+    return replace(ledger, head_at=now, halt_at=now)
+
+
+def _restored_plan(ledger: Ledger, bodies: Mapping[int, Body], now: float) -> Ledger:
+    """The ledger of a live round, with the PLAN and the STOP_AT that the newest entry stands on."""
+    at = ledger.head.anchors
+    if not at.plan:
+        return ledger
+    plan, stop_at = bodies.get(at.plan), bodies.get(at.stop_at)
+    plan = plan.plan if isinstance(plan, Resume) else plan
+    stop_at = stop_at.stop_at if isinstance(stop_at, Resume) else stop_at
+    if not isinstance(plan, Plan) or (at.stop_at and not isinstance(stop_at, StopAt)):
+        raise RendezvousStateError(
+            f"Ledger entry {ledger.head.index} stands on {at.plan} and {at.stop_at}, which are no PLAN and STOP_AT."
+        )
+    return replace(ledger, plan=plan, plan_at=now, stop_at=stop_at if isinstance(stop_at, StopAt) else None)
+
+
+def _resize(ledger: Ledger, sealed: Round, now: float, since_halt: float) -> tuple[float | None, float]:
+    """When the last planned resize was over, and what it cost, now that ``sealed`` follows.
+
+    One on which a member or the chair was lost cost what the loss did: the wait for a fence, a replacement or a
+    successor says nothing of the next resize.
+    """
+    if ledger.halt is None or ledger.halt.reason is not HaltReason.RESIZE or ledger.round is None:
+        return ledger.resized_at, ledger.resize_cost
+    at = ledger.head.anchors
+    kept = ledger.round.group_ranks.keys() <= sealed.group_ranks.keys() and at.chair < at.halt
+    return now, min(since_halt, now - ledger.opened_at) if kept else 0.0
+
+
+def _spelled_out(body: Round, previous: Round | None) -> Round:
+    if not body.same_as:
+        return body
+    if previous is None or previous.number != body.same_as:
+        known = "none" if previous is None else str(previous.number)
+        raise RendezvousStateError(
+            f"Round {body.number} is the same as round {body.same_as}, but the newest known is {known}."
+        )
+    return _as_in(body, previous)
+
+
+def _as_in(body: Round, spelled: Round) -> Round:
+    """A ROUND with the members, and their hosts, that another one spells out."""
+    return replace(body, members=spelled.members, hosts=spelled.hosts)
+
+
+def next_anchors(ledger: Ledger | None, body: Body, index: int) -> Anchors:
+    """The anchors of an entry with ``body`` at ``index`` that follows ``ledger``."""
+    before = Anchors() if ledger is None else ledger.head.anchors
+    match body:
+        case Open():
+            return Anchors(open=index, chair=index, kept=before.kept)
+        case Resume():
+            at = Anchors(open=index, chair=index, round=index, latest=index, halt=index if body.halt else 0, kept=index)
+            at = replace(at, plan=index if body.plan else 0, stop_at=index if body.stop_at else 0)
+            return replace(at, over=index if body.over else 0)
+        case Chair():
+            return replace(before, chair=index)
+        case Round():
+            round_at = before.round if body.same_as else index
+            return replace(before, latest=index, round=round_at, halt=0, plan=0, stop_at=0, over=0)
+        case Plan():
+            return replace(before, plan=index, stop_at=0)
+        case StopAt():
+            return replace(before, stop_at=index)
+        case Over():
+            return replace(before, over=index)
+        case Drain():
+            return before
+        case _:
+            return replace(before, halt=index, plan=0, stop_at=0)
+
+
+def compose(
+    ledger: Ledger | None,
+    body: Body,
+    *,
+    entry_id: str,
+    author: str,
+    now: float,
+    counters: Counters | None = None,
+    chair: str | None = None,
+    run: str | None = None,
+    kept: int | None = None,
+    store: Link | None = None,
+) -> Entry:
+    """The entry with ``body`` that ``author`` would append after ``ledger``; None stands for an empty store.
+
+    An OPEN starts a run (named ``run``) at term 1 with fresh counters, a CHAIR raises the term, and everything else
+    goes on from the head. ``chair`` is given by a leaving chair that names its successor; the author stays, or
+    becomes, chair otherwise. ``kept`` says which entries are no tombstones yet. A RESUME is built on ``store``, the
+    newest entry of a store that has lost this ledger, and starts an epoch.
+
+    Texts that are longer than an entry has room for are cut (``limits``).
+    """
+    body = fitted(body)
+    prev = store or (ORIGIN if ledger is None else ledger.head.link)
+    index = prev.index + 1
+    anchors = next_anchors(ledger, body, index)
+    head = None if ledger is None or isinstance(body, Open) else ledger.head
+    elapsed = since_halt = 0.0
+    if ledger is not None:
+        elapsed = round(now - ledger.head_at, 6)
+        if ledger.halt is not None and not isinstance(body, (Open, Halt)):
+            since_halt = round(ledger.head.since_halt + elapsed, 6)
+    return Entry(
+        index=index,
+        id=entry_id,
+        prev=prev.id,
+        run=run or ("" if ledger is None else ledger.head.run),
+        term=1 if head is None else head.term + isinstance(body, Chair),
+        author=author,
+        chair=chair or author,
+        elapsed=elapsed,
+        since_halt=since_halt,
+        counters=counters or (Counters() if head is None else head.counters),
+        anchors=anchors if kept is None else replace(anchors, kept=kept),
+        body=body,
+        age=0.0 if head is None else round(head.age + elapsed, 6),
+        epoch=0 if head is None else head.epoch + isinstance(body, Resume),
+    )

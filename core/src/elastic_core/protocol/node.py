@@ -1,0 +1,369 @@
+"""A node's mind: one pure function from what happened to what it does next.
+
+The ledger says what should run; the node makes it so, one step at a time. :func:`step` folds an event into the
+state, then reconciles: workers that the ledger does not want are stopped, and only when the last of their processes
+is gone are the wanted ones started (I9). Because it looks at the newest entry and not at each one on the way, no
+workers of a round start after a later one was seen (I5).
+
+What the node tells the others is not an effect but a view of the state (:func:`row_of`): the driver amends the
+roster whenever it has changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from elastic_core.exit_codes import ExitCode
+from elastic_core.incidents import Incident, follows_peer_loss
+from elastic_core.protocol.ledger import HaltReason, Ledger, Offer, Resume, Round, advance
+from elastic_core.protocol.node_events import (
+    Answered,
+    Effect,
+    EntriesRead,
+    Exit,
+    Grace,
+    HistoryReplaced,
+    Leave,
+    Leaving,
+    MakeOffer,
+    NodeEvent,
+    Notice,
+    Notify,
+    Offered,
+    Outrun,
+    Probed,
+    Progressed,
+    Start,
+    SteppedDown,
+    Stop,
+    StoreLost,
+    TakesNotices,
+    Work,
+    WorkerFailed,
+    WorkersDone,
+    WorkersGone,
+)
+from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase
+
+__all__ = [
+    "Answered",
+    "Effect",
+    "EntriesRead",
+    "Exit",
+    "Grace",
+    "HistoryReplaced",
+    "Leave",
+    "Leaving",
+    "MakeOffer",
+    "NodeEvent",
+    "NodeState",
+    "Notice",
+    "Notify",
+    "Offered",
+    "Outrun",
+    "Probed",
+    "Progressed",
+    "Start",
+    "SteppedDown",
+    "Stop",
+    "StoreLost",
+    "TakesNotices",
+    "Work",
+    "WorkerFailed",
+    "WorkersDone",
+    "WorkersGone",
+    "failed_round",
+    "row_of",
+    "step",
+]
+
+
+REMEMBERED_ROUNDS = 1024
+"""Rounds that a node knows to have started: each costs it 100 bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """All that a node knows and is."""
+
+    info: NodeInfo
+    ledger: Ledger
+    offer: Offer | None = None
+    """None as soon as a round was given the last one, be it one of many that were read at once."""
+    spent: bool = False
+    """Whether a new one has yet to be asked for."""
+    work: Work = Work.NONE
+    phase: Phase = Phase.WAITING
+    round: int = 0
+    """The newest round whose workers were started here; 0 before the first."""
+    incident: Incident | None = None
+    progressed: bool = False
+    leaving: Leave | None = None
+    store_lost: bool = False
+    """An embedded store is gone: there will be no further entry."""
+    probed: int = 0
+    """The newest round after whose failure this node has probed its peers; 0 for none."""
+    unreachable: tuple[str, ...] = ()
+    """Those that it did not reach then."""
+    ran: tuple[str, ...] = ()
+    """The newest REMEMBERED_ROUNDS rounds whose workers were started here, by their offers: none is started twice (S3).
+
+    A store that goes back further than that has lost more than any copy of it is old."""
+    outrun: str = ""
+    """Why the store's run is not this node's any more; '' while it is."""
+    takes_notices: bool = False
+    """Whether every worker of the round has reported a step."""
+    told: Notice | None = None
+    """What the workers have been told."""
+    steps: tuple[int, ...] = ()
+    """The answer to that PLAN: what each local rank had reported after it was told; () before there is one."""
+    stepped_down: bool = False
+    """Whether they have stopped by themselves, as they were told."""
+
+
+def step(state: NodeState, event: NodeEvent) -> tuple[NodeState, tuple[Effect, ...]]:
+    """The state after an event, and what to do about it, in order.
+
+    Raises:
+        RendezvousStateError: An entry does not follow the ones before it.
+    """
+    return _reconcile(_absorb(state, event))
+
+
+def row_of(state: NodeState) -> NodeRow:
+    """What the roster should say of this node."""
+    return NodeRow(
+        info=state.info,
+        run=state.ledger.head.run,
+        phase=state.phase,
+        round=state.round,
+        head=state.ledger.head.index,
+        epoch=state.ledger.head.epoch,
+        offer=state.offer,
+        incident=state.incident,
+        leaving=state.leaving is not None,
+        grace=0.0 if state.leaving is None else state.leaving.grace,
+        takes_notices=state.takes_notices,
+        answered=state.told.plan if state.told is not None and state.steps else 0,
+        steps=state.steps,
+        stepped_down=state.stepped_down,
+        progressed=state.progressed,
+        probed=state.probed,
+        unreachable=state.unreachable,
+    )
+
+
+def failed_round(before: NodeState, after: NodeState) -> Round | None:
+    """The round whose failure has just stopped the workers here, so that peers are to be probed (rule L5); or None."""
+    current, ledger = before.ledger.round, after.ledger
+    stopped = before.work is Work.RUNNING and after.work is Work.STOPPING
+    if not stopped or current is None or len(current.members) < 2:
+        return None
+    if after.leaving is not None or after.outrun or after.stepped_down or not after.round or ledger.closed is not None:
+        return None
+    if ledger.halt is not None and ledger.halt.reason not in (HaltReason.FAILURE, HaltReason.GIVING_UP):
+        return None
+    return current
+
+
+def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
+    match event:
+        case EntriesRead(entries, now):
+            ledger, offer = state.ledger, state.offer
+            for entry in entries:
+                if ledger.closed is not None:
+                    break  # what follows CLOSED is another run's (I12)
+                ledger = advance(ledger, entry, now)
+                if isinstance(entry.body, Round) and entry.body.offer == offer:
+                    offer = None
+            resumed = any(isinstance(entry.body, Resume) for entry in entries)
+            after = _replaced(state, ledger) if resumed else replace(state, ledger=ledger)
+            used = offer != state.offer
+            return replace(after, offer=None, spent=True) if used else after
+        case HistoryReplaced(ledger):
+            return _replaced(state, ledger)
+        case Offered(offer):
+            return replace(state, offer=offer, spent=False)
+        case WorkerFailed(incident) if state.work is Work.RUNNING:
+            return replace(state, incident=incident)
+        case WorkerFailed(incident) if _is_better_cause(state, incident):
+            return replace(state, incident=incident)
+        case WorkersDone() if state.work is Work.RUNNING:
+            return replace(state, work=Work.DONE, phase=Phase.FINISHED, progressed=True)
+        case WorkersGone():
+            phase = state.phase if state.phase is Phase.FINISHED else Phase.STOPPED
+            return replace(state, work=Work.NONE, phase=phase if state.round else Phase.WAITING)
+        case Progressed(number) if number == state.round and state.work is Work.RUNNING:
+            return replace(state, progressed=True)
+        case Probed(number, unreachable) if number > state.probed and not _nobody_asks(state, event):
+            return replace(state, probed=number, unreachable=unreachable)
+        case TakesNotices(number) if number == state.round and state.work is Work.RUNNING:
+            return replace(state, takes_notices=True, progressed=True)
+        case Answered(notice, steps) if notice == state.told and state.work is Work.RUNNING:
+            return replace(state, steps=steps)
+        case SteppedDown() if state.work is Work.RUNNING:
+            return replace(state, stepped_down=True)
+        case Leaving(why, code, grace) if state.leaving is None or grace < state.leaving.grace:
+            return replace(state, leaving=Leave(why, code, grace))
+        case StoreLost():
+            return replace(state, store_lost=True)
+        case Outrun(why):
+            return replace(state, outrun=why)
+    return state
+
+
+def _is_better_cause(state: NodeState, incident: Incident) -> bool:
+    """Whether a failure that is known only while workers are being stopped explains more than what was reported."""
+    halt = state.ledger.halt
+    known = state.incident or (halt.incident if halt is not None and halt.round == state.round else None)
+    better = known is not None and follows_peer_loss(known) and not follows_peer_loss(incident)
+    return better and incident.round == state.round
+
+
+def _nobody_asks(state: NodeState, found: Probed) -> bool:
+    """Whether that all peers were reached makes no difference any more: this node never said otherwise, and the next
+    round is live. It is so after every restart, and saves each node a row that the chair would read.
+    """
+    current = state.ledger.round
+    following = state.ledger.live and current is not None and current.number > found.round
+    return following and not found.unreachable and not state.unreachable
+
+
+def _replaced(state: NodeState, ledger: Ledger) -> NodeState:
+    """The state on another history: what a round of the old one that is not in the new led to is forgotten.
+
+    A round of either may have been given the offer, and this node need not have read of it; so there is another. Each
+    of two histories may have given one offer to a round of its own, with other members.
+    """
+    before, after = state.ledger.round, ledger.round
+    state = replace(state, ledger=ledger, offer=None, spent=True)
+    if before is not None and after is not None and _same_round(before, after):
+        return state
+    phase = Phase.RUNNING if state.work in (Work.RUNNING, Work.STOPPING) else Phase.WAITING
+    return replace(_untold(state), round=0, phase=phase)
+
+
+def _same_round(one: Round, other: Round) -> bool:
+    return (one.number, one.offer, one.members) == (other.number, other.offer, other.members)
+
+
+def _untold(state: NodeState) -> NodeState:
+    """The state without anything that is known of the workers of one round."""
+    return replace(
+        state,
+        incident=None,
+        progressed=False,
+        takes_notices=False,
+        told=None,
+        steps=(),
+        stepped_down=False,
+    )
+
+
+def _reconcile(state: NodeState) -> tuple[NodeState, tuple[Effect, ...]]:
+    if state.work is Work.RUNNING and (stop := _unwanted(state)) is not None:
+        release = (Notify(None),) if state.told is not None and state.told.step is None else ()
+        return replace(state, work=Work.STOPPING), (*release, stop)
+    if state.work is Work.RUNNING and (told := _notice(state)) != state.told:
+        return replace(state, told=told, steps=state.steps if _same_plan(told, state.told) else ()), (Notify(told),)
+    if state.work in (Work.NONE, Work.DONE) and (end := _end(state)) is not None:
+        return state, (end,)
+    wanted, dropped = _wanted(state), not state.ledger.is_member(state.info.node_id)
+    if state.work is Work.DONE and (wanted is not None or dropped):
+        return replace(state, work=Work.STOPPING), (Stop(Grace.BROKEN, "what they left behind"),)
+    if state.work is Work.NONE:
+        if wanted is not None:
+            return _start(state, wanted)
+        if (resumed := _run_before(state)) is not None:
+            state = replace(state, phase=Phase.STOPPED, round=resumed.number)
+        if dropped:
+            state = replace(state, phase=Phase.WAITING)  # alive, and a newcomer from now on
+    if state.spent and wanted is None:
+        return replace(state, spent=False), (MakeOffer(),)
+    return state, ()
+
+
+def _unwanted(state: NodeState) -> Stop | None:
+    """The Stop for workers that must not go on; None while they may."""
+    ledger = state.ledger
+    if state.leaving is not None and not state.leaving.grace:
+        return Stop(Grace.PLANNED, state.leaving.why)
+    if state.stepped_down:
+        return Stop(Grace.BROKEN, "what they left behind")
+    if state.outrun:
+        return Stop(Grace.BROKEN, state.outrun)
+    if state.incident is not None:
+        return Stop(Grace.BROKEN, "a local worker failed")
+    if ledger.closed is not None:
+        return Stop(Grace.BROKEN, f"the job is closed: {ledger.closed.why}")
+    if ledger.halt is not None:
+        planned = ledger.halt.planned or ledger.halt.reason is HaltReason.RESIZE
+        return Stop(Grace.PLANNED if planned else Grace.BROKEN, ledger.halt.why)
+    if not state.round:
+        return Stop(Grace.BROKEN, "the store lost the round that they are of, and the job has gone on without it")
+    if ledger.round is not None and ledger.round.number != state.round:
+        return Stop(Grace.BROKEN, f"round {ledger.round.number} follows: {ledger.round.why}")
+    return None
+
+
+def _notice(state: NodeState) -> Notice | None:
+    """What the workers should have been told.
+
+    Once they know their step nothing takes that back: some may have stopped there.
+    """
+    ledger, told = state.ledger, state.told
+    if ledger.plan is None or state.store_lost or not state.takes_notices:
+        return told if told is not None and told.step is not None else None
+    if ledger.stop_at is None:
+        return Notice(ledger.head.epoch, ledger.head.anchors.plan, ledger.plan.deadline)
+    step, leaving = ledger.stop_at.step, ledger.stop_at.leaving
+    return Notice(ledger.head.epoch, ledger.head.anchors.plan, ledger.plan.deadline, step, leaving)
+
+
+def _same_plan(one: Notice | None, other: Notice | None) -> bool:
+    return one is not None and other is not None and (one.epoch, one.plan) == (other.epoch, other.plan)
+
+
+def _end(state: NodeState) -> Exit | None:
+    """The Exit of a node without workers that has nothing to wait for; None while it has."""
+    if state.ledger.closed is not None:
+        return Exit(state.ledger.closed.exit_code, state.ledger.closed.why)
+    if state.leaving is not None and not _others_need_it(state, state.leaving):
+        return Exit(state.leaving.exit_code, state.leaving.why)
+    if state.outrun and state.phase is not Phase.FINISHED:
+        return Exit(ExitCode.STORE_LOST, state.outrun, rejoin=True)
+    if state.store_lost or state.outrun:
+        if state.phase is Phase.FINISHED:
+            return Exit(ExitCode.SUCCESS, "the store is gone, but every worker of this node had exited with 0")
+        return Exit(ExitCode.STORE_LOST, "the store is gone, and nothing can be agreed on without it")
+    return None
+
+
+def _others_need_it(state: NodeState, leaving: Leave) -> bool:
+    """Whether a node that leaves, and whose workers have stopped as planned, may have the store that others' need."""
+    return leaving.grace > 0 and state.stepped_down and state.ledger.plan is not None
+
+
+def _wanted(state: NodeState) -> Round | None:
+    """The round whose workers should run here and do not yet."""
+    current = state.ledger.round
+    if current is None or not state.ledger.live or current.number <= state.round or current.offer.id in state.ran:
+        return None
+    return current if state.ledger.is_member(state.info.node_id) else None
+
+
+def _run_before(state: NodeState) -> Round | None:
+    """The live round, if the store has gone back to it and the workers that it had here were stopped (rule S3)."""
+    current = state.ledger.round
+    if current is None or not state.ledger.live or current.number == state.round:
+        return None
+    return current if current.offer.id in state.ran else None
+
+
+def _start(state: NodeState, wanted: Round) -> tuple[NodeState, tuple[Effect, ...]]:
+    effects: tuple[Effect, ...] = (Start(wanted, state.ledger.counters.restarts),)
+    if state.spent:
+        effects = (*effects, MakeOffer())
+    ran = (*state.ran, wanted.offer.id)[-REMEMBERED_ROUNDS:]
+    state = replace(_untold(state), work=Work.RUNNING, phase=Phase.RUNNING, round=wanted.number, spent=False, ran=ran)
+    return state, effects

@@ -1,0 +1,193 @@
+"""Rule S6: who may join the run that is there, as a table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from scenes import VERSIONS, live, settings, start, then
+
+from elastic_core.errors import RendezvousRefusedError
+from elastic_core.protocol.admission import (
+    Join,
+    OpenNext,
+    Report,
+    admit,
+    check_settings,
+    differences,
+    needs_liveness,
+)
+from elastic_core.protocol.ledger import Closed, Ledger
+from elastic_core.protocol.settings import Command
+
+CLOSED = Closed(success=True, why="done", exit_code=0)
+
+
+def run(uid: str | None, *, closed: bool) -> Ledger:
+    ledger = start(uid=uid)
+    return then(ledger, CLOSED, at=1.0) if closed else ledger
+
+
+REFUSED = None
+
+
+@pytest.mark.parametrize(
+    ("closed", "theirs", "mine", "alive", "answer"),
+    [
+        (False, None, None, [], Join()),
+        (False, None, None, ["host-b"], Join()),
+        (False, "s1", "s1", ["host-b"], Join()),
+        (False, "s1", None, [], Join()),
+        (False, "s1", "s2", [], OpenNext(abandoned=True)),
+        (False, "s1", "s2", ["host-b"], REFUSED),
+        (False, None, "s2", ["host-b"], REFUSED),
+        (True, "s1", "s1", [], Report(CLOSED)),
+        (True, "s1", "s1", ["host-b"], Report(CLOSED)),
+        (True, "s1", "s2", ["host-b"], OpenNext(abandoned=False)),
+        (True, None, None, [], OpenNext(abandoned=False)),
+        (True, "s1", None, [], OpenNext(abandoned=False)),
+        (True, None, None, ["host-b"], REFUSED),
+        (True, "s1", None, ["host-b"], REFUSED),
+        (True, None, "s2", ["host-b"], REFUSED),
+    ],
+)
+def test_admission(closed: bool, theirs: str | None, mine: str | None, alive: list[str], answer: object) -> None:
+    ledger = run(theirs, closed=closed)
+    if answer is REFUSED:
+        with pytest.raises(RendezvousRefusedError, match="host-b"):
+            admit(ledger, mine, alive)
+    else:
+        assert admit(ledger, mine, alive) == answer
+    if not needs_liveness(ledger, mine):
+        assert answer is not REFUSED
+        assert admit(ledger, mine, []) == answer
+
+
+@pytest.mark.parametrize(
+    ("closed", "theirs", "mine", "needed"),
+    [
+        (False, None, None, False),
+        (False, "s1", None, False),
+        (False, "s1", "s1", False),
+        (False, "s1", "s2", True),
+        (False, None, "s2", True),
+        (True, None, None, True),
+        (True, "s1", None, True),
+        (True, None, "s2", True),
+        (True, "s1", "s1", False),
+        (True, "s1", "s2", False),
+    ],
+)
+def test_a_node_finds_out_who_is_alive_only_if_that_makes_a_difference(
+    closed: bool, theirs: str | None, mine: str | None, needed: bool
+) -> None:
+    """It takes as long as losing a node."""
+    assert needs_liveness(run(theirs, closed=closed), mine) is needed
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"max_nodes": 8}, "max_nodes: 8 here, 4 there"),
+        ({"min_nodes": 2}, "min_nodes: 2 here, 1 there"),
+        ({"max_restarts": 0}, "max_restarts: 0 here, 3 there"),
+    ],
+)
+def test_other_settings_are_refused_by_name(change: dict[str, int], says: str) -> None:
+    mine = settings(host="host-b", **change)  # type: ignore[arg-type]  # the table's values are all of the right type
+    with pytest.raises(RendezvousRefusedError, match=f"host-b cannot join the run that host-a opened.*{says}"):
+        check_settings(live("a").settings, mine, allow_version_mismatch=True)
+
+
+@pytest.mark.parametrize("which", ["failure_policies", "worker_plugins"])
+def test_other_plugins_that_all_nodes_must_have_are_refused_by_name(which: str) -> None:
+    opener = settings()
+    agreement = replace(opener.agreement, **{which: ("mine",)})  # type: ignore[arg-type]  # both are tuples
+    mine = replace(opener, host="host-b", agreement=agreement)
+    with pytest.raises(RendezvousRefusedError, match=f"{which}: mine here, none there"):
+        check_settings(opener, mine, allow_version_mismatch=True)
+
+
+def test_other_versions_are_refused_unless_allowed_and_name_both_nodes() -> None:
+    opener = settings()
+    mine = replace(opener, host="host-b", versions=replace(VERSIONS, torch=""))
+    with pytest.raises(RendezvousRefusedError) as refused:
+        check_settings(opener, mine, allow_version_mismatch=False)
+    assert refused.value.message == (
+        "host-b has Python 3.11.7, no torch, but host-a, which opened the run, has Python 3.11.7, torch 2.13.0."
+    )
+    check_settings(opener, mine, allow_version_mismatch=True)
+
+
+A, B = Command(name="a.py", arguments="1"), Command(name="b.py", arguments="1")
+OTHERWISE = Command(name="a.py", arguments="2")
+OF_ANOTHER_ROLE = replace(B, role="critic")
+
+
+@pytest.mark.parametrize(
+    ("mine", "unnamed", "says"),
+    [
+        (A, True, ""),
+        (B, False, "host-b is to run 'b.py', but the job with this id, which host-a opened, runs 'a.py'"),
+        (OTHERWISE, False, ""),
+        (OTHERWISE, True, "host-b and host-a, which opened the job, run 'a.py' with different arguments"),
+        (Command(), True, ""),
+        (OF_ANOTHER_ROLE, False, ""),
+        (OF_ANOTHER_ROLE, True, "host-b is to run 'b.py'"),
+    ],
+    ids=[
+        "the_same",
+        "another_program",
+        "other_arguments",
+        "other_arguments_and_no_name",
+        "not_known",
+        "another_program_of_another_role",
+        "another_program_of_another_role_and_no_name",
+    ],
+)
+def test_another_command_is_refused_where_it_can_be_told_from_a_node_of_the_job(
+    mine: Command, unnamed: bool, says: str
+) -> None:
+    opener, own = replace(settings(), command=A), replace(settings(host="host-b"), command=mine)
+    if says:
+        with pytest.raises(RendezvousRefusedError, match=says):
+            check_settings(opener, own, allow_version_mismatch=True, unnamed=unnamed)
+    else:
+        check_settings(opener, own, allow_version_mismatch=True, unnamed=unnamed)
+
+
+def test_what_is_not_known_of_the_openers_command_keeps_nobody_out() -> None:
+    for theirs in (Command(), Command(name="a.py")):
+        opener, own = replace(settings(), command=theirs), replace(settings(host="host-b"), command=A)
+        check_settings(opener, own, allow_version_mismatch=True, unnamed=True)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine", "differs"), [("1.0", "1.1", True), ("1.0", "1.0", False), ("", "1.1", False), ("1.0", "", False)]
+)
+def test_another_release_is_said_where_both_are_known(theirs: str, mine: str, differs: bool) -> None:
+    said = differences(replace(settings(), release=theirs), replace(settings(host="host-b"), release=mine))
+    assert [text.partition(",")[0] for text in said] == (
+        ["elastic-core is 1.1 here and 1.0 on host-a"] if differs else []
+    )
+
+
+def test_what_differs_and_does_not_keep_a_node_out_is_said_with_both_values_and_whose_count() -> None:
+    opener = replace(settings(fence_after=300.0), command=A)
+    mine = replace(settings(host="host-b", lost_after=8.0), command=OTHERWISE)
+    timing, arguments = differences(opener, mine)
+    assert "lost_after is 8 here, 6 there; fence_after is 600 here, 300 there" in timing
+    assert "The run's values count, which are those of host-a" in timing
+    assert "'a.py' has other arguments here than on host-a" in arguments
+    assert differences(opener, replace(opener, host="host-b")) == []
+
+
+def test_arguments_of_different_roles_are_expected_to_differ() -> None:
+    opener = replace(settings(), command=A)
+    [warning] = differences(opener, replace(opener, command=OTHERWISE))
+    assert "has other arguments here" in warning
+    assert differences(opener, replace(opener, command=replace(OTHERWISE, role="critic"))) == []
+
+
+def test_durations_may_differ_and_are_the_openers() -> None:
+    check_settings(settings(), settings(join_timeout=5.0), allow_version_mismatch=False)

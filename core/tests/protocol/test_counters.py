@@ -1,0 +1,166 @@
+"""What the counters of the ledger become with the next round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from scenes import halted, incident, info, live, offer, seen, then, watch, with_counters
+from test_decide_edges import NOW, RESTART, outcome, running, scene, stopped
+
+from elastic_core.incidents import Incident
+from elastic_core.protocol.counters import LOSSES_KEPT_SECONDS, reformed
+from elastic_core.protocol.entries import Counters, HostLosses
+from elastic_core.protocol.failure_detector import Sighting
+from elastic_core.protocol.leader import Append, decide
+from elastic_core.protocol.leader_view import Scene
+from elastic_core.protocol.ledger import Halt, HaltReason, Ledger, Round
+from elastic_core.protocol.limits import MAX_HOSTS
+from elastic_core.protocol.roster import Phase
+
+AGE = 50_000.0
+
+
+def after_losing_b(ledger: Ledger, here: str = "a") -> Counters:
+    """The counters of the round without b; there are rows of b and of ``here``, and there was one of c."""
+    nodes = [seen(name, Phase.STOPPED, head=3) for name in here]
+    nodes += [replace(seen("c", head=3), listed=False)]
+    known = Scene(ledger=ledger, watch=watch(*nodes, seen("b", Phase.RUNNING, head=2, changed=0.0), now=NOW), now=NOW)
+    assert ledger.round is not None
+    assert ledger.halt is not None
+    counters, _ = reformed(known, ledger.round, ledger.halt)
+    return counters
+
+
+def grown_old(losses: dict[str, HostLosses], excluded: tuple[str, ...] = (), names: str = "ab") -> Ledger:
+    """A run that is AGE seconds old at NOW."""
+    ledger = with_counters(halted(names, HaltReason.NODE_LOST), losses=losses, excluded=excluded)
+    return replace(ledger, head=replace(ledger.head, age=AGE - (NOW - ledger.head_at)))
+
+
+@pytest.mark.parametrize(
+    ("host", "age", "kept"),
+    [
+        ("a host without a row", AGE - LOSSES_KEPT_SECONDS + 1, True),
+        ("a host without a row", AGE - LOSSES_KEPT_SECONDS, False),
+        ("id-host-a", 0.0, True),
+        ("id-host-c", 0.0, False),
+    ],
+    ids=["within the hour", "before", "and it has a row again", "and the store has lost its row"],
+)
+def test_the_losses_of_a_host_are_kept_for_an_hour_or_while_it_has_a_row(host: str, age: float, kept: bool) -> None:
+    counters = after_losing_b(grown_old({host: HostLosses(2, age)}))
+    assert (host in counters.losses) is kept
+    assert counters.losses["id-host-b"] == HostLosses(1, AGE)
+
+
+def test_a_host_is_bad_that_was_excluded_or_lost_three_times() -> None:
+    losses = {f"lost {count} times": HostLosses(count, 0.0) for count in (2, 3, 4)}
+    assert Counters(losses=losses, excluded=("x",)).bad_hosts() == {"lost 3 times", "lost 4 times", "x"}
+
+
+def test_another_loss_of_a_host_counts_and_is_the_newest() -> None:
+    assert after_losing_b(grown_old({"id-host-b": HostLosses(2, AGE - 7)})).losses == {"id-host-b": HostLosses(3, AGE)}
+
+
+def test_of_too_many_those_with_most_losses_stay_and_then_the_newest() -> None:
+    often = {f"often {i}": HostLosses(2, AGE - 3000) for i in range(100)}
+    once = {f"once {i}": HostLosses(1, AGE - 1000 + i) for i in range(300)}
+    losses = after_losing_b(grown_old({**once, **often})).losses
+    newest = {f"once {i}" for i in range(300 - (MAX_HOSTS - 100 - 1), 300)}
+    assert losses.keys() == often.keys() | newest | {"id-host-b"}
+
+
+def test_of_too_many_excluded_hosts_those_stay_that_have_a_row_and_then_the_newest() -> None:
+    excluded = ("id-host-a", *(f"gone {i}" for i in range(MAX_HOSTS - 1)))
+    scene_ledger = grown_old({}, excluded)
+    nodes = [seen(name, Phase.STOPPED, head=3) for name in "ab"]
+    known = Scene(ledger=scene_ledger, watch=watch(*nodes, now=NOW), now=NOW)
+    assert scene_ledger.round is not None
+    assert scene_ledger.halt is not None
+    counters, _ = reformed(known, scene_ledger.round, scene_ledger.halt, unreachable="b")
+    assert set(counters.excluded) == {"id-host-a", "id-host-b", *(f"gone {i}" for i in range(1, MAX_HOSTS - 1))}
+
+
+@pytest.mark.parametrize("others", [1, MAX_HOSTS - 2])
+def test_excluded_hosts_stand_in_the_order_in_which_they_were_left_out(others: int) -> None:
+    excluded = ("id-host-a", *(f"gone {i}" for i in range(others)))
+    ledger = grown_old({}, excluded)
+    known = Scene(ledger=ledger, watch=watch(*(seen(name, Phase.STOPPED, head=3) for name in "ab"), now=NOW), now=NOW)
+    assert ledger.round is not None
+    assert ledger.halt is not None
+    counters, _ = reformed(known, ledger.round, ledger.halt, unreachable="b")
+    assert counters.excluded == (*excluded, "id-host-b")
+
+
+def test_a_round_that_follows_a_resize_spends_no_restart() -> None:
+    ledger = halted("ab", HaltReason.RESIZE)
+    known = Scene(ledger=ledger, watch=watch(*(seen(name, Phase.STOPPED, head=3) for name in "ab"), now=NOW), now=NOW)
+    assert ledger.round is not None
+    assert ledger.halt is not None
+    counters, spends = reformed(known, ledger.round, ledger.halt)
+    assert (counters.restarts, spends) == (0, False)
+
+
+def test_nodes_of_one_host_count_each() -> None:
+    ledger = grown_old({}, names="abc")
+    lost = [
+        replace(seen(name, Phase.RUNNING, head=2, changed=0.0), row=seen(name, Phase.RUNNING, head=2).row)
+        for name in "bc"
+    ]
+    shared = [replace(one, row=replace(one.row, info=info(one.node_id, host="shared"))) for one in lost]
+    known = Scene(ledger=ledger, watch=watch(seen("a", Phase.STOPPED, head=3), *shared, now=NOW), now=NOW)
+    assert ledger.round is not None
+    assert ledger.halt is not None
+    counters, _ = reformed(known, ledger.round, ledger.halt)
+    assert counters.losses == {"id-shared": HostLosses(2, AGE)}
+
+
+class TestRoundsWithoutProgress:
+    """Rule L4: the tenth in a row ends the job, and the first cause of the last one is its verdict."""
+
+    early, late = incident("a", after=5.1), incident("b", after=5.2)
+
+    @pytest.mark.parametrize("blame", [early, late])
+    def test_the_first_cause_is_among_the_reports_and_what_the_halt_names(self, blame: Incident) -> None:
+        other = self.late if blame is self.early else self.early
+        ledger = with_counters(halted("ab", HaltReason.FAILURE, at=NOW - 9, blame=blame), barren=9)
+        assert outcome(scene(ledger, stopped("a"), stopped("b"), verdict=RESTART)).incident == blame
+        known = scene(ledger, stopped("a"), stopped("b", incident=other), verdict=RESTART)
+        assert outcome(known).incident == self.early
+
+    def test_the_last_one_need_not_have_been_halted(self) -> None:
+        ledger = with_counters(live("ab"), barren=9)
+        closed = outcome(scene(ledger, running("a"), running("b", incident=self.late), verdict=RESTART))
+        assert (closed.success, closed.incident) == (False, self.late)
+
+    def test_a_member_that_made_progress_is_enough_if_it_was_in_this_round(self) -> None:
+        for number, barren in ((1, 0), (0, 5)):
+            ledger = with_counters(halted("ab", HaltReason.NODE_LEFT), barren=4)
+            decision = decide(scene(ledger, stopped("a", number=number, progressed=True), stopped("b")))
+            assert isinstance(decision, Append)
+            assert decision.counters.barren == barren
+
+
+@pytest.mark.parametrize(
+    ("charged", "b", "restarts"),
+    [
+        pytest.param(True, running("b", head=2, changed=0.0), 0, id="it never saw the round"),
+        pytest.param(False, running("b", head=2, changed=0.0), 1, id="which had spent no restart"),
+        pytest.param(
+            True, running("b", head=3, changed=0.0), 1, id="it saw the round, and started none of its workers"
+        ),
+    ],
+)
+def test_a_restart_is_given_back_if_a_lost_member(charged: bool, b: Sighting, restarts: int) -> None:
+    again = Round(number=2, offer=offer("a", 2), same_as=1, charged=charged)
+    ledger = with_counters(then(live("ab"), again, at=20.0), restarts=1)
+    ledger = then(ledger, Halt(round=2, reason=HaltReason.NODE_LOST, why="b"), at=21.0)
+    decision = decide(scene(ledger, stopped("a", number=2, head=4, offer=offer("a", 3)), b))
+    assert isinstance(decision, Append)
+    assert decision.counters.restarts == restarts
+
+
+def test_the_age_of_a_run_is_that_of_its_newest_entry_and_the_time_since() -> None:
+    ledger = live("a", at=10.0)
+    assert [Scene(ledger=ledger, watch=watch(), now=now).age for now in (9.0, 10.0, 10.5)] == [10.0, 10.0, 10.5]

@@ -1,0 +1,92 @@
+"""The bytes of entries and rows that nodes of this protocol version exchange: no change of them goes unnoticed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from scenes import entry, incident, info, members, offer, settings, start
+
+from elastic_core import __version__
+from elastic_core.protocol.codec import decode_entry, decode_row, encode_entry, encode_row
+from elastic_core.protocol.ledger import (
+    Body,
+    Chair,
+    Closed,
+    Drain,
+    Halt,
+    HaltReason,
+    Open,
+    Over,
+    Plan,
+    Resume,
+    Round,
+    StopAt,
+)
+from elastic_core.protocol.roster import NodeRow, Phase, Seats
+from elastic_core.protocol.settings import PROTOCOL
+
+GOLDEN = Path(__file__).with_name("golden") / f"protocol-{PROTOCOL}.jsonl"
+ROUND = Round(number=1, offer=offer("a"), members=members("ab"), hosts=("host-a", "host-b"), why="the first round")
+HALT = Halt(round=1, reason=HaltReason.FAILURE, why="rank 0 failed", incident=incident("a"))
+OVER = Over(round=1, left=("b",))
+BODIES: tuple[Body, ...] = (
+    Open(scheduler_uid="s1", settings=settings()),
+    Chair(why="a leaves"),
+    ROUND,
+    HALT,
+    Plan(round=1, reason=HaltReason.RESIZE, why="c joins", deadline=300.0),
+    StopAt(round=1, step=7),
+    OVER,
+    Drain(nodes=("a",), why="drained"),
+    Closed(success=False, why="no restart is left", exit_code=1, incident=incident("a")),
+    Resume(scheduler_uid=None, settings=settings(), round=ROUND, halt=HALT, over=OVER, epoch=1, index=9, why="lost"),
+)
+ROWS = (
+    NodeRow(info=info("a")),
+    NodeRow(
+        info=info("b"),
+        run="run1",
+        phase=Phase.STOPPED,
+        round=1,
+        head=3,
+        offer=offer("b"),
+        incident=incident("b"),
+        leaving=True,
+        grace=30.0,
+        probed=1,
+        unreachable=("a",),
+        unread=("x",),
+        seats=Seats(2, (1,)),
+    ),
+)
+CHANGED = f"""The bytes that nodes exchange have changed, and earlier releases of protocol {PROTOCOL} have to read them.
+- A field was added: give it a default and metadata=SKIPPABLE (rendezvous.schema), so that they skip it.
+- Anything else: raise PROTOCOL (rendezvous.settings).
+Then write the golden file anew: python core/tests/protocol/test_golden.py"""
+
+
+def encoded() -> list[str]:
+    """Each value with its release left open."""
+    values = [encode_entry(entry(start(), body, at=1.0)) for body in BODIES] + [encode_row(row) for row in ROWS]
+    return [value.decode().replace(f'"by":"{__version__}"', '"by":"RELEASE"') for value in values]
+
+
+def test_what_nodes_exchange_is_what_this_protocol_version_says() -> None:
+    assert encoded() == GOLDEN.read_text().splitlines(), CHANGED
+
+
+@pytest.mark.parametrize("line", GOLDEN.read_text().splitlines() if GOLDEN.exists() else [])
+def test_what_another_release_of_this_protocol_version_wrote_is_read(line: str) -> None:
+    plain = json.loads(line)
+    data = json.dumps({**plain, "by": "9.9.9", "of_another_release?": {"a": [1]}}).encode()
+    if "kind" in plain:
+        assert encode_entry(decode_entry(data)) == encode_entry(decode_entry(line.encode()))
+    else:
+        assert encode_row(decode_row(data)) == encode_row(decode_row(line.encode()))
+
+
+if __name__ == "__main__":
+    GOLDEN.parent.mkdir(exist_ok=True)
+    GOLDEN.write_text("".join(f"{line}\n" for line in encoded()))

@@ -1,0 +1,332 @@
+"""The chain, and the state that follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from scenes import RUN, entry, halted, live, members, offer, settings, start, then
+
+from elastic_core.errors import RendezvousStateError
+from elastic_core.protocol.ledger import (
+    Body,
+    Chair,
+    Closed,
+    Counters,
+    Drain,
+    Entry,
+    Halt,
+    HaltReason,
+    Ledger,
+    Open,
+    Plan,
+    Round,
+    StopAt,
+    advance,
+    compose,
+    opened,
+    read_by,
+    restored,
+)
+from elastic_core.protocol.repair import resume
+from elastic_core.rendezvous.backend import ORIGIN
+
+CLOSED = Closed(success=True, why="done", exit_code=0)
+
+
+def test_entries_are_chained_and_carry_elapsed_time_not_instants() -> None:
+    ledger = live("ab", at=12.5)
+    assert (ledger.head.prev, ledger.head.index, ledger.head.elapsed) == ("e1", 2, 12.5)
+    first = start(at=7.0).head
+    assert (first.elapsed, first.age, first.epoch, first.term) == (0.0, 0.0, 0, 1)
+
+
+def test_durations_are_told_in_microseconds() -> None:
+    ledger = then(halted("a", HaltReason.RESIZE, at=20.0), Chair(why="?"), at=20.12345678)
+    assert (ledger.head.elapsed, ledger.head.since_halt, ledger.head.age) == (0.123457, 0.123457, 20.123457)
+
+
+def test_a_chair_entry_raises_the_term_and_may_name_a_successor() -> None:
+    ledger = live("ab")
+    took = then(ledger, Chair(why="silent"), at=20.0, author="b")
+    assert (took.chair, took.head.term) == ("b", 2)
+    handed = then(ledger, Chair(why="leaves"), at=20.0, author="a", chair="b")
+    assert (handed.chair, handed.head.author) == ("b", "a")
+
+
+def test_an_entry_by_a_node_that_does_not_decide_is_refused_and_named() -> None:
+    ledger = live("ab")
+    for body, words in (
+        (Round(number=2, offer=offer("b", 2), same_as=1), "entry 3 is a ROUND by 'b', but 'a' decides"),
+        (Halt(round=1, reason=HaltReason.RESIZE, why="planted"), "a HALT by 'b'"),
+        (CLOSED, "a CLOSED by 'b'"),
+        (Drain(nodes=("a",), why="planted"), "a DRAIN by 'b'"),
+    ):
+        planted = entry(ledger, body, at=20.0, author="b")
+        with pytest.raises(RendezvousStateError, match=words):
+            advance(ledger, planted, 20.0)
+
+
+def test_only_a_chair_entry_changes_who_decides() -> None:
+    ledger = live("ab")
+    given = entry(ledger, CLOSED, at=20.0, author="a", chair="b")
+    with pytest.raises(RendezvousStateError, match="entry 3, which makes 'b' the one who decides, is a CLOSED by 'a'"):
+        advance(ledger, given, 20.0)
+    for_another = entry(ledger, Chair(why="planted"), at=20.0, author="b", chair="c")
+    with pytest.raises(RendezvousStateError, match="which makes 'c' the one who decides, is a CHAIR by 'b'"):
+        advance(ledger, for_another, 20.0)
+
+
+def test_a_newcomer_refuses_a_newest_entry_by_a_node_that_does_not_decide() -> None:
+    ledger = live("ab")
+    planted = entry(ledger, CLOSED, at=20.0, author="b", chair="a")
+    with pytest.raises(RendezvousStateError, match="a CLOSED by 'b', but 'a' decides"):
+        restored(planted, {}, 20.0)
+
+
+def test_for_how_long_a_halt_has_stood_goes_along_from_entry_to_entry() -> None:
+    ledger = halted("ab", HaltReason.NODE_LOST, at=20.0)
+    assert (ledger.head.since_halt, ledger.halted_at) == (0.0, 20.0)
+    ledger = then(ledger, Chair(why="no beat"), at=27.0, author="b")
+    ledger = then(ledger, Chair(why="no beat"), at=36.5, author="c")
+    assert (ledger.head.since_halt, ledger.halted_at) == (16.5, 20.0)
+    late = read_by(ledger, 1000.0)  # a newcomer, by a clock of its own
+    assert (late.halt_at, late.halted_at) == (1000.0, 983.5)
+    lost = compose(ledger, resume(ledger, "lost"), entry_id="r", author="b", now=40.5, store=ORIGIN)
+    assert lost.since_halt == 20.5
+    assert opened(lost, 100.0).halted_at == 79.5
+    sealed = then(ledger, Round(number=2, offer=offer("b"), members=members("bc")), at=40.0)
+    assert then(sealed, Chair(why="no beat"), at=50.0, author="b").head.since_halt == 0.0
+
+
+def test_a_same_as_round_is_spelled_out() -> None:
+    ledger = then(live("ab"), Round(number=2, offer=offer("a", 2), same_as=1), at=20.0)
+    assert ledger.round is not None
+    assert (ledger.round.members, ledger.head.anchors.round, ledger.head.anchors.latest) == (members("ab"), 2, 3)
+    again = then(ledger, Round(number=3, offer=offer("a", 3), same_as=2), at=30.0).round
+    assert again is not None
+    assert again.group_ranks is ledger.round.group_ranks, "places are counted once, however often a round restarts"
+
+
+def test_a_round_is_live_until_halted_or_closed() -> None:
+    assert not start().live
+    assert live("ab").live
+    assert not halted("ab", HaltReason.RESIZE).live
+    assert not then(live("ab"), CLOSED, at=20.0).live
+
+
+def test_the_cost_of_a_resize_is_remembered() -> None:
+    ledger = then(
+        halted("a", HaltReason.RESIZE, at=20.0), Round(number=2, offer=offer("a"), members=members("ab")), at=20.4
+    )
+    assert (ledger.resized_at, round(ledger.resize_cost, 3)) == (20.4, 0.4)
+    other = then(
+        halted("a", HaltReason.NODE_LOST, at=20.0), Round(number=2, offer=offer("a"), members=members("a")), at=21
+    )
+    assert other.resized_at is None
+
+
+def test_what_a_resize_cost_does_not_depend_on_when_it_is_read() -> None:
+    """A node that was cut off, and becomes chair later, would keep newcomers out for ten times that long."""
+    before = halted("a", HaltReason.RESIZE, at=20.0)
+    drain = entry(before, Drain(nodes=("b",), why="asked"), at=20.3)
+    sealed = entry(advance(before, drain, 20.3), Round(number=2, offer=offer("a"), members=members("ab")), at=20.4)
+    late = advance(advance(before, drain, 35.0), sealed, 35.0)
+    assert (late.resized_at, round(late.resize_cost, 3)) == (35.0, 0.4)
+
+
+def test_a_resize_on_which_a_member_was_lost_cost_what_the_loss_did() -> None:
+    ledger = halted("ab", HaltReason.RESIZE, at=20.0)
+    ledger = then(ledger, Round(number=2, offer=offer("a", 2), members=members("ac")), at=620.0)
+    assert (ledger.resized_at, ledger.resize_cost) == (620.0, 0.0)
+
+
+def test_a_resize_on_which_the_chair_was_lost_cost_what_the_loss_did() -> None:
+    ledger = then(halted("ab", HaltReason.RESIZE, at=20.0), Chair(why="silent"), at=27.0, author="b")
+    ledger = then(ledger, Round(number=2, offer=offer("a", 2), members=members("abc")), at=45.0)
+    assert (ledger.resized_at, ledger.resize_cost) == (45.0, 0.0)
+    ledger = then(ledger, Halt(round=2, reason=HaltReason.RESIZE, why="d joins"), at=60.0)
+    ledger = then(ledger, Round(number=3, offer=offer("a", 3), members=members("abcd")), at=62.0)
+    assert (ledger.resized_at, ledger.resize_cost) == (62.0, 2.0), "there has been none on this one"
+
+
+def test_a_resize_for_which_nobody_came_after_all_cost_what_it_took() -> None:
+    ledger = halted("ab", HaltReason.RESIZE, at=20.0)
+    ledger = then(ledger, Round(number=2, offer=offer("a", 2), members=members("ab")), at=22.0)
+    assert (ledger.resized_at, ledger.resize_cost) == (22.0, 2.0)
+
+
+def test_a_resize_in_which_the_run_was_resumed_cost_what_the_store_did() -> None:
+    before = halted("ab", HaltReason.RESIZE, at=20.0)
+    ledger = opened(compose(before, resume(before, "lost"), entry_id="r", author="a", now=25.0, store=ORIGIN), 25.0)
+    ledger = then(ledger, Round(number=2, offer=offer("a", 2), members=members("abc")), at=27.0)
+    assert (ledger.resized_at, ledger.resize_cost) == (27.0, 0.0)
+
+
+def test_a_newcomer_counts_no_more_of_a_resize_than_it_has_seen() -> None:
+    """It cannot know whether it would have been cut off before (L4)."""
+    ledger = halted("ab", HaltReason.RESIZE, at=20.0)
+    ledger = then(ledger, Drain(nodes=("c",), why="asked"), at=50.0)
+    entries = {1: start().head, 2: live("ab").head, 3: halted("ab", HaltReason.RESIZE, at=20.0).head}
+    late = restored(ledger.head, entries, 1000.0)
+    sealed = entry(ledger, Round(number=2, offer=offer("a", 2), members=members("abc")), at=51.0)
+    assert advance(late, sealed, 1001.5).resize_cost == 1.5
+
+
+def broken(ledger: Ledger, **change: object) -> Entry:
+    return replace(entry(ledger, Chair(why="?"), at=20.0), **change)  # type: ignore[arg-type]  # deliberately wrong values too
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("another branch", {"prev": "e9"}),
+        ("a gap", {"index": 7}),
+        ("a term that fell", {"term": 0}),
+        ("another run", {"run": "run9"}),
+        ("an unknown round", {"body": Round(number=9, offer=offer("a"), same_as=8)}),
+        ("a run opened over a running one", {"body": Open(scheduler_uid=None, settings=settings())}),
+    ],
+)
+def test_an_entry_that_does_not_follow_is_refused(what: str, change: dict[str, object]) -> None:
+    ledger = live("ab")
+    with pytest.raises(RendezvousStateError):
+        advance(ledger, broken(ledger, **change), 20.0)
+
+
+@pytest.mark.parametrize(
+    ("ledger", "body", "words"),
+    [
+        (start(), Plan(round=1, reason=HaltReason.RESIZE, why="x", deadline=5.0), "a PLAN, but no round is live"),
+        (
+            halted("a", HaltReason.FAILURE),
+            Plan(round=1, reason=HaltReason.RESIZE, why="x", deadline=5.0),
+            "a PLAN, but",
+        ),
+        (live("a"), StopAt(round=1, step=7), "a STOPAT, but no round is live that it is for"),
+        (start(), Round(number=2, offer=offer("a"), same_as=1), "the same as round 1, but the newest known is none"),
+        (live("a"), Round(number=8, offer=offer("a"), same_as=7), "the same as round 7, but the newest known is 1"),
+    ],
+)
+def test_an_entry_about_a_round_that_is_not_there_is_refused(ledger: Ledger, body: Body, words: str) -> None:
+    with pytest.raises(RendezvousStateError, match=words):
+        advance(ledger, entry(ledger, body, at=20.0), 20.0)
+
+
+@pytest.mark.parametrize("deadline", [0.0, -1.0])
+def test_a_plan_without_time_is_none(deadline: float) -> None:
+    assert replace(PLAN, deadline=0.5).deadline == 0.5
+    with pytest.raises(ValueError, match="the deadline of a plan is"):
+        replace(PLAN, deadline=deadline)
+
+
+def test_no_run_begins_with_another_entry() -> None:
+    with pytest.raises(RendezvousStateError, match="entry 2 should open a run; it is a ROUND"):
+        opened(live("a").head, 20.0)
+
+
+def test_nothing_follows_closed_but_another_runs_open() -> None:
+    ledger = then(then(live("ab"), HALT_1, at=12.0), CLOSED, at=20.0)
+    with pytest.raises(RendezvousStateError, match="is closed"):
+        advance(ledger, broken(ledger), 20.0)
+    following = compose(
+        ledger, Open(scheduler_uid="s2", settings=settings()), entry_id="e4", author="z", now=30.0, run="run2"
+    )
+    assert (following.term, following.counters, following.prev) == (1, Counters(), ledger.head.id)
+    assert (following.since_halt, following.age, following.epoch) == (0.0, 0.0, 0)
+    fresh = advance(ledger, following, 30.0)
+    assert (fresh.round, fresh.closed, fresh.scheduler_uid, fresh.chair) == (None, None, "s2", "z")
+
+
+ROUND_2 = Round(number=2, offer=offer("a", 2), same_as=1, charged=True)
+HALT_1 = Halt(round=1, reason=HaltReason.FAILURE, why="x")
+PLAN = Plan(round=1, reason=HaltReason.RESIZE, why="x", deadline=5.0)
+STOP_AT = StopAt(round=1, step=7, leaving=False)
+HALT_2 = Halt(round=2, reason=HaltReason.FAILURE, why="x")
+
+
+@pytest.mark.parametrize(
+    "bodies",
+    [
+        [],
+        [Chair(why="x")],
+        [Round(number=1, offer=offer("a"), members=members("ab"))],
+        [Round(number=1, offer=offer("a"), members=members("ab")), Chair(why="x")],
+        [Round(number=1, offer=offer("a"), members=members("ab")), ROUND_2, HALT_2],
+        [Round(number=1, offer=offer("a"), members=members("ab")), ROUND_2, HALT_2, Chair(why="x")],
+        [Round(number=1, offer=offer("a"), members=members("ab")), CLOSED],
+        [Round(number=1, offer=offer("a"), members=members("ab")), PLAN],
+        [Round(number=1, offer=offer("a"), members=members("ab")), PLAN, STOP_AT],
+        [Round(number=1, offer=offer("a"), members=members("ab")), PLAN, STOP_AT, Chair(why="x")],
+        [Round(number=1, offer=offer("a"), members=members("ab")), PLAN, STOP_AT, HALT_1],
+        [Round(number=1, offer=offer("a"), members=members("ab")), PLAN, STOP_AT, ROUND_2],
+        [Round(number=1, offer=offer("a"), members=members("ab")), PLAN, STOP_AT, PLAN],
+        [Round(number=1, offer=offer("a"), members=members("ab")), HALT_1, ROUND_2],
+    ],
+)
+def test_a_newcomer_knows_the_same_from_the_newest_entry_and_its_anchors(bodies: list[Body]) -> None:
+    ledger = start(uid="s1")
+    entries = {1: ledger.head}
+    for body in bodies:
+        entries[ledger.head.index + 1] = entry(ledger, body, at=5.0)
+        ledger = then(ledger, body, at=5.0)
+    at = ledger.head.anchors
+    needed = {i: entries[i] for i in (at.open, at.chair, at.round, at.latest, at.halt, at.plan, at.stop_at) if i}
+    new = restored(ledger.head, needed, 5.0)
+    assert (new.head, new.round, new.halt, new.closed) == (ledger.head, ledger.round, ledger.halt, ledger.closed)
+    assert (new.settings, new.scheduler_uid, new.chair, new.live) == (ledger.settings, "s1", ledger.chair, ledger.live)
+    assert (new.plan, new.stop_at) == (ledger.plan, ledger.stop_at)
+    assert new.round_at == (0.0 if ledger.round is None else 5.0)
+    assert new.plan_at == (0.0 if ledger.plan is None else 5.0)
+    assert new.head.run == RUN
+
+
+@pytest.mark.parametrize("bodies", [[], [PLAN], [PLAN, STOP_AT], [HALT_1]])
+def test_a_newcomer_knows_what_a_resumed_run_goes_on_with(bodies: list[Body]) -> None:
+    mine = live("ab")
+    for body in bodies:
+        mine = then(mine, body, at=20.0)
+    head = compose(None, resume(mine, "lost"), entry_id="r1", author="a", now=30.0, run=RUN)
+    resumed = opened(head, 30.0)
+    assert (resumed.halt, resumed.plan, resumed.stop_at) == (mine.halt, mine.plan, mine.stop_at)
+    assert (resumed.round_at, resumed.resized_at) == (30.0, 30.0)
+    assert (resumed.halt_at, resumed.plan_at) == (30.0, 30.0), "when it was read"
+    halted = then(resumed, HALT_1, at=30.0)
+    sealed = then(resumed, Round(number=2, offer=offer("a", 2), same_as=1), at=30.0)
+    for ledger in (resumed, then(resumed, Chair(why="x"), at=30.0), halted, sealed):
+        new = restored(ledger.head, {head.index: head, ledger.head.index: ledger.head}, 30.0)
+        assert (new.plan_at == 30.0) or new.plan is None
+        for what in ("round", "round_at", "halt", "plan", "stop_at", "live"):
+            assert getattr(new, what) == getattr(ledger, what), what
+        if ledger.halt is not None:
+            assert new.halt_at == 30.0
+        assert new.resized_at == 30.0
+
+
+def test_a_newcomer_knows_a_run_that_was_just_opened_from_its_open_alone() -> None:
+    assert restored(start().head, {}, 5.0) == replace(start(), opened_at=5.0, head_at=5.0)
+
+
+def test_a_newcomer_refuses_a_plan_that_is_none() -> None:
+    ledger = then(live("ab"), PLAN, at=20.0)
+    entries = {1: start().head, 2: live("ab").head, 3: start().head}
+    with pytest.raises(RendezvousStateError, match="are no PLAN and STOP_AT"):
+        restored(ledger.head, entries, 20.0)
+    ledger = then(ledger, STOP_AT, at=21.0)
+    with pytest.raises(RendezvousStateError, match="are no PLAN and STOP_AT"):
+        restored(ledger.head, {**entries, 3: then(live("ab"), PLAN, at=20.0).head, 4: start().head}, 21.0)
+
+
+def test_a_newcomer_takes_the_last_resize_for_just_now() -> None:
+    """L4: should it become chair at once, resizes stay batched all the same."""
+    ledger = live("ab")
+    assert restored(ledger.head, {1: start().head, 2: ledger.head}, 5.0).resized_at == 5.0
+    assert restored(start().head, {1: start().head}, 5.0).resized_at is None
+
+
+def test_a_newcomer_refuses_a_history_with_holes() -> None:
+    ledger = halted("ab", HaltReason.RESIZE)
+    with pytest.raises(RendezvousStateError, match="which is not a ROUND"):
+        restored(ledger.head, {ledger.head.index: ledger.head, 1: start().head}, 0.0)
+    with pytest.raises(RendezvousStateError, match="which is not a HALT"):
+        restored(ledger.head, {1: start().head, 2: live("ab").head}, 0.0)

@@ -1,0 +1,295 @@
+"""Every entry that a leader can decide on fits into a store's value, whatever the job's size, names and history."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from scenes import RUN, VERSIONS, entry, incident, live, settings, start, then
+
+from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.run import MAX_NODES, MAX_ROLE, OnNodeLoss, RunConfig
+from elastic_core.errors import UsageError
+from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
+from elastic_core.protocol.codec import decode_entry, encode_entry
+from elastic_core.protocol.entries import HostLosses
+from elastic_core.protocol.failure_detector import Sighting, Watch
+from elastic_core.protocol.leader import Append, decide
+from elastic_core.protocol.leader_view import Judgement, Scene
+from elastic_core.protocol.ledger import (
+    Body,
+    Counters,
+    Entry,
+    Halt,
+    HaltReason,
+    Ledger,
+    Member,
+    Offer,
+    Open,
+    Over,
+    Plan,
+    Round,
+    advance,
+    compose,
+    opened,
+)
+from elastic_core.protocol.limits import (
+    DETAIL_BYTES,
+    HOSTS_BYTES,
+    MAX_HOSTS,
+    MAX_KINDS,
+    MAX_LEFT,
+    NAMES_SHOWN,
+    TEXT_BYTES,
+    WHY_BYTES,
+    clipped,
+    fitted,
+    fitting,
+    listing,
+)
+from elastic_core.protocol.repair import resume
+from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase
+from elastic_core.rendezvous.backend import ORIGIN
+from elastic_core.rendezvous.handler import RendezvousParameters
+
+NOW = 100_000.0
+TEXTS = ("a", "\u00e9", "\x00", "\U0001f525", "\ud800", '"', "\\", "\n")
+"""Characters that JSON writes in 1 to 12 bytes; one of them is half a surrogate pair, as undecodable names have."""
+
+
+# Texts ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, ""),
+        (2, "n0, n1"),
+        (NAMES_SHOWN, "n0, n1, n2, n3, n4, n5, n6, n7"),
+        (20_000, "n0, n1, n2, n3, n4, n5, n6, n7 and 19992 more"),
+    ],
+)
+def test_a_listing_names_eight_and_counts_the_others(count: int, text: str) -> None:
+    assert listing(f"n{i}" for i in range(count)) == text
+
+
+@pytest.mark.parametrize("end", [False, True])
+@pytest.mark.parametrize("character", TEXTS)
+def test_a_text_is_cut_to_its_bytes_of_json(character: str, end: bool) -> None:
+    text = clipped("<" + 5000 * character + ">", 2000, end=end)
+    assert 1980 < len(json.dumps(text)) - 2 <= 2000
+    assert (text[0], text[-1]) == (("…", ">") if end else ("<", "…"))
+
+
+def test_a_text_that_fits_stays() -> None:
+    assert clipped("a" * 2000, 2000) == "a" * 2000
+
+
+def test_all_texts_of_an_entry_are_cut_when_it_is_composed() -> None:
+    texts: dict[str, Any] = {name: name[0] * 9000 for name in ("node_id", "host", "message", "log")}
+    long = replace(incident("a"), detail="d" * 9000 + "!", **texts)
+    halt = Halt(round=1, reason=HaltReason.FAILURE, why="w" * 9000, incident=long)
+    ledger = then(live("ab"), halt, at=20.0)
+    assert ledger.halt is not None
+    assert ledger.halt.incident is not None
+    assert len(ledger.halt.why) <= WHY_BYTES
+    assert len(ledger.halt.incident.detail) <= DETAIL_BYTES
+    assert ledger.halt.incident.detail.endswith("d!")
+    assert fitted(ledger.halt) == ledger.halt
+    assert {len(getattr(ledger.halt.incident, name)) for name in texts} == {TEXT_BYTES - 5}, "an ellipsis takes six"
+    resumed = fitted(replace(resume(live("ab"), "w" * 9000), halt=halt))
+    assert resumed.halt == ledger.halt, "of a RESUME those are that the entries had which it stands for"
+    short = replace(halt, why="short", incident=None)
+    assert fitted(short) is short
+
+
+# Every decision ------------------------------------------------------------------------------------------------------
+
+
+def words(lots: random.Random, most: int) -> str:
+    """A text of up to ``most`` characters, often all of them, often of the longest kind."""
+    letters = lots.choice(("a", "\U0001f525", "".join(TEXTS)))
+    return "".join(lots.choices(letters, k=lots.choice((1, most, most))))
+
+
+def node_info(lots: random.Random, number: int, kinds: list[tuple[int, str]]) -> NodeInfo:
+    size, role = kinds[number % len(kinds)]
+    return NodeInfo(
+        node_id=f"{number:04x}{lots.getrandbits(32):08x}",
+        host=f"{number}{words(lots, 59)}",
+        host_id=f"{lots.getrandbits(64):016x}",
+        seat=0,
+        local_world_size=size,
+        role=role,
+        versions=VERSIONS,
+    )
+
+
+def failure(lots: random.Random, who: NodeInfo) -> Incident:
+    kind = lots.choice((IncidentKind.WORKER_FAILED, IncidentKind.PORT_TAKEN))
+    blame = Incident(kind=kind, round=1, node_id=who.node_id, host=str(who), rank=lots.choice((None, 3)), exit_code=1)
+    return replace(blame, message=words(lots, 500), detail=words(lots, 4096), log=words(lots, 4096))
+
+
+def place(lots: random.Random) -> Offer:
+    return Offer(address="2001:db8:1111:2222:3333:4444:5555:6666", port=65535, id=f"{lots.getrandbits(48):012x}")
+
+
+def scene(lots: random.Random, count: int, kinds: int) -> Scene:
+    """A run of ``count`` nodes at any point of its first round, whose counters are as long as they can be."""
+    roles = [(number, f"{number:02}{words(lots, MAX_ROLE - 2)}") for number in range(kinds)]
+    nodes = [node_info(lots, number, roles) for number in range(count)]
+    members = tuple(Member(one.node_id, one.local_world_size, one.role) for one in nodes)
+    loss = lots.choice(tuple(OnNodeLoss))
+    run = settings(lots.choice((1, count)), count, lots.choice((0, 3)), loss, host=str(nodes[0]))
+    run = replace(run, agreement=replace(run.agreement, worker_plugins=(words(lots, 500),)))
+    counters = Counters(
+        losses={f"{lots.getrandbits(64):016x}": HostLosses(99, 86_400.123456 + i) for i in range(MAX_HOSTS)},
+        excluded=tuple(f"{lots.getrandbits(64):016x}" for _ in range(MAX_HOSTS)),
+    )
+    blame = failure(lots, nodes[-1])
+    bodies: list[Body] = [Open(scheduler_uid=words(lots, 64), settings=run)]
+    hosts = fitting((one.host for one in nodes), HOSTS_BYTES)
+    if depth := lots.randrange(3):
+        bodies.append(Round(number=1, offer=place(lots), members=members, hosts=hosts, why=words(lots, 4000)))
+    if depth == 2:
+        reason, why = lots.choice(tuple(HaltReason)), words(lots, 4000)
+        halt = Halt(round=1, reason=reason, why=why, incident=lots.choice((None, blame)))
+        over = Over(round=1, left=tuple(one.node_id for one in nodes[:MAX_LEFT]))
+        plan = Plan(round=1, reason=reason, why=why, deadline=lots.choice((1.0, 10_000.0)))
+        ways: tuple[list[Body], ...] = ([halt], [halt, over], [plan])
+        bodies += lots.choice(ways)
+    ledger: Ledger | None = None
+    for index, body in enumerate(bodies, 1):
+        entry_id, author, kept = f"{index:012x}", nodes[0].node_id, counters if ledger else None
+        found = compose(ledger, body, entry_id=entry_id, author=author, now=NOW - 9, run=RUN, counters=kept)
+        ledger = opened(found, NOW - 9) if ledger is None else advance(ledger, found, NOW - 9)
+    assert ledger is not None
+    lost, failed, stops, requests = (lots.choice((0.0, 0.0, 0.5, 1.0)) for _ in range(4))
+    sightings: dict[str, Sighting] = {}
+    for serial, who in enumerate(nodes, 1):
+        phase = (
+            lots.choice((Phase.STOPPED, Phase.RUNNING)) if stops == 0.5 else Phase.STOPPED if stops else Phase.RUNNING
+        )
+        row = NodeRow(
+            info=who,
+            run=RUN,
+            phase=phase if ledger.round else Phase.WAITING,
+            round=1 if ledger.round else 0,
+            head=ledger.head.index,
+            offer=place(lots),
+            incident=failure(lots, who) if serial == 1 and failed else None,
+            leaving=lots.random() < 0.3 * (requests == 0.5),
+            stepped_down=stops == 1.0 and not failed,
+        )
+        changed_at = NOW - 60 if lots.random() < lost else NOW
+        sightings[who.node_id] = Sighting(row, serial, 7, 0.0, changed_at, NOW)
+    if requests == 1.0:
+        asks = replace(node_info(lots, 65_535, roles), node_id="drain-0123456789ab")
+        row = NodeRow(info=asks, drain=nodes[0].host)
+        same = {
+            i: replace(s, row=replace(s.row, info=replace(s.row.info, host=nodes[0].host)))
+            for i, s in sightings.items()
+        }
+        sightings = {**same, "drain-0123456789ab": Sighting(row, count + 1, 7, 0.0, NOW, NOW)}
+    verdict = Verdict(lots.choice(tuple(Action)), words(lots, 500))
+    return Scene(
+        ledger=ledger,
+        watch=Watch(sightings, NOW, began_at=0.0),
+        now=lots.choice((NOW, NOW + 5000.0)),
+        judgement=Judgement(round=1, verdict=verdict),
+        may_forget=True,
+    )
+
+
+def decided(lots: random.Random, given: Scene) -> Entry | None:
+    """The entry that the leader would append; None where it appends none. It encodes, and comes back the same."""
+    decision = decide(given)
+    if not isinstance(decision, Append):
+        return None
+    ledger = given.ledger
+    author, entry_id = ledger.chair, f"{lots.getrandbits(48):012x}"
+    written = compose(ledger, decision.body, entry_id=entry_id, author=author, now=NOW, counters=decision.counters)
+    assert decode_entry(encode_entry(written)) == written
+    return written
+
+
+def check_resume(ledger: Ledger) -> None:
+    """What carries all of the run's state encodes, too."""
+    if ledger.round is not None:
+        body = resume(ledger, "the store came back empty")
+        written = compose(ledger, body, entry_id=ledger.head.id, author=ledger.chair, now=NOW, store=ORIGIN)
+        assert decode_entry(encode_entry(written)) == written
+
+
+@pytest.mark.parametrize(("count", "scenes"), [(1, 30), (12, 80), (MAX_NODES, 2)])
+def test_every_entry_that_a_leader_decides_on_encodes(count: int, scenes: int, seed: int) -> None:
+    lots, kinds = random.Random(f"{seed} {count}"), Counter[str]()
+    for _ in range(scenes):
+        given = scene(lots, count, min(count, lots.choice((1, 2, MAX_KINDS))))
+        check_resume(given.ledger)
+        if (written := decided(lots, given)) is not None:
+            kinds[type(written.body).__name__] += 1
+            check_resume(advance(given.ledger, written, NOW))
+    if count == 12:
+        assert kinds.keys() >= {"Round", "Halt", "Drain", "Closed"}, kinds
+
+
+def test_a_run_that_has_lost_20_000_hosts_goes_on() -> None:
+    """In each of twenty rounds all nodes but the leader are lost, and replaced by nodes on other hosts."""
+    lots, kinds = random.Random(1), [(8, "trainer"), (4, "reader")]
+    first, *others = (node_info(lots, number, kinds) for number in range(1001))
+    ledger = start(settings(1001, 1001), author=first.node_id)
+    members = tuple(Member(one.node_id, one.local_world_size, one.role) for one in (first, *others))
+    ledger = then(ledger, Round(number=1, offer=place(lots), members=members), at=NOW)
+    for number in range(1, 21):
+        halt = Halt(round=number, reason=HaltReason.NODE_LOST, why="its host was replaced")
+        ledger = then(ledger, halt, at=NOW + 10 * number)
+        came = [node_info(lots, 1001 * number + i, kinds) for i in range(1, 1001)]
+        at, head = NOW + 10 * number + 1, ledger.head.index
+        rows = [
+            NodeRow(
+                info=first, run=RUN, phase=Phase.STOPPED, round=number, head=head, offer=place(lots), progressed=True
+            ),
+            *(NodeRow(info=one, run=RUN, phase=Phase.RUNNING, round=number, head=head - 1) for one in others),
+            *(NodeRow(info=one, run=RUN, head=head, offer=place(lots)) for one in came),
+        ]
+        rows[0] = replace(rows[0], offer=place(lots))
+        lost = {one.node_id for one in others}
+        watch = {
+            row.info.node_id: Sighting(row, serial, 7, 0.0, at - 60 if row.info.node_id in lost else at, at)
+            for serial, row in enumerate(rows, 1)
+        }
+        decision = decide(Scene(ledger=ledger, watch=Watch(watch, at, began_at=0.0), now=at))
+        assert isinstance(decision, Append)
+        assert isinstance(decision.body, Round)
+        written = entry(ledger, decision.body, at=at, counters=decision.counters)
+        assert decode_entry(encode_entry(written)) == written
+        ledger, others = advance(ledger, written, at), came
+        check_resume(ledger)
+    assert len(ledger.counters.losses) == MAX_HOSTS
+
+
+def test_20_000_names_in_one_text_are_eight_and_a_count() -> None:
+    given = scene(random.Random(3), MAX_NODES, 2)
+    assert given.names(list(given.watch.nodes)[:MAX_NODES]).endswith(f" and {MAX_NODES - NAMES_SHOWN} more")
+
+
+# The start -----------------------------------------------------------------------------------------------------------
+
+
+def test_more_nodes_than_a_round_can_name_are_refused_at_the_start() -> None:
+    says = f"The maximum of {MAX_NODES + 1} nodes is more than a job can have, {MAX_NODES}"
+    with pytest.raises(UsageError, match=says):
+        RunConfig(program=Program(ProgramKind.EXECUTABLE, "train"), max_nodes=MAX_NODES + 1)
+    with pytest.raises(UsageError, match=says):
+        RendezvousParameters(backend="redis", endpoint="", run_id="x", min_nodes=1, max_nodes=MAX_NODES + 1)
+
+
+def test_a_role_that_is_too_long_is_refused_at_the_start() -> None:
+    with pytest.raises(UsageError, match=f"has 65 characters; {MAX_ROLE} are allowed"):
+        RunConfig(program=Program(ProgramKind.EXECUTABLE, "train"), role="r" * 65)
