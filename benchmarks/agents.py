@@ -44,8 +44,8 @@ from elastic_core.protocol.ranks import place
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Seats
 from elastic_core.protocol.settings import Agreement, Settings, Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.join import Applicant, Clock, join
-from elastic_core.rendezvous.session import Session, SessionCalls
+from elastic_core.session.join import Applicant, Clock, join
+from elastic_core.session.session import Session, SessionCalls
 
 TICK = 2.0
 """Seconds between two signs of an agent's loop."""

@@ -19,7 +19,7 @@ from elastic_core.host.identity import Seat, host_id
 from elastic_core.plugins import Plugins, core_plugins
 from elastic_core.protocol.settings import Agreement, Versions
 from elastic_core.rendezvous.handler import RendezvousParameters
-from elastic_core.rendezvous.join import Clock
+from elastic_core.session.join import Clock
 
 PROGRAM = Program(ProgramKind.SCRIPT, "train.py")
 

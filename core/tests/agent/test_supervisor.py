@@ -25,7 +25,7 @@ from elastic_core.plugins import Plugins, core_plugins
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import BeatReply
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
-from elastic_core.rendezvous.reading import load, said_by
+from elastic_core.session.ledger_reader import load, said_by
 
 CONFIG = RunConfig(program=Program(ProgramKind.EXECUTABLE, "true"), local_addr="127.0.0.1")
 

@@ -12,10 +12,10 @@ from elastic_core.protocol.failure_detector import Sighting, Watch
 from elastic_core.protocol.ledger import Anchors, Halt, HaltReason, Ledger, Round
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE
-from elastic_core.rendezvous.chair import ChairDriver
-from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
-from elastic_core.rendezvous.reading import load
+from elastic_core.session.join import Clock
+from elastic_core.session.leader_driver import ChairDriver
+from elastic_core.session.ledger_reader import load
 
 
 def history() -> list[Ledger]:

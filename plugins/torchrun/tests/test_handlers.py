@@ -28,12 +28,12 @@ from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.host.ports import HeldPort
 from elastic_core.protocol.ledger import Offer
 from elastic_core.rendezvous.backend import RendezvousBackend, StoreWarning
-from elastic_core.rendezvous.closing import close_run
 from elastic_core.rendezvous.exchange import understood
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousParameters
-from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
-from elastic_core.rendezvous.reading import load
+from elastic_core.session.close import close_run
+from elastic_core.session.join import Clock
+from elastic_core.session.ledger_reader import load
 from elastic_core.testing.racing import PATIENCE, background
 from elastic_torchrun import handlers
 from elastic_torchrun.handlers import TorchrunHandler, errors, stores

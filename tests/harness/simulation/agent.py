@@ -18,9 +18,9 @@ from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.protocol.ledger import Closed, Offer
 from elastic_core.protocol.roster import NodeInfo, Seats
 from elastic_core.protocol.settings import Agreement, Command, Settings, Versions
-from elastic_core.rendezvous.arrival import Arrival
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.join import Applicant, Clock, arrive, join
+from elastic_core.session.arrival import Arrival
+from elastic_core.session.join import Applicant, Clock, arrive, join
 from simulation import forgetting, programs, strangers
 from simulation.engine import TICK, Process, expire_after
 from simulation.hands import Hands

@@ -16,8 +16,8 @@ from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Agreement, Command, Settings, Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
-from elastic_core.rendezvous.join import Applicant, Clock
-from elastic_core.rendezvous.retry import FIRST_CONNECTION_SECONDS, connect_at_first, store_awaited
+from elastic_core.session.join import Applicant, Clock
+from elastic_core.session.retry import FIRST_CONNECTION_SECONDS, connect_at_first, store_awaited
 
 
 def parameters(config: RunConfig) -> RendezvousParameters:

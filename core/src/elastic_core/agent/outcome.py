@@ -37,7 +37,7 @@ from elastic_core.protocol.ledger import (
     advance,
 )
 from elastic_core.protocol.roster import NodeInfo
-from elastic_core.rendezvous.arrival import Arrival
+from elastic_core.session.arrival import Arrival
 
 Publish = Callable[[Event], None]
 

@@ -53,7 +53,7 @@ from elastic_core.rendezvous.asking import (
     step,
 )
 from elastic_core.rendezvous.handler import RendezvousHandler
-from elastic_core.rendezvous.join import Clock
+from elastic_core.session.join import Clock
 
 ANSWER_WITHIN = 5.0
 """Seconds after which a look that has no answer counts as one that failed."""

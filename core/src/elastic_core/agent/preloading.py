@@ -15,11 +15,11 @@ from elastic_core.config.environment import threads
 from elastic_core.config.program import ProgramKind, interpreter, python_program
 
 if TYPE_CHECKING:
-    from elastic_core.agent.lookout import Lookout
     from elastic_core.agent.warden import Warden
     from elastic_core.agent.warden_events import WardenEvent
     from elastic_core.config.run import RunConfig
     from elastic_core.plugins import Plugins
+    from elastic_core.session.ledger_watch import Lookout
 
 STORE_MODULE = "torch"
 """Who has imported this can serve the workers' store."""

@@ -20,7 +20,6 @@ from elastic_core.agent.departing import Departing
 from elastic_core.agent.enrolment import applicant_for, cpus_of_workers, first_connection
 from elastic_core.agent.hands import WARDEN_PATIENCE, Hands, hands
 from elastic_core.agent.inbox import SignalReceived
-from elastic_core.agent.lookout import Lookout
 from elastic_core.agent.notes import AliveFor, Crashed, Depart, Overdue, Tick
 from elastic_core.agent.outcome import Ending, Publish, finish, publish_as
 from elastic_core.agent.probing import Door, probe
@@ -80,14 +79,15 @@ from elastic_core.protocol.node import (
     step,
 )
 from elastic_core.protocol.roster import Seats
-from elastic_core.rendezvous.answers import silence_told
-from elastic_core.rendezvous.arrival import Arrival
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.contact import FENCE_SHARE
-from elastic_core.rendezvous.join import Applicant, Clock, Joined, arrive, join
-from elastic_core.rendezvous.parting import any_stays
-from elastic_core.rendezvous.retry import persist, silent_store, store_awaited
-from elastic_core.rendezvous.session import Session, SessionCalls
+from elastic_core.session.arrival import Arrival
+from elastic_core.session.contact import FENCE_SHARE
+from elastic_core.session.join import Applicant, Clock, Joined, arrive, join
+from elastic_core.session.leave import any_stays
+from elastic_core.session.ledger_watch import Lookout
+from elastic_core.session.retry import persist, silent_store, store_awaited
+from elastic_core.session.session import Session, SessionCalls
+from elastic_core.session.store_calls import silence_told
 from elastic_core.threads import bounded
 
 SILENT_PROGRESS = 30.0

@@ -52,7 +52,7 @@ class RequestCommand(click.Command):
 
 def drain(*, host: str, **given: Any) -> int:
     """Ask, and wait for the answer; return the exit code."""
-    from elastic_core.rendezvous.draining import ask  # not for --help
+    from elastic_core.session.drain_request import ask  # not for --help
 
     count = over_the_store(given, lambda store, job: ask(store, host, job))
     click.echo(f"{count} agent{'s' if count > 1 else ''} on {host} leave{'' if count > 1 else 's'}.")

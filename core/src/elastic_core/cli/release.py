@@ -11,7 +11,7 @@ from elastic_core.cli.drain import RequestCommand, over_the_store
 
 def release(*, host: str, **given: Any) -> int:
     """Vouch, and wait until the job has taken it in; return the exit code."""
-    from elastic_core.rendezvous.draining import release as vouch  # not for --help
+    from elastic_core.session.drain_request import release as vouch  # not for --help
 
     count = over_the_store(given, lambda store, job: vouch(store, host, job))
     click.echo(f"The job goes on without the {count} agent{'s' if count > 1 else ''} that {host} had.")

@@ -20,9 +20,9 @@ from elastic_core.protocol.ledger import Body, Closed, Ledger, Member, Offer, Ro
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.settings import PROTOCOL, Agreement, Settings, Versions
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, Cursor, Link, RendezvousBackend, RosterRow
-from elastic_core.rendezvous.join import Applicant, Clock, Joined, join
-from elastic_core.rendezvous.parting import readable
-from elastic_core.rendezvous.reading import load, news
+from elastic_core.session.join import Applicant, Clock, Joined, join
+from elastic_core.session.leave import readable
+from elastic_core.session.ledger_reader import load, news
 from elastic_core.testing.connections import Connect, Connections, MakeBackend
 
 Plant: TypeAlias = Callable[[str, int, bytes], bool]

@@ -49,21 +49,21 @@ from elastic_core.protocol.node import (
 )
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Agreement, Settings, Versions
-from elastic_core.rendezvous.answers import silence_told
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.closing import close_run
-from elastic_core.rendezvous.contact import FENCE_SHARE
 from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo, RendezvousParameters
-from elastic_core.rendezvous.join import Applicant, Clock, Joined, join
-from elastic_core.rendezvous.retry import (
+from elastic_core.rendezvous.seal import protected
+from elastic_core.session.close import close_run
+from elastic_core.session.contact import FENCE_SHARE
+from elastic_core.session.join import Applicant, Clock, Joined, join
+from elastic_core.session.retry import (
     FIRST_CONNECTION_SECONDS,
     connect_at_first,
     persist,
     silent_store,
     store_awaited,
 )
-from elastic_core.rendezvous.seal import protected
-from elastic_core.rendezvous.session import Session, SessionCalls
+from elastic_core.session.session import Session, SessionCalls
+from elastic_core.session.store_calls import silence_told
 from elastic_torchrun.handlers import stores
 from elastic_torchrun.handlers.command import command_of
 from elastic_torchrun.handlers.console import say

@@ -16,9 +16,9 @@ from elastic_core.protocol.codec import encode_row
 from elastic_core.protocol.ledger import HistoryChangedError
 from elastic_core.protocol.roster import NodeRow
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.parting import let_go
-from elastic_core.rendezvous.retry import RETRY_FIRST, Backoff
+from elastic_core.session.join import Clock
+from elastic_core.session.leave import let_go
+from elastic_core.session.retry import RETRY_FIRST, Backoff
 
 Job = Callable[[RendezvousBackend], None]
 """Something to do over the writer's connection, from the beginning again if that breaks meanwhile."""

@@ -9,7 +9,7 @@ from elastic_core.errors import RendezvousStateError
 from elastic_core.protocol.codec import encode_entry
 from elastic_core.rendezvous.backend import ORIGIN
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
-from elastic_core.rendezvous.reading import news
+from elastic_core.session.ledger_reader import news
 
 
 class Told(LocalBackend):

@@ -17,11 +17,11 @@ from elastic_core.protocol.ledger import Chair, HistoryChangedError
 from elastic_core.protocol.node import Leaving, WorkerFailed
 from elastic_core.protocol.roster import NodeRow, Phase
 from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RosterRow
-from elastic_core.rendezvous.contact import Contact
-from elastic_core.rendezvous.join import Applicant, Joined, join
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
-from elastic_core.rendezvous.parting import append_chair
-from elastic_core.rendezvous.pulse import Pulse, PulseCalls
+from elastic_core.session.contact import Contact
+from elastic_core.session.heartbeat import Pulse, PulseCalls
+from elastic_core.session.join import Applicant, Joined, join
+from elastic_core.session.leave import append_chair
 
 
 @dataclass

@@ -13,8 +13,8 @@ from elastic_core.protocol.codec import decode_row, encode_entry, encode_row
 from elastic_core.protocol.ledger import Closed
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import ORIGIN, Cursor
-from elastic_core.rendezvous.draining import ask, release
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
+from elastic_core.session.drain_request import ask, release
 
 
 def job(*, closed: bool = False) -> LocalBackend:

@@ -4,7 +4,7 @@ import pytest
 
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
-from elastic_core.rendezvous.retry import RETRY_FIRST, RETRY_MOST, Backoff, connect_at_first, persist, store_awaited
+from elastic_core.session.retry import RETRY_FIRST, RETRY_MOST, Backoff, connect_at_first, persist, store_awaited
 
 
 def test_each_failure_in_a_row_doubles_the_pause_up_to_a_limit() -> None:

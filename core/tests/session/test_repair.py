@@ -24,10 +24,10 @@ from elastic_core.protocol.ledger import (
 )
 from elastic_core.protocol.repair import Memory, Rejoin
 from elastic_core.rendezvous.backend import ORIGIN, Link
-from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
-from elastic_core.rendezvous.reading import missing_entry, news
-from elastic_core.rendezvous.restoring import ATTEMPTS, Restored, restore
+from elastic_core.session.join import Clock
+from elastic_core.session.ledger_reader import missing_entry, news
+from elastic_core.session.repair import ATTEMPTS, Restored, restore
 
 _ids = count(1)
 CLOCK = Clock(now=lambda: 70.0, new_id=lambda: f"new {next(_ids)}")

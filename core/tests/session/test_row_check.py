@@ -15,10 +15,10 @@ from elastic_core.protocol.ledger import Chair, Closed, Ledger
 from elastic_core.protocol.limits import MAX_UNREAD
 from elastic_core.protocol.roster import NodeRow, Phase
 from elastic_core.rendezvous.backend import ORIGIN
-from elastic_core.rendezvous.chair import ChairDriver
-from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
-from elastic_core.rendezvous.row_check import RowCheck
+from elastic_core.session.join import Clock
+from elastic_core.session.leader_driver import ChairDriver
+from elastic_core.session.row_check import RowCheck
 
 LEDGER = live("a", settings(1, 4, lost_after=6.0))
 CLOSED = Closed(success=True, why="done", exit_code=0)

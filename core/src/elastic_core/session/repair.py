@@ -21,8 +21,8 @@ from elastic_core.protocol.repair import (
     settle,
 )
 from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend
-from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.reading import check_head, load, news, peek
+from elastic_core.session.join import Clock
+from elastic_core.session.ledger_reader import check_head, load, news, peek
 
 ATTEMPTS = 8
 """Times to look again after others have written meanwhile; then the next beat tries again."""

@@ -11,8 +11,8 @@ from elastic_core.protocol.failure_detector import Observation, Watch, dead, obs
 from elastic_core.protocol.ledger import Chair, Ledger, advance, compose
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend, RosterRow
-from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.reading import check_head, news, said_by
+from elastic_core.session.join import Clock
+from elastic_core.session.ledger_reader import check_head, news, said_by
 
 
 def append_chair(store: RendezvousBackend, ledger: Ledger, chair: str, why: str, *, author: str, clock: Clock) -> bool:

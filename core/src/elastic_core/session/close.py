@@ -6,8 +6,8 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.protocol.codec import encode_entry
 from elastic_core.protocol.ledger import Body, Chair, Closed, advance, compose
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.reading import load
+from elastic_core.session.join import Clock
+from elastic_core.session.ledger_reader import load
 
 
 def close_run(store: RendezvousBackend, author: str, why: str, clock: Clock) -> None:

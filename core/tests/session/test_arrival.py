@@ -13,10 +13,10 @@ from elastic_core.errors import RendezvousRefusedError
 from elastic_core.protocol.codec import encode_entry
 from elastic_core.protocol.ledger import Body, Closed, Ledger, Open, Round, advance, compose, opened
 from elastic_core.protocol.settings import Settings
-from elastic_core.rendezvous.arrival import Arrival
 from elastic_core.rendezvous.backend import ORIGIN
-from elastic_core.rendezvous.join import Applicant, Joined, arrive, join
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
+from elastic_core.session.arrival import Arrival
+from elastic_core.session.join import Applicant, Joined, arrive, join
 
 DONE = Closed(success=True, why="all workers of round 1 exited with 0", exit_code=0)
 FAILED = Closed(success=False, why="no restart is left", exit_code=1)

@@ -19,9 +19,9 @@ from elastic_core.protocol.ledger import Closed, HaltReason, Round, advance, com
 from elastic_core.protocol.repair import resume
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import ORIGIN
-from elastic_core.rendezvous.chair import PATIENCE, ChairDriver
-from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
+from elastic_core.session.join import Clock
+from elastic_core.session.leader_driver import PATIENCE, ChairDriver
 
 
 @pytest.mark.parametrize(("nodes", "gap_at"), [("a", -math.inf), ("ab", 100.0)])
@@ -174,8 +174,8 @@ def test_an_entry_that_fits_into_no_value_ends_the_run_and_says_why() -> None:
 NEVER_ANSWERED = """
 import threading
 from scenes import seen, watch
-from elastic_core.rendezvous.chair import ChairDriver
-from elastic_core.rendezvous.join import Clock
+from elastic_core.session.leader_driver import ChairDriver
+from elastic_core.session.join import Clock
 
 asked = threading.Event()
 

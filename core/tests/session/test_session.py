@@ -35,10 +35,10 @@ from elastic_core.protocol.node import (
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import Cursor, Link, RendezvousBackend, RosterRow
-from elastic_core.rendezvous.join import Applicant, Clock, Joined, join
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
-from elastic_core.rendezvous.parting import any_stays
-from elastic_core.rendezvous.session import Session, SessionCalls
+from elastic_core.session.join import Applicant, Clock, Joined, join
+from elastic_core.session.leave import any_stays
+from elastic_core.session.session import Session, SessionCalls
 
 PATIENCE = 20.0
 """Seconds that a test waits for what must come, on the slowest machine."""
@@ -221,7 +221,7 @@ def test_a_failure_restarts_the_same_members_with_one_entry(fleet: Fleet) -> Non
 def test_of_changes_that_come_together_the_chair_does_not_look_at_each(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elastic_core.rendezvous.session.REST", 0.001)
+    monkeypatch.setattr("elastic_core.session.session.REST", 0.001)
     a, b = pair(fleet, quick())
     rests = queue.Queue[float | None]()
     rest = a.session._stopping.wait

@@ -16,7 +16,7 @@ from elastic_core.events import Event, Level
 from elastic_core.protocol.codec import written_by
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.reading import said_by
+from elastic_core.session.ledger_reader import said_by
 
 
 class RowCheck:

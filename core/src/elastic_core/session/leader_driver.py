@@ -33,9 +33,9 @@ from elastic_core.protocol.ledger import Closed, Counters, Entry, Ledger, Round,
 from elastic_core.protocol.limits import MAX_UNREAD, UNREAD_ID_LENGTH
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.join import Clock
-from elastic_core.rendezvous.reading import check_head, said_by
-from elastic_core.rendezvous.retry import Backoff
+from elastic_core.session.join import Clock
+from elastic_core.session.ledger_reader import check_head, said_by
+from elastic_core.session.retry import Backoff
 from elastic_core.threads import asked
 
 Judge = Callable[[Incident, History], Verdict]

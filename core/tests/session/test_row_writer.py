@@ -14,9 +14,9 @@ from elastic_core.protocol.codec import decode_row, encode_row
 from elastic_core.protocol.ledger import HaltReason, Ledger, Member, Plan, Round
 from elastic_core.protocol.roster import NodeRow, Phase
 from elastic_core.protocol.row_delay import AT_MOST, FOR_EACH, SPREAD_ABOVE, deferral
-from elastic_core.rendezvous.join import Clock
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
-from elastic_core.rendezvous.writer import Writer, WriterCalls
+from elastic_core.session.join import Clock
+from elastic_core.session.row_writer import Writer, WriterCalls
 
 RUNS = NodeRow(info=info("b"), run="run1", phase=Phase.RUNNING, round=1, head=2)
 PLANNED = then(live("ab"), Plan(round=1, reason=HaltReason.RESIZE, why="c joins", deadline=300.0), at=11.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from elastic_core.events import Event
 from elastic_core.protocol.node import NodeEvent
-from elastic_core.rendezvous.chair import Judge, NodeGone
+from elastic_core.session.leader_driver import Judge, NodeGone
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from elastic_core.protocol.failure_detector import Heard
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.rendezvous.backend import RosterRow
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
-from elastic_core.rendezvous.pulse import Pulse, PulseCalls
+from elastic_core.session.heartbeat import Pulse, PulseCalls
 
 
 class Asked(LocalBackend):

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from scenes import info, settings
 
-from elastic_core.agent.lookout import Lookout
 from elastic_core.errors import StoreLostError
-from elastic_core.rendezvous.arrival import Arrival
 from elastic_core.rendezvous.backend import ORIGIN
-from elastic_core.rendezvous.join import Applicant, Clock
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
+from elastic_core.session.arrival import Arrival
+from elastic_core.session.join import Applicant, Clock
+from elastic_core.session.ledger_watch import Lookout
 
 PATIENCE = 60.0
 

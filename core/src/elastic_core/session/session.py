@@ -33,19 +33,19 @@ from elastic_core.protocol.node import EntriesRead, HistoryReplaced, NodeEvent, 
 from elastic_core.protocol.repair import Memory, Rejoin
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.row_delay import deferral
-from elastic_core.rendezvous.answers import ANSWER_WITHIN_SECONDS, Call, call_of, may_be_renewed, unanswered
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
-from elastic_core.rendezvous.chair import ChairDriver
-from elastic_core.rendezvous.contact import FENCE_SHARE, Contact
-from elastic_core.rendezvous.join import Clock, Joined
-from elastic_core.rendezvous.parting import append_chair, others_finished, part, readable
-from elastic_core.rendezvous.pulse import Pulse, PulseCalls
-from elastic_core.rendezvous.reading import MissingHeadError, missing_entry, news
-from elastic_core.rendezvous.restoring import restore
-from elastic_core.rendezvous.retry import RETRY_FIRST, RETRY_MOST, Backoff
-from elastic_core.rendezvous.row_check import RowCheck
-from elastic_core.rendezvous.session_calls import SessionCalls
-from elastic_core.rendezvous.writer import Writer, WriterCalls
+from elastic_core.session.callbacks import SessionCalls
+from elastic_core.session.contact import FENCE_SHARE, Contact
+from elastic_core.session.heartbeat import Pulse, PulseCalls
+from elastic_core.session.join import Clock, Joined
+from elastic_core.session.leader_driver import ChairDriver
+from elastic_core.session.leave import append_chair, others_finished, part, readable
+from elastic_core.session.ledger_reader import MissingHeadError, missing_entry, news
+from elastic_core.session.repair import restore
+from elastic_core.session.retry import RETRY_FIRST, RETRY_MOST, Backoff
+from elastic_core.session.row_check import RowCheck
+from elastic_core.session.row_writer import Writer, WriterCalls
+from elastic_core.session.store_calls import ANSWER_WITHIN_SECONDS, Call, call_of, may_be_renewed, unanswered
 
 __all__ = ["Session", "SessionCalls"]
 

@@ -21,8 +21,8 @@ from elastic_core.protocol.limits import listing
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.settings import Versions
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
-from elastic_core.rendezvous.parting import readable
-from elastic_core.rendezvous.reading import load, peek
+from elastic_core.session.leave import readable
+from elastic_core.session.ledger_reader import load, peek
 
 PATIENCE = 20.0
 """Seconds in which the agents must have said that they leave: more than it takes to replace a chair that is gone."""

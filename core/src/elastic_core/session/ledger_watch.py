@@ -15,11 +15,11 @@ from elastic_core.errors import ElasticError, RendezvousConnectionError, Rendezv
 from elastic_core.protocol.codec import encode_row
 from elastic_core.protocol.ledger import Closed
 from elastic_core.protocol.roster import NodeRow
-from elastic_core.rendezvous.arrival import Arrival, verdict_since
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
-from elastic_core.rendezvous.join import Applicant, Clock, run_takes
-from elastic_core.rendezvous.reading import load
-from elastic_core.rendezvous.retry import Backoff
+from elastic_core.session.arrival import Arrival, verdict_since
+from elastic_core.session.join import Applicant, Clock, run_takes
+from elastic_core.session.ledger_reader import load
+from elastic_core.session.retry import Backoff
 
 
 class Lookout:

@@ -15,7 +15,7 @@ from elastic_core.protocol.codec import decode_entry
 from elastic_core.protocol.ledger import Closed, Entry, Ledger, Open, Resume
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import TOMBSTONE, Link, RendezvousBackend
-from elastic_core.rendezvous.reading import peek
+from elastic_core.session.ledger_reader import peek
 
 Takes: TypeAlias = "Callable[[Settings, str | None], bool]"
 """Whether a run with these settings and this scheduler's uid takes the node."""

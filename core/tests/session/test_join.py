@@ -14,9 +14,9 @@ from elastic_core.protocol.ledger import Chair, Closed, HistoryChangedError, Off
 from elastic_core.protocol.roster import Seats
 from elastic_core.protocol.settings import Command
 from elastic_core.rendezvous.backend import Cursor, RosterRow
-from elastic_core.rendezvous.join import Applicant, Clock, Joined, join
 from elastic_core.rendezvous.local import LocalBackend, MemoryStore
-from elastic_core.rendezvous.session import Session, SessionCalls
+from elastic_core.session.join import Applicant, Clock, Joined, join
+from elastic_core.session.session import Session, SessionCalls
 
 PLACE = Offer("10.0.0.2", 29500, "the first")
 

@@ -45,10 +45,10 @@ from elastic_core.protocol.ledger import (
 from elastic_core.protocol.limits import OPEN_BYTES
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, gone
 from elastic_core.protocol.settings import Settings
-from elastic_core.rendezvous.arrival import Arrival, Takes, verdict_since
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, RendezvousBackend
-from elastic_core.rendezvous.reading import load, said_by
-from elastic_core.rendezvous.retry import RETRY_FIRST
+from elastic_core.session.arrival import Arrival, Takes, verdict_since
+from elastic_core.session.ledger_reader import load, said_by
+from elastic_core.session.retry import RETRY_FIRST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
