@@ -11,7 +11,7 @@ from stage import command_line, descendants
 
 _CPUCLOCK_SCHED = 2
 _TEMPLATE = "elastic: template of "
-_WARDEN = "warden_main"
+_WARDEN = "warden/process.py"
 
 
 def cpu_seconds(pid: int) -> float:

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from elastic_core.agent.warden import Warden
-from elastic_core.agent.warden_events import Exited, Fenced, Gone, SpawnFailed, WardenEvent
+from elastic_core.warden.client import Warden
+from elastic_core.warden.messages import Exited, Fenced, Gone, SpawnFailed, WardenEvent
 
 PATIENCE = 60.0
 """Seconds after which what a test waits for will not come any more."""

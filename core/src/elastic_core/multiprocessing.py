@@ -22,10 +22,7 @@ from typing import Any, ClassVar
 from elastic_core.agent.error_files import last_exception_line
 from elastic_core.agent.logs import make_log_dir
 from elastic_core.agent.output import Output, WorkerStreams
-from elastic_core.agent.processes import subreaping
 from elastic_core.agent.server import LocalElasticAgent, RunResult, WorkerSpec
-from elastic_core.agent.warden import Warden
-from elastic_core.agent.warden_events import Died, Exited, Gone, Spawned, SpawnFailed
 from elastic_core.config.run import MAX_RESTARTS, MONITOR_INTERVAL, Stream
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.launch_config import (
@@ -39,6 +36,9 @@ from elastic_core.launch_config import (
     warn,
 )
 from elastic_core.process_failure import ProcessFailure, read_failure
+from elastic_core.warden.client import Warden
+from elastic_core.warden.linux import subreaping
+from elastic_core.warden.messages import Died, Exited, Gone, Spawned, SpawnFailed
 from elastic_core.worker import function
 
 __all__ = ["PContext", "ProcessFailure", "RunProcsResult", "Std", "start_processes"]

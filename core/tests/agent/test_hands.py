@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from elastic_core.agent.hands import Hands, handled, hands
-from elastic_core.agent.processes import descendants
 from elastic_core.agent.scratch import MARK
 from elastic_core.agent.start import begun
 from elastic_core.config.program import Program, ProgramKind
@@ -23,6 +22,7 @@ from elastic_core.host.identity import Seat
 from elastic_core.plugins import Plugins
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Versions
+from elastic_core.warden.linux import descendants
 
 
 def config(**settings: Any) -> RunConfig:

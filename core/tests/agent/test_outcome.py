@@ -9,12 +9,12 @@ import pytest
 from scenes import entry, halted, incident, info, live, members, offer, settings, start, then
 
 from elastic_core.agent.outcome import left, narrated, report, root_cause, round_started, template, untaken
-from elastic_core.agent.warden_events import TemplateDied, death, event
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.protocol.entries import HostLosses
 from elastic_core.protocol.ledger import Chair, Closed, Counters, Halt, HaltReason, Ledger, Open, Round, advance
+from elastic_core.warden.messages import TemplateDied, death, event
 
 CRASH = Incident(
     kind=IncidentKind.WORKER_FAILED,

@@ -17,7 +17,6 @@ import pytest
 
 from elastic_core.agent import polling
 from elastic_core.agent.outcome import Ending
-from elastic_core.agent.processes import descendants
 from elastic_core.agent.start import begun
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig, Timing
@@ -28,6 +27,7 @@ from elastic_core.hookspecs import hookimpl
 from elastic_core.host.identity import Seat
 from elastic_core.plugins import Plugins, core_plugins
 from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo
+from elastic_core.warden.linux import descendants
 
 PATIENCE = 60.0
 ROUND = 'round=$(basename $(dirname $(dirname "$TORCHELASTIC_ERROR_FILE"))); '
@@ -499,7 +499,7 @@ def test_a_second_signal_kills(run: Run, tmp_path: Path) -> None:
 def test_a_node_without_its_warden_withdraws(run: Run) -> None:
     def look(number: int) -> int:
         for pid, _ in descendants(os.getpid()):
-            if b"warden_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"warden/process.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
         return 0
 

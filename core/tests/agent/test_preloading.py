@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from elastic_core.agent import preloading
-from elastic_core.agent.warden import Warden
-from elastic_core.agent.warden_events import TemplateFailed, TemplateReady
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.hookspecs import hookimpl
 from elastic_core.plugins import Plugins
+from elastic_core.warden.client import Warden
+from elastic_core.warden.messages import TemplateFailed, TemplateReady
 
 
 def config(kind: ProgramKind = ProgramKind.SCRIPT, **settings: Any) -> RunConfig:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from elastic_core.agent.stores import ENTRY, OnePort, Stores
-from elastic_core.agent.warden_events import ServiceEnded, ServiceFailed
 from elastic_core.errors import ElasticError
+from elastic_core.warden.messages import ServiceEnded, ServiceFailed
 
 
 class Template:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.processes import state_of
 from elastic_core.agent.watchdog import (
     TIMERS_MAX,
     StatesDue,
@@ -28,6 +27,7 @@ from elastic_core.agent.watchdog import (
     pipe_path,
 )
 from elastic_core.errors import UsageError
+from elastic_core.warden.linux import state_of
 
 NOW, TIME_OF_DAY = 100.0, 5000.0
 

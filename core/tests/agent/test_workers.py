@@ -17,10 +17,7 @@ import pytest
 from scenes import info, offer
 
 from elastic_core.agent.output import Output
-from elastic_core.agent.processes import become_subreaper
 from elastic_core.agent.reports import Failed, Initialized, Lingers, NotUnderstood, Report, Reports, Stepped
-from elastic_core.agent.warden import Warden
-from elastic_core.agent.warden_events import Gone, Signalled, Spawned, SpawnFailed, Stuck, WardenEvent
 from elastic_core.agent.workers import DETAIL, WorkerGroup, start_failure
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig, Stream, StreamMap
@@ -39,6 +36,9 @@ from elastic_core.protocol.node import (
     WorkerFailed,
     WorkersDone,
 )
+from elastic_core.warden.client import Warden
+from elastic_core.warden.linux import become_subreaper
+from elastic_core.warden.messages import Gone, Signalled, Spawned, SpawnFailed, Stuck, WardenEvent
 
 PATIENCE = 30.0
 TWO = (Member("b", 1, "default"), Member("a", 2, "default"))

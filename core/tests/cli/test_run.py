@@ -11,7 +11,6 @@ import pytest
 
 import elastic_core.agent
 from elastic_core.agent.outcome import Ending
-from elastic_core.agent.warden import Warden
 from elastic_core.cli import run
 from elastic_core.cli.flags import Flags
 from elastic_core.config.parse import NodeRange
@@ -22,6 +21,7 @@ from elastic_core.events import Event, Level
 from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.plugins import Plugins
 from elastic_core.rendezvous.local import elastic_rendezvous_options
+from elastic_core.warden.client import Warden
 
 TWO_NODES = NodeRange(2, 2)
 OPTIONS = {

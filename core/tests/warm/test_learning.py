@@ -54,7 +54,7 @@ MODULES = {
 }
 DRIVER = """
 import json, locale, os, select, sys, tempfile
-from elastic_core.agent.processes import become_subreaper
+from elastic_core.warden.linux import become_subreaper
 from elastic_core.warm import learning, modules, trial
 become_subreaper()
 library, program = sys.argv[1:3]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.nursery import STARTUP
+from elastic_core.warden.fork_server import STARTUP
 
 REPORT = """
 import json, os, sys

@@ -6,11 +6,11 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from elastic_core.agent.warden_events import Fenced, Gone, Stuck
 from elastic_core.incidents import Incident
 from elastic_core.protocol.ledger import Round
 from elastic_core.protocol.node import NodeEvent, Notice, TakesNotices, WorkerFailed
 from elastic_core.session.contact import FENCE_SHARE
+from elastic_core.warden.messages import Fenced, Gone, Stuck
 from simulation.steps import Stepper
 from simulation.workers import Gang, State
 

@@ -21,8 +21,6 @@ from elastic_core.agent.output import Output
 from elastic_core.agent.reports import Reports
 from elastic_core.agent.scratch import marked
 from elastic_core.agent.vault import Vault
-from elastic_core.agent.warden import CLOSING, Warden
-from elastic_core.agent.warden_events import WardenEvent
 from elastic_core.agent.watchdog import Watchdog, kernel_limit, pipe_path
 from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config.program import ProgramKind
@@ -31,6 +29,8 @@ from elastic_core.events import Event, Level
 from elastic_core.host.identity import Seat
 from elastic_core.plugins import Plugins
 from elastic_core.protocol.roster import NodeInfo
+from elastic_core.warden.client import CLOSING, Warden
+from elastic_core.warden.messages import WardenEvent
 
 WARDEN_PATIENCE = 5.0
 """Seconds that the warden gets to kill everything, after the second signal."""

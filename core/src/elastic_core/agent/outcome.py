@@ -11,14 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic_core.agent.reports import LINGERING
-from elastic_core.agent.warden_events import (
-    TemplateDied,
-    TemplateEvent,
-    TemplateFailed,
-    TemplateGrown,
-    TemplateReady,
-    TemplateStayed,
-)
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
@@ -38,6 +30,14 @@ from elastic_core.protocol.ledger import (
 )
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.session.arrival import Arrival
+from elastic_core.warden.messages import (
+    TemplateDied,
+    TemplateEvent,
+    TemplateFailed,
+    TemplateGrown,
+    TemplateReady,
+    TemplateStayed,
+)
 
 Publish = Callable[[Event], None]
 

@@ -24,8 +24,6 @@ from elastic_core.agent.inbox import SignalReceived
 from elastic_core.agent.notes import Crashed, Overdue
 from elastic_core.agent.outcome import Ending, Publish, finish, publish_as
 from elastic_core.agent.status import ShowState, Status, describe_polled
-from elastic_core.agent.warden import CLOSING, Warden
-from elastic_core.agent.warden_events import Died, Gone, Stuck, TemplateEvent
 from elastic_core.agent.workers import start_failure
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError
@@ -54,6 +52,8 @@ from elastic_core.rendezvous.asking import (
 )
 from elastic_core.rendezvous.handler import RendezvousHandler
 from elastic_core.session.join import Clock
+from elastic_core.warden.client import CLOSING, Warden
+from elastic_core.warden.messages import Died, Gone, Stuck, TemplateEvent
 
 ANSWER_WITHIN = 5.0
 """Seconds after which a look that has no answer counts as one that failed."""

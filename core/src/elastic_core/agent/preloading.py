@@ -15,11 +15,11 @@ from elastic_core.config.environment import threads
 from elastic_core.config.program import ProgramKind, interpreter, python_program
 
 if TYPE_CHECKING:
-    from elastic_core.agent.warden import Warden
-    from elastic_core.agent.warden_events import WardenEvent
     from elastic_core.config.run import RunConfig
     from elastic_core.plugins import Plugins
     from elastic_core.session.ledger_watch import Lookout
+    from elastic_core.warden.client import Warden
+    from elastic_core.warden.messages import WardenEvent
 
 STORE_MODULE = "torch"
 """Who has imported this can serve the workers' store."""
@@ -87,7 +87,7 @@ def settled(
     """What the warden says until its template is ready, and has imported ``more`` or cannot, or there is none, or
     ``PATIENCE`` is over, or ``lookout`` knows that the run has ended.
     """
-    from elastic_core.agent.warden_events import Died, TemplateFailed, TemplateGrown, TemplateReady, TemplateStayed
+    from elastic_core.warden.messages import Died, TemplateFailed, TemplateGrown, TemplateReady, TemplateStayed
 
     last = TemplateGrown | TemplateStayed if more else TemplateReady
     heard: list[WardenEvent] = []

@@ -13,9 +13,9 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
 from elastic_core.agent import preloading
-from elastic_core.agent.processes import open_standard_streams, subreaping
-from elastic_core.agent.warden import CLOSING, Warden
 from elastic_core.config.environment import inheritable
+from elastic_core.warden.client import CLOSING, Warden
+from elastic_core.warden.linux import open_standard_streams, subreaping
 
 if TYPE_CHECKING:
     from elastic_core.agent.outcome import Ending

@@ -19,12 +19,12 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastic_core.agent.warden import Warden
-from elastic_core.agent.warden_events import ServiceEnded, ServiceFailed
 from elastic_core.config.run import RunConfig
 from elastic_core.host.ports import HeldPort
 from elastic_core.protocol.ledger import Offer
 from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.warden.client import Warden
+from elastic_core.warden.messages import ServiceEnded, ServiceFailed
 
 ENTRY = "elastic_core.warm.store:serve"
 MOST_FAILURES = 3

@@ -26,19 +26,6 @@ from elastic_core.agent.probing import Door, probe
 from elastic_core.agent.scratch import remove_abandoned
 from elastic_core.agent.status import ShowState, Status, describe_node
 from elastic_core.agent.stores import Stores, make_stores
-from elastic_core.agent.warden import CLOSING, Warden
-from elastic_core.agent.warden_events import (
-    Died,
-    Fenced,
-    Gone,
-    ServiceEnded,
-    ServiceFailed,
-    ServiceStarted,
-    Stuck,
-    TemplateEvent,
-    TemplateFailed,
-    WardenEvent,
-)
 from elastic_core.agent.workers import start_failure
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError, RendezvousConnectionError
@@ -89,6 +76,19 @@ from elastic_core.session.retry import persist, silent_store, store_awaited
 from elastic_core.session.session import Session, SessionCalls
 from elastic_core.session.store_calls import silence_told
 from elastic_core.threads import bounded
+from elastic_core.warden.client import CLOSING, Warden
+from elastic_core.warden.messages import (
+    Died,
+    Fenced,
+    Gone,
+    ServiceEnded,
+    ServiceFailed,
+    ServiceStarted,
+    Stuck,
+    TemplateEvent,
+    TemplateFailed,
+    WardenEvent,
+)
 
 SILENT_PROGRESS = 30.0
 """Seconds that all ranks of a silent script must be alive to count as progress (rule L4)."""

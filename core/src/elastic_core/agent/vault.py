@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
-from elastic_core.agent.channel import close_all
+from elastic_core.warden.channel import close_all
 from elastic_core.worker.channel import HELD, HOLD, KIND, RELEASE
 
 MOST_HELD = 256

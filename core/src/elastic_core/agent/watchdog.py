@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from elastic_core.agent.processes import Process, descendants, running, state_of
 from elastic_core.errors import UsageError
+from elastic_core.warden.linux import Process, descendants, running, state_of
 
 ENABLE, PIPE, KERNEL_LIMIT = (
     "TORCHELASTIC_ENABLE_FILE_TIMER",

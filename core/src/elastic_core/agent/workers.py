@@ -22,7 +22,6 @@ from typing import Any
 from elastic_core.agent.error_files import error_file_data, last_exception_line, read_error_file
 from elastic_core.agent.outcome import worker_lingers
 from elastic_core.agent.output import Output, WorkerStreams
-from elastic_core.agent.processes import waits_in
 from elastic_core.agent.recovery import Recovery, initialized, recovered, restarted
 from elastic_core.agent.reports import (
     Failed,
@@ -34,18 +33,6 @@ from elastic_core.agent.reports import (
     Reports,
     Stepped,
     packet,
-)
-from elastic_core.agent.warden import Warden
-from elastic_core.agent.warden_events import (
-    Exited,
-    ServiceEnded,
-    ServiceFailed,
-    Signalled,
-    Spawned,
-    SpawnFailed,
-    StartedFresh,
-    Stuck,
-    WardenEvent,
 )
 from elastic_core.agent.watchdog import StatesDue, Timer, TimersDue, Watchdog, WatchdogEvent
 from elastic_core.assignment import Assignment
@@ -68,6 +55,19 @@ from elastic_core.protocol.node import (
 )
 from elastic_core.protocol.ranks import place
 from elastic_core.protocol.roster import NodeInfo
+from elastic_core.warden.client import Warden
+from elastic_core.warden.linux import waits_in
+from elastic_core.warden.messages import (
+    Exited,
+    ServiceEnded,
+    ServiceFailed,
+    Signalled,
+    Spawned,
+    SpawnFailed,
+    StartedFresh,
+    Stuck,
+    WardenEvent,
+)
 
 DRAIN = 0.2
 """Seconds to wait for the end of a dead worker's streams; a child of its may hold them open."""

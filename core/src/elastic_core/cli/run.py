@@ -36,9 +36,9 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.rendezvous import job_token
 
 if TYPE_CHECKING:
-    from elastic_core.agent.warden import Warden
     from elastic_core.hookspecs import RendezvousOptions
     from elastic_core.plugins import Plugins
+    from elastic_core.warden.client import Warden
 
 MASTER_PORT = 29500
 PLUGINS_VARIABLE = "ELASTIC_PLUGINS"

@@ -17,5 +17,5 @@ General layout:
 * ``service``: a service that starts as an interpreter of its own, where the template must not fork it.
 * ``initialization``: how a script that knows nothing of it tells its agent that the process group is there.
 
-None of this is imported by the agent; the warden's side of it is ``elastic_core.agent.nursery``.
+None of this is imported by the agent; the warden's side of it is ``elastic_core.warden.fork_server``.
 """

@@ -12,8 +12,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from elastic_core.agent.channel import Message
-from elastic_core.agent.spawning import SEAT_DESCRIPTOR, STANDARD_STREAMS, inheritable, volunteer_for_oom
+from elastic_core.warden.channel import Message
+from elastic_core.warden.spawn import SEAT_DESCRIPTOR, STANDARD_STREAMS, inheritable, volunteer_for_oom
 from elastic_core.worker.channel import CONTROL_VARIABLE
 
 

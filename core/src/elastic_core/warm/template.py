@@ -23,10 +23,10 @@ import traceback
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from elastic_core.agent.channel import Channel, Message, close_all
-from elastic_core.agent.nursery import NOTHING_NEW
-from elastic_core.agent.processes import die_once_adopted, ignore_requests_to_end
 from elastic_core.host.process_title import Title
+from elastic_core.warden.channel import Channel, Message, close_all
+from elastic_core.warden.fork_server import NOTHING_NEW
+from elastic_core.warden.linux import die_once_adopted, ignore_requests_to_end
 from elastic_core.warm import child, initialization, libraries, pages
 from elastic_core.warm.checks import Wanted, objection, threaded, unfit
 from elastic_core.warm.facts import Observer

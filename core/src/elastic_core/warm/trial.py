@@ -18,8 +18,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from elastic_core.agent.processes import become_subreaper, descendants, die_with_parent, kill
 from elastic_core.exit_codes import describe_exit
+from elastic_core.warden.linux import become_subreaper, descendants, die_with_parent, kill
 from elastic_core.warm.checks import beside_main
 from elastic_core.warm.child import fork
 from elastic_core.warm.facts import initialised, tasks

@@ -14,8 +14,8 @@ import os
 import signal
 from typing import NoReturn
 
-from elastic_core.agent.channel import Message, close_all
-from elastic_core.agent.processes import die_with_parent
+from elastic_core.warden.channel import Message, close_all
+from elastic_core.warden.linux import die_with_parent
 from elastic_core.worker.channel import CONTROL_VARIABLE
 
 OUT_OF_THE_WAY = 48

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from elastic_core.agent.channel import Message
 from elastic_core.exit_codes import describe_exit
+from elastic_core.warden.channel import Message
 
 __all__ = [
     "Died",

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from wardens import PATIENCE, Listener, gone, wait_until
 
-from elastic_core.agent.processes import become_subreaper
-from elastic_core.agent.warden import Warden
-from elastic_core.agent.warden_events import (
+from elastic_core.warden.client import Warden
+from elastic_core.warden.linux import become_subreaper
+from elastic_core.warden.messages import (
     Exited,
     Fenced,
     Gone,

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from wardens import PATIENCE, Listener, gone
 
-from elastic_core.agent.processes import become_subreaper, subreaping
-from elastic_core.agent.warden import Warden
-from elastic_core.agent.warden_events import Died, Exited, Fenced, Gone, Signalled, Spawned, SpawnFailed, WardenEvent
+from elastic_core.warden.client import Warden
+from elastic_core.warden.linux import become_subreaper, subreaping
+from elastic_core.warden.messages import Died, Exited, Fenced, Gone, Signalled, Spawned, SpawnFailed, WardenEvent
 
 HUNDRED_YEARS = 3e9
 PYTHON = (sys.executable, "-I", "-S", "-c")
@@ -43,9 +43,9 @@ os.wait()
 
 AGENT = f"""
 import json, os, select, sys
-from elastic_core.agent.processes import become_subreaper
-from elastic_core.agent.warden import Warden
-from elastic_core.agent.warden_events import (Spawned)
+from elastic_core.warden.linux import become_subreaper
+from elastic_core.warden.client import Warden
+from elastic_core.warden.messages import (Spawned)
 become_subreaper()
 warden = Warden.start()
 def hear():
@@ -209,8 +209,8 @@ def test_standard_streams_that_the_agent_does_not_have_are_nobody_elses() -> Non
     """FAULTS 40: started with closed descriptors, as some schedulers do, no socket is taken for a stdin."""
     script = """
 import os, select
-from elastic_core.agent.warden import (Warden)
-from elastic_core.agent.warden_events import (Exited)
+from elastic_core.warden.client import (Warden)
+from elastic_core.warden.messages import (Exited)
 warden = Warden.start()
 reading, writing = os.pipe()
 warden.spawn(1, ["readlink", "/proc/self/fd/0", "/proc/self/fd/2"], dict(os.environ), stdout=writing)

@@ -1,6 +1,6 @@
 """The warden process: the parent of all workers of a node, and the end of all that they start.
 
-It runs as ``python -I -S warden_main.py SOCKET_FD``, has one thread, and imports a little of the standard library and
+It runs as ``python -I -S process.py SOCKET_FD``, has one thread, and imports a little of the standard library and
 two modules of ours. It is a child subreaper, so whatever a worker forks, however often and in whatever session, stays
 among its descendants: *no child left* means *no descendant left*. It outlives the agent in order to clean up:
 end-of-file on the socket is the order to kill everything and exit. It holds the node's seat until then. Each worker
@@ -33,10 +33,9 @@ if __name__ == "__main__":
     # Without site, where this file lies is the only way to the package. Last, so that it hides nothing.
     sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")))
 
-from elastic_core.agent.channel import Channel, Message, close_all
-from elastic_core.agent.ending import Ending
-from elastic_core.agent.nursery import ANSWER_A_STOP_WITHIN, ANSWER_WITHIN, Nursery
-from elastic_core.agent.processes import (
+from elastic_core.warden.channel import Channel, Message, close_all
+from elastic_core.warden.fork_server import ANSWER_A_STOP_WITHIN, ANSWER_WITHIN, Nursery
+from elastic_core.warden.linux import (
     Process,
     become_subreaper,
     children,
@@ -48,7 +47,8 @@ from elastic_core.agent.processes import (
     signal_group,
     waits_in,
 )
-from elastic_core.agent.spawning import Child, Kind, start
+from elastic_core.warden.spawn import Child, Kind, start
+from elastic_core.warden.stop import Ending
 
 LONGEST_SLEEP = 86400.0
 """Seconds; the kernel does not count to any number of milliseconds."""

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastic_core.agent.nursery import IMPORT_WITHIN, Nursery
-from elastic_core.agent.processes import signal_group
-from elastic_core.agent.spawning import Child, Kind
+from elastic_core.warden.fork_server import IMPORT_WITHIN, Nursery
+from elastic_core.warden.linux import signal_group
+from elastic_core.warden.spawn import Child, Kind
 
 FOREVER = {
     "modules": ["torch"],

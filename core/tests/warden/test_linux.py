@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.processes import descendants, kill, name_of, signal_group, waits_in
+from elastic_core.warden.linux import descendants, kill, name_of, signal_group, waits_in
 
 PYTHON = (sys.executable, "-I", "-S", "-c")
 OURS = (sys.executable, "-c")
@@ -107,7 +107,7 @@ def test_a_process_may_have_any_name(tmp_path: Path, name: str) -> None:
 def test_a_subreaper_sees_what_escaped_from_its_children() -> None:
     script = """
 import os, signal
-from elastic_core.agent.processes import become_subreaper, descendants
+from elastic_core.warden.linux import become_subreaper, descendants
 become_subreaper()
 reading, writing = os.pipe()
 child = os.fork()
@@ -129,7 +129,7 @@ os.kill(escaped, 9)
 def test_a_process_that_shall_die_with_its_parent_does() -> None:
     script = """
 import os, signal
-from elastic_core.agent.processes import die_with_parent
+from elastic_core.warden.linux import die_with_parent
 reading, writing = os.pipe()
 if os.fork() == 0:
     die_with_parent()
@@ -216,7 +216,7 @@ def test_the_kernels_function_in_which_a_process_waits_is_a_plain_name(sleeper: 
 def test_a_process_is_a_subreaper_for_as_long_as_it_says() -> None:
     script = """
 import ctypes
-from elastic_core.agent.processes import subreaping
+from elastic_core.warden.linux import subreaping
 
 def flag():
     value = ctypes.c_int()

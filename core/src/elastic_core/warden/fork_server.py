@@ -19,10 +19,10 @@ import socket
 import time
 from collections.abc import Callable
 
-from elastic_core.agent.channel import Channel, Message, close_all
-from elastic_core.agent.processes import signal_group
-from elastic_core.agent.spawning import STANDARD_STREAMS, Child, Kind, start
 from elastic_core.exit_codes import describe_exit
+from elastic_core.warden.channel import Channel, Message, close_all
+from elastic_core.warden.linux import signal_group
+from elastic_core.warden.spawn import STANDARD_STREAMS, Child, Kind, start
 
 STAGE = "ELASTIC_TEMPLATE"
 """Tells our ``sitecustomize`` what it is there for."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent.channel import Channel, Message, close_all
+from elastic_core.warden.channel import Channel, Message, close_all
 
 BIG: Message = {"text": "x" * 3_000_000}
 """More than a socket holds."""

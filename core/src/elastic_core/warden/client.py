@@ -1,4 +1,4 @@
-"""The agent's side of the warden: start it, tell it, hear from it. ``warden_main.py`` is the process itself.
+"""The agent's side of the warden: start it, tell it, hear from it. ``process.py`` is the process itself.
 
 Nothing here blocks but :meth:`Warden.close`; all of it is called from one thread. A launch waits for what is imported
 here, so what only its answers need is imported when the first of them comes.
@@ -17,17 +17,17 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from elastic_core.agent.channel import Channel, Message
-from elastic_core.agent.processes import Process, descendants, kill
 from elastic_core.config.environment import inheritable
 from elastic_core.errors import ResourceError
+from elastic_core.warden.channel import Channel, Message
+from elastic_core.warden.linux import Process, descendants, kill
 
 if TYPE_CHECKING:
-    from elastic_core.agent.warden_events import Fenced, Gone, WardenEvent
+    from elastic_core.warden.messages import Fenced, Gone, WardenEvent
 
 CLOSING = 2.0
 """Seconds that a warden gets at the end; after that it goes on by itself."""
-PROGRAM = os.path.join(os.path.dirname(__file__), "warden_main.py")
+PROGRAM = os.path.join(os.path.dirname(__file__), "process.py")
 _BURIAL = 1.0
 """Most seconds between a warden's last word and its death."""
 
@@ -217,7 +217,7 @@ class Warden:
         refused. A stop that crosses one is answered by itself, so nothing is over before that; nor is it by the answer
         to an earlier stop.
         """
-        from elastic_core.agent.warden_events import Gone  # see the top
+        from elastic_core.warden.messages import Gone  # see the top
 
         if not isinstance(event, Gone):
             self._fences += 1
@@ -245,7 +245,7 @@ class Warden:
         if self._channel.closed and not self._died:
             self._died = True
             self._ready.unregister(self._channel)
-            from elastic_core.agent.warden_events import death  # see the top
+            from elastic_core.warden.messages import death  # see the top
 
             events.append(death(self._bury()))
         self._watch()
@@ -276,7 +276,7 @@ class Warden:
             self._ready.modify(self._channel, select.EPOLLIN | (select.EPOLLOUT if self._channel.pending else 0))
 
     def _event(self, message: Message) -> WardenEvent:
-        from elastic_core.agent.warden_events import Gone, Spawned, event  # see the top
+        from elastic_core.warden.messages import Gone, Spawned, event  # see the top
 
         told = event(message)
         if isinstance(told, Spawned):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import signal
 
-from elastic_core.agent.processes import Process
+from elastic_core.warden.linux import Process
 
 STUCK_AFTER = 15.0
 """Seconds after SIGKILL from which a process that is still there is reported (rule L3)."""

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from elastic_core.agent.ending import Ending
+from elastic_core.warden.stop import Ending
 
 
 @pytest.mark.parametrize(
