@@ -17,7 +17,7 @@ KILLS = 7
 NPROC = 2
 VICTIMS = {
     "template": ["elastic: template"],
-    "store": ["elastic: service", "warm.store"],
+    "store": ["elastic: service", "forkserver.worker_store"],
     "worker": ["allreduce.py"],
 }
 """What the command lines of each kind have in common; an agent is known by its pid."""

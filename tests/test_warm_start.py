@@ -194,7 +194,7 @@ def test_a_killed_template_costs_its_workers_nothing_and_the_next_one_forks_agai
 def test_a_killed_store_costs_a_round_and_no_restart(stage: Stage, done: Path) -> None:
     agent = stage.run(*TWO, "--max_restarts=0", WORKERS / "allreduce.py", "--until", done, env=WARM)
     trains(agent, 0)
-    stores = agent.named("elastic: service", "warm.store")
+    stores = agent.named("elastic: service", "forkserver.worker_store")
     assert stores, [agent.named("")]
     for store in stores:
         os.kill(store, signal.SIGKILL)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from wardens import PATIENCE, Listener, gone, wait_until
 
+from elastic_core.forkserver.huge_pages import LARGE, collapse
 from elastic_core.warden.client import Warden
 from elastic_core.warden.linux import become_subreaper
 from elastic_core.warden.messages import (
@@ -35,7 +36,6 @@ from elastic_core.warden.messages import (
     TemplateReady,
     TemplateStayed,
 )
-from elastic_core.warm.pages import LARGE, collapse
 
 HUNDRED_YEARS = 3e9
 PYTHON = (sys.executable, "-u")

@@ -78,7 +78,11 @@ def paths(main: Any) -> dict[str, Any]:
         "neighbour": neighbour.__file__,
         "reloaded": importlib.reload(neighbour).WHERE,
         # A warm worker's imports are recorded by one more, which finds nothing.
-        "finders": [repr(finder) for finder in sys.meta_path if type(finder).__module__ != "elastic_core.warm.record"],
+        "finders": [
+            repr(finder)
+            for finder in sys.meta_path
+            if type(finder).__module__ != "elastic_core.forkserver.import_record"
+        ],
         "hooks": [getattr(hook, "__qualname__", repr(hook)) for hook in sys.path_hooks],
         "pycache_prefix": sys.pycache_prefix,
         "temporary": tempfile.gettempdir(),
@@ -101,7 +105,7 @@ def interpreter(main: Any) -> dict[str, Any]:
         "gc": [gc.isenabled(), gc.get_threshold(), gc.get_debug(), len(gc.callbacks)],
         "traces memory": tracemalloc.is_tracing(),
         "faulthandler": importlib.import_module("faulthandler").is_enabled(),
-        # A warm worker has one more, which says that it has failed (elastic_core/warm/failing.py).
+        # A warm worker has one more, which says that it has failed (elastic_core/forkserver/exit_probe.py).
         "at exit": importlib.import_module("atexit")._ncallbacks() - ("parity_witness" in sys.modules),
         "builtins": sorted(vars(builtins)),
         "hooks": {

@@ -7,7 +7,7 @@ General layout:
 * ``warden_main``: a process of its own and the parent of all workers, so that nothing that they ever start outlives the
   job. ``warden`` is the agent's side of it, ``warden_events`` what it says, ``channel`` how the two talk, ``processes``
   what both know about killing. ``spawning`` forks and execs, ``nursery`` keeps the template and its forks, ``ending``
-  is a stop under way. What happens inside the template is ``elastic_core.warm``.
+  is a stop under way. What happens inside the template is ``elastic_core.forkserver``.
 * ``hands`` makes and unmakes all that; ``preloading`` says what the template imports, ``stores`` where the workers'
   store is.
 * ``reports``: what workers say over their control channels; ``elastic_core.worker.channel`` is the workers' side of it.

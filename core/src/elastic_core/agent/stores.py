@@ -1,8 +1,8 @@
 """The places that a node offers for the workers' store, one after the other: a port, and perhaps who listens there.
 
 With a template that has imported torch, the store is a process of its own, forked ahead of the round that will use it
-(``warm/store.py``); the socket listens from the start, so that nobody has to wait for that process. Otherwise the port
-is only held, and rank 0's worker opens the store there.
+(``forkserver/worker_store.py``); the socket listens from the start, so that nobody has to wait for that process.
+Otherwise the port is only held, and rank 0's worker opens the store there.
 
 Where the user has named the port (``--master_port``) every round has that one, and its store is started once the
 workers of the round before are gone. Where the rendezvous' own store serves workers too (``static``), nothing is
@@ -26,7 +26,7 @@ from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.warden.client import Warden
 from elastic_core.warden.messages import ServiceEnded, ServiceFailed
 
-ENTRY = "elastic_core.warm.store:serve"
+ENTRY = "elastic_core.forkserver.worker_store:serve"
 MOST_FAILURES = 3
 """Stores that may fail by themselves until rank 0's workers open them: where one cannot be served, none can."""
 

@@ -175,7 +175,7 @@ class Warden:
         self, tag: int, entry: str, arguments: Mapping[str, Any], *, descriptors: Mapping[str, int] | None = None
     ) -> None:
         """Have the template fork a process that is no round's, and call a function there; if it may not fork, the
-        process is an interpreter of its own (``warm/service.py``). ServiceStarted or ServiceFailed will come, and
+        process is an interpreter of its own (``forkserver/service.py``). ServiceStarted or ServiceFailed will come, and
         ServiceEnded when it has returned, exited or been killed.
 
         A stop does not touch it. It has the template's environment and streams, and leads a session of its own.

@@ -2,7 +2,7 @@
 
 The template is ``python -u train.py`` like any worker, with a ``sitecustomize`` of ours in front: while ``site`` is
 being imported it imports what is to be preloaded, and from then on it forks. A fork goes on from there as a fresh
-interpreter does (``elastic_core.warm``).
+interpreter does (``elastic_core.forkserver``).
 
 What most programs import only later, and would import again in each life of each worker, need not hold up the first
 start. Once the template has nothing to do, it forks a successor that imports that too, and gives way to it.
@@ -31,7 +31,7 @@ ROOM = "ELASTIC_TEMPLATE_ROOM"
 ROOM_SIZE = 4096
 """Bytes; those variables have about a thousand."""
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-STARTUP = os.path.join(_PACKAGE, "warm", "startup")
+STARTUP = os.path.join(_PACKAGE, "forkserver", "startup")
 """The directory of our ``sitecustomize``."""
 PROBE = f"""
 import os, sys
@@ -44,7 +44,7 @@ SERVICE = f"""
 import sys
 sys.path[:1] = []
 sys.path.append({os.path.dirname(_PACKAGE)!r})
-from elastic_core.warm.service import main
+from elastic_core.forkserver.service import main
 main()
 """
 """What a service runs that starts fresh: the current directory is not searched, and our package is searched last."""

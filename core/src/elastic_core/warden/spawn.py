@@ -23,8 +23,8 @@ OUT_OF_THE_WAY = 48
 SEAT_DESCRIPTOR = 200
 """From here on the node's seat gets its number: below 255, where bash keeps its script."""
 SERVICE_VARIABLE = "ELASTIC_SERVICE"
-"""Tells a service that starts fresh what to call (``warm/service.py``): JSON with the entry, the arguments, and the
-descriptors' numbers by name."""
+"""Tells a service that starts fresh what to call (``forkserver/service.py``): JSON with the entry, the arguments, and
+the descriptors' numbers by name."""
 STANDARD_STREAMS = ("stdin", "stdout", "stderr")
 OOM_SCORE = 300
 """Added to a worker's oom_score_adj: when memory runs out, a worker dies before the agent and the warden do."""

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from elastic_core.errors import UsageError
-from elastic_core.warm.failing import ended_by_exception
+from elastic_core.forkserver.exit_probe import ended_by_exception
 from elastic_core.worker.channel import INITIALIZED, report
 
 PATIENCE = timedelta(minutes=10)

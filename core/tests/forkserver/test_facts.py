@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.warm.child import fork
-from elastic_core.warm.facts import DEVICE, command, hideable, search_path, shadowed, tasks
+from elastic_core.forkserver.child import fork
+from elastic_core.forkserver.facts import DEVICE, command, hideable, search_path, shadowed, tasks
 
 
 @pytest.fixture

@@ -23,19 +23,19 @@ import traceback
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
+from elastic_core.forkserver import child, huge_pages, init_probe, libraries
+from elastic_core.forkserver.checks import Wanted, objection, threaded, unfit
+from elastic_core.forkserver.exit_probe import Farewell
+from elastic_core.forkserver.facts import Observer
+from elastic_core.forkserver.import_record import Record
+from elastic_core.forkserver.learned_imports import NOTHING_LEARNED, Learned, Learning
+from elastic_core.forkserver.libraries import Libraries
+from elastic_core.forkserver.library_modules import library_roots
+from elastic_core.forkserver.source_files import Sources
 from elastic_core.host.process_title import Title
 from elastic_core.warden.channel import Channel, Message, close_all
 from elastic_core.warden.fork_server import NOTHING_NEW
 from elastic_core.warden.linux import die_once_adopted, ignore_requests_to_end
-from elastic_core.warm import child, initialization, libraries, pages
-from elastic_core.warm.checks import Wanted, objection, threaded, unfit
-from elastic_core.warm.facts import Observer
-from elastic_core.warm.failing import Farewell
-from elastic_core.warm.learning import NOTHING_LEARNED, Learned, Learning
-from elastic_core.warm.libraries import Libraries
-from elastic_core.warm.modules import library_roots
-from elastic_core.warm.record import Record
-from elastic_core.warm.sources import Sources
 from elastic_core.worker.channel import FAILED, INITIALIZED, OVER, report
 
 _NOT_THEIRS = (__file__, importlib.__file__, "<frozen importlib")
@@ -106,7 +106,7 @@ class _Template:
         while not self._serve(requests):
             while not (collapsed or poll.poll(REST * 1000)):  # those that were just forked have much to do
                 self._sources.record()
-                collapsed = pages.collapse(lambda: bool(poll.poll(0)))
+                collapsed = huge_pages.collapse(lambda: bool(poll.poll(0)))
             requests = _wait(self._channel)
 
     def _serve(self, requests: list[tuple[Message, list[int]]]) -> bool:
@@ -248,7 +248,7 @@ class _Template:
         self._title.show_environment({name: os.environ[name] for name in os.environ if name not in self._own})
         self._libraries.renew(os.environ)
         if "control" in given:
-            initialization.watch(lambda: report(INITIALIZED))
+            init_probe.watch(lambda: report(INITIALIZED))
             self._farewell.watch(lambda failed: report(FAILED if failed else OVER))
         return libraries.objection()
 

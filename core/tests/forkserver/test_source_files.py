@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.warm.sources import Sources
+from elastic_core.forkserver.source_files import Sources
 
 
 def replaced(path: Path) -> None:

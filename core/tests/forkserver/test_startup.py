@@ -18,7 +18,7 @@ print(json.dumps({
     "module": getattr(sys.modules.get("sitecustomize"), "MINE", None) if "sitecustomize" in sys.modules else "none",
     "path": [entry for entry in sys.path if "startup" in entry or "own" in entry],
     "PYTHONPATH": os.environ.get("PYTHONPATH"),
-    "ours": "elastic_core.warm" in sys.modules,
+    "ours": "elastic_core.forkserver" in sys.modules,
 }))
 """
 

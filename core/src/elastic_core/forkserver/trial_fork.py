@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from elastic_core.exit_codes import describe_exit
+from elastic_core.forkserver.checks import beside_main
+from elastic_core.forkserver.child import fork
+from elastic_core.forkserver.facts import initialised, tasks
+from elastic_core.forkserver.libraries import WHILE_IMPORTING, objection
+from elastic_core.forkserver.library_modules import import_shareable, library_roots, strangers
+from elastic_core.forkserver.process_state import MEMORY_MAX, changed_state, own_memory, process_state
 from elastic_core.warden.linux import become_subreaper, descendants, die_with_parent, kill
-from elastic_core.warm.checks import beside_main
-from elastic_core.warm.child import fork
-from elastic_core.warm.facts import initialised, tasks
-from elastic_core.warm.libraries import WHILE_IMPORTING, objection
-from elastic_core.warm.modules import import_shareable, library_roots, strangers
-from elastic_core.warm.process_state import MEMORY_MAX, changed_state, own_memory, process_state
 
 UNIT_WITHIN = 60.0
 """Seconds that one module may take in the throwaway fork."""

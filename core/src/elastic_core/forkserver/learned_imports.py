@@ -13,12 +13,12 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from elastic_core.warm.facts import search_path
-from elastic_core.warm.libraries import CACHE, without_empty_cache
-from elastic_core.warm.modules import import_shareable, is_library, library_roots, own_names
-from elastic_core.warm.process_state import MEMORY_MAX, killed_first, own_memory
-from elastic_core.warm.record import Record
-from elastic_core.warm.trial import Environment, attempt
+from elastic_core.forkserver.facts import search_path
+from elastic_core.forkserver.import_record import Record
+from elastic_core.forkserver.libraries import CACHE, without_empty_cache
+from elastic_core.forkserver.library_modules import import_shareable, is_library, library_roots, own_names
+from elastic_core.forkserver.process_state import MEMORY_MAX, killed_first, own_memory
+from elastic_core.forkserver.trial_fork import Environment, attempt
 
 MOST_RECORDS = 8
 """Workers whose records are kept: the newest."""

@@ -19,7 +19,7 @@ streams = [sys.stdin, sys.stdout, sys.stderr]
 """
 FRESH = f"{SHOW}\nos.write(2, json.dumps([show(stream) for stream in streams]).encode())"
 RENEWED = f"""{SHOW}
-from elastic_core.warm.child import renew
+from elastic_core.forkserver.child import renew
 kept = list(streams)
 sys.stdin.seekable(), sys.stdout.seekable()
 for number in (0, 1):

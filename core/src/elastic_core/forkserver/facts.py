@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 
-from elastic_core.warm.checks import Facts
+from elastic_core.forkserver.checks import Facts
 
 DEVICE = re.compile(r"/dev/(nvidia|kfd$|dri/render|accel)")
 _GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236}.get(platform.machine())

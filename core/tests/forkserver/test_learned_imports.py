@@ -12,9 +12,9 @@ from typing import NoReturn
 
 import pytest
 
-from elastic_core.warm.learning import NOTHING_LEARNED, Learning
-from elastic_core.warm.modules import is_library, own_names
-from elastic_core.warm.record import Record
+from elastic_core.forkserver.import_record import Record
+from elastic_core.forkserver.learned_imports import NOTHING_LEARNED, Learning
+from elastic_core.forkserver.library_modules import is_library, own_names
 
 MODULES = {
     "good": "VALUE = 1",
@@ -55,7 +55,7 @@ MODULES = {
 DRIVER = """
 import json, locale, os, select, sys, tempfile
 from elastic_core.warden.linux import become_subreaper
-from elastic_core.warm import learning, modules, trial
+from elastic_core.forkserver import learning, modules, trial
 become_subreaper()
 library, program = sys.argv[1:3]
 sys.path[:0] = [library, program]
@@ -175,7 +175,7 @@ def test_learning_ends_where_no_process_is_left(monkeypatch: pytest.MonkeyPatch)
     def attempt(*_: object) -> NoReturn:
         raise BlockingIOError("Resource temporarily unavailable")
 
-    monkeypatch.setattr("elastic_core.warm.learning.attempt", attempt)
+    monkeypatch.setattr("elastic_core.forkserver.learned_imports.attempt", attempt)
     record = Record()
     monkeypatch.setattr(record, "names", lambda: ["never_imported"])
     assert Learning(records=[record]).learn() == NOTHING_LEARNED

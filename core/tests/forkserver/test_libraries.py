@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastic_core.warm import libraries
-from elastic_core.warm.libraries import Libraries, objection, openblas_threads
+from elastic_core.forkserver import libraries
+from elastic_core.forkserver.libraries import Libraries, objection, openblas_threads
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core.warm.initialization import CALL, HOME, NAME, watch
+from elastic_core.forkserver.init_probe import CALL, HOME, NAME, watch
 
 
 class Counter:

@@ -10,7 +10,7 @@ import pytest
 
 TELLS = """
 import sys
-from elastic_core.warm.failing import Farewell
+from elastic_core.forkserver.exit_probe import Farewell
 farewell = Farewell()
 farewell.watch(lambda failed: print("told" if failed else "over", flush=True))
 """

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_core.warm.checks import Facts, Wanted, objection
+from elastic_core.forkserver.checks import Facts, Wanted, objection
 
 ENVIRONMENT = {"PATH": "/bin", "OMP_NUM_THREADS": "1", "PYTHONPATH": "/lib"}
 FACTS = Facts(

@@ -39,13 +39,13 @@ def _be_the_template() -> None:
         root = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
         path = sys.path[:]
         sys.path.append(root)  # last, so that it hides nothing
-        from elastic_core.warm import template
+        from elastic_core.forkserver import server
 
         sys.path[:] = path
         # A program that imports this package gets it anew, as it would in a fresh process.
         for name in [name for name in sys.modules if name.partition(".")[0] == "elastic_core" and name not in usual]:
             del sys.modules[name]
-        template.run(int(os.environ.pop("ELASTIC_CONTROL_FD")), usual)
+        server.run(int(os.environ.pop("ELASTIC_CONTROL_FD")), usual)
     except KeyboardInterrupt:  # in a worker whose program has not begun, which need not be told where it was
         import signal
 
