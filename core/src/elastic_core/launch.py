@@ -49,7 +49,7 @@ class ChildFailedError(ElasticError):
         """Why, and where it is known, which rank failed first and of what, with its traceback."""
         if self.incident is None:
             return super().__str__()
-        from elastic_core.agent.outcome import root_cause
+        from elastic_core.agent.report import root_cause
 
         return "\n".join([self.message, "", *root_cause(self.incident, "the first failure that this node knows of")])
 
@@ -151,7 +151,7 @@ def launch(config: RunConfig, entrypoint: Callable[..., Any] | str, args: tuple[
         program = Program(ProgramKind.EXECUTABLE, shutil.which(entrypoint) or entrypoint, tuple(map(str, args)))
         run_program(replace(config, program=program))
         return {}
-    from elastic_core.agent.scratch import remove_abandoned
+    from elastic_core.agent.temp_dirs import remove_abandoned
 
     remove_abandoned()  # now: on a full disk, tempfile would choose another directory
     directory = Path(tempfile.mkdtemp(prefix="elastic_call_"))

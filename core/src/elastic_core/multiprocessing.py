@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from elastic_core.agent.error_files import last_exception_line
-from elastic_core.agent.logs import make_log_dir
+from elastic_core.agent.log_dir import make_log_dir
 from elastic_core.agent.output import Output, WorkerStreams
 from elastic_core.agent.server import LocalElasticAgent, RunResult, WorkerSpec
 from elastic_core.config.run import MAX_RESTARTS, MONITOR_INTERVAL, Stream

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from elastic_core.agent import pseudo_terminal
-from elastic_core.agent.lines import LONGEST_LINE, Lines, WholeLines
 from elastic_core.agent.output import Output, WorkerStreams
-from elastic_core.agent.pump import TAIL, Pump, PumpThread
+from elastic_core.agent.stream_lines import LONGEST_LINE, Lines, WholeLines
+from elastic_core.agent.stream_pump import TAIL, Pump, PumpThread
 from elastic_core.config.run import Stream, StreamMap
 
 PATIENCE = 30.0

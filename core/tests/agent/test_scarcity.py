@@ -16,7 +16,7 @@ import pytest
 from scenes import info, offer
 
 from elastic_core.agent.output import Output
-from elastic_core.agent.reports import Reports
+from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig, Stream, StreamMap

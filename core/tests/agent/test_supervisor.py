@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent import stores, supervisor
-from elastic_core.agent.scratch import MARK
+from elastic_core.agent import supervisor, worker_store
 from elastic_core.agent.start import begun
+from elastic_core.agent.temp_dirs import MARK
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError
@@ -62,7 +62,7 @@ class Job:
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     with contextlib.closing(Seat.take(str(tmp_path))) as seat:
         found = Job(seat)
-        monkeypatch.setattr(stores, "HeldPort", found)
+        monkeypatch.setattr(worker_store, "HeldPort", found)
         yield found
 
 

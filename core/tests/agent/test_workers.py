@@ -17,7 +17,7 @@ import pytest
 from scenes import info, offer
 
 from elastic_core.agent.output import Output
-from elastic_core.agent.reports import Failed, Initialized, Lingers, NotUnderstood, Report, Reports, Stepped
+from elastic_core.agent.worker_channels import Failed, Initialized, Lingers, NotUnderstood, Report, Reports, Stepped
 from elastic_core.agent.workers import DETAIL, WorkerGroup, start_failure
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig, Stream, StreamMap

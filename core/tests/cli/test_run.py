@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 import elastic_core.agent
-from elastic_core.agent.outcome import Ending
+from elastic_core.agent.report import Ending
 from elastic_core.cli import run
 from elastic_core.cli.flags import Flags
 from elastic_core.config.parse import NodeRange

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent.reports import Reports
+from elastic_core.agent.worker_channels import Reports
 from elastic_core.worker.channel import CONTROL_VARIABLE
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from elastic_core.agent.inbox import SignalReceived
+from elastic_core.agent.event_queue import SignalReceived
 from elastic_core.agent.supervisor import Supervisor
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import OnNodeLoss, RunConfig, Timing

@@ -29,8 +29,8 @@ from types import MappingProxyType
 from elastic_core.agent import pseudo_terminal
 from elastic_core.agent.console import Console, DirectConsole
 from elastic_core.agent.error_files import last_lines
-from elastic_core.agent.lines import Filtered, Lines, WholeLines
-from elastic_core.agent.pump import TAIL, Pump, PumpThread, Shape, Shown
+from elastic_core.agent.stream_lines import Filtered, Lines, WholeLines
+from elastic_core.agent.stream_pump import TAIL, Pump, PumpThread, Shape, Shown
 from elastic_core.config.run import Stream, StreamMap
 
 PIECES_WITHIN = 0.1

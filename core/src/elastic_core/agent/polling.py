@@ -16,14 +16,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
-from elastic_core.agent import outcome, rescue
+from elastic_core.agent import report, snapshot_rescue
 from elastic_core.agent.asker import Asker, Blind, Failed, Sealed, ShutDown
-from elastic_core.agent.enrolment import applicant_for, cpus_of_workers
-from elastic_core.agent.hands import WARDEN_PATIENCE, Hands, hands
-from elastic_core.agent.inbox import SignalReceived
-from elastic_core.agent.notes import Crashed, Overdue
-from elastic_core.agent.outcome import Ending, Publish, finish, publish_as
+from elastic_core.agent.event_queue import SignalReceived
+from elastic_core.agent.registration import applicant_for, cpus_of_workers
+from elastic_core.agent.report import Ending, Publish, finish, publish_as
+from elastic_core.agent.runtime import WARDEN_PATIENCE, Hands, hands
 from elastic_core.agent.status import ShowState, Status, describe_polled
+from elastic_core.agent.timers import Crashed, Overdue
 from elastic_core.agent.workers import start_failure
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError
@@ -117,7 +117,7 @@ def run(
         )
         agent = PollingAgent(config, plugins, publish, handler, info, clock, given)
         show_state(agent.describe)
-        return rescue.run(agent, given, publish, str(info))
+        return snapshot_rescue.run(agent, given, publish, str(info))
 
 
 class PollingAgent:
@@ -223,7 +223,7 @@ class PollingAgent:
             case Died(reason):
                 self._on_warden_death(reason)
             case _ if isinstance(event, TemplateEvent):
-                self._publish(outcome.template(event))
+                self._publish(report.template(event))
             case _:
                 self._on_worker(event)
 
@@ -359,7 +359,7 @@ class PollingAgent:
     def _leave(self, code: int, why: str) -> None:
         """End at once, leaving the handler as it is: to shut it down may close the job for the others."""
         incident = self._state.incident
-        self._say("left", outcome.left(why, incident), outcome.importance(code))
+        self._say("left", report.left(why, incident), report.importance(code))
         self._ending, self._over = Ending(code, why, incident), True
 
     def _start(self, current: Round, restart_count: int) -> None:
@@ -398,7 +398,7 @@ class PollingAgent:
         if planned and self._received is None:
             self._plugins.stop_planned(self._round, seconds, why)
         if (reason := self._state.reason) is not None:
-            self._publish(outcome.round_halted(Halt(round=self._round, reason=reason, why=why)))
+            self._publish(report.round_halted(Halt(round=self._round, reason=reason, why=why)))
         signum = self._received if planned and self._received is not None else signal.SIGTERM
         self._group.stop(seconds, signum=signum)
 

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
-from elastic_core.agent import preloading
+from elastic_core.agent import preload
 from elastic_core.config.environment import inheritable
 from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.linux import open_standard_streams, subreaping
 
 if TYPE_CHECKING:
-    from elastic_core.agent.outcome import Ending
+    from elastic_core.agent.report import Ending
     from elastic_core.config.run import RunConfig
     from elastic_core.plugins import Plugins
 
@@ -49,7 +49,7 @@ def send_template(config: RunConfig, warden: Warden) -> None:
         config: The run; what it runs, in how many workers, and how the start is to be warm must be right already.
         warden: What :func:`begun` gave.
     """
-    preloading.begin(warden, config, inheritable(os.environ))
+    preload.begin(warden, config, inheritable(os.environ))
 
 
 def run(config: RunConfig, plugins: Plugins, warden: Warden | None = None, *, alone: bool = True) -> Ending:
@@ -65,7 +65,7 @@ def run(config: RunConfig, plugins: Plugins, warden: Warden | None = None, *, al
         ElasticError: What the user must hear before anything was started: no store, refused, too few nodes.
     """
     if config.log_dir is not None:
-        from elastic_core.agent.logs import make_log_dir
+        from elastic_core.agent.log_dir import make_log_dir
 
         make_log_dir(config.log_dir)
     again = False
@@ -81,7 +81,7 @@ def _run_once(config: RunConfig, plugins: Plugins, warden: Warden | None, *, alo
             send_template(config, warden)
 
         from elastic_core.agent import supervisor  # see the top
-        from elastic_core.agent.hands import handled
+        from elastic_core.agent.runtime import handled
         from elastic_core.agent.state_dump import StateDump
         from elastic_core.agent.status import Status
         from elastic_core.host.identity import Seat
@@ -91,5 +91,5 @@ def _run_once(config: RunConfig, plugins: Plugins, warden: Warden | None, *, alo
         stack.callback(warden.close, CLOSING)  # before the seat is free for the next agent
         warden.hold(seat.fileno())
         warden.keep_off()  # plugins may have started something
-        names = preloading.complete(warden, config, plugins)
+        names = preload.complete(warden, config, plugins)
         return supervisor.supervise(config, plugins, seat, warden, names, again=again, show_state=dump.show)

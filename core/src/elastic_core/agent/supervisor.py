@@ -15,17 +15,17 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 
-from elastic_core.agent import outcome, preloading, rescue, watchdog
-from elastic_core.agent.departing import Departing
-from elastic_core.agent.enrolment import applicant_for, cpus_of_workers, first_connection
-from elastic_core.agent.hands import WARDEN_PATIENCE, Hands, hands
-from elastic_core.agent.inbox import SignalReceived
-from elastic_core.agent.notes import AliveFor, Crashed, Depart, Overdue, Tick
-from elastic_core.agent.outcome import Ending, Publish, finish, publish_as
+from elastic_core.agent import preload, report, snapshot_rescue, watchdog
+from elastic_core.agent.event_queue import SignalReceived
 from elastic_core.agent.probing import Door, probe
-from elastic_core.agent.scratch import remove_abandoned
+from elastic_core.agent.registration import applicant_for, cpus_of_workers, first_connection
+from elastic_core.agent.report import Ending, Publish, finish, publish_as
+from elastic_core.agent.runtime import WARDEN_PATIENCE, Hands, hands
+from elastic_core.agent.shutdown import Departing
 from elastic_core.agent.status import ShowState, Status, describe_node
-from elastic_core.agent.stores import Stores, make_stores
+from elastic_core.agent.temp_dirs import remove_abandoned
+from elastic_core.agent.timers import AliveFor, Crashed, Depart, Overdue, Tick
+from elastic_core.agent.worker_store import Stores, make_stores
 from elastic_core.agent.workers import start_failure
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError, RendezvousConnectionError
@@ -169,16 +169,16 @@ def supervise(
         if preloaded and arrival is not None and arrival.round:  # a running job pauses only for the switch
             with closing(Lookout(store, applicant, clock, arrival)) as lookout:
                 lookout.wait_until_entered(config.timing.beat_interval)
-                publish(outcome.under_way(arrival, preloaded))
-                heard = preloading.settled(warden, preloading.later(config, preloaded), lookout)
+                publish(report.under_way(arrival, preloaded))
+                heard = preload.settled(warden, preload.later(config, preloaded), lookout)
                 if (verdict := lookout.verdict()) is not None:
-                    return finish(publish, verdict, idle=outcome.TOO_LATE)
-        hosted = preloading.STORE_MODULE in preloaded
+                    return finish(publish, verdict, idle=report.TOO_LATE)
+        hosted = preload.STORE_MODULE in preloaded
         stores = stack.enter_context(closing(make_stores(config, store, warden, address, clock.new_id, hosted=hosted)))
         applicant = replace(applicant, offer=stores.offer())
         found = persist(store, joining, waits, timeout=patience)
         if isinstance(found, Closed):
-            return finish(publish, found, idle=outcome.TOO_LATE)
+            return finish(publish, found, idle=report.TOO_LATE)
         run = found.ledger.head.run
         for difference in differences(found.ledger.settings, applicant.settings):
             publish(Event("settings_differ", difference, Level.WARNING))
@@ -194,7 +194,7 @@ def supervise(
         if door is not None:
             given.inbox.watch(door, door.greet)
         show_state(supervisor.describe)
-        return rescue.run(supervisor, given, publish, str(info))
+        return snapshot_rescue.run(supervisor, given, publish, str(info))
 
 
 class Supervisor:
@@ -331,7 +331,7 @@ class Supervisor:
             case EntriesRead() | HistoryReplaced() | Probed() | StoreLost() | Outrun():
                 self._step(event)
             case _ if isinstance(event, TemplateEvent):
-                self._publish(outcome.template(event))
+                self._publish(report.template(event))
                 if isinstance(event, TemplateFailed):
                     self._stores.stop_hosting()
             case ServiceFailed() | ServiceEnded():
@@ -418,12 +418,12 @@ class Supervisor:
         self._remember(before)
         failed = failed_round(before, self._state)
         if isinstance(event, EntriesRead):
-            for news in outcome.narrated(before.ledger, event.entries, event.now, self._state.info.node_id):
+            for news in report.narrated(before.ledger, event.entries, event.now, self._state.info.node_id):
                 self._publish(news)
             if self._state.ledger.round is not before.ledger.round:
                 self._group.decided()
             self._say_if_untaken()
-            if (why := outcome.asked_to_leave(event.entries, self._state.info.node_id)) is not None:
+            if (why := report.asked_to_leave(event.entries, self._state.info.node_id)) is not None:
                 self._departing.on_drain(why)
         self._tell()
         if isinstance(event, WorkersDone):
@@ -497,7 +497,7 @@ class Supervisor:
 
     def _say_if_untaken(self) -> None:
         """Nobody else tells a node that the job does not take, and why; once for each reason."""
-        why = outcome.untaken(self._state.ledger, self._state.info, self._config.max_nodes)
+        why = report.untaken(self._state.ledger, self._state.info, self._config.max_nodes)
         if why is not None and why != self._untaken:
             self._publish(why)
             self._untaken = why
@@ -506,10 +506,10 @@ class Supervisor:
         closed = self._state.ledger.closed
         if closed is not None:
             # Before the first round no node has a part in the job, and all of them were needed.
-            idle = "" if self._state.round or self._state.ledger.round is None else outcome.SPARE
+            idle = "" if self._state.round or self._state.ledger.round is None else report.SPARE
             return finish(self._publish, closed, idle=idle)
         if end.rejoin:
             return Ending(end.code, end.why, rejoin=True)
         incident = self._state.incident if end.code == ExitCode.STORE_LOST else None
-        self._say("left", outcome.left(end.why, incident), outcome.importance(end.code))
+        self._say("left", report.left(end.why, incident), report.importance(end.code))
         return Ending(end.code, end.why, incident)

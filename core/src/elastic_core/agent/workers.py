@@ -20,10 +20,11 @@ from string import Template
 from typing import Any
 
 from elastic_core.agent.error_files import error_file_data, last_exception_line, read_error_file
-from elastic_core.agent.outcome import worker_lingers
 from elastic_core.agent.output import Output, WorkerStreams
-from elastic_core.agent.recovery import Recovery, initialized, recovered, restarted
-from elastic_core.agent.reports import (
+from elastic_core.agent.recovery_timing import Recovery, initialized, recovered, restarted
+from elastic_core.agent.report import worker_lingers
+from elastic_core.agent.watchdog import StatesDue, Timer, TimersDue, Watchdog, WatchdogEvent
+from elastic_core.agent.worker_channels import (
     Failed,
     Initialized,
     Lingers,
@@ -34,7 +35,6 @@ from elastic_core.agent.reports import (
     Stepped,
     packet,
 )
-from elastic_core.agent.watchdog import StatesDue, Timer, TimersDue, Watchdog, WatchdogEvent
 from elastic_core.assignment import Assignment
 from elastic_core.config.environment import inheritable
 from elastic_core.config.run import RunConfig

@@ -17,7 +17,7 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.worker.error_file import ERROR_FILE, error_data, with_exit_code, write_error_file
 
 if TYPE_CHECKING:
-    from elastic_core.agent.outcome import Ending
+    from elastic_core.agent.report import Ending
 
 
 def write_error(message: str, exit_code: int) -> None:

@@ -3,8 +3,8 @@
 A report is a JSON object with a ``type``, in one packet of a socketpair, so that those of a worker and of what it has
 forked never mix. ``initialized`` says that the process group is there, ``failed`` that an exception has ended the
 program and the interpreter is about to follow, ``over`` that it has ended otherwise, ``step`` and ``leaves`` how far it
-has come (``notices.py``, which also reads what the agent sends: ``plan``, ``stop_at``, ``go_on``). ``agent/reports.py``
-is the agent's end. What is left with the agent (``holding.py``) goes the same way.
+has come (``notices.py``, which also reads what the agent sends: ``plan``, ``stop_at``, ``go_on``).
+``agent/worker_channels.py`` is the agent's end. What is left with the agent (``holding.py``) goes the same way.
 
 Imported by the warden and the template too, so by few and cheap means.
 """

@@ -1,7 +1,8 @@
 """Leave memory with this worker's agent, for the workers of the next round on this node.
 
 What is left are descriptors of ``memfd_create``, each under a name that all workers of the node share. The agent keeps
-them until they are released or the job ends, in whatever way; then the memory is gone. ``agent/vault.py`` is its end.
+them until they are released or the job ends, in whatever way; then the memory is gone. ``agent/fd_store.py`` is its
+end.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SNAPSHOT_MAGIC = b"elastic1"
 SNAPSHOT_COMPLETE = 1
 RESCUE = "rescue"
 """Under ``NAME/rescue`` a worker leaves what the agent is to do with the snapshots ``NAME/…`` when the job fails for
-good: ``agent/rescue.py``."""
+good: ``agent/snapshot_rescue.py``."""
 PATIENCE = 10.0
 """Seconds that a worker waits for its agent's answer, which normally takes a millisecond."""
 

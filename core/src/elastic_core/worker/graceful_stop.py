@@ -5,8 +5,8 @@ of a PLAN and *then* takes in the reports. So a rank that could go beyond what t
 and holds until it is told the step T at which all stop together. Nobody waits otherwise, and no collective is needed.
 
 A report may run ahead: it names the last step that the rank can come to without another one, so that a loop of a
-thousand steps a second sends ten packets and not a thousand. ``agent/reports.py`` is the other end. Nothing here needs
-torch.
+thousand steps a second sends ten packets and not a thousand. ``agent/worker_channels.py`` is the other end. Nothing
+here needs torch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Snapshots that agents have written to a directory because their job had failed for good, and the next run's way back.
 
-The first worker of each node leaves word with its agent where to write them (``elastic_core.agent.rescue`` does that).
-The next run looks there when nobody has a snapshot in memory, and goes on from what is newer than the newest
-checkpoint: a snapshot is put into memory as one of round 0, and from there on it is one like any other. The files stay
-where they are; once the run has saved a checkpoint, that is the newer one.
+The first worker of each node leaves word with its agent where to write them (``elastic_core.agent.snapshot_rescue``
+does that). The next run looks there when nobody has a snapshot in memory, and goes on from what is newer than the
+newest checkpoint: a snapshot is put into memory as one of round 0, and from there on it is one like any other. The
+files stay where they are; once the run has saved a checkpoint, that is the newer one.
 """
 
 from __future__ import annotations

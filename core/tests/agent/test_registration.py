@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent.enrolment import applicant_for, parameters
-from elastic_core.agent.logs import log_directory, make_log_dir
+from elastic_core.agent.log_dir import log_directory, make_log_dir
+from elastic_core.agent.registration import applicant_for, parameters
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import OnNodeLoss, RunConfig, Stream, StreamMap, Timing
 from elastic_core.errors import UsageError

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastic_core.agent.reports import (
+from elastic_core.agent.worker_channels import (
     LINGERING,
     MOST,
     WINDOW,

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from elastic_core.agent import pseudo_terminal
 from elastic_core.agent.console import write_all
-from elastic_core.agent.lines import Filtered
+from elastic_core.agent.stream_lines import Filtered
 
 TAIL = 4096
 """Bytes of stderr that are remembered."""

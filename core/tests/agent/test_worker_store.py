@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent.stores import ENTRY, OnePort, Stores
+from elastic_core.agent.worker_store import ENTRY, OnePort, Stores
 from elastic_core.errors import ElasticError
 from elastic_core.warden.messages import ServiceEnded, ServiceFailed
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent import rescue
-from elastic_core.agent.inbox import Inbox
-from elastic_core.agent.outcome import Ending
-from elastic_core.agent.rescue import requests, snapshots, worth
+from elastic_core.agent import snapshot_rescue
+from elastic_core.agent.event_queue import Inbox
+from elastic_core.agent.report import Ending
 from elastic_core.agent.snapshot_files import Kept, Request, Target, Unwritten, Written, write
+from elastic_core.agent.snapshot_rescue import requests, snapshots, worth
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
 from elastic_core.protocol.ledger import Closed
@@ -76,7 +76,7 @@ def test_the_newest_complete_snapshot_is_written_with_what_is_known_of_it(memory
     memory.snapshot("train/1/1", 2, 9, complete=False)
     memory.snapshot("other/0/0", 3, 9)
     memory.put("train/2/0", b"short")
-    rescue.rescue(memory.held, (), said.append, "host:1")
+    snapshot_rescue.rescue(memory.held, (), said.append, "host:1")
     name = "train_round-00002_step-000000008"
     assert files(tmp_path / "there") == [f"abc/{name}.json", f"abc/{name}.snapshot"]
     assert (tmp_path / "there" / "abc" / f"{name}.snapshot").read_bytes() == data
@@ -96,7 +96,7 @@ def test_the_newest_complete_snapshot_is_written_with_what_is_known_of_it(memory
         "sha256": hashlib.sha256(data).hexdigest(),
     }
     assert [event.name for event in said] == ["rescuing", "rescued"]
-    rescue.rescue(memory.held, (), said.append, "host:2")
+    snapshot_rescue.rescue(memory.held, (), said.append, "host:2")
     assert json.loads((tmp_path / "there" / "abc" / f"{name}.json").read_text()) == described, "another node has it"
 
 
@@ -104,7 +104,7 @@ def test_of_a_sharded_state_each_part_is_written_once(memory: Memory, tmp_path: 
     memory.request("train", Target(tmp_path), whole=False)
     for name, rank, step in (("0/0", 0, 5), ("0/1", 0, 6), ("1/0", 1, 6), ("0/replica/0/1", 1, 6)):
         memory.snapshot(f"train/{name}", 1, step, f'{{"rank": {rank}, "world": 2, "tree": 1}}')
-    rescue.rescue(memory.held, (), lambda _: None, "n")
+    snapshot_rescue.rescue(memory.held, (), lambda _: None, "n")
     assert [name for name in files(tmp_path / "abc") if name.endswith(".snapshot")] == [
         "train_round-00001_step-000000005_rank-00000-of-00002.snapshot",
         "train_round-00001_step-000000006_rank-00000-of-00002.snapshot",
@@ -115,9 +115,9 @@ def test_of_a_sharded_state_each_part_is_written_once(memory: Memory, tmp_path: 
 def test_nothing_is_written_that_nobody_asked_for_or_that_is_on_disk(memory: Memory, tmp_path: Path) -> None:
     said: list[Event] = []
     memory.snapshot("train/0/0", 2, 7)
-    rescue.rescue(memory.held, (), said.append, "n")
+    snapshot_rescue.rescue(memory.held, (), said.append, "n")
     memory.request("train", Target(tmp_path), saved=[2, 7])
-    rescue.rescue(memory.held, (), said.append, "n")
+    snapshot_rescue.rescue(memory.held, (), said.append, "n")
     assert said == []
     assert files(tmp_path) == []
 
@@ -130,7 +130,7 @@ def test_what_another_release_has_left_is_lost_and_that_is_said(memory: Memory, 
     memory.snapshot("train/1/1", 2, 9, complete=False)
     os.pwrite(memory.held["train/1/0"], b"elastic2", 0)
     memory.put("other/rescue", b'{"version": 2}')
-    rescue.rescue(memory.held, (), said.append, "n")
+    snapshot_rescue.rescue(memory.held, (), said.append, "n")
     assert [event.name for event in said] == ["rescue_failed", "rescuing", "rescued"]
     assert said[0].message == (
         "what workers have left in memory as other/rescue, train/1/0 is lost: this agent's release does not read it. "
@@ -186,7 +186,7 @@ def test_what_is_worth_writing(request_: Request, there: list[Kept], expected: l
 def test_when_it_is_needed(
     ending: Ending | None, closed: Closed | None, leaves_others: bool, failed: bool, expected: bool
 ) -> None:
-    assert rescue.is_needed(ending, closed, lambda: leaves_others, failed=failed) is expected
+    assert snapshot_rescue.is_needed(ending, closed, lambda: leaves_others, failed=failed) is expected
 
 
 class Loop:
@@ -222,7 +222,7 @@ def ended(memory: Memory, loop: Loop) -> list[Event]:
     with closing(Inbox({signal.SIGUSR1})) as inbox:
         given: Any = SimpleNamespace(vault=memory, signals={signal.SIGUSR1}, inbox=inbox)
         with contextlib.suppress(KeyboardInterrupt, RuntimeError):
-            rescue.run(loop, given, said.append, "n")
+            snapshot_rescue.run(loop, given, said.append, "n")
     return said
 
 
@@ -258,14 +258,14 @@ def test_if_writing_cannot_begin_the_agent_ends_as_it_had_and_what_is_lost_is_sa
     def no_descriptors(_: object) -> Inbox:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(rescue, "Inbox", no_descriptors)
+    monkeypatch.setattr(snapshot_rescue, "Inbox", no_descriptors)
     given: Any = SimpleNamespace(vault=memory, signals=(), inbox=None)
     ending = Ending(143, "stopped")
     if failed:
         with pytest.raises(RuntimeError, match="a defect"):
-            rescue.run(Loop(raises(RuntimeError("a defect"))), given, said.append, "n")
+            snapshot_rescue.run(Loop(raises(RuntimeError("a defect"))), given, said.append, "n")
     else:
-        assert rescue.run(Loop(lambda: ending), given, said.append, "n") is ending
+        assert snapshot_rescue.run(Loop(lambda: ending), given, said.append, "n") is ending
     assert [event.name for event in said] == ["rescue_failed"]
     assert said[0].message == (
         "what workers have left in memory as train is lost: writing it failed with OSError(24, 'Too many open files')"
@@ -404,7 +404,7 @@ def test_a_signal_ends_the_writing(memory: Memory, tmp_path: Path) -> None:
         if event.name == "rescuing":
             os.kill(os.getpid(), signal.SIGUSR1)
 
-    rescue.rescue(memory.held, {signal.SIGUSR1}, publish, "n")
+    snapshot_rescue.rescue(memory.held, {signal.SIGUSR1}, publish, "n")
     os.write(release[1], b".")
     os.waitpid(pid, 0)
     for fd in (*held, *release):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scenes import entry, halted, incident, info, live, members, offer, settings, start, then
 
-from elastic_core.agent.outcome import left, narrated, report, root_cause, round_started, template, untaken
+from elastic_core.agent.report import left, narrated, report, root_cause, round_started, template, untaken
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind

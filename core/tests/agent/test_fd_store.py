@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastic_core.agent.reports import NotUnderstood, Reports
-from elastic_core.agent.vault import MOST_HELD, Vault, is_memory
+from elastic_core.agent.fd_store import MOST_HELD, Vault, is_memory
+from elastic_core.agent.worker_channels import NotUnderstood, Reports
 from elastic_core.errors import ResourceError
 from elastic_core.worker import fd_store
 from elastic_core.worker.channel import CONTROL_VARIABLE, KIND

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent import preloading
+from elastic_core.agent import preload
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.hookspecs import hookimpl
@@ -44,15 +44,15 @@ def plugins() -> Plugins:
 def test_the_template_imports_what_the_run_and_its_plugins_name(
     plugins: Plugins, run: RunConfig, names: tuple[str, ...]
 ) -> None:
-    assert preloading.modules(run, plugins) == names
+    assert preload.modules(run, plugins) == names
 
 
 @pytest.mark.parametrize(("there", "names"), [(True, ("torch",)), (False, ())])
 def test_torch_is_what_is_imported_where_it_is_installed(
     monkeypatch: pytest.MonkeyPatch, there: bool, names: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(preloading, "find_spec", lambda name: SimpleNamespace() if there and name == "torch" else None)
-    assert preloading.modules(config(), Plugins()) == names
+    monkeypatch.setattr(preload, "find_spec", lambda name: SimpleNamespace() if there and name == "torch" else None)
+    assert preload.modules(config(), Plugins()) == names
 
 
 @pytest.mark.parametrize(("module", "outcome"), [("json", TemplateReady), ("no_such_module", TemplateFailed)])
@@ -62,9 +62,9 @@ def test_waiting_ends_with_the_imports_or_with_their_failure(tmp_path: Path, mod
     warden = Warden.start()
     try:
         run = RunConfig(program=Program(ProgramKind.SCRIPT, str(script)), nproc_per_node=2, preload=("types",))
-        preloading.begin(warden, run, os.environ)
+        preload.begin(warden, run, os.environ)
         warden.preload_rest(("types", module))
-        assert [type(event) for event in preloading.settled(warden)] == [outcome]
+        assert [type(event) for event in preload.settled(warden)] == [outcome]
     finally:
         warden.close(30.0)
 
@@ -72,15 +72,15 @@ def test_waiting_ends_with_the_imports_or_with_their_failure(tmp_path: Path, mod
 def test_without_a_warm_start_no_template_is_begun_or_completed(plugins: Plugins) -> None:
     warden: Any = SimpleNamespace()  # who asked it for anything would fail
     run = config(preload=())
-    preloading.begin(warden, run, {})
-    assert preloading.complete(warden, run, plugins) == ()
+    preload.begin(warden, run, {})
+    assert preload.complete(warden, run, plugins) == ()
 
 
 def test_waiting_is_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preloading, "PATIENCE", 0.01)
+    monkeypatch.setattr(preload, "PATIENCE", 0.01)
     warden = Warden.start()
     try:
-        assert preloading.settled(warden) == []
+        assert preload.settled(warden) == []
     finally:
         warden.close(30.0)
 
@@ -88,17 +88,17 @@ def test_waiting_is_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("named", "later"),
     [
-        pytest.param(None, preloading.LATER, id="what torch imports late is imported late"),
+        pytest.param(None, preload.LATER, id="what torch imports late is imported late"),
         pytest.param(("torch",), (), id="who says what to import has said it all"),
     ],
 )
 def test_the_template_has_the_threads_that_workers_have(
     monkeypatch: pytest.MonkeyPatch, named: tuple[str, ...] | None, later: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(preloading, "find_spec", lambda name: SimpleNamespace())
+    monkeypatch.setattr(preload, "find_spec", lambda name: SimpleNamespace())
     asked: dict[str, Any] = {}
     warden: Any = SimpleNamespace(preload=lambda names, **facts: asked.update(facts, names=names))
-    preloading.begin(warden, config(nproc_per_node=2, preload=named), {"PATH": "/bin"})
+    preload.begin(warden, config(nproc_per_node=2, preload=named), {"PATH": "/bin"})
     assert asked == {
         "names": ("torch",),
         "whole": False,

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from elastic_core.agent.vault import Vault
+from elastic_core.agent.fd_store import Vault
 from elastic_core.protocol.node_events import Notice
 from elastic_core.warden.channel import close_all
 from elastic_core.worker.channel import (

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from elastic_core.agent.reports import LINGERING
+from elastic_core.agent.worker_channels import LINGERING
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind

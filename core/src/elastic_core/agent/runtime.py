@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from elastic_core.agent.inbox import Inbox
-from elastic_core.agent.logs import log_directory
-from elastic_core.agent.outcome import Publish
+from elastic_core.agent.event_queue import Inbox
+from elastic_core.agent.fd_store import Vault
+from elastic_core.agent.log_dir import log_directory
 from elastic_core.agent.output import Output
-from elastic_core.agent.reports import Reports
-from elastic_core.agent.scratch import marked
-from elastic_core.agent.vault import Vault
+from elastic_core.agent.report import Publish
+from elastic_core.agent.temp_dirs import marked
 from elastic_core.agent.watchdog import Watchdog, kernel_limit, pipe_path
+from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config.program import ProgramKind
 from elastic_core.config.run import SIGNALS, RunConfig, Stream
