@@ -12,11 +12,11 @@ from scenes import halted, incident, info, live, members, offer, seen, settings,
 from elastic_core.agent.status import SHOWN_NODES, Status, describe_node, describe_polled
 from elastic_core.agent.workers import Worker
 from elastic_core.exit_codes import ExitCode
+from elastic_core.handlers.state_machine import AskingState, Work as Asking
 from elastic_core.incidents import Incident
 from elastic_core.protocol.ledger import Closed, HaltReason, Ledger, Member, Plan, Round, StopAt
 from elastic_core.protocol.node import Leave, NodeState, Work
 from elastic_core.protocol.roster import Phase
-from elastic_core.rendezvous.asking import AskingState, Work as Asking
 
 PLANNED = then(live("ab"), Plan(round=1, reason=HaltReason.RESIZE, why="c joins", deadline=60.0), at=15.0)
 STOPS = then(PLANNED, StopAt(round=1, step=7), at=16.0)

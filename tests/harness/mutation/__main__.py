@@ -46,7 +46,7 @@ MODULES = (
 """What decides: the last names of its modules, or as many of them as no other module of core ends with."""
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-TESTS = ("core/tests/rendezvous", "core/tests/agent/test_polling.py", "core/tests/test_incidents.py")
+TESTS = ("core/tests/rendezvous", "core/tests/handlers/test_agent.py", "core/tests/test_incidents.py")
 EQUIVALENTS = HERE / "equivalents.json"
 ARGUMENTS = ["-q", "-s", "-p", "no:cacheprovider", "-k", "not Backend", "--ignore-glob=*test_session*"]
 """Of pytest: a backend's conformance decides nothing of a run, and sessions wait more than they decide."""

@@ -12,6 +12,7 @@ from elastic_core.agent.workers import Worker
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import without_passwords
 from elastic_core.exit_codes import describe_exit
+from elastic_core.handlers.state_machine import AskingState, Work as Asking
 from elastic_core.host.terminal import printable
 from elastic_core.incidents import Incident
 from elastic_core.protocol.failure_detector import Sighting
@@ -19,7 +20,6 @@ from elastic_core.protocol.ledger import Ledger, Member
 from elastic_core.protocol.node import NodeState, Work
 from elastic_core.protocol.ranks import place
 from elastic_core.protocol.roster import NodeInfo
-from elastic_core.rendezvous.asking import AskingState, Work as Asking
 
 ShowState: TypeAlias = "Callable[[Callable[[], str]], None]"
 """Takes a function that describes the state whenever somebody asks."""

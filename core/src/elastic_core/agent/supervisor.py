@@ -129,9 +129,9 @@ def supervise(
     with ExitStack() as stack:
         store = first_connection(config, plugins)
         if not isinstance(store, RendezvousBackend):
-            from elastic_core.agent import polling  # seldom needed
+            from elastic_core.handlers import agent  # seldom needed
 
-            return polling.run(config, plugins, store, seat, warden, warm=bool(preloaded), show_state=show_state)
+            return agent.run(config, plugins, store, seat, warden, warm=bool(preloaded), show_state=show_state)
         stack.callback(store.close)
         show_state(Status.of(config).describe_joining)
         form, single = plugins.rendezvous_options().endpoint, config.max_nodes == 1

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent import polling
 from elastic_core.agent.report import Ending
 from elastic_core.agent.start import begun
 from elastic_core.config.program import Program, ProgramKind
@@ -23,6 +22,7 @@ from elastic_core.config.run import RunConfig, Timing
 from elastic_core.errors import RendezvousClosedError, RendezvousError, RendezvousStateError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
+from elastic_core.handlers import agent
 from elastic_core.hookspecs import hookimpl
 from elastic_core.host.identity import Seat
 from elastic_core.plugins import Plugins, core_plugins
@@ -75,7 +75,7 @@ def polled(config: RunConfig, plugins: Plugins, handler: Any) -> Ending:
     with ExitStack() as stack:
         seat = stack.enter_context(closing(Seat.take(config.rdzv_id)))
         warden = stack.enter_context(begun())
-        return polling.run(config, plugins, handler, seat, warden)
+        return agent.run(config, plugins, handler, seat, warden)
 
 
 class Run:
@@ -263,13 +263,13 @@ def test_nodes_that_wait_are_let_in_without_spending_a_restart(run: Run) -> None
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that asks a handler that fails again at once."""
-    monkeypatch.setattr(polling, "BLIND_INTERVAL", 0.01)
+    monkeypatch.setattr(agent, "BLIND_INTERVAL", 0.01)
 
 
 @pytest.fixture
 def curt(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that waits for no answer, either."""
-    monkeypatch.setattr(polling, "ANSWER_WITHIN", 0.01)
+    monkeypatch.setattr(agent, "ANSWER_WITHIN", 0.01)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -348,7 +348,7 @@ def test_a_failure_while_the_handler_hangs_does_not_keep_the_node_waiting_for_ev
 def test_workers_that_finish_while_the_handler_hangs_have_finished(
     run: Run, answers: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(polling, "FAREWELL", 0.05)
+    monkeypatch.setattr(agent, "FAREWELL", 0.05)
     gate = tmp_path / "gate"
     os.mkfifo(gate)
 
@@ -384,7 +384,7 @@ def test_a_handler_that_exits_is_a_handler_that_failed(run: Run) -> None:
 def test_a_handler_that_takes_long_is_mentioned(
     run: Run, monkeypatch: pytest.MonkeyPatch, answers: threading.Event
 ) -> None:
-    monkeypatch.setattr(polling, "LONG_WAIT", 0.01)
+    monkeypatch.setattr(agent, "LONG_WAIT", 0.01)
 
     def meet(number: int) -> Any:
         answers.wait(PATIENCE)

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from elastic_core.agent import report, snapshot_rescue
-from elastic_core.agent.asker import Asker, Blind, Failed, Sealed, ShutDown
 from elastic_core.agent.event_queue import SignalReceived
 from elastic_core.agent.registration import applicant_for, cpus_of_workers
 from elastic_core.agent.report import Ending, Publish, finish, publish_as
@@ -29,14 +28,7 @@ from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode, signal_name
-from elastic_core.host.identity import Seat
-from elastic_core.incidents import History, Incident, IncidentKind
-from elastic_core.plugins import Plugins
-from elastic_core.protocol.ledger import Closed, Halt, HaltReason, Round
-from elastic_core.protocol.node import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
-from elastic_core.protocol.roster import NodeInfo
-from elastic_core.rendezvous import registry
-from elastic_core.rendezvous.asking import (
+from elastic_core.handlers.state_machine import (
     Ask,
     AskingEffect,
     AskingEvent,
@@ -50,6 +42,14 @@ from elastic_core.rendezvous.asking import (
     Work,
     step,
 )
+from elastic_core.handlers.thread import Asker, Blind, Failed, Sealed, ShutDown
+from elastic_core.host.identity import Seat
+from elastic_core.incidents import History, Incident, IncidentKind
+from elastic_core.plugins import Plugins
+from elastic_core.protocol.ledger import Closed, Halt, HaltReason, Round
+from elastic_core.protocol.node import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
+from elastic_core.protocol.roster import NodeInfo
+from elastic_core.rendezvous import registry
 from elastic_core.rendezvous.handler import RendezvousHandler
 from elastic_core.session.join import Clock
 from elastic_core.warden.client import CLOSING, Warden

@@ -16,12 +16,13 @@ from typing import TypeAlias
 
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import RendezvousConnectionError
+from elastic_core.handlers import exchange
+from elastic_core.handlers.state_machine import Counted, Met, OthersFinished
 from elastic_core.host.addresses import advertised, local_address
 from elastic_core.host.ports import HeldPort
 from elastic_core.protocol.ledger import Offer
 from elastic_core.protocol.roster import NodeInfo
-from elastic_core.rendezvous import exchange, registry
-from elastic_core.rendezvous.asking import Counted, Met, OthersFinished
+from elastic_core.rendezvous import registry
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousInfo
 
 JOIN = 0.5

@@ -8,10 +8,7 @@ import pytest
 from scenes import incident, members, offer
 
 from elastic_core.exit_codes import ExitCode
-from elastic_core.incidents import Action, IncidentKind, Verdict
-from elastic_core.protocol.ledger import Closed, HaltReason, Round
-from elastic_core.protocol.node import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
-from elastic_core.rendezvous.asking import (
+from elastic_core.handlers.state_machine import (
     Ask,
     AskingEffect,
     AskingEvent,
@@ -26,6 +23,9 @@ from elastic_core.rendezvous.asking import (
     Work,
     step,
 )
+from elastic_core.incidents import Action, IncidentKind, Verdict
+from elastic_core.protocol.ledger import Closed, HaltReason, Round
+from elastic_core.protocol.node import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
 
 ROUND = Round(number=1, offer=offer("a"), members=members("ab"))
 FAILURE = incident("a")

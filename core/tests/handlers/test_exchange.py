@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from elastic_core.errors import RendezvousStateError, RendezvousTimeoutError
+from elastic_core.handlers import exchange
+from elastic_core.handlers.exchange import Cancelled, Card, Waiting
 from elastic_core.protocol.ledger import Member, Offer
 from elastic_core.protocol.ranks import place
-from elastic_core.rendezvous import exchange
-from elastic_core.rendezvous.exchange import Cancelled, Card, Waiting
 from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousInfo
 
 PATIENCE = 30.0
