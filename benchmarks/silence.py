@@ -18,11 +18,11 @@ from benchmarks.agents import TICK, ElasticAgent
 from benchmarks.launchers import PAGE
 from benchmarks.tables import figures, paragraphs, replaced
 from elastic_core.config.run import Timing
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_entry, decode_row, encode_row
 from elastic_core.protocol.ledger import Entry, Halt, HaltReason, Offer, Round
 from elastic_core.protocol.roster import NodeRow, Phase, Seats
 from elastic_core.rendezvous.backend import Cursor
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 
 SIZES = (500, 8_000, 20_000)
 """Nodes of the job, the leader among them."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_core import hookspecs
-from elastic_core.plugins import HOOKS, OBSERVING
+from elastic_core.plugins.manager import HOOKS, OBSERVING
 
 PAGE = Path(__file__).with_name("plugin_hooks.md")
 PREFACE = """\

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from stage import WORKERS, Agent, Stage, free_port, variable
 
-from elastic_core.discovery import Catalogue
 from elastic_core.exit_codes import ExitCode
-from elastic_core.plugins import load_backend
+from elastic_core.plugins.entry_points import Catalogue
+from elastic_core.plugins.manager import load_backend
 from elastic_core.protocol.codec import decode_entry, encode_entry
 from elastic_core.protocol.entries import Entry, Offer, Round
 from elastic_core.rendezvous.backend import SEAL_BYTES, Cursor, RendezvousBackend

@@ -17,7 +17,7 @@ from pages import BLOCK, Reader
 from stage import Stage
 
 import elastic_core
-from elastic_core.plugins import HOOKS
+from elastic_core.plugins.manager import HOOKS
 
 DOCS = Path(__file__).parents[1] / "docs"
 TUTORIAL = DOCS / "writing_a_plugin.md"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.rendezvous.backend import Link
 from elastic_core.rendezvous.file import FileBackend
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.testing import connections, held_suite
 from elastic_core.testing.backend_conformance import ProcessConformance
 from elastic_core.testing.connections import MakeBackend

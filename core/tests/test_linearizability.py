@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.rendezvous.backend import ORIGIN, BeatReply, Cursor, Link, RosterRow
 from elastic_core.rendezvous.disk import republish
 from elastic_core.rendezvous.file import FileBackend
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.testing import linearizability_suite
 from elastic_core.testing.connections import MakeBackend
 from elastic_core.testing.history import Call, check_history

@@ -2,8 +2,8 @@
 
 Five families: rendezvous, failure, metrics, checkpoint, worker start. A plugin is any object (module, class
 instance) with functions of these names marked by :data:`hookimpl`; ``docs/writing_a_plugin.md`` goes from nothing to
-one that is found by entry point. Core's own defaults (``elastic_core.defaults``) are registered through these same
-hooks and nowhere else.
+one that is found by entry point. Core's own defaults (``elastic_core.plugins.builtin``) are registered through these
+same hooks and nowhere else.
 
 All hooks run in the agent's process, but for the two of family 4 that are asked in workers. Unless a contract says
 otherwise, a hook that raises fails the run, naming the plugin.

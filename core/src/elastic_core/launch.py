@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from elastic_core import plugins
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.exit_codes import signal_name, signalled
 from elastic_core.incidents import Incident
 from elastic_core.launch_config import LaunchConfig, check_entrypoint, configure, warn
+from elastic_core.plugins import manager
 from elastic_core.process_failure import ProcessFailure, failure_of
 from elastic_core.worker import function
 
@@ -173,7 +173,7 @@ def run_program(config: RunConfig) -> None:
     """
     from elastic_core.agent import start
 
-    loaded = plugins.load(config)
+    loaded = manager.load(config)
     try:
         ending = start.run(config, loaded, alone=False)
     finally:

@@ -11,7 +11,6 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
-from elastic_core import plugins
 from elastic_core.config import parse, rdzv_conf
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import (
@@ -25,7 +24,8 @@ from elastic_core.config.run import (
 )
 from elastic_core.errors import UsageError
 from elastic_core.events import Level, least_level
-from elastic_core.rendezvous import job_token, registry
+from elastic_core.plugins import handler_registry, manager
+from elastic_core.rendezvous import job_token
 
 Streams = int | Mapping[int, int]
 """Flags of :class:`Stream` or of torch's ``Std``: one for all local ranks, or one for each."""
@@ -103,7 +103,7 @@ class LaunchConfig:
     log_dir: str | os.PathLike[str] | None = field(default=None, kw_only=True)
     redirects: Streams | None = field(default=None, kw_only=True)
     tee: Streams | None = field(default=None, kw_only=True)
-    plugins: tuple[str, ...] = field(default=(), kw_only=True)
+    manager: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +126,10 @@ def configure(config: LaunchConfig) -> RunConfig:
     nnodes = parse.NodeRange(config.min_nodes, config.max_nodes)
     backend, endpoint = config.rdzv_backend, config.rdzv_endpoint
     numbered = False
-    if registry.find(backend) is None:  # a handler that was registered may have any backend's name
+    if handler_registry.find(backend) is None:  # a handler that was registered may have any backend's name
         numbered = backend in rdzv_conf.NUMBERED
         backend, endpoint = rdzv_conf.settle(backend, endpoint, nnodes)
-    options = plugins.rendezvous_options(backend, named=config.plugins)
+    options = manager.rendezvous_options(backend, named=config.plugins)
     given = {key: value for key, value in config.rdzv_configs.items() if value is not None}
     if numbered and nnodes.most > 1 and "rank" not in given:
         raise UsageError(

@@ -14,7 +14,7 @@ from elastic_core.agent import preload
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.hookspecs import hookimpl
-from elastic_core.plugins import Plugins
+from elastic_core.plugins.manager import Plugins
 from elastic_core.warden.client import Warden
 from elastic_core.warden.messages import TemplateFailed, TemplateReady
 

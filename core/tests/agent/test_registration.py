@@ -16,7 +16,7 @@ from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import OnNodeLoss, RunConfig, Stream, StreamMap, Timing
 from elastic_core.errors import UsageError
 from elastic_core.host.identity import Seat, host_id
-from elastic_core.plugins import Plugins, core_plugins
+from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.protocol.settings import Agreement, Versions
 from elastic_core.rendezvous.handler import RendezvousParameters
 from elastic_core.session.join import Clock

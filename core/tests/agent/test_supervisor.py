@@ -21,10 +21,10 @@ from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedErro
 from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.host.identity import Seat, boot_id
 from elastic_core.host.ports import HeldPort
-from elastic_core.plugins import Plugins, core_plugins
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
+from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import BeatReply
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.session.ledger_reader import load, said_by
 
 CONFIG = RunConfig(program=Program(ProgramKind.EXECUTABLE, "true"), local_addr="127.0.0.1")

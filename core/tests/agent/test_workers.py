@@ -25,7 +25,7 @@ from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import hookimpl
 from elastic_core.incidents import Incident, IncidentKind
-from elastic_core.plugins import Plugins, core_plugins
+from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.protocol.ledger import Member, Round
 from elastic_core.protocol.node import (
     NodeEvent,

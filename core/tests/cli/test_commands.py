@@ -9,7 +9,7 @@ import pytest
 from elastic_core import __version__
 from elastic_core.cli.commands import Elastic
 from elastic_core.cli.render import run
-from elastic_core.discovery import Catalogue
+from elastic_core.plugins.entry_points import Catalogue
 
 COMMAND = """
     import click

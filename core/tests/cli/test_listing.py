@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from elastic_core import __version__
 from elastic_core.cli.listing import Listed, command, inventory, table
-from elastic_core.discovery import Catalogue
+from elastic_core.plugins.entry_points import Catalogue
 
 BACKEND = """
     from elastic_core import hookimpl

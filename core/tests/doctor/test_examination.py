@@ -20,7 +20,7 @@ from elastic_core.hookspecs import RendezvousOptions
 Install = Callable[..., None]
 FAKE = """
     from elastic_core import RendezvousConnectionError, RendezvousOptions, RendezvousStateError, hookimpl
-    from elastic_core.rendezvous.local import LocalBackend, MemoryStore
+    from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 
     jobs = {}
     fails_at = ""

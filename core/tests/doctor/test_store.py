@@ -11,8 +11,8 @@ import pytest
 from elastic_core.doctor import store as checks
 from elastic_core.doctor.findings import State
 from elastic_core.errors import RendezvousStateError
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RendezvousBackend
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 
 Make: TypeAlias = Callable[[MemoryStore], RendezvousBackend]
 

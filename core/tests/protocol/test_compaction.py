@@ -6,13 +6,13 @@ import pytest
 from scenes import halted, live, members, offer, seen, start, then, watch
 
 from elastic_core.incidents import Action, Verdict
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_entry, encode_entry, encode_row
 from elastic_core.protocol.compaction import AT_ONCE, WHOLE, due
 from elastic_core.protocol.failure_detector import Sighting, Watch
 from elastic_core.protocol.ledger import Anchors, Halt, HaltReason, Ledger, Round
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.session.join import Clock
 from elastic_core.session.leader_driver import ChairDriver
 from elastic_core.session.ledger_reader import load

@@ -6,9 +6,9 @@ import pytest
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError, UsageError
 from elastic_core.exit_codes import ExitCode
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.rendezvous.backend import ORIGIN, BeatReply, Cursor, Link, RendezvousBackend
 from elastic_core.rendezvous.guard import GuardedBackend
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.testing.backend_conformance import BackendConformance
 from elastic_core.testing.connections import MakeBackend
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from elastic_core.errors import RendezvousStateError
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_entry
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, SEAL_BYTES, Link, RendezvousBackend
 from elastic_core.rendezvous.guard import GuardedBackend
 from elastic_core.rendezvous.job_token import JobToken
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.rendezvous.seal import Seal, SealedBackend, protected
 from elastic_core.testing.backend_conformance import BackendConformance
 from elastic_core.testing.connections import ALL_BYTES, MakeBackend

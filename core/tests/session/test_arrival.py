@@ -10,11 +10,11 @@ from scenes import entry, info, members, offer
 from test_session import CLOCK, quick
 
 from elastic_core.errors import RendezvousRefusedError
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import encode_entry
 from elastic_core.protocol.ledger import Body, Closed, Ledger, Open, Round, advance, compose, opened
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import ORIGIN
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.session.arrival import Arrival
 from elastic_core.session.join import Applicant, Joined, arrive, join
 

@@ -9,11 +9,11 @@ import pytest
 from scenes import entry, info, seen, start
 
 from elastic_core.errors import RendezvousTimeoutError, UsageError
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_row, encode_entry, encode_row
 from elastic_core.protocol.ledger import Closed
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import ORIGIN, Cursor
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.session.drain_request import ask, release
 
 

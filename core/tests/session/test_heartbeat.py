@@ -6,10 +6,10 @@ from collections.abc import Collection
 
 from scenes import start
 
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.failure_detector import Heard
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.rendezvous.backend import RosterRow
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.session.heartbeat import Pulse, PulseCalls
 
 

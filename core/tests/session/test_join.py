@@ -9,12 +9,12 @@ from scenes import entry, info
 from test_session import CLOCK, PATIENCE, quick, restart
 
 from elastic_core.errors import RendezvousRefusedError
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_row, encode_entry
 from elastic_core.protocol.ledger import Chair, Closed, HistoryChangedError, Offer, compose
 from elastic_core.protocol.roster import Seats
 from elastic_core.protocol.settings import Command
 from elastic_core.rendezvous.backend import Cursor, RosterRow
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.session.join import Applicant, Clock, Joined, join
 from elastic_core.session.session import Session, SessionCalls
 

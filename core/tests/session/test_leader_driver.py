@@ -13,13 +13,13 @@ import pytest
 from scenes import halted, incident, info, live, offer, seen, settings, start, watch
 
 from elastic_core.incidents import Action, Verdict
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_entry, encode_entry, encode_row
 from elastic_core.protocol.failure_detector import interrupted
 from elastic_core.protocol.ledger import Closed, HaltReason, Round, advance, compose, opened
 from elastic_core.protocol.repair import resume
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import ORIGIN
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.session.join import Clock
 from elastic_core.session.leader_driver import PATIENCE, ChairDriver
 

@@ -6,9 +6,9 @@ import pytest
 from scenes import live, start
 
 from elastic_core.errors import RendezvousStateError
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import encode_entry
 from elastic_core.rendezvous.backend import ORIGIN
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.session.ledger_reader import news
 
 

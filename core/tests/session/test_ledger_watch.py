@@ -9,8 +9,8 @@ import pytest
 from scenes import info, settings
 
 from elastic_core.errors import StoreLostError
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.rendezvous.backend import ORIGIN
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.session.arrival import Arrival
 from elastic_core.session.join import Applicant, Clock
 from elastic_core.session.ledger_watch import Lookout

@@ -10,6 +10,7 @@ from scenes import live, members, offer, start, then
 from test_history import MEMORY, MINE, RUN, SUCCESS, of_run, resumed, told
 
 from elastic_core.errors import RendezvousStateError
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_entry, encode_entry
 from elastic_core.protocol.ledger import (
     Chair,
@@ -24,7 +25,6 @@ from elastic_core.protocol.ledger import (
 )
 from elastic_core.protocol.repair import Memory, Rejoin
 from elastic_core.rendezvous.backend import ORIGIN, Link
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.session.join import Clock
 from elastic_core.session.ledger_reader import missing_entry, news
 from elastic_core.session.repair import ATTEMPTS, Restored, restore

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.session.retry import RETRY_FIRST, RETRY_MOST, Backoff, connect_at_first, persist, store_awaited
 
 

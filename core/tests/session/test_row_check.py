@@ -10,12 +10,12 @@ from scenes import info, live, seen, settings, start, then
 from elastic_core import __version__
 from elastic_core.events import Event
 from elastic_core.incidents import Action, Verdict
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import encode_entry, encode_row
 from elastic_core.protocol.ledger import Chair, Closed, Ledger
 from elastic_core.protocol.limits import MAX_UNREAD
 from elastic_core.protocol.roster import NodeRow, Phase
 from elastic_core.rendezvous.backend import ORIGIN
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.session.join import Clock
 from elastic_core.session.leader_driver import ChairDriver
 from elastic_core.session.row_check import RowCheck

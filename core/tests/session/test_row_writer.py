@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 from scenes import halted, incident, info, live, offer, start, then
 
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_row, encode_row
 from elastic_core.protocol.ledger import HaltReason, Ledger, Member, Plan, Round
 from elastic_core.protocol.roster import NodeRow, Phase
 from elastic_core.protocol.row_delay import AT_MOST, FOR_EACH, SPREAD_ABOVE, deferral
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.session.join import Clock
 from elastic_core.session.row_writer import Writer, WriterCalls
 

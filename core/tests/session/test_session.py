@@ -15,6 +15,7 @@ from scenes import incident, info, settings
 from elastic_core.errors import RendezvousRefusedError
 from elastic_core.events import Event
 from elastic_core.incidents import Action, History, Incident, Verdict
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import encode_row
 from elastic_core.protocol.ledger import Closed, Halt, HaltReason, Offer
 from elastic_core.protocol.node import (
@@ -35,7 +36,6 @@ from elastic_core.protocol.node import (
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import Cursor, Link, RendezvousBackend, RosterRow
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.session.join import Applicant, Clock, Joined, join
 from elastic_core.session.leave import any_stays
 from elastic_core.session.session import Session, SessionCalls

@@ -12,12 +12,12 @@ from scenes import incident, info, live
 from test_session import CLOCK, PATIENCE, Node, in_round, quick
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError, RendezvousStateError, StoreLostError
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_entry, encode_row
 from elastic_core.protocol.ledger import Chair, HistoryChangedError
 from elastic_core.protocol.node import Leaving, WorkerFailed
 from elastic_core.protocol.roster import NodeRow, Phase
 from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RosterRow
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.session.contact import Contact
 from elastic_core.session.heartbeat import Pulse, PulseCalls
 from elastic_core.session.join import Applicant, Joined, join

@@ -12,10 +12,10 @@ from scenes import incident
 from test_session import CLOCK, PATIENCE, Node, in_round, quick
 
 from elastic_core.errors import RendezvousConnectionError
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.node import WorkerFailed
 from elastic_core.rendezvous.backend import BeatReply, Cursor
 from elastic_core.rendezvous.guard import Asked, GuardedBackend
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 from elastic_core.session.store_calls import Call, call_of, may_be_renewed, silence_told, unanswered
 
 STORE = GuardedBackend(LocalBackend(MemoryStore()), "backend")

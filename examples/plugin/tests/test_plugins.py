@@ -10,10 +10,10 @@ import pytest
 from elastic_core import RendezvousParameters, RunConfig
 from elastic_core.cli.listing import inventory
 from elastic_core.config.program import Program, ProgramKind
-from elastic_core.discovery import Catalogue
 from elastic_core.events import Event
 from elastic_core.incidents import Action, History, Incident, IncidentKind
-from elastic_core.plugins import Plugins, load
+from elastic_core.plugins.entry_points import Catalogue
+from elastic_core.plugins.manager import Plugins, load
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Versions
 from elastic_core.rendezvous.backend import RendezvousBackend

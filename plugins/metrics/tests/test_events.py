@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elastic_core.events import Event, Level
-from elastic_core.plugins import Plugins
+from elastic_core.plugins.manager import Plugins
 from elastic_metrics.events import KEPT, EventLines, iso
 from elastic_metrics.lines import LineFile
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-import elastic_core.plugins
+import elastic_core.plugins.manager
 from elastic_core import RunConfig
 from elastic_core.cli.listing import inventory
 from elastic_core.config.program import Program, ProgramKind
-from elastic_core.discovery import Catalogue
+from elastic_core.plugins.entry_points import Catalogue
 
 OBSERVING = ("elastic_observe", "elastic_run_ends", "elastic_run_starts")
 HOOK = "elastic_run_starts"
@@ -52,13 +52,13 @@ def test_elastic_plugins_lists_both_and_their_hooks() -> None:
 )
 def test_both_are_on_once_installed_and_each_is_off_with_no_plugin(off: tuple[str, ...], on: set[str]) -> None:
     config = RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"), no_plugins=off)
-    ours = {impl.plugin for impl in elastic_core.plugins.load(config).implementations(HOOK)}
+    ours = {impl.plugin for impl in elastic_core.plugins.manager.load(config).implementations(HOOK)}
     assert ours & {"events", "prometheus"} == on
 
 
 def test_a_setting_that_is_wrong_leaves_the_plugin_off_and_the_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTIC_METRICS_PORT", "http")
-    plugins = elastic_core.plugins.load(RunConfig(program=Program(ProgramKind.SCRIPT, "train.py")))
+    plugins = elastic_core.plugins.manager.load(RunConfig(program=Program(ProgramKind.SCRIPT, "train.py")))
     (problem,) = plugins.problems
     assert "ELASTIC_METRICS_PORT='http' is not a port. Give a number" in problem.message
     assert "events" in {impl.plugin for impl in plugins.implementations(HOOK)}

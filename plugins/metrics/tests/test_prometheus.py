@@ -10,7 +10,7 @@ import pytest
 
 from elastic_core.errors import UsageError
 from elastic_core.events import Event, Level
-from elastic_core.plugins import Plugins
+from elastic_core.plugins.manager import Plugins
 from elastic_metrics.prometheus import EndpointError, Place, Prometheus
 
 Start = Callable[..., None]
@@ -21,7 +21,7 @@ IMPORTS = """
 import sys
 from elastic_core.config.run import RunConfig
 from elastic_core.events import Event
-from elastic_core.plugins import load
+from elastic_core.plugins.manager import load
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Versions

@@ -16,7 +16,7 @@ from elastic_core.config.program import ProgramKind, interpreter, python_program
 
 if TYPE_CHECKING:
     from elastic_core.config.run import RunConfig
-    from elastic_core.plugins import Plugins
+    from elastic_core.plugins.manager import Plugins
     from elastic_core.session.ledger_watch import Lookout
     from elastic_core.warden.client import Warden
     from elastic_core.warden.messages import WardenEvent

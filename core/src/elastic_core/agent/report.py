@@ -14,7 +14,7 @@ from elastic_core.agent.worker_channels import LINGERING
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
-from elastic_core.plugins import Plugins
+from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.ledger import (
     Closed,
     Drain,

@@ -17,8 +17,8 @@ from elastic_core.errors import UsageError
 from elastic_core.incidents import Incident
 from elastic_core.launch import ChildFailedError, launch
 from elastic_core.launch_config import LaunchConfig, check_entrypoint, configure, read, warn
+from elastic_core.plugins import handler_registry
 from elastic_core.process_failure import ProcessFailure
-from elastic_core.rendezvous import registry
 from elastic_core.worker import function
 
 __all__ = ["LocalElasticAgent", "RunResult", "WorkerSpec", "WorkerState"]
@@ -197,7 +197,7 @@ class LocalElasticAgent:
         with ExitStack() as stack:
             given = {**self._of_spec(role), **{name: value for name, value in self._given.items() if value is not None}}
             if spec.rdzv_handler is not None:
-                given["rdzv_backend"] = stack.enter_context(registry.using(spec.rdzv_handler))
+                given["rdzv_backend"] = stack.enter_context(handler_registry.using(spec.rdzv_handler))
             config = replace(configure(replace(spec.launch, **given)), exit_barrier=self._exit_barrier)
             if config.rdzv_backend == LOCAL:
                 address = read("master_addr", spec.master_addr or None, parse.address) or config.local_addr

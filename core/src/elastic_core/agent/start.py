@@ -20,7 +20,7 @@ from elastic_core.warden.linux import open_standard_streams, subreaping
 if TYPE_CHECKING:
     from elastic_core.agent.report import Ending
     from elastic_core.config.run import RunConfig
-    from elastic_core.plugins import Plugins
+    from elastic_core.plugins.manager import Plugins
 
 
 @contextmanager

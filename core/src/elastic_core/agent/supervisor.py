@@ -35,7 +35,7 @@ from elastic_core.host.addresses import advertised
 from elastic_core.host.identity import Seat
 from elastic_core.host.ports import own_address
 from elastic_core.incidents import Incident
-from elastic_core.plugins import Plugins
+from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.admission import differences
 from elastic_core.protocol.ledger import Closed, Round
 from elastic_core.protocol.node import (

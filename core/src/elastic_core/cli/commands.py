@@ -38,7 +38,7 @@ class Elastic(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Core's own, then those of plugins."""
-        from elastic_core.discovery import Catalogue, Group
+        from elastic_core.plugins.entry_points import Catalogue, Group
 
         return [*BUILT_IN, *(name for name in Catalogue.read().names(Group.COMMANDS) if name not in BUILT_IN)]
 
@@ -53,7 +53,7 @@ class Elastic(click.Group):
             command = import_module(BUILT_IN[cmd_name][0]).command
             assert isinstance(command, click.Command)
             return command
-        from elastic_core.discovery import BROUGHT_BY, Catalogue, Group, load
+        from elastic_core.plugins.entry_points import BROUGHT_BY, Catalogue, Group, load
 
         if cmd_name not in (known := self.list_commands(ctx)) and (Group.COMMANDS, cmd_name) not in BROUGHT_BY:
             raise UsageError(

@@ -101,15 +101,15 @@ def subject_of(flags: Flags) -> Subject:
         UsageError: A value is wrong, or two contradict each other.
         PluginError: The backend is not installed, or cannot be imported.
     """
-    from elastic_core import plugins
-    from elastic_core.discovery import Catalogue
     from elastic_core.doctor.examination import Subject, bounded_conf, needs_torch, trial_id
+    from elastic_core.plugins import manager
+    from elastic_core.plugins.entry_points import Catalogue
     from elastic_core.rendezvous import job_token
     from elastic_core.rendezvous.handler import RendezvousParameters
 
     catalogue = Catalogue.read()
     backend, endpoint = meeting_place(flags)
-    loaded = plugins.load_backend(backend, catalogue, plugins_named(flags, os.environ))
+    loaded = manager.load_backend(backend, catalogue, plugins_named(flags, os.environ))
     options = loaded.rendezvous_options()
     nnodes = NodeRange(1, 1) if options.single_node else SEVERAL
     check_reach(backend, endpoint, nnodes, options)
@@ -127,7 +127,7 @@ def subject_of(flags: Flags) -> Subject:
         token=job_token.read(os.environ, conf.token_file),
         config=bounded_conf(conf.backend, options),
     )
-    installed = [offer for offer in catalogue.offers(plugins.BACKENDS[0]) if offer.name == backend]
+    installed = [offer for offer in catalogue.offers(manager.BACKENDS[0]) if offer.name == backend]
     return Subject(
         plugins=loaded,
         options=options,

@@ -67,9 +67,9 @@ def over_the_store(given: Mapping[str, Any], request: Callable[[RendezvousBacken
         PluginError: The backend's plugin cannot be loaded.
         RendezvousConnectionError: The store cannot be reached.
     """
-    from elastic_core import plugins  # none of this for --help
     from elastic_core.config.rdzv_conf import parse
-    from elastic_core.discovery import Catalogue
+    from elastic_core.plugins import manager  # none of this for --help
+    from elastic_core.plugins.entry_points import Catalogue
     from elastic_core.rendezvous import job_token
     from elastic_core.rendezvous.backend import RendezvousBackend
     from elastic_core.rendezvous.handler import RendezvousParameters
@@ -78,7 +78,7 @@ def over_the_store(given: Mapping[str, Any], request: Callable[[RendezvousBacken
     flags = Flags(nnodes=SEVERAL, **{name: value for name, value in given.items() if name in known})
     try:
         catalogue, (backend, endpoint) = Catalogue.read(), meeting_place(flags)
-        loaded = plugins.load_backend(backend, catalogue, plugins_named(flags, os.environ))
+        loaded = manager.load_backend(backend, catalogue, plugins_named(flags, os.environ))
         options = loaded.rendezvous_options()
         if options.handler or options.single_node:
             why = "keeps no ledger" if options.handler else "serves one node"

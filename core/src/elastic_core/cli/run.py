@@ -37,7 +37,7 @@ from elastic_core.rendezvous import job_token
 
 if TYPE_CHECKING:
     from elastic_core.hookspecs import RendezvousOptions
-    from elastic_core.plugins import Plugins
+    from elastic_core.plugins.manager import Plugins
     from elastic_core.warden.client import Warden
 
 MASTER_PORT = 29500
@@ -103,12 +103,12 @@ def _told_whence() -> Iterator[None]:
 
 def _complete(known: RunConfig, given: Flags) -> tuple[RunConfig, Plugins]:
     """The whole run, and the plugins for it."""
-    from elastic_core import plugins
-    from elastic_core.discovery import Catalogue
+    from elastic_core.plugins import manager
+    from elastic_core.plugins.entry_points import Catalogue
 
     catalogue, named = Catalogue.read(), plugins_named(given, os.environ)
-    config = configure(known, given, os.environ, lambda name: plugins.rendezvous_options(name, catalogue, named), warn)
-    return config, plugins.load(config, catalogue)
+    config = configure(known, given, os.environ, lambda name: manager.rendezvous_options(name, catalogue, named), warn)
+    return config, manager.load(config, catalogue)
 
 
 def with_sources(error: ElasticError, context: click.Context | None) -> str | None:

@@ -45,11 +45,11 @@ from elastic_core.handlers.state_machine import (
 from elastic_core.handlers.thread import Asker, Blind, Failed, Sealed, ShutDown
 from elastic_core.host.identity import Seat
 from elastic_core.incidents import History, Incident, IncidentKind
-from elastic_core.plugins import Plugins
+from elastic_core.plugins import handler_registry
+from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.ledger import Closed, Halt, HaltReason, Round
 from elastic_core.protocol.node import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
 from elastic_core.protocol.roster import NodeInfo
-from elastic_core.rendezvous import registry
 from elastic_core.rendezvous.handler import RendezvousHandler
 from elastic_core.session.join import Clock
 from elastic_core.warden.client import CLOSING, Warden
@@ -265,7 +265,7 @@ class PollingAgent:
         patience, since, now = self._config.timing.fence_after, self._blind_since, self._clock.now()
         match event:
             case Blind(error) if since is None:
-                why = registry.translated(error, "the handler cannot say how many nodes wait").message
+                why = handler_registry.translated(error, "the handler cannot say how many nodes wait").message
                 self._say("handler_silent", f"{why}; the workers go on for {patience:g} s", Level.WARNING)
                 self._blind_since = now
             case Blind() if since is not None and now - since >= patience:
@@ -284,13 +284,15 @@ class PollingAgent:
 
     def _on_failure(self, error: BaseException) -> None:
         """There is no round for this node; by then it has no workers either."""
-        if not registry.is_graceful_exit(error):
-            raise registry.translated(error, f"the rendezvous handler {self._config.rdzv_backend!r} failed") from error
+        if not handler_registry.is_graceful_exit(error):
+            raise handler_registry.translated(
+                error, f"the rendezvous handler {self._config.rdzv_backend!r} failed"
+            ) from error
         self._leave(ExitCode.SUCCESS, f"the rendezvous has no place for this node: {error}")
 
     def _on_shut_down(self, error: Exception | None) -> None:
         if error is not None:  # often: its store may have ended with another node
-            message = registry.translated(error, "the rendezvous handler could not be shut down").message
+            message = handler_registry.translated(error, "the rendezvous handler could not be shut down").message
             self._say("handler_stays", message, Level.DEBUG)
         self._over = True
 

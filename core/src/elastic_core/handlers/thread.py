@@ -20,9 +20,9 @@ from elastic_core.handlers import exchange
 from elastic_core.handlers.state_machine import Counted, Met, OthersFinished
 from elastic_core.host.addresses import advertised, local_address
 from elastic_core.host.ports import HeldPort
+from elastic_core.plugins import handler_registry
 from elastic_core.protocol.ledger import Offer
 from elastic_core.protocol.roster import NodeInfo
-from elastic_core.rendezvous import registry
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousInfo
 
 JOIN = 0.5
@@ -130,7 +130,7 @@ class Asker:
     def _meet(self, number: int, restarts: int, why: str, new_port: bool) -> Sealed:
         if new_port:
             self._drop_port()
-        with registry.unshared():
+        with handler_registry.unshared():
             info = exchange.understood(self._handler.next_rendezvous())
             shares = bool(getattr(self._handler, "use_agent_store", False))
         offer = self._offer(info, shares) if info.rank == 0 else Offer("", 0, "")

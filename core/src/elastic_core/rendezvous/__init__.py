@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         RendezvousStateError as RendezvousStateError,
         RendezvousTimeoutError as RendezvousTimeoutError,
     )
-    from elastic_core.rendezvous import registry as registry
     from elastic_core.rendezvous.handler import (
         RendezvousHandler as RendezvousHandler,
         RendezvousInfo as RendezvousInfo,
@@ -52,9 +51,9 @@ _PUBLIC = (
 
 
 def __getattr__(name: str) -> Any:
-    """``registry`` and the public names, imported when they are first used."""
+    """``registry``, as torch calls it, and the public names; imported when they are first used."""
     if name == "registry":
-        return import_module(f"{__name__}.registry")
+        return import_module("elastic_core.plugins.handler_registry")
     if name in _PUBLIC:
         return getattr(import_module("elastic_core"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

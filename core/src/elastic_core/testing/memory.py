@@ -1,12 +1,13 @@
 """A server in memory, for tests of what stands above a store: it is restarted, loses what it held, and is never slow.
 
-It serves the threads of one process; :class:`~elastic_core.rendezvous.local.LocalBackend` is what its connections are.
+It serves the threads of one process; :class:`~elastic_core.plugins.local_backend.LocalBackend` is what its connections
+are.
 """
 
 from __future__ import annotations
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.testing.faults import Data, Keeper
 
 

@@ -19,7 +19,7 @@ from elastic_core import _OF_ELASTIC_TORCH, _OFFERED
 from elastic_core.errors import did_you_mean
 
 if TYPE_CHECKING:
-    from elastic_core.plugins import Plugins
+    from elastic_core.plugins.manager import Plugins
 
     ElasticDistributedSampler: Any
     TrainState: Any
@@ -42,14 +42,14 @@ def plugins_in_worker(named: Sequence[str]) -> Plugins:
     Raises:
         PluginError: One of them cannot be imported, or does not fit the hook specs.
     """
-    from elastic_core import discovery, plugins
+    from elastic_core.plugins import entry_points, manager
 
-    catalogue, asked = discovery.Catalogue.read(), plugins.Plugins()
-    known = catalogue.names(discovery.Group.WORKER, discovery.Group.PLUGINS, discovery.Group.AUTOLOAD)
+    catalogue, asked = entry_points.Catalogue.read(), manager.Plugins()
+    known = catalogue.names(entry_points.Group.WORKER, entry_points.Group.PLUGINS, entry_points.Group.AUTOLOAD)
     for name in dict.fromkeys(named):
-        if name in catalogue.names(discovery.Group.WORKER):
-            offer = catalogue.find(name, discovery.Group.WORKER)
-            asked.register(name, discovery.load(offer), described=str(offer))
+        if name in catalogue.names(entry_points.Group.WORKER):
+            offer = catalogue.find(name, entry_points.Group.WORKER)
+            asked.register(name, entry_points.load(offer), described=str(offer))
         elif name not in known:
             _warn(f"ELASTIC_PLUGINS names {name!r}, and no such plugin is installed here.{did_you_mean(name, known)}")
     return asked

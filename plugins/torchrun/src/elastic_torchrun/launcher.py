@@ -46,8 +46,8 @@ def configuration(arguments: Sequence[str], warn: Callable[[str], None] = lambda
     Raises:
         UsageError, PluginError, click.UsageError: Elastic does not take these arguments.
     """
-    from elastic_core import plugins
-    from elastic_core.discovery import Catalogue
+    from elastic_core.plugins import manager
+    from elastic_core.plugins.entry_points import Catalogue
 
     command = RunCommand(lambda: 0)
     command.add_help_option = False  # who asks torchrun for help gets torchrun's
@@ -55,7 +55,7 @@ def configuration(arguments: Sequence[str], warn: Callable[[str], None] = lambda
     if flags.logs_specs is not None:
         raise UsageError(f"--logs_specs {flags.logs_specs!r} names a class of torch's, which Elastic does not use.")
     known, catalogue, named = outline(flags, os.environ), Catalogue.read(), plugins_named(flags, os.environ)
-    return configure(known, flags, os.environ, lambda name: plugins.rendezvous_options(name, catalogue, named), warn)
+    return configure(known, flags, os.environ, lambda name: manager.rendezvous_options(name, catalogue, named), warn)
 
 
 def replace(module: Any) -> None:

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from elastic_core import defaults, discovery, hookspecs
+from elastic_core import hookspecs
 from elastic_core.assignment import Assignment
 from elastic_core.config.program import Program
 from elastic_core.config.rdzv_conf import no_ledger
 from elastic_core.config.run import RunConfig
-from elastic_core.discovery import Catalogue, Group, Offer
 from elastic_core.errors import ElasticError, PluginError, did_you_mean
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import HOOKSPEC_VERSION, PROJECT, RendezvousOptions
 from elastic_core.incidents import History, Incident, Verdict
-from elastic_core.observers import Implementation, Observers
-from elastic_core.rendezvous import registry
+from elastic_core.plugins import builtin, entry_points, handler_registry
+from elastic_core.plugins.entry_points import Catalogue, Group, Offer
+from elastic_core.plugins.observers import Implementation, Observers
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters, as_handler
 from elastic_core.rendezvous.seal import protected
@@ -147,7 +147,7 @@ class Plugins:
 
         A policy that raises or takes longer abstains, and the observers hear of it.
         """
-        from elastic_core.judging import judge  # with concurrent.futures: a healthy run never needs it
+        from elastic_core.plugins.failure_policies import judge  # with concurrent.futures: a healthy run never needs it
 
         return judge(
             self.implementations("elastic_judge_failure"), incident, history, timeout=timeout, report=self.publish
@@ -159,7 +159,9 @@ class Plugins:
         asked = self.implementations("elastic_node_gone")
         if not asked:
             return None
-        from elastic_core.judging import node_gone  # with concurrent.futures: a healthy run never needs it
+        from elastic_core.plugins.failure_policies import (
+            node_gone,  # with concurrent.futures: a healthy run never needs it
+        )
 
         return functools.partial(node_gone, asked, report=self.publish, unanswered={})
 
@@ -304,7 +306,7 @@ def load_backend(backend: str, catalogue: Catalogue, named: Sequence[str] = ()) 
     if backend not in catalogue.names(*BACKENDS):
         for name in named:
             for offer in _agents_side(name, catalogue):
-                discovery.load(offer)
+                entry_points.load(offer)
     plugins = Plugins()
     _register_backend(plugins, backend, catalogue)
     return plugins
@@ -313,15 +315,15 @@ def load_backend(backend: str, catalogue: Catalogue, named: Sequence[str] = ()) 
 def core_plugins(config: RunConfig | None = None) -> dict[str, object]:
     """Core's own defaults, by name, as a run asks for them; all that always are there when there is no run."""
     plugins: dict[str, object] = {
-        "max-restarts": defaults.MaxRestartsPolicy(),
-        "log-lines": defaults.LogLineMetrics(least=Level.INFO if config is None else config.least_level),
-        "plain-start": defaults.PlainWorkerStart(
+        "max-restarts": builtin.MaxRestartsPolicy(),
+        "log-lines": builtin.LogLineMetrics(least=Level.INFO if config is None else config.least_level),
+        "plain-start": builtin.PlainWorkerStart(
             virtual_local_rank=config is not None and config.virtual_local_rank,
             plugins=() if config is None else [name for name in config.plugins if name not in config.no_plugins],
         ),
     }
     if config is not None and config.event_log:
-        plugins["event-log"] = defaults.EventLog()
+        plugins["event-log"] = builtin.EventLog()
     return plugins
 
 
@@ -341,11 +343,11 @@ def hooks_of(plugin: object, described: str) -> list[str]:
     rehearsal = pluggy.PluginManager(PROJECT)  # knows no specs, so it takes everything, and we can say what is wrong
     rehearsal.register(plugin, described)
     callers = rehearsal.get_hookcallers(plugin) or []
-    if not callers and not registry.registered_by(plugin):
+    if not callers and not handler_registry.registered_by(plugin):
         raise PluginError(
             f"The {described} implements no hook, and registers no rendezvous handler.",
-            hint="Mark its functions with @elastic_core.hookimpl, or call elastic_core.rendezvous.registry.register "
-            "where its module is imported.",
+            hint="Mark its functions with @elastic_core.hookimpl, or call "
+            "elastic_core.plugins.handler_registry.register where its module is imported.",
         )
     for caller in callers:
         for impl in caller.get_hookimpls():
@@ -374,7 +376,7 @@ def _check(impl: pluggy.HookImpl, hook: str, described: str) -> None:
 
 
 def _register(plugins: Plugins, offer: Offer) -> None:
-    plugins.register(offer.name, discovery.load(offer), described=str(offer))
+    plugins.register(offer.name, entry_points.load(offer), described=str(offer))
 
 
 def _agents_side(name: str, catalogue: Catalogue) -> list[Offer]:
@@ -392,14 +394,14 @@ def _agents_side(name: str, catalogue: Catalogue) -> list[Offer]:
 
 def _register_backend(plugins: Plugins, name: str, catalogue: Catalogue) -> None:
     """Add the backend that a name means, in the order of ``rendezvous.registry``."""
-    if (factory := registry.find(name)) is not None:
-        plugins.register_backend(name, registry.HandlerPlugin(name, factory))
-    elif name.startswith(registry.TORCH_PREFIX) and name not in catalogue.names(*BACKENDS):
-        torchs = registry.torch_handler(name.removeprefix(registry.TORCH_PREFIX))
-        plugins.register_backend(name, registry.HandlerPlugin(name, torchs))
+    if (factory := handler_registry.find(name)) is not None:
+        plugins.register_backend(name, handler_registry.HandlerPlugin(name, factory))
+    elif name.startswith(handler_registry.TORCH_PREFIX) and name not in catalogue.names(*BACKENDS):
+        torchs = handler_registry.torch_handler(name.removeprefix(handler_registry.TORCH_PREFIX))
+        plugins.register_backend(name, handler_registry.HandlerPlugin(name, torchs))
     else:
         offer = catalogue.find(name, *BACKENDS)
-        plugins.register_backend(name, discovery.load(offer), described=str(offer))
+        plugins.register_backend(name, entry_points.load(offer), described=str(offer))
 
 
 def _check_switched_off(names: Sequence[str], catalogue: Catalogue) -> None:

@@ -13,9 +13,9 @@ import pytest
 from elastic_core.assignment import Assignment
 from elastic_core.config.environment import VARIABLES, Use
 from elastic_core.config.program import Program, ProgramKind
-from elastic_core.defaults import EventLog, LogLineMetrics, MaxRestartsPolicy, PlainWorkerStart
 from elastic_core.events import Event, Level, least_level
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
+from elastic_core.plugins.builtin import EventLog, LogLineMetrics, MaxRestartsPolicy, PlainWorkerStart
 
 ASSIGNMENT = Assignment(
     run_id="job42",

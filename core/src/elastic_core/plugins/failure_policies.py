@@ -14,7 +14,7 @@ from functools import partial
 
 from elastic_core.events import Event, Level
 from elastic_core.incidents import Action, History, Incident, Verdict, strictest
-from elastic_core.observers import Implementation, failure_events
+from elastic_core.plugins.observers import Implementation, failure_events
 from elastic_core.protocol.roster import NodeInfo
 
 LONGEST_REASON = 500

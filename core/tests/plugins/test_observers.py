@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 
 from elastic_core.events import Event, Level
-from elastic_core.observers import Implementation, Observers
+from elastic_core.plugins.observers import Implementation, Observers
 
 PATIENCE = 60.0
 

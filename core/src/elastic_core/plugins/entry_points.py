@@ -16,7 +16,7 @@ from importlib import metadata
 from typing import Any
 
 from elastic_core.errors import PluginError, did_you_mean, in_one_line
-from elastic_core.rendezvous import registry
+from elastic_core.plugins import handler_registry
 from elastic_core.rendezvous.handler import as_handler
 
 
@@ -162,14 +162,14 @@ def load(offer: Offer) -> Any:
     try:
         loaded = offer.entry_point.load()
         if offer.group is Group.HANDLERS:
-            return registry.HandlerPlugin(offer.name, loaded())
+            return handler_registry.HandlerPlugin(offer.name, loaded())
         if offer.group is Group.RENDEZVOUS:
-            if registry.is_handler_class(loaded):
-                return registry.HandlerPlugin(offer.name, loaded)
+            if handler_registry.is_handler_class(loaded):
+                return handler_registry.HandlerPlugin(offer.name, loaded)
             if as_handler(loaded) is not None:
                 raise PluginError(f"{loaded!r} is a rendezvous handler, where its class is wanted.")
-            if (factory := registry.find(offer.name)) is not None:  # importing it has registered one
-                return registry.HandlerPlugin(offer.name, factory)
+            if (factory := handler_registry.find(offer.name)) is not None:  # importing it has registered one
+                return handler_registry.HandlerPlugin(offer.name, factory)
         return loaded() if inspect.isclass(loaded) else loaded
     except Exception as exc:
         raise PluginError(

@@ -4,8 +4,8 @@ from importlib import metadata
 
 import pytest
 
-from elastic_core.discovery import BROUGHT_BY, Catalogue, Group, Offer, load
 from elastic_core.errors import PluginError
+from elastic_core.plugins.entry_points import BROUGHT_BY, Catalogue, Group, Offer, load
 
 
 def offer(name: str, group: Group = Group.RENDEZVOUS, distribution: str = "dist", value: str = "module") -> Offer:

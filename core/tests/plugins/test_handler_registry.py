@@ -16,12 +16,12 @@ from elastic_core import errors, rendezvous
 from elastic_core.cli.listing import inventory
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
-from elastic_core.discovery import Catalogue, Group
 from elastic_core.errors import ElasticError, PluginError, UsageError
-from elastic_core.plugins import Plugins, load, rendezvous_options
-from elastic_core.rendezvous import registry
+from elastic_core.plugins import handler_registry
+from elastic_core.plugins.entry_points import Catalogue, Group
+from elastic_core.plugins.local_backend import LocalBackend
+from elastic_core.plugins.manager import Plugins, load, rendezvous_options
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
-from elastic_core.rendezvous.local import LocalBackend
 
 Install = Callable[..., None]
 
@@ -68,8 +68,8 @@ def parameters(**settings: Any) -> RendezvousParameters:
     return RendezvousParameters(**given)
 
 
-def made_by(factory: registry.Factory) -> Any:
-    return registry.HandlerPlugin("mine", factory).elastic_make_rendezvous(parameters())
+def made_by(factory: handler_registry.Factory) -> Any:
+    return handler_registry.HandlerPlugin("mine", factory).elastic_make_rendezvous(parameters())
 
 
 def run_config(**settings: Any) -> RunConfig:
@@ -79,10 +79,10 @@ def run_config(**settings: Any) -> RunConfig:
 @pytest.fixture(autouse=True)
 def forgets() -> Iterator[None]:
     """What a test registers, no other one finds."""
-    before = set(registry.names())
+    before = set(handler_registry.names())
     yield
-    for name in set(registry.names()) - before:
-        registry.unregister(name)
+    for name in set(handler_registry.names()) - before:
+        handler_registry.unregister(name)
 
 
 # What a handler need not write ---------------------------------------------------------------------------------------
@@ -153,27 +153,27 @@ def test_the_snippet_of_the_documentation_runs() -> None:
     import elastic_core as elastic
 
     elastic.rendezvous.registry.register("custom", Bare)
-    assert registry.find("custom") is Bare
-    assert "custom" in registry.names()
+    assert handler_registry.find("custom") is Bare
+    assert "custom" in handler_registry.names()
 
 
 def test_the_same_again_is_no_harm_and_another_one_is_refused() -> None:
     for _ in range(2):
-        registry.register("custom", Bare)
+        handler_registry.register("custom", Bare)
     with pytest.raises(UsageError) as refused:
-        registry.register("custom", Told)
+        handler_registry.register("custom", Told)
     home = f"{__name__}."
     assert refused.value.message == (
         f"The rendezvous handler 'custom' is registered twice: by {home}Bare and by {home}Told."
     )
-    assert registry.find("custom") is Bare
+    assert handler_registry.find("custom") is Bare
 
 
 @pytest.mark.parametrize(("name", "factory"), [("", Bare), ("custom", Bare()), ("custom", None)])
 def test_nothing_but_a_name_and_a_factory_can_be_registered(name: str, factory: Any) -> None:
     with pytest.raises(UsageError):
-        registry.register(name, factory)
-    assert registry.find(name) is None
+        handler_registry.register(name, factory)
+    assert handler_registry.find(name) is None
 
 
 # Making --------------------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def with_default(made: object = None) -> RendezvousHandler:
         pytest.param(with_default, Bare, id="function whose argument has a default"),
     ],
 )
-def test_a_factory_is_given_what_it_requires(factory: registry.Factory, kind: type) -> None:
+def test_a_factory_is_given_what_it_requires(factory: handler_registry.Factory, kind: type) -> None:
     handler = made_by(factory)
     assert type(handler) is kind
     if isinstance(handler, Told):
@@ -212,7 +212,7 @@ class Unfinished(RendezvousHandler):
 
 def test_a_class_without_next_rendezvous_is_refused_before_it_is_made() -> None:
     with pytest.raises(PluginError) as refused:
-        registry.HandlerPlugin("mine", Unfinished)
+        handler_registry.HandlerPlugin("mine", Unfinished)
     assert refused.value.message == f"The handler's class {__name__}.Unfinished lacks next_rendezvous."
 
 
@@ -289,9 +289,9 @@ def test_an_object_with_nothing_but_next_rendezvous_is_a_handler() -> None:
     handler = made_by(Least)
     handler.set_closed()
     assert told_by(handler) == ("answer", "Least", "", False, 0, True, False)
-    with registry.using(Least()) as name:  # type: ignore[arg-type]  # as users write it
+    with handler_registry.using(Least()) as name:  # type: ignore[arg-type]  # as users write it
         assert name == "Least"
-        assert told_by(made_by(registry.find(name)))[0] == "answer"  # type: ignore[arg-type]  # it is there
+        assert told_by(made_by(handler_registry.find(name)))[0] == "answer"  # type: ignore[arg-type]  # it is there
 
 
 def test_what_a_handler_of_torchs_kind_has_is_asked() -> None:
@@ -337,17 +337,17 @@ def raised(name: str, base: type[Exception] = Exception) -> Exception:
     ],
 )
 def test_torchs_errors_are_ours_by_name(error: Exception, kind: type[ElasticError]) -> None:
-    found = registry.translated(error, "the handler failed")
+    found = handler_registry.translated(error, "the handler failed")
     assert type(found) is kind
     assert found.message == f"The handler failed: {type(error).__name__}: no luck"
 
 
 def test_an_error_of_ours_stays_as_it_is_and_a_cause_is_told() -> None:
     ours = UsageError("wrong")
-    assert registry.translated(ours, "it failed") is ours
+    assert handler_registry.translated(ours, "it failed") is ours
     theirs = ValueError("see below")
     theirs.__cause__ = OSError("refused")
-    assert registry.translated(theirs, "it failed").message == "It failed: ValueError: see below (refused)"
+    assert handler_registry.translated(theirs, "it failed").message == "It failed: ValueError: see below (refused)"
 
 
 def test_a_handler_that_cannot_be_made_for_want_of_a_peer_says_so() -> None:
@@ -370,8 +370,8 @@ def test_an_error_of_another_kind_says_where_it_was_raised() -> None:
 
 
 def test_only_a_graceful_exit_is_no_failure() -> None:
-    assert registry.is_graceful_exit(raised("RendezvousGracefulExitError"))
-    assert not registry.is_graceful_exit(raised("RendezvousClosedError"))
+    assert handler_registry.is_graceful_exit(raised("RendezvousGracefulExitError"))
+    assert not handler_registry.is_graceful_exit(raised("RendezvousClosedError"))
 
 
 # Finding -------------------------------------------------------------------------------------------------------------
@@ -436,7 +436,7 @@ def test_a_plugin_may_register_what_other_modules_define(install: Install) -> No
         "The plugin 'idle' (dist 1.0) implements no hook, and registers no rendezvous handler."
     )
     assert refused.value.hint == (
-        "Mark its functions with @elastic_core.hookimpl, or call elastic_core.rendezvous.registry.register "
+        "Mark its functions with @elastic_core.hookimpl, or call elastic_core.plugins.handler_registry.register "
         "where its module is imported."
     )
 
@@ -462,7 +462,7 @@ def test_an_entry_point_that_names_no_whole_class_is_refused(install: Install, e
 
 
 def test_what_is_registered_by_hand_goes_before_what_is_installed() -> None:
-    registry.register("local", Bare)
+    handler_registry.register("local", Bare)
     assert type(backend_of(load(run_config(rdzv_backend="local")), "local")) is Bare
 
 
@@ -525,15 +525,15 @@ def test_torchs_own_handlers_are_found_by_a_prefix(torchs: TorchRegistry, endpoi
 def test_torchs_handlers_do_not_share_their_store_unless_asked_to(
     monkeypatch: pytest.MonkeyPatch, given: str | None, becomes: str
 ) -> None:
-    monkeypatch.delenv(registry.SHARE_SWITCH, raising=False)
+    monkeypatch.delenv(handler_registry.SHARE_SWITCH, raising=False)
     if given is not None:
-        monkeypatch.setenv(registry.SHARE_SWITCH, given)
-    with registry.unshared():
-        assert os.environ[registry.SHARE_SWITCH] == becomes
-    assert os.environ.get(registry.SHARE_SWITCH) == given, "workers and others find what they had"
+        monkeypatch.setenv(handler_registry.SHARE_SWITCH, given)
+    with handler_registry.unshared():
+        assert os.environ[handler_registry.SHARE_SWITCH] == becomes
+    assert os.environ.get(handler_registry.SHARE_SWITCH) == given, "workers and others find what they had"
 
 
 def test_without_torch_its_handlers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.distributed.elastic.rendezvous", None)
     with pytest.raises(PluginError, match="'torch-c10d' is torch's own, and torch cannot be imported"):
-        registry.torch_handler("c10d")(parameters(backend="torch-c10d"))
+        handler_registry.torch_handler("c10d")(parameters(backend="torch-c10d"))

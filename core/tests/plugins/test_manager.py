@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from scenes import info
 
-from elastic_core import defaults, hookimpl
+from elastic_core import hookimpl
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import PluginError, UsageError
@@ -16,11 +16,12 @@ from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
 from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
-from elastic_core.plugins import Plugins, hooks_of, load, rendezvous_options
+from elastic_core.plugins import builtin
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
+from elastic_core.plugins.manager import Plugins, hooks_of, load, rendezvous_options
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.guard import GuardedBackend
 from elastic_core.rendezvous.handler import RendezvousParameters
-from elastic_core.rendezvous.local import LocalBackend, MemoryStore
 
 PATIENCE = 60.0
 PROGRAM = Program(ProgramKind.SCRIPT, "train.py")
@@ -229,7 +230,7 @@ def wrapping() -> SimpleNamespace:
         pytest.param(
             SimpleNamespace(elastic_observe=lambda event: None),
             "The plugin 'mine' implements no hook, and registers no rendezvous handler.",
-            "Mark its functions with @elastic_core.hookimpl, or call elastic_core.rendezvous.registry.register "
+            "Mark its functions with @elastic_core.hookimpl, or call elastic_core.plugins.handler_registry.register "
             "where its module is imported.",
         ),
         pytest.param(
@@ -347,7 +348,7 @@ def test_a_backends_own_word_for_what_went_wrong_is_passed_on() -> None:
 def test_policies_are_judged_together_and_failures_are_told_to_observers() -> None:
     heard: list[str] = []
     plugins = Plugins()
-    plugins.register("max-restarts", defaults.MaxRestartsPolicy())
+    plugins.register("max-restarts", builtin.MaxRestartsPolicy())
     plugins.register("strict", plugin(elastic_judge_failure=lambda: Verdict(Action.GIVE_UP, "enough")))
     plugins.register("broken", plugin(elastic_judge_failure=lambda incident: incident.nothing))
     plugins.register("listener", plugin(elastic_observe=lambda event: heard.append(event.name)))
