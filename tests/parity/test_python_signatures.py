@@ -18,8 +18,7 @@ import torch.distributed.elastic.multiprocessing as torchs_multiprocessing
 import torch.distributed.launcher.api as torchs_launcher
 from stage import free_port
 
-from elastic_core import launch, multiprocessing
-from elastic_core.agent import server
+from elastic_core.api import agent, launch, multiprocessing
 
 LAUNCHES = """
 import dataclasses
@@ -29,7 +28,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.numa.binding import AffinityMode, NumaOptions
 
 import elastic_core as elastic
-from elastic_core.launch import LaunchConfig, launch_agent
+from elastic_core.api.launch import LaunchConfig, launch_agent
 
 def train_loop(word):
     import os
@@ -77,8 +76,8 @@ def names(of: Callable[..., Any]) -> list[str]:
         (torchs_launcher.LaunchConfig, launch.LaunchConfig),
         (torchs_launcher.elastic_launch.__init__, launch.elastic_launch.__init__),
         (torchs_launcher.launch_agent, launch.launch_agent),
-        (torchs_server.WorkerSpec, server.WorkerSpec),
-        (torchs_agent.LocalElasticAgent.__init__, server.LocalElasticAgent.__init__),
+        (torchs_server.WorkerSpec, agent.WorkerSpec),
+        (torchs_agent.LocalElasticAgent.__init__, agent.LocalElasticAgent.__init__),
         (torchs_multiprocessing.start_processes, multiprocessing.start_processes),
         (torchs_multiprocessing.PContext.wait, multiprocessing.PContext.wait),
         (torchs_multiprocessing.PContext.close, multiprocessing.PContext.close),
@@ -92,7 +91,7 @@ def test_arguments_have_torchs_names_in_torchs_order(theirs: Callable[..., Any],
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [
-        (torchs_server.RunResult, server.RunResult),
+        (torchs_server.RunResult, agent.RunResult),
         (torchs_multiprocessing.RunProcsResult, multiprocessing.RunProcsResult),
         (torchs_multiprocessing.ProcessFailure, multiprocessing.ProcessFailure),
     ],

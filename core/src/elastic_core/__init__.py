@@ -64,23 +64,30 @@ _HOME = {
     "RendezvousClosedError": "errors",
     "RendezvousConnectionError": "errors",
     "RendezvousError": "errors",
-    "RendezvousHandler": "rendezvous.api",
-    "RendezvousInfo": "rendezvous.api",
+    "RendezvousHandler": "rendezvous.handler",
+    "RendezvousInfo": "rendezvous.handler",
     "RendezvousOptions": "hookspecs",
-    "RendezvousParameters": "rendezvous.api",
+    "RendezvousParameters": "rendezvous.handler",
     "RendezvousRefusedError": "errors",
     "RendezvousStateError": "errors",
     "RendezvousTimeoutError": "errors",
-    "RunConfig": "config",
+    "RunConfig": "config.run",
     "StoreLostError": "errors",
     "UsageError": "errors",
     "hookimpl": "hookspecs",
-    "record": "recording",
+    "record": "worker.error_file",
 }
 """Where each public name lives."""
 
-_SUBMODULES = ("agent", "errors", "hookspecs", "launch", "multiprocessing", "rendezvous")
-"""What ``import elastic_core as elastic`` reaches by attribute, as ``elastic.multiprocessing.Std``."""
+_SUBMODULES = {
+    "agent": "agent",
+    "errors": "errors",
+    "hookspecs": "hookspecs",
+    "launch": "api.launch",
+    "multiprocessing": "api.multiprocessing",
+    "rendezvous": "rendezvous",
+}
+"""Modules that ``import elastic_core as elastic`` reaches by torch's names, as ``elastic.multiprocessing.Std``."""
 
 _OFFERED = {"TrainState": "elastic_train_state", "init_process_group": "elastic_init_process_group"}
 """What a library brings, ``elastic_torch`` by default, and the hook that is asked for it.
@@ -118,9 +125,9 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name in _SUBMODULES:
-        return import_module(f"{__name__}.{name}")
+        return import_module(f"{__name__}.{_SUBMODULES[name]}")
     if name in _OFFERED or name in _OF_ELASTIC_TORCH:
-        return getattr(import_module(f"{__name__}.torch_worker"), name)
+        return getattr(import_module(f"{__name__}.worker.library"), name)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from elastic_core.agent import supervisor, worker_store
-from elastic_core.agent.start import begun
 from elastic_core.agent.temp_dirs import MARK
+from elastic_core.api.run_agent import begun
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError

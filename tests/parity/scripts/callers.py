@@ -156,7 +156,7 @@ def processes() -> dict[str, Any]:
     """``start_processes``, with functions and commands."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
-    api = module("torch.distributed.elastic.multiprocessing", "elastic_core.multiprocessing")
+    api = module("torch.distributed.elastic.multiprocessing", "elastic_core.api.multiprocessing")
     std: Any = api.Std
 
     def start(entrypoint: Any, *args: tuple[Any, ...], filters: list[str] | None = None, **logs: Any) -> Any:
@@ -242,10 +242,10 @@ def agents() -> dict[str, Any]:
     registry = module("torch.distributed.elastic.rendezvous", "elastic_core.plugins.handler_registry")
     registry = registry.rendezvous_handler_registry if SIDE == "torch" else registry
 
-    server = module("torch.distributed.elastic.agent.server.api", "elastic_core.agent.server")
-    local = module("torch.distributed.elastic.agent.server.local_elastic_agent", "elastic_core.agent.server")
-    errors = module("torch.distributed.elastic.multiprocessing.errors", "elastic_core.launch")
-    launcher = module("torch.distributed.launcher.api", "elastic_core.launch")
+    server = module("torch.distributed.elastic.agent.server.api", "elastic_core.api.agent")
+    local = module("torch.distributed.elastic.agent.server.local_elastic_agent", "elastic_core.api.agent")
+    errors = module("torch.distributed.elastic.multiprocessing.errors", "elastic_core.api.launch")
+    launcher = module("torch.distributed.launcher.api", "elastic_core.api.launch")
 
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     where = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "id", "max_restarts": 0}

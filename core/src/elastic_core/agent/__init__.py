@@ -29,7 +29,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """``elastic_core.agent.server``, imported when it is first used."""
+    """``server``, as torch calls ``elastic_core.api.agent``; imported when it is first used."""
     if name != "server":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module(f"{__name__}.server")
+    return import_module("elastic_core.api.agent")

@@ -73,7 +73,7 @@ class Elastic(click.Group):
         SIGINT is the command's from here on.
         """
         if args[:1] == ["run"] and not ctx.resilient_parsing and not {*HELP} & {*args}:
-            from elastic_core.agent.start import begun
+            from elastic_core.api.run_agent import begun
 
             ctx.obj = ctx.with_resource(begun())
         found = super().resolve_command(ctx, args)

@@ -51,19 +51,19 @@ HOST_AND_PORT = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.%\w]+\])(:\d+)?", re.ASCII)
 
 def run(warden: Warden | None, **flags: Any) -> int:
     """Run the job, with a warden that has begun, or one that begins now; return the exit code."""
-    from elastic_core.agent import start  # not for --help
+    from elastic_core.api import run_agent  # not for --help
 
     if warden is None:
-        with start.begun() as warden:
+        with run_agent.begun() as warden:
             return run(warden, **flags)
     given = Flags(**flags)
     with _told_whence():
         known = outline(given, os.environ)
-        start.send_template(known, warden)
+        run_agent.send_template(known, warden)
         config, loaded = _complete(known, given)
     code: int = ExitCode.JOB_FAILED
     try:
-        ending = start.run(config, loaded, warden)
+        ending = run_agent.run(config, loaded, warden)
         code = ending.exit_code
         if code:
             from elastic_core.cli.error_file import write_ending  # seldom needed

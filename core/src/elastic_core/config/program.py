@@ -26,7 +26,8 @@ class ProgramKind(enum.Enum):
     RUN_PATH = "run_path"
     """A Python file, directory or archive, run by :func:`runpy.run_path`: ``elastic run --run_path /abs/train.py``."""
     FUNCTION = "function"
-    """A Python function, written down by :mod:`elastic_core.worker.function`: ``elastic_core.launch`` and its like."""
+    """A Python function, written down by :mod:`elastic_core.worker.function`: ``elastic_core.api.launch`` and its
+    like."""
     EXECUTABLE = "executable"
     """Anything else: ``elastic run --no_python ./train.sh``."""
 

@@ -8,8 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from elastic_core.api.launch_config import LaunchConfig, check_entrypoint
 from elastic_core.errors import UsageError
-from elastic_core.launch_config import LaunchConfig, check_entrypoint
 from elastic_core.worker import function
 
 TORCHS_TIMEOUT = 900

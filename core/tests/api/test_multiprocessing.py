@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from elastic_core.api.multiprocessing import PContext, start_processes
 from elastic_core.config.run import Stream
 from elastic_core.errors import ElasticError, UsageError
-from elastic_core.multiprocessing import PContext, start_processes
 
 ENDS_WHEN_TOLD = """
 import signal, sys
@@ -36,7 +36,7 @@ DIES = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 WAITS = "import signal; signal.pause()"
 STARTER = f"""
 import signal, sys
-from elastic_core.multiprocessing import start_processes
+from elastic_core.api.multiprocessing import start_processes
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 context = start_processes("p", sys.executable, {{0: ("-c", {WAITS!r})}}, {{0: {{}}}})
 context.pids()

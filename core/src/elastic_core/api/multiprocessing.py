@@ -22,10 +22,8 @@ from typing import Any, ClassVar
 from elastic_core.agent.error_files import last_exception_line
 from elastic_core.agent.log_dir import make_log_dir
 from elastic_core.agent.output import Output, WorkerStreams
-from elastic_core.agent.server import LocalElasticAgent, RunResult, WorkerSpec
-from elastic_core.config.run import MAX_RESTARTS, MONITOR_INTERVAL, Stream
-from elastic_core.errors import ElasticError, UsageError
-from elastic_core.launch_config import (
+from elastic_core.api.agent import LocalElasticAgent, RunResult, WorkerSpec
+from elastic_core.api.launch_config import (
     LaunchConfig,
     Logs,
     Streams,
@@ -35,7 +33,9 @@ from elastic_core.launch_config import (
     numa_mode,
     warn,
 )
-from elastic_core.process_failure import ProcessFailure, read_failure
+from elastic_core.api.process_failure import ProcessFailure, read_failure
+from elastic_core.config.run import MAX_RESTARTS, MONITOR_INTERVAL, Stream
+from elastic_core.errors import ElasticError, UsageError
 from elastic_core.warden.client import Warden
 from elastic_core.warden.linux import subreaping
 from elastic_core.warden.messages import Died, Exited, Gone, Spawned, SpawnFailed
@@ -152,7 +152,7 @@ def start_processes(
         logs_specs: torch's DefaultLogsSpecs; or a folder, as in older releases of torch.
         log_line_prefixes: What stands before teed lines, by local rank; ``[name0]:`` where it does not say.
         start_method: No effect but for ``spawn``: no process is forked from this one.
-        numa_options: How to bind them to CPUs, as in :class:`~elastic_core.launch.LaunchConfig`.
+        numa_options: How to bind them to CPUs, as in :class:`~elastic_core.api.launch.LaunchConfig`.
         duplicate_stdout_filters: Lines of stdout with one of these also go to ``filtered_stdout.log``.
         duplicate_stderr_filters: The same for stderr.
         log_dir: Where files go; a temporary folder, removed by :meth:`PContext.close`, when it is None.

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent.server import LocalElasticAgent, WorkerSpec
+from elastic_core.api.agent import LocalElasticAgent, WorkerSpec
+from elastic_core.api.launch import elastic_launch
+from elastic_core.api.launch_config import LaunchConfig, configure
+from elastic_core.api.multiprocessing import start_processes
 from elastic_core.errors import UsageError
 from elastic_core.events import Level
-from elastic_core.launch import elastic_launch
-from elastic_core.launch_config import LaunchConfig, configure
-from elastic_core.multiprocessing import start_processes
 
 
 @pytest.mark.parametrize(("text", "level"), [("", Level.INFO), ("WARNING", Level.WARNING), ("loud", Level.INFO)])

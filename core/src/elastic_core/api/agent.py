@@ -10,15 +10,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from elastic_core.api.launch import ChildFailedError, launch
+from elastic_core.api.launch_config import LaunchConfig, check_entrypoint, configure, read, warn
+from elastic_core.api.process_failure import ProcessFailure
 from elastic_core.config import parse
 from elastic_core.config.rdzv_conf import LOCAL
 from elastic_core.config.run import EXIT_BARRIER, MAX_RESTARTS, MONITOR_INTERVAL
 from elastic_core.errors import UsageError
 from elastic_core.incidents import Incident
-from elastic_core.launch import ChildFailedError, launch
-from elastic_core.launch_config import LaunchConfig, check_entrypoint, configure, read, warn
 from elastic_core.plugins import handler_registry
-from elastic_core.process_failure import ProcessFailure
 from elastic_core.worker import function
 
 __all__ = ["LocalElasticAgent", "RunResult", "WorkerSpec", "WorkerState"]

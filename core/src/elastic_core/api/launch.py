@@ -16,14 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from elastic_core.api.launch_config import LaunchConfig, check_entrypoint, configure, warn
+from elastic_core.api.process_failure import ProcessFailure, failure_of
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.exit_codes import signal_name, signalled
 from elastic_core.incidents import Incident
-from elastic_core.launch_config import LaunchConfig, check_entrypoint, configure, warn
 from elastic_core.plugins import manager
-from elastic_core.process_failure import ProcessFailure, failure_of
 from elastic_core.worker import function
 
 __all__ = ["ChildFailedError", "LaunchConfig", "SignalException", "elastic_launch", "launch_agent"]
@@ -171,11 +171,11 @@ def run_program(config: RunConfig) -> None:
     Raises:
         ChildFailedError, KeyboardInterrupt, SignalException, ElasticError: As for :class:`elastic_launch`.
     """
-    from elastic_core.agent import start
+    from elastic_core.api import run_agent
 
     loaded = manager.load(config)
     try:
-        ending = start.run(config, loaded, alone=False)
+        ending = run_agent.run(config, loaded, alone=False)
     finally:
         loaded.close(5.0)
     if ending.exit_code > signalled(0):
