@@ -16,8 +16,8 @@ from pages import File, steps
 from stage import WARM, Agent, Stage, free_port
 from torch.distributed.run import get_args_parser
 
-from elastic_core.cli.flag import candidates
-from elastic_core.cli.surface import FLAGS
+from elastic_core.cli.option import candidates
+from elastic_core.cli.options import FLAGS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "migrating.md").read_text()
 OURS = [line for line in PAGE.splitlines() if line.startswith("elastic run ")]

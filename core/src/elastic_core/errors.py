@@ -1,7 +1,7 @@
 """Errors for people: what was wrong, with the value, and what to do.
 
 Every error that can reach a user derives from :class:`ElasticError`. The classes own their wording; callers pass facts.
-The CLI renders them in one place (``cli/render.py``) and exits with :attr:`ElasticError.exit_code`.
+The CLI renders them in one place (``cli/errors.py``) and exits with :attr:`ElasticError.exit_code`.
 """
 
 from __future__ import annotations

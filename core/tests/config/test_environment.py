@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import elastic_core
-from elastic_core.cli.surface import FLAGS
+from elastic_core.cli.options import FLAGS
 from elastic_core.config import environment
 from elastic_core.config.environment import VARIABLES, flag_variables, inheritable
 

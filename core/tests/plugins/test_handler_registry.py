@@ -13,7 +13,7 @@ import pytest
 
 import elastic_core
 from elastic_core import errors, rendezvous
-from elastic_core.cli.listing import inventory
+from elastic_core.cli.plugins import inventory
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError, PluginError, UsageError

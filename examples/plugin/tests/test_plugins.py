@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elastic_core import RendezvousParameters, RunConfig
-from elastic_core.cli.listing import inventory
+from elastic_core.cli.plugins import inventory
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.events import Event
 from elastic_core.incidents import Action, History, Incident, IncidentKind

@@ -12,7 +12,7 @@ import pytest
 
 import elastic_core.plugins.manager
 from elastic_core import RunConfig
-from elastic_core.cli.listing import inventory
+from elastic_core.cli.plugins import inventory
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.plugins.entry_points import Catalogue
 

@@ -15,8 +15,8 @@ def main() -> int:
 
         hide_passwords(sys.argv[1:])
 
-        from elastic_core.cli.commands import Elastic
-        from elastic_core.cli.render import run
+        from elastic_core.cli.errors import run
+        from elastic_core.cli.main import Elastic
 
         return run(Elastic(), sys.argv[1:])
     except KeyboardInterrupt:  # before there was anybody to handle it

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elastic_core.cli.flags import Flags
+from elastic_core.cli.options import FLAGS
 from elastic_core.cli.run import meeting_place, plugins_named, with_sources
-from elastic_core.cli.surface import FLAGS
+from elastic_core.cli.run_command import Flags
 from elastic_core.config.parse import NodeRange
 from elastic_core.config.run import DEFAULT_ID
 from elastic_core.errors import PluginError, UsageError

@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from elastic_core.cli import program
-from elastic_core.cli.flags import Flags, RunCommand
+from elastic_core.cli.run_command import Flags, RunCommand
 from elastic_core.config import parse as values
 from elastic_core.config.environment import flag_variable
 from elastic_core.config.rdzv_conf import (

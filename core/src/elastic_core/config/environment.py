@@ -165,7 +165,7 @@ def flag_variable(parameter: str) -> str:
 
 def flag_variables() -> tuple[Variable, ...]:
     """The variables of the flags of ``elastic run``, in the order of its help."""
-    from elastic_core.cli.surface import FLAGS  # the command line builds on this module; only this list looks back
+    from elastic_core.cli.options import FLAGS  # the command line builds on this module; only this list looks back
 
     return tuple(
         Variable(flag_variable(flag.name), Use.READ, f"As --{flag.name}: {flag.help}") for flag in FLAGS if flag.name

@@ -6,8 +6,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from elastic_core.cli.flags import Flags, RunCommand
-from elastic_core.cli.surface import FLAGS
+from elastic_core.cli.options import FLAGS
+from elastic_core.cli.run_command import Flags, RunCommand
 from elastic_core.config.parse import NodeRange
 from elastic_core.config.run import OnNodeLoss, Stream, StreamMap
 from elastic_core.errors import UsageError

@@ -12,8 +12,8 @@ from itertools import groupby
 
 import click
 
-from elastic_core.cli.flag import FlagCommand
-from elastic_core.cli.surface import FLAGS
+from elastic_core.cli.option import FlagCommand
+from elastic_core.cli.options import FLAGS
 from elastic_core.config import parse
 from elastic_core.config.run import MAX_RESTARTS, OnNodeLoss, StreamMap
 

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from elastic_core import __version__
-from elastic_core.cli.listing import Listed, command, inventory, table
+from elastic_core.cli.plugins import Listed, command, inventory, table
 from elastic_core.plugins.entry_points import Catalogue
 
 BACKEND = """

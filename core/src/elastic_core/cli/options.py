@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elastic_core.cli.flag import Flag
+from elastic_core.cli.option import Flag
 from elastic_core.config import parse
 from elastic_core.config.run import MAX_RESTARTS, OnNodeLoss
 

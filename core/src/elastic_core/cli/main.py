@@ -16,7 +16,7 @@ BUILT_IN: Mapping[str, tuple[str, str]] = {
     "drain": ("elastic_core.cli.drain", "Have the agents of a host leave their job."),
     "release": ("elastic_core.cli.release", "Say of a host that it is gone for good."),
     "doctor": ("elastic_core.cli.doctor", "Say whether nodes can meet, and what is wrong if they cannot."),
-    "plugins": ("elastic_core.cli.listing", "List the plugins that are installed."),
+    "plugins": ("elastic_core.cli.plugins", "List the plugins that are installed."),
 }
 """Where each of core's own commands lives, in an attribute ``command``, and its help in one line."""
 OF_PLUGINS: Mapping[str, str] = {"exec": "Run a command, below which torchrun is `elastic run`."}
