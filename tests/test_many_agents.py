@@ -35,7 +35,7 @@ def usual_limit() -> None:
 def test_three_hundred_agents_meet_over_c10d_under_a_limit_of_1024_open_files(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(JOB)
-    path = os.pathsep.join([str(ROOT), str(ROOT / "core/tests/rendezvous")])
+    path = os.pathsep.join([str(ROOT), str(ROOT / "core/tests/session")])
     done = subprocess.run(
         [sys.executable, str(script)],
         env={**os.environ, "PYTHONPATH": path},

@@ -17,7 +17,7 @@ class Finder:
     begun, count = False, 0
 
     def find_spec(self, name, path=None, target=None):
-        if name in ("elastic_core", "__future__", "elastic_core.cli"):
+        if name in ("elastic_core", "__future__", "elastic_core.cli", "elastic_core.cli.main"):
             Finder.begun = True
         elif Finder.begun:
             with open(imported, "a") as file:
@@ -31,7 +31,7 @@ if "INTERRUPT_AT" in os.environ:  # not in what this process starts
     sys.meta_path.insert(0, Finder())
 """
 """A sitecustomize that sends SIGINT to its own process at the n-th import, without those that lead to ``main``."""
-ELASTIC = "import sys; from elastic_core.cli import main; sys.exit(main())"
+ELASTIC = "import sys; from elastic_core.cli.main import main; sys.exit(main())"
 """The console script."""
 STARTED = "elastic_core.agent.supervisor"
 """Imported when the command line is read, and the agent's own handlers are about to be there."""

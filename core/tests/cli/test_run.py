@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-import elastic_core.agent
+import elastic_core.api
 from elastic_core.agent.report import Ending
 from elastic_core.cli import run
 from elastic_core.cli.run_command import Flags
@@ -312,7 +312,7 @@ def supervise(monkeypatch: pytest.MonkeyPatch) -> Callable[[Supervise], None]:
 
         sent: list[tuple[RunConfig, Warden]] = []
         start = SimpleNamespace(run=run, send_template=lambda *order: sent.append(order))
-        monkeypatch.setattr(elastic_core.agent, "start", start, raising=False)
+        monkeypatch.setattr(elastic_core.api, "run_agent", start, raising=False)
 
     return stand_in
 

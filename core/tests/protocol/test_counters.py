@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from scenes import halted, incident, info, live, offer, seen, then, watch, with_counters
-from test_decide_edges import NOW, RESTART, outcome, running, scene, stopped
+from test_leader_edges import NOW, RESTART, outcome, running, scene, stopped
 
 from elastic_core.incidents import Incident
 from elastic_core.protocol.counters import LOSSES_KEPT_SECONDS, reformed

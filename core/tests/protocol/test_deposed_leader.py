@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from scenes import incident, live, settings, then
-from test_decide_edges import NOW, RESTART, began, outcome, running, scene, stopped
+from test_leader_edges import NOW, RESTART, began, outcome, running, scene, stopped
 
 from elastic_core.protocol.failure_detector import Heard, Sighting
 from elastic_core.protocol.leader_view import Scene

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from scenes import RUN, incident, info, live, offer, seen, settings, then
-from test_decide import NOW, RESTART, body, running, scene
+from test_leader import NOW, RESTART, body, running, scene
 
 from elastic_core.config.run import OnNodeLoss
 from elastic_core.protocol.failure_detector import Sighting

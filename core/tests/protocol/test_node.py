@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from scenes import entry, incident, info, members, offer, start, then
-from test_history import resumed
+from test_repair import resumed
 
 from elastic_core.exit_codes import ExitCode
 from elastic_core.protocol.ledger import Body, Chair, Closed, Halt, HaltReason, Ledger, Plan, Round, StopAt

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 from scenes import incident, offer, start, then
-from test_history import resumed
 from test_node import SIGTERM, Node, elsewhere, halt, running, sealed
+from test_repair import resumed
 
 from elastic_core.incidents import Incident
 from elastic_core.protocol.ledger import Chair, Closed, HaltReason, Ledger, Plan, Round, StopAt

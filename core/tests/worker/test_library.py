@@ -45,7 +45,7 @@ def test_without_elastic_torch_it_says_what_to_install(name: str, monkeypatch: p
 
 
 def test_another_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match=r"module 'elastic_core\.torch_worker' has no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match=r"module 'elastic_core\.worker\.library' has no attribute 'nothing'"):
         torch_worker.nothing  # noqa: B018  (looking it up is the test)
 
 

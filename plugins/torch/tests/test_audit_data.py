@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from elastic_core.cli.commands import Elastic
 from elastic_core.cli.errors import run
-from elastic_core.cli.main import Elastic
 from elastic_torch import ElasticDistributedSampler
 
 
@@ -128,7 +128,7 @@ def test_the_command_needs_no_torch(log: Path) -> None:
     program = """
 import sys
 sys.modules["torch"] = None
-from elastic_core.cli import main
+from elastic_core.cli.main import main
 sys.argv = ["elastic", "audit-data", *sys.argv[1:]]
 sys.exit(main())
 """

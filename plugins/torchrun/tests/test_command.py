@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from elastic_core.cli.commands import Elastic
 from elastic_core.cli.errors import run
-from elastic_core.cli.main import Elastic
 from elastic_torchrun.command import PTH, is_foreign, is_installed
 
 

@@ -21,23 +21,23 @@ from mutation.operators import Mutant, functions, mutants
 from mutation.server import Server
 
 MODULES = (
-    "decide",
-    "watch",
-    "scene",
-    "rows",
-    "rendezvous.history",
-    "node",
+    "leader",
+    "failure_detector",
+    "leader_view",
+    "roster",
+    "protocol.repair",
+    "protocol.node",
     "admission",
     "succession",
-    "sealing",
-    "planning",
-    "books",
-    "complaints",
+    "leader_entries",
+    "protocol.graceful_stop",
+    "counters",
+    "reachability",
     "ledger",
-    "tombstones",
-    "places",
-    "deferral",
-    "asking",
+    "compaction",
+    "ranks",
+    "row_delay",
+    "state_machine",
     "arrival",
     "entries",
     "limits",
@@ -46,7 +46,12 @@ MODULES = (
 """What decides: the last names of its modules, or as many of them as no other module of core ends with."""
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-TESTS = ("core/tests/rendezvous", "core/tests/handlers/test_agent.py", "core/tests/test_incidents.py")
+TESTS = (
+    "core/tests/protocol",
+    "core/tests/session",
+    "core/tests/handlers/test_agent.py",
+    "core/tests/test_incidents.py",
+)
 EQUIVALENTS = HERE / "equivalents.json"
 ARGUMENTS = ["-q", "-s", "-p", "no:cacheprovider", "-k", "not Backend", "--ignore-glob=*test_session*"]
 """Of pytest: a backend's conformance decides nothing of a run, and sessions wait more than they decide."""

@@ -16,7 +16,9 @@ from contextlib import contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import elastic_core.protocol
 import elastic_core.rendezvous
+import elastic_core.session
 from elastic_core.agent import probing
 from elastic_core.errors import ElasticError
 from elastic_core.protocol import codec, compaction
@@ -117,8 +119,8 @@ LIMITED: dict[str, object] = {**EXCHANGED, "encode_entry": _encoded_entry, "enco
 """The same, where a value has a limit: it is encoded, and what travels is what it is read as."""
 PLAIN = {name: EXCHANGED[name] for name in ("threading", "ThreadPoolExecutor", "asked")}
 """The same, but for the codec."""
-KEPT = {"codec", "local", "file", "disk", "inotify", "polling", "asker", "registry"}
-"""Modules that no simulated agent comes to: stores of core's own, the codec, and handlers of others."""
+PACKAGES = (elastic_core.protocol, elastic_core.session, elastic_core.rendezvous)
+"""Whose modules use the names; the codec itself keeps its own."""
 
 
 @contextmanager
@@ -152,6 +154,16 @@ def _patches(limited: bool, encoded: bool) -> tuple[tuple[ModuleType, str, objec
 
 
 def _modules() -> list[ModuleType]:
-    package = elastic_core.rendezvous
-    names = [found.name for found in pkgutil.iter_modules(package.__path__) if found.name not in KEPT]
-    return [probing, *(importlib.import_module(f"{package.__name__}.{name}") for name in sorted(names))]
+    found = [
+        f"{package.__name__}.{module.name}" for package in PACKAGES for module in pkgutil.iter_modules(package.__path__)
+    ]
+    names = sorted(
+        set(found)
+        - {
+            codec.__name__,
+            "elastic_core.rendezvous.file",
+            "elastic_core.rendezvous.disk",
+            "elastic_core.rendezvous.inotify",
+        }
+    )
+    return [probing, *(importlib.import_module(name) for name in names)]

@@ -103,7 +103,7 @@ class LaunchConfig:
     log_dir: str | os.PathLike[str] | None = field(default=None, kw_only=True)
     redirects: Streams | None = field(default=None, kw_only=True)
     tee: Streams | None = field(default=None, kw_only=True)
-    manager: tuple[str, ...] = field(default=(), kw_only=True)
+    plugins: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,6 @@
-"""The command line: ``elastic run``, ``elastic plugins``, and what plugins add."""
+"""The command line: ``elastic run``, ``elastic plugins``, and the commands that plugins add.
 
-from __future__ import annotations
-
-
-def main() -> int:
-    """Run the command that ``sys.argv`` names; return the exit code."""
-    try:
-        from elastic_core.cli.interrupt import end_at_once
-
-        end_at_once()
-        import sys
-
-        from elastic_core.host.process_title import hide_passwords
-
-        hide_passwords(sys.argv[1:])
-
-        from elastic_core.cli.errors import run
-        from elastic_core.cli.main import Elastic
-
-        return run(Elastic(), sys.argv[1:])
-    except KeyboardInterrupt:  # before there was anybody to handle it
-        return 130
+General layout: ``main`` is the entry point, ``commands`` finds the subcommand that is called and imports only that.
+``options`` declares each flag of ``elastic run`` once, each an ``option``; ``run_command`` makes them a command, and
+``run`` turns their values into a :class:`~elastic_core.config.run.RunConfig`. ``errors`` prints all errors.
+"""

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 from scenes import live, members, offer, start, then
-from test_history import MEMORY, MINE, RUN, SUCCESS, of_run, resumed, told
+from test_repair import MEMORY, MINE, RUN, SUCCESS, of_run, resumed, told
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from elastic_core import __version__
+from elastic_core.cli.commands import Elastic
 from elastic_core.cli.errors import run
-from elastic_core.cli.main import Elastic
 from elastic_core.plugins.entry_points import Catalogue
 
 COMMAND = """
@@ -121,11 +121,11 @@ def test_a_missing_script_is_refused_the_same_way() -> None:
 def test_asking_for_help_imports_nothing_heavy(line: str) -> None:
     """Neither what takes long to import nor the agent itself."""
     script = (
-        "import sys; from elastic_core.cli import main; code = main(); "
+        "import sys; from elastic_core.cli.main import main; code = main(); "
         "print(*sys.modules, file=sys.stderr); sys.exit(code)"
     )
     asked = subprocess.run([sys.executable, "-c", script, *line.split()], capture_output=True, text=True, check=True)
     imported = set(asked.stderr.splitlines()[-1].split())
-    assert "elastic_core.cli.main" in imported
+    assert "elastic_core.cli.commands" in imported
     heavy = {"torch", "numpy", "redis", "asyncio", "elastic_core.api.run_agent", "elastic_core.agent.supervisor"}
     assert not imported & heavy

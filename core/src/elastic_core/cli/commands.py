@@ -1,0 +1,100 @@
+"""``elastic`` itself: finds its subcommands, and imports only the one that is called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+
+import click
+
+from elastic_core import __version__
+from elastic_core.cli.interrupt import raise_again
+from elastic_core.errors import PluginError, UsageError, did_you_mean
+
+BUILT_IN: Mapping[str, tuple[str, str]] = {
+    "run": ("elastic_core.cli.run", "Start a program on this node as part of a job."),
+    "drain": ("elastic_core.cli.drain", "Have the agents of a host leave their job."),
+    "release": ("elastic_core.cli.release", "Say of a host that it is gone for good."),
+    "doctor": ("elastic_core.cli.doctor", "Say whether nodes can meet, and what is wrong if they cannot."),
+    "plugins": ("elastic_core.cli.plugins", "List the plugins that are installed."),
+}
+"""Where each of core's own commands lives, in an attribute ``command``, and its help in one line."""
+OF_PLUGINS: Mapping[str, str] = {"exec": "Run a command, below which torchrun is `elastic run`."}
+"""The help, in one line, of the commands that our own plugins bring: they are not imported for it."""
+HELP = ("-h", "--help")
+
+
+class Elastic(click.Group):
+    """The group of all commands: core's own, and those in the entry-point group ``elastic.commands``."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "elastic",
+            help="Launch and supervise distributed training that survives crashes, lost nodes and preemption.",
+            context_settings={"help_option_names": list(HELP)},
+            params=[_version_option()],
+            no_args_is_help=False,
+        )
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Core's own, then those of plugins."""
+        from elastic_core.plugins.entry_points import Catalogue, Group
+
+        return [*BUILT_IN, *(name for name in Catalogue.read().names(Group.COMMANDS) if name not in BUILT_IN)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        """Import one command.
+
+        Raises:
+            UsageError: There is none of that name.
+            PluginError: It is not installed, cannot be imported, or is no command.
+        """
+        if cmd_name in BUILT_IN:
+            command = import_module(BUILT_IN[cmd_name][0]).command
+            assert isinstance(command, click.Command)
+            return command
+        from elastic_core.plugins.entry_points import BROUGHT_BY, Catalogue, Group, load
+
+        if cmd_name not in (known := self.list_commands(ctx)) and (Group.COMMANDS, cmd_name) not in BROUGHT_BY:
+            raise UsageError(
+                f"There is no command {cmd_name!r}.{did_you_mean(cmd_name, known)}", hint="See elastic --help."
+            )
+        offer = Catalogue.read().find(cmd_name, Group.COMMANDS)
+        command = load(offer)
+        if not isinstance(command, click.Command):
+            raise PluginError(f"The {offer} is no click command.")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; where that is ``run``, its first process starts while the command line is read.
+
+        SIGINT is the command's from here on.
+        """
+        if args[:1] == ["run"] and not ctx.resilient_parsing and not {*HELP} & {*args}:
+            from elastic_core.api.run_agent import begun
+
+            ctx.obj = ctx.with_resource(begun())
+        found = super().resolve_command(ctx, args)
+        raise_again()
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, without importing those of plugins."""
+        texts = {name: text for name, (_, text) in BUILT_IN.items()}
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, texts.get(name) or OF_PLUGINS.get(name, "From a plugin.")) for name in self.list_commands(ctx)]
+            )
+
+
+def _version_option() -> click.Option:
+    def show(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+        if wanted and not ctx.resilient_parsing:
+            click.echo(f"elastic {__version__}")
+            ctx.exit()
+
+    return click.Option(
+        ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=show, help="Show the version and exit."
+    )
