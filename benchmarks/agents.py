@@ -41,7 +41,7 @@ from elastic_core.protocol.node import (
     step,
 )
 from elastic_core.protocol.ranks import place
-from elastic_core.protocol.roster import NodeInfo, NodeRow, Seats
+from elastic_core.protocol.roster import NodeInfo, NodeRow, Slots
 from elastic_core.protocol.settings import Agreement, Settings, Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.join import Applicant, Clock, join
@@ -96,7 +96,7 @@ class Agent(ABC):
 def warm_up() -> None:
     """Do once what an agent finds out once in its process: here many share one, and would all do it at once."""
     versions = Versions(python="3", torch="2")
-    info = NodeInfo(node_id="", host="", host_id="", seat=0, local_world_size=1, role="", versions=versions)
+    info = NodeInfo(node_id="", host="", host_id="", slot=0, local_world_size=1, role="", versions=versions)
     decode_row(encode_row(NodeRow(info=info)))
     agreement = Agreement(min_nodes=1, max_nodes=1, max_restarts=0)
     settings = Settings(agreement=agreement, timing=Timing(), versions=versions, host="")
@@ -124,8 +124,8 @@ class ElasticAgent(Agent):
             node_id=node_id,
             host=f"node{number}.cluster.example",
             host_id=uuid.uuid5(uuid.NAMESPACE_DNS, str(number)).hex,
-            seat=0,
-            seats=Seats(time.monotonic_ns()),
+            slot=0,
+            slots=Slots(time.monotonic_ns()),
             local_world_size=8,
             role="default",
             versions=versions,
@@ -180,9 +180,9 @@ class ElasticAgent(Agent):
         self._post(Leaving("received SIGTERM", 143))
 
     @property
-    def chairs(self) -> bool:
+    def leaders(self) -> bool:
         """Whether it decides."""
-        return self._state is not None and self._state.ledger.chair == self._info.node_id
+        return self._state is not None and self._state.ledger.leader == self._info.node_id
 
     def _post(self, event: NodeEvent) -> None:
         """Take an event, and those that follow from it; one thread at a time."""
@@ -209,7 +209,7 @@ class ElasticAgent(Agent):
         assert self._session is not None
         if (row := row_of(self._state)) != self._row:
             self._row = row
-            self._session.publish_row(replace(row, seats=Seats(time.monotonic_ns())))
+            self._session.publish_row(replace(row, slots=Slots(time.monotonic_ns())))
 
     def _do(self, effect: Effect) -> None:
         assert self._session is not None

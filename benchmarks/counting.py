@@ -17,10 +17,10 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RendezvousBackend, RosterRow
+from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, RendezvousBackend, RosterRow
 
 OPERATIONS, REQUESTS = "operations", "requests"
-BEAT = "beat"
+HEARTBEAT = "heartbeat"
 """The one operation that is done by the clock."""
 _T = TypeVar("_T")
 
@@ -111,10 +111,10 @@ class CountedBackend(RendezvousBackend):
         with _counted(self._counts, "amend"):
             self._inner.amend(node_id, revision, value)
 
-    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
+    def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
         """Counted."""
-        with _counted(self._counts, BEAT):
-            return self._inner.beat(node_id, count, watch)
+        with _counted(self._counts, HEARTBEAT):
+            return self._inner.heartbeat(node_id, count, watch)
 
     def remove(self, node_id: str) -> None:
         """Counted."""

@@ -55,7 +55,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Sightings:
+class NodeViews:
     """Who held a rank when, in a world of which size."""
 
     seen: list[tuple[int, float, int]] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Crowd:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._agents: dict[int, Agent] = {}
-        self._sightings = Sightings()
+        self._node_views = NodeViews()
         self._traffic = Traffic(job.port)
         self._store: object = None
 
@@ -104,7 +104,7 @@ class Crowd:
 
             stores = [TCPStore("127.0.0.1", self._job.port, is_master=False, wait_for_workers=False) for _ in numbers]
             for number, store in zip(numbers, stores, strict=True):
-                agent = TorchAgent(number, self._sightings.add, store, self._job.run_id, self._job.nodes)
+                agent = TorchAgent(number, self._node_views.add, store, self._job.run_id, self._job.nodes)
                 self._agents[number] = agent
             return
         self._count()
@@ -115,7 +115,7 @@ class Crowd:
             more = list(pool.map(lambda root: root.connect(), 3 * roots))
         for at, (number, root) in enumerate(zip(numbers, roots, strict=True)):
             mine = [root, *more[at :: len(roots)]]
-            self._agents[number] = ElasticAgent(number, self._sightings.add, mine, self._job.nodes)
+            self._agents[number] = ElasticAgent(number, self._node_views.add, mine, self._job.nodes)
         threading.Thread(target=self._tick, daemon=True).start()
 
     def arrive(self, numbers: Sequence[int]) -> float:
@@ -153,12 +153,12 @@ class Crowd:
 
     def held(self, who: Sequence[int], since: float, world: int, deadline: float) -> float | None:
         """When the last of these held a rank in a world of so many nodes; None if not by ``deadline``."""
-        return self._sightings.wait(set(who), since, world, deadline)
+        return self._node_views.wait(set(who), since, world, deadline)
 
     def asked(self) -> tuple[dict[int, Counter[tuple[str, str]]], list[int], int]:
         """What each agent has asked so far, who of them decides, and the bytes of all of their connections."""
-        chairs = [n for n, agent in self._agents.items() if isinstance(agent, ElasticAgent) and agent.chairs]
-        return {n: agent.asked() for n, agent in self._agents.items()}, chairs, self._traffic.total()
+        leaders = [n for n, agent in self._agents.items() if isinstance(agent, ElasticAgent) and agent.leaders]
+        return {n: agent.asked() for n, agent in self._agents.items()}, leaders, self._traffic.total()
 
     def _open(self, *, hosting: bool) -> RendezvousBackend:
         job = self._job

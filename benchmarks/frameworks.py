@@ -39,7 +39,7 @@ def step_ended(step):
 def finished():
     pass
 """
-READY = re.compile(r"the template has imported .* more module")
+READY = re.compile(r"the fork server has imported .* more module")
 QUIET = 15.0
 """Seconds without news of the fork server after which it has imported what workers import."""
 

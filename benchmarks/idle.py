@@ -18,12 +18,12 @@ from benchmarks.jobs import Launcher
 from benchmarks.processes import Cast, cast_of, cpu_seconds, pss, rss
 
 CALM = 4.0
-"""Seconds from the last import to the first look: first beats are over."""
+"""Seconds from the last import to the first look: first heartbeats are over."""
 WINDOW = 10.0
 """Seconds that an idle agent is watched."""
-CPU, CPU_TEMPLATE = "agent and warden", "its template"
-RSS_AGENT, RSS_WARDEN, RSS_TEMPLATE, RSS_OTHERS = "agent", "warden", "template", "stores (PSS)"
-CPUS, RSSES = (CPU, CPU_TEMPLATE), (RSS_AGENT, RSS_WARDEN, RSS_TEMPLATE, RSS_OTHERS)
+CPU, CPU_FORK_SERVER = "agent and warden", "its fork server"
+RSS_AGENT, RSS_WARDEN, RSS_FORK_SERVER, RSS_OTHERS = "agent", "warden", "fork_server", "stores (PSS)"
+CPUS, RSSES = (CPU, CPU_FORK_SERVER), (RSS_AGENT, RSS_WARDEN, RSS_FORK_SERVER, RSS_OTHERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Kind:
 
     @property
     def grows(self) -> bool:
-        """Whether its template imports more once the workers run."""
+        """Whether its fork server imports more once the workers run."""
         return "--warm_start" in self.launcher.command
 
 
@@ -72,7 +72,7 @@ def watch(kinds: Sequence[Kind], times: int) -> Iterator[dict[str, dict[str, flo
             for kind in kinds:
                 agents[kind.name].wait_for_report("started", count=2)
                 if kind.grows:
-                    agents[kind.name].wait_for("the template has imported .* besides")
+                    agents[kind.name].wait_for("the fork server has imported .* besides")
             time.sleep(CALM)
             casts = {name: _cast(agent) for name, agent in agents.items()}
             for _ in range(times):
@@ -100,15 +100,15 @@ def _cast(agent: Agent) -> Cast:
 def _spent(cast: Cast) -> dict[str, float]:
     """CPU seconds so far."""
     spent = {CPU: sum(cpu_seconds(pid) for pid in (cast.agent, cast.warden) if pid is not None)}
-    if cast.template is not None:
-        spent[CPU_TEMPLATE] = cpu_seconds(cast.template)
+    if cast.fork_server is not None:
+        spent[CPU_FORK_SERVER] = cpu_seconds(cast.fork_server)
     return spent
 
 
 def _held(cast: Cast) -> dict[str, float]:
     """Resident bytes of all who are there; of stores only their share."""
-    who = {RSS_AGENT: cast.agent, RSS_WARDEN: cast.warden, RSS_TEMPLATE: cast.template}
+    who = {RSS_AGENT: cast.agent, RSS_WARDEN: cast.warden, RSS_FORK_SERVER: cast.fork_server}
     held = {key: float(rss(pid)) for key, pid in who.items() if pid is not None}
     if cast.others:
-        held[RSS_OTHERS] = float(sum(map(pss, cast.others)))  # they share nearly all with the template
+        held[RSS_OTHERS] = float(sum(map(pss, cast.others)))  # they share nearly all with the fork server
     return held

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.counting import BEAT, OPERATIONS, REQUESTS
+from benchmarks.counting import HEARTBEAT, OPERATIONS, REQUESTS
 from benchmarks.crowd import Job, serve
 
 TORCH, C10D, REDIS, ETCD = "torch", "c10d", "redis", "etcd"
@@ -44,16 +44,16 @@ class Sample:
     Attributes:
         seconds: Until all hold their rank; None for never. Of arrivals, from that of the last.
         ordered: The same from the order to arrive, fail or leave. Others arrive meanwhile, and take the machine's time.
-        requests: Requests of a node to the store, the mean of all nodes but the chair; beats not counted.
-        chair: The same of the chair; of torch's, which have none, NaN.
-        size: Bytes of a node, both ways, the mean of all nodes; beats included.
-        kinds: The operations of the nodes but the chair, by name, one for each node.
+        requests: Requests of a node to the store, the mean of all nodes but the leader; heartbeats not counted.
+        leader: The same of the leader; of torch's, which have none, NaN.
+        size: Bytes of a node, both ways, the mean of all nodes; heartbeats included.
+        kinds: The operations of the nodes but the leader, by name, one for each node.
     """
 
     seconds: float | None
     ordered: float | None
     requests: float = 0.0
-    chair: float = math.nan
+    leader: float = math.nan
     size: float = 0.0
     kinds: dict[str, float] = field(default_factory=dict)
 
@@ -89,7 +89,7 @@ class Asked:
     """What has been asked of a store: by each agent, who decides, and the bytes of all connections."""
 
     by_agent: dict[int, Counter[tuple[str, str]]]
-    chairs: list[int]
+    leaders: list[int]
     size: int
 
 
@@ -135,12 +135,12 @@ class Crowds:
     def asked(self) -> Asked:
         """What all have asked so far."""
         by_agent: dict[int, Counter[tuple[str, str]]] = {}
-        chairs, size = [], 0
+        leaders, size = [], 0
         for counts, chairing, traffic in self.ask_all("asked"):
             by_agent.update(counts)
-            chairs += chairing
+            leaders += chairing
             size += traffic
-        return Asked(by_agent, chairs, size)
+        return Asked(by_agent, leaders, size)
 
     def _ask(self, asked: Sequence[tuple[int, tuple[Any, ...]]], name: str, patience: float) -> list[Any]:
         for which, arguments in asked:
@@ -202,20 +202,22 @@ def _event(
     time.sleep(SETTLE)  # what is written after it belongs to it, too
     after = job.asked()
     asked = {number: counts - before.by_agent[number] for number, counts in after.by_agent.items() if number in who}
-    others = [counts for number, counts in asked.items() if number not in after.chairs]
+    others = [counts for number, counts in asked.items() if number not in after.leaders]
     kinds = sum((Counter({name: n for (what, name), n in c.items() if what == OPERATIONS}) for c in others), Counter())
     return Sample(
         seconds=None if None in ends else max(ends) - last,
         ordered=None if None in ends else max(ends) - begin,
         requests=sum(map(_requests, others)) / len(others),
-        chair=sum(_requests(asked[number]) for number in after.chairs if number in asked) if after.chairs else math.nan,
+        leader=sum(_requests(asked[number]) for number in after.leaders if number in asked)
+        if after.leaders
+        else math.nan,
         size=(after.size - before.size) / len(who),
         kinds={name: count / len(others) for name, count in kinds.items()},
     )
 
 
 def _requests(counts: Counter[tuple[str, str]]) -> int:
-    return sum(count for (what, name), count in counts.items() if what == REQUESTS and name != BEAT)
+    return sum(count for (what, name), count in counts.items() if what == REQUESTS and name != HEARTBEAT)
 
 
 @contextmanager

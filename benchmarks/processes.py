@@ -10,7 +10,7 @@ from pathlib import Path
 from stage import command_line, descendants
 
 _CPUCLOCK_SCHED = 2
-_TEMPLATE = "elastic: template of "
+_FORK_SERVER = "elastic: fork server of "
 _WARDEN = "warden/process.py"
 
 
@@ -51,7 +51,7 @@ class Cast:
 
     agent: int
     warden: int | None
-    template: int | None
+    fork_server: int | None
     others: tuple[int, ...]
     """Neither of these, nor a worker: processes that serve the job."""
 
@@ -60,10 +60,10 @@ def cast_of(agent: int, workers: Collection[int]) -> Cast:
     """Tell the processes below an agent apart; ``workers`` are the process ids that workers have reported."""
     helpers = [pid for pid in descendants(agent) if pid not in workers]
     warden = next((pid for pid in helpers if _WARDEN in command_line(pid)), None)
-    template = next((pid for pid in helpers if command_line(pid).startswith(_TEMPLATE)), None)
-    return Cast(agent, warden, template, tuple(pid for pid in helpers if pid not in (warden, template)))
+    fork_server = next((pid for pid in helpers if command_line(pid).startswith(_FORK_SERVER)), None)
+    return Cast(agent, warden, fork_server, tuple(pid for pid in helpers if pid not in (warden, fork_server)))
 
 
-def template_of(agent: int, workers: Collection[int]) -> int | None:
-    """The process id of an agent's template, if it has one."""
-    return cast_of(agent, workers).template
+def fork_server_of(agent: int, workers: Collection[int]) -> int | None:
+    """The process id of an agent's fork server, if it has one."""
+    return cast_of(agent, workers).fork_server

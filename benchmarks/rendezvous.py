@@ -88,7 +88,7 @@ def told(peer: str, size: int, event: str, sample: Sample) -> str:
     lasted, ordered = (seconds(math.inf if it is None else it) for it in (sample.seconds, sample.ordered))
     return (
         f"{NAMES[peer]}, {size} agents, {event}: {lasted} ({ordered} from the order); a node's requests: "
-        f"{sample.requests:.1f} ({kinds}), the chair's: {sample.chair:.0f}; {sample.size / 1000:.1f} kB a node"
+        f"{sample.requests:.1f} ({kinds}), the leader's: {sample.leader:.0f}; {sample.size / 1000:.1f} kB a node"
     )
 
 
@@ -103,11 +103,11 @@ def middle(samples: Collection[Sample], figure: Callable[[Sample], float]) -> fl
 
 
 def cost(samples: Collection[Sample]) -> str:
-    """What a node asks of the store, as ``5.0 requests (chair 17), 6.1 kB``."""
+    """What a node asks of the store, as ``5.0 requests (leader 17), 6.1 kB``."""
     if not any(sample.seconds is not None for sample in samples):
         return NOTHING
-    chair = middle(samples, lambda sample: sample.chair)
-    whose = "" if math.isnan(chair) else f" (chair {chair:.0f})"
+    leader = middle(samples, lambda sample: sample.leader)
+    whose = "" if math.isnan(leader) else f" (leader {leader:.0f})"
     size = middle(samples, lambda sample: sample.size)
     return f"{middle(samples, lambda sample: sample.requests):.1f} requests{whose}, {size / 1000:.1f} kB"
 

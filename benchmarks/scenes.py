@@ -17,7 +17,7 @@ import pace
 from pace import Pace
 
 from benchmarks.jobs import PATIENCE, Job, Setting
-from benchmarks.processes import pss, template_of
+from benchmarks.processes import fork_server_of, pss
 
 SETTLE = 0.3
 """Seconds that a job trains before something is done to it: what it does right after a start is behind it."""
@@ -26,7 +26,7 @@ SHORT = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class LeaderView:
     """Something that is done to a job.
 
     Args:
@@ -105,11 +105,11 @@ def longest_pause(paces: Sequence[Pace], since: float) -> float:
 
 
 def weigh(job: Job) -> tuple[float | None, ...]:
-    """What the workers weigh together, in bytes (PSS): alone, and with the template that they come from."""
+    """What the workers weigh together, in bytes (PSS): alone, and with the fork server that they come from."""
     workers = [report["pid"] for report in job.latest().values()]
     alone = sum(map(pss, workers))
-    template = template_of(job.nodes[0].pid, workers)
-    return float(alone), float(alone + (0 if template is None else pss(template)))
+    fork_server = fork_server_of(job.nodes[0].pid, workers)
+    return float(alone), float(alone + (0 if fork_server is None else pss(fork_server)))
 
 
 LAUNCH = "one node starts, two workers"
@@ -122,24 +122,28 @@ PAUSE = "... and how long the running workers pause"
 LOST = "a node is killed, `--nnodes=1:2`; collectives fail"
 LOST_DEAF = "a node is killed, `--nnodes=1:2`; workers only block"
 WEIGHT = "both workers"
-WEIGHT_ALL = "both workers and the template"
+WEIGHT_ALL = "both workers and the fork server"
 MEMORY = (WEIGHT, WEIGHT_ALL)
 TIMES = (LAUNCH, KILLED_ONE, KILLED_TWO, KILLED_FULL, KILLED_REST, JOINED, PAUSE, LOST, LOST_DEAF)
 
-STORIES: Sequence[tuple[Setting, Sequence[Scene]]] = (
+STORIES: Sequence[tuple[Setting, Sequence[LeaderView]]] = (
     (
         Setting((2,)),
-        (Scene((LAUNCH,), 0, launch), Scene(MEMORY, 1, weigh), Scene((KILLED_ONE,), 1, kill_worker, SHORT)),
+        (
+            LeaderView((LAUNCH,), 0, launch),
+            LeaderView(MEMORY, 1, weigh),
+            LeaderView((KILLED_ONE,), 1, kill_worker, SHORT),
+        ),
     ),
-    (Setting((1, 1), "2"), (Scene((KILLED_TWO,), 2, kill_worker, SHORT),)),
+    (Setting((1, 1), "2"), (LeaderView((KILLED_TWO,), 2, kill_worker, SHORT),)),
     (
         Setting((2, 1), "1:2"),
         (
-            Scene((KILLED_FULL,), 2, kill_worker, SHORT),
-            Scene((LOST,), 2, lose_node),
-            Scene((KILLED_REST,), 1, kill_worker),
-            Scene((JOINED, PAUSE), 1, join),
-            Scene((LOST_DEAF,), 2, lose_node_unheard, alike=True),
+            LeaderView((KILLED_FULL,), 2, kill_worker, SHORT),
+            LeaderView((LOST,), 2, lose_node),
+            LeaderView((KILLED_REST,), 1, kill_worker),
+            LeaderView((JOINED, PAUSE), 1, join),
+            LeaderView((LOST_DEAF,), 2, lose_node_unheard, alike=True),
         ),
     ),
 )

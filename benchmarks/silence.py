@@ -21,13 +21,13 @@ from elastic_core.config.run import Timing
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_entry, decode_row, encode_row
 from elastic_core.protocol.ledger import Entry, Halt, HaltReason, Offer, Round
-from elastic_core.protocol.roster import NodeRow, Phase, Seats
+from elastic_core.protocol.roster import NodeRow, Phase, Slots
 from elastic_core.rendezvous.backend import Cursor
 
 SIZES = (500, 8_000, 20_000)
 """Nodes of the job, the leader among them."""
 STEPS = 20
-"""Groups of nodes that beat together, spread over one interval between two heartbeats."""
+"""Groups of nodes that heartbeat together, spread over one interval between two heartbeats."""
 RUNS = 5
 FOUND = "found after"
 BEGIN, END = "<!-- silence: written by benchmarks/silence.py -->", "<!-- end of silence -->"
@@ -39,7 +39,7 @@ class Nodes:
     """All nodes but the leader: rows of a store, and a thread that counts up their heartbeats.
 
     Attributes:
-        last: When the node that falls silent last beat (seconds, monotonic).
+        last: When the node that falls silent last heartbeat (seconds, monotonic).
     """
 
     def __init__(self, store: MemoryStore, like: NodeRow, count: int, interval: float) -> None:
@@ -50,7 +50,7 @@ class Nodes:
         self.last = 0.0
         for row in self._rows:
             self._store.enter(row.info.node_id, encode_row(row))
-        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread = threading.Thread(target=self._heartbeat, daemon=True)
         self._thread.start()
 
     def run(self, number: int, head: int) -> None:
@@ -68,7 +68,7 @@ class Nodes:
         self._over.set()
         self._thread.join()
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         count, at = 0, time.monotonic()
         while not self._over.is_set():
             count += 1
@@ -78,7 +78,7 @@ class Nodes:
                         if self._falls_silent.is_set():
                             continue
                         self.last = time.monotonic()
-                    self._store.beat(row.info.node_id, count)
+                    self._store.heartbeat(row.info.node_id, count)
                 at += self._interval / STEPS
                 time.sleep(max(0.0, at - time.monotonic()))
 
@@ -86,7 +86,7 @@ class Nodes:
 def _row(like: NodeRow, at: int) -> NodeRow:
     """Return the roster row of one node. Each node has its own host."""
     host, offer = f"node{at}.cluster.example", Offer("127.0.0.1", 29501, f"o{at}")
-    info = replace(like.info, node_id=f"n{at:05}", host=host, host_id=f"id{at}", seats=Seats(time.monotonic_ns()))
+    info = replace(like.info, node_id=f"n{at:05}", host=host, host_id=f"id{at}", slots=Slots(time.monotonic_ns()))
     return replace(like, info=info, offer=offer)
 
 
@@ -107,7 +107,7 @@ def found_after(count: int) -> float:
             begun = _entry(reader, Round, after=0)
             assert isinstance(begun.body, Round)
             nodes.run(begun.body.number, begun.index)
-            time.sleep(timing.lost_after)  # the leader has seen all of them run, and beat
+            time.sleep(timing.lost_after)  # the leader has seen all of them run, and heartbeat
             nodes.silence()
             halted = _entry(reader, Halt, after=begun.index)
             found = time.monotonic()

@@ -11,7 +11,7 @@ from benchmarks.jobs import FRESH, TORCHRUN, TUNED, WARM
 from benchmarks.scenes import KILLED_ONE, KILLED_REST, LAUNCH, LOST, LOST_DEAF, PAUSE, TIMES, WEIGHT
 from benchmarks.tables import NOTHING, Samples, median, megabytes, per_hour, ratio, seconds
 
-BEATS = 6.0
+HEARTBEATS = 6.0
 """Seconds within which a node is missed whose peers only block: ``lost_after``."""
 Measured = Mapping[str, Mapping[str, Samples]]
 
@@ -54,7 +54,7 @@ def targets(times: Measured, memory: Measured, idle: Measured) -> Iterator[Targe
             compared = {TORCHRUN.name, TUNED.name} if name == "best" else {name}
             if WARM.name in times.get(row, {}) and compared & times[row].keys():
                 yield Target(f"{row}, 1/{share} of torchrun's ({name})", warm(row), whole / share)
-    for row, limit in ((PAUSE, 0.5), (LOST, 1.5), (LOST_DEAF, BEATS + 1.5)):
+    for row, limit in ((PAUSE, 0.5), (LOST, 1.5), (LOST_DEAF, HEARTBEATS + 1.5)):
         if WARM.name in times.get(row, {}):
             yield Target(row, warm(row), limit)
     for kind, used in idle.items():

@@ -16,7 +16,7 @@ from benchmarks.jobs import FRESH, TORCHRUN, TUNED, WARM, newest
 from benchmarks.launchers import BEGIN, END, PAGE, book, hopeless
 from benchmarks.meetings import C10D, EVENTS, FORM, REDIS, RESTART, TORCH, Sample
 from benchmarks.processes import cpu_seconds, pss, rss
-from benchmarks.scenes import KILLED_ONE, KILLED_REST, LAUNCH, LOST, STORIES, TIMES, WEIGHT, Scene, longest_pause
+from benchmarks.scenes import KILLED_ONE, KILLED_REST, LAUNCH, LOST, STORIES, TIMES, WEIGHT, LeaderView, longest_pause
 from benchmarks.states import FEW, KINDS, MANY, shapes, training
 from benchmarks.tables import Samples, cell, figures, median, megabytes, paragraphs, ratio, replaced, seconds, table
 from benchmarks.targets import ratios, targets
@@ -127,7 +127,7 @@ def test_a_scene_that_mostly_never_ends_is_given_up(
 ) -> None:
     record = book()
     record["it"].update({TORCHRUN.name: default, TUNED.name: tuned, WARM.name: [1.0]})
-    scene = Scene(("it",), 0, lambda job: (None,), alike=alike)
+    scene = LeaderView(("it",), 0, lambda job: (None,), alike=alike)
     assert hopeless(scene, TORCHRUN, record) is expected
 
 
@@ -216,13 +216,13 @@ def test_a_process_is_seen_to_use_cpu_and_memory() -> None:
 # Rendezvous of many nodes --------------------------------------------------------------------------------------------
 
 
-def sample(seconds: float | None, requests: float = 5.0, chair: float = 17.0, size: float = 6100.0) -> Sample:
-    return Sample(seconds, seconds, requests, chair, size)
+def sample(seconds: float | None, requests: float = 5.0, leader: float = 17.0, size: float = 6100.0) -> Sample:
+    return Sample(seconds, seconds, requests, leader, size)
 
 
 def test_what_a_node_asks_is_told_of_jobs_that_came_to_an_end() -> None:
-    assert rendezvous.cost([sample(0.1), sample(None, 900.0), sample(0.2)]) == "5.0 requests (chair 17), 6.1 kB"
-    assert rendezvous.cost([sample(1.0, chair=math.nan)]) == "5.0 requests, 6.1 kB"
+    assert rendezvous.cost([sample(0.1), sample(None, 900.0), sample(0.2)]) == "5.0 requests (leader 17), 6.1 kB"
+    assert rendezvous.cost([sample(1.0, leader=math.nan)]) == "5.0 requests, 6.1 kB"
     assert rendezvous.cost([sample(None)]) == rendezvous.cost([]) == "-"
 
 

@@ -57,7 +57,7 @@ BACKENDS = """
         return Plugin
 
 
-    Beat, Wait, Enter = map(raising, ("beat", "wait", "enter"))
+    Heartbeat, Wait, Enter = map(raising, ("heartbeat", "wait", "enter"))
 """
 ENTRY_POINTS = """
     [elastic.plugins]
@@ -67,7 +67,7 @@ ENTRY_POINTS = """
     plain = policies:Plain
 
     [elastic.rendezvous]
-    beat = backends:Beat
+    heartbeat = backends:Heartbeat
     wait = backends:Wait
     enter = backends:Enter
 """
@@ -104,7 +104,7 @@ def test_a_verdict_is_followed_however_it_is_spelled(run: Callable[..., Agent], 
     assert "round 2" not in agent.output
 
 
-@pytest.mark.parametrize("method", ["enter", "beat", "wait"])
+@pytest.mark.parametrize("method", ["enter", "heartbeat", "wait"])
 def test_a_backend_that_raises_what_it_must_not_is_named(
     run: Callable[..., Agent], tmp_path: Path, method: str
 ) -> None:

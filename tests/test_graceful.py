@@ -95,14 +95,14 @@ def test_the_node_that_decides_may_announce_its_leaving(
     stage: Stage, file_rendezvous: list[str], job: list[object], done: Path
 ) -> None:
     command = ["--nnodes=1:2", "--max_restarts=0", "--preemption_grace=60", *file_rendezvous, *job]
-    chair = stage.run(*command)
-    trains(chair, 1)
+    leader = stage.run(*command)
+    trains(leader, 1)
     second = stage.run(*command)
     trains(second, 2)
-    chair.signal(signal.SIGTERM)
-    assert chair.exit_code() == TERM
+    leader.signal(signal.SIGTERM)
+    assert leader.exit_code() == TERM
     trains(second, 1)
-    assert starts(second, world_size=1) == {*stops(chair, second, world_size=2)}
+    assert starts(second, world_size=1) == {*stops(leader, second, world_size=2)}
     both_finish(done, second)
 
 
@@ -154,13 +154,13 @@ def test_the_one_that_decides_is_lost_under_a_plan(
 ) -> None:
     quick = "--rdzv_conf=beat_interval=0.5,lost_after=2"
     command = ["--nnodes=2:3", "--max_restarts=0", *file_rendezvous, quick, *job, "--ignore"]
-    chair = stage.run(*command)
-    chair.wait_for("1 more node")
+    leader = stage.run(*command)
+    leader.wait_for("1 more node")
     second = stage.run(*command)
     trains(second, 2)
     third = stage.run(*command)
-    chair.wait_for("stop at step")
-    chair.kill_node()
+    leader.wait_for("stop at step")
+    leader.kill_node()
     for agent in (second, third):
         agent.wait_for("round 2: 2 worker")
     trains(second, 2, count=len(second.reports("stepped")) + 1)

@@ -73,7 +73,7 @@ def test_a_host_whose_cable_is_pulled_is_left_out(stage: Stage, three: list[Host
 
 
 def test_a_host_that_its_peers_cannot_reach_is_left_out(stage: Stage, three: list[Host], tmp_path: Path) -> None:
-    """It reaches the store, and beats; only its peers are out of its reach (rule L5)."""
+    """It reaches the store, and heartbeats; only its peers are out of its reach (rule L5)."""
     for peer in three[:2]:
         three[2].shut_out(peer)
     job = [WORKERS / "barrier.py", "--until", tmp_path / "done", "--patience=3"]
@@ -133,7 +133,7 @@ def one_after_the_other(folder: Path, least: int) -> bool:
 def test_a_host_that_is_cut_off_is_left_out_stops_when_it_learns_that_and_comes_back(
     stage: Stage, tmp_path: Path, member: int, cut: Callable[[Host, Host], None], heal: Callable[[Host, Host], None]
 ) -> None:
-    """The first host has rank 0 and the chair. Each could train alone, and none of the workers ends by itself."""
+    """The first host has rank 0 and the leader. Each could train alone, and none of the workers ends by itself."""
     with three_and_a_store(tmp_path) as (three, place, store):
         job = ["--nnodes=1:3", BRISK, *store, *training(tmp_path, "--deaf")]
         agents = [run(stage, three[0], *job)]

@@ -1,4 +1,4 @@
-"""Kills at random moments, warm: workers, agents, templates, stores. The job goes on, and nothing is left of it."""
+"""Kills at random moments, warm: workers, agents, fork servers, stores. The job goes on, and nothing is left of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KILLS = 7
 """A run's; with the three seeds of everyday runs that makes 21, with the hundred of ``make soak`` 700."""
 NPROC = 2
 VICTIMS = {
-    "template": ["elastic: template"],
+    "fork_server": ["elastic: fork server"],
     "store": ["elastic: service", "forkserver.worker_store"],
     "worker": ["allreduce.py"],
 }
@@ -86,7 +86,7 @@ def test_whatever_is_killed_and_whenever_the_job_goes_on(stage: Stage, temporary
         if lots.random() < 0.5:  # or else while the job is still busy with what came before
             assert stage.wait_until(job.whole), job.described()
         time.sleep(lots.uniform(0.0, 0.5))
-        kind = lots.choice(["worker", "worker", "template", "store", "agent"])
+        kind = lots.choice(["worker", "worker", "fork_server", "store", "agent"])
         job.kill(kind, lots.choice(job.alive))
         if kind == "agent":
             job.add()
@@ -114,7 +114,7 @@ def test_kills_beyond_the_budget_fail_the_job_and_leave_nothing(stage: Stage, te
     deadline = time.monotonic() + PATIENCE
     while agent.process.poll() is None and time.monotonic() < deadline:
         time.sleep(lots.uniform(0.0, 0.5))
-        job.kill(lots.choice(["worker", "worker", "template", "store"]), agent)
+        job.kill(lots.choice(["worker", "worker", "fork_server", "store"]), agent)
     assert agent.exit_code() == 1, job.described()
     assert "SIGKILL" in agent.output
     assert stage.close() == []

@@ -75,11 +75,11 @@ def test_the_job_outlives_the_node_that_decided(
     stage: Stage, file_rendezvous: list[str], job: list[object], done: Path
 ) -> None:
     command = ["--nnodes=1:2", "--max_restarts=0", *file_rendezvous, *job]
-    chair = stage.run(*command)
-    trains(chair, 1)
+    leader = stage.run(*command)
+    trains(leader, 1)
     second = stage.run(*command)
     trains(second, 2)
-    chair.vanish()
+    leader.vanish()
     trains(second, 1)
     third = stage.run(*command)
     trains(third, 2)

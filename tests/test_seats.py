@@ -1,4 +1,4 @@
-"""Rule S8 among real agents of one host: nobody waits ten minutes for the fence of who has gone from its seat."""
+"""Rule S8 among real agents of one host: nobody waits ten minutes for the fence of who has gone from its slot."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 from live_rounds import lives, two_alive
 from stage import WORKERS, Agent, Stage, command_line, descendants, name_of
 
-from elastic_core.host.identity import Seat
+from elastic_core.host.identity import Slot
 
 
 @pytest.fixture
 def name() -> str:
-    """A job that nobody else on this host has, and so with all its seats free."""
-    return f"seats-{uuid.uuid4().hex}"
+    """A job that nobody else on this host has, and so with all its slots free."""
+    return f"slots-{uuid.uuid4().hex}"
 
 
 @pytest.fixture
@@ -39,18 +39,18 @@ def finishes(agent: Agent, tmp_path: Path) -> None:
     assert agent.exit_code() == 0, agent.output
 
 
-def test_of_a_seat_that_it_finds_free_a_new_agent_says_so(
+def test_of_a_slot_that_it_finds_free_a_new_agent_says_so(
     stage: Stage, name: str, command: list[object], tmp_path: Path
 ) -> None:
     """It gets a lower one than the agent had that is gone, where others had those at that time."""
-    with closing(Seat.take(name)):
+    with closing(Slot.take(name)):
         first = stage.run(*command)
         trains(first)
     first.kill_node()
     second = stage.run(*command)
     trains(second)
     assert "(agent 2)" in first.output
-    assert f"as {os.uname().nodename}\n" in second.output, "it has the first seat"
+    assert f"as {os.uname().nodename}\n" in second.output, "it has the first slot"
     finishes(second, tmp_path)
 
 
@@ -154,9 +154,9 @@ TWIN = """
 import sys
 from elastic_core.agent import enrolment, identity, start
 
-machine, take = sys.argv.pop(1), identity.Seat.take
+machine, take = sys.argv.pop(1), identity.Slot.take
 enrolment.host_id = lambda: "of both"
-identity.Seat.take = lambda job: take(f"{job} on {machine}")  # its seats, and those of the other, are two machines'
+identity.Slot.take = lambda job: take(f"{job} on {machine}")  # its slots, and those of the other, are two machines'
 
 from elastic_core.__main__ import main
 sys.exit(main())
@@ -177,7 +177,7 @@ def test_two_machines_with_one_host_id_do_not_take_each_others_nodes_for_gone(
     others = [on_machine(stage, machine, *command) for machine in ("two", "three")]
     for agent in others:
         agent.wait_for("the job has all 1 node")
-    first.wait_for_report("step", count=len(first.reports("step")) + 20)  # eight beats
+    first.wait_for_report("step", count=len(first.reports("step")) + 20)  # eight heartbeats
     finishes(first, tmp_path)
     assert [agent.exit_code() for agent in others] == [0, 0]
     assert len(first.reports("training")) == 1, "its round was never halted"

@@ -80,7 +80,7 @@ def test_a_preload_that_raises_is_shown_and_workers_start_fresh(stage: Stage, tm
     script.write_text("print('trained')\n")
     agent = stage.run("--standalone", "--preload=broken", script, env=env)
     assert agent.exit_code() == 0, agent.output
-    assert "there is no template, so workers start fresh:" in agent.output
+    assert "there is no fork server, so workers start fresh:" in agent.output
     assert "ValueError: not today" in agent.output
     assert "trained" in agent.lines
 
@@ -96,8 +96,8 @@ def test_a_preloaded_module_that_starts_a_thread_costs_no_round(stage: Stage, tm
     trains(agent, 1)
     ends(agent, done)
     assert "round 3" not in agent.output
-    why = "the template has 2 threads, which a fork does not get (MainThread, metronome)"
-    assert agent.output.count(f"starts fresh, not from the template: {why}") == 1
+    why = "the fork server has 2 threads, which a fork does not get (MainThread, metronome)"
+    assert agent.output.count(f"starts fresh, not from the fork server: {why}") == 1
     agent.wait_for(r"round 2 runs \d+\.\d{3} s after the interruption, and its workers import everything again \(the ")
 
 
@@ -136,7 +136,7 @@ def test_after_a_restart_what_workers_imported_is_there_but_for_what_is_the_prog
     library.with_name("new").rename(library)
     os.kill(second["pid"], signal.SIGKILL)
     [third] = agent.wait_for_report("there", restart_count=2)
-    agent.wait_for(f"starts fresh, not from the template: {library} has changed since it was imported$")
+    agent.wait_for(f"starts fresh, not from the fork server: {library} has changed since it was imported$")
     agent.wait_for(FORKED, count=2)
     os.kill(third["pid"], signal.SIGKILL)
     [fourth] = agent.wait_for_report("there", restart_count=3)
@@ -176,13 +176,15 @@ def test_a_failed_worker_that_does_not_come_to_its_end_is_not_waited_for(stage: 
     assert "exited with code 1" in agent.output
 
 
-def test_a_killed_template_costs_its_workers_nothing_and_the_next_one_forks_again(stage: Stage, done: Path) -> None:
+def test_a_killed_fork_server_costs_its_workers_nothing_and_the_next_one_forks_again(stage: Stage, done: Path) -> None:
     agent = stage.run(*TWO, WORKERS / "allreduce.py", "--until", done, env=WARM)
     first = trains(agent, 0)
-    for template in agent.named("elastic: template"):  # two, while one that has imported more is about to take over
+    for fork_server in agent.named(
+        "elastic: fork server"
+    ):  # two, while one that has imported more is about to take over
         with contextlib.suppress(ProcessLookupError):
-            os.kill(template, signal.SIGKILL)
-    agent.wait_for("the template was killed by SIGKILL")
+            os.kill(fork_server, signal.SIGKILL)
+    agent.wait_for("the fork server was killed by SIGKILL")
     agent.wait_for(FORKED, count=2)
     assert all(os.path.exists(f"/proc/{pid}") for pid in first)
     os.kill(first[0], signal.SIGKILL)
@@ -204,7 +206,7 @@ def test_a_killed_store_costs_a_round_and_no_restart(stage: Stage, done: Path) -
     assert "the process that holds the workers' store was killed by SIGKILL" in agent.output
 
 
-def test_an_executable_has_no_template(stage: Stage) -> None:
+def test_an_executable_has_no_fork_server(stage: Stage) -> None:
     says = ["--no_python", "sh", "-c", "echo store $TORCHELASTIC_USE_AGENT_STORE"]
     agent = stage.run("--standalone", "-v", *says, env=WARM)
     assert agent.exit_code() == 0
@@ -239,14 +241,14 @@ def test_a_killed_agent_leaves_nothing_behind(stage: Stage, done: Path, moment: 
     agent.process.wait()
 
 
-def test_ctrl_c_while_the_template_imports_ends_at_once(stage: Stage, done: Path) -> None:
+def test_ctrl_c_while_the_fork_server_imports_ends_at_once(stage: Stage, done: Path) -> None:
     agent = stage.run(*TWO, WORKERS / "allreduce.py", "--until", done, env=WARM)
     agent.wait_for("round 1:")
     agent.signal(signal.SIGINT)
     assert agent.exit_code() == 128 + signal.SIGINT
 
 
-def test_a_template_leaves_no_folder_for_compiled_code_behind(stage: Stage, tmp_path: Path, done: Path) -> None:
+def test_a_fork_server_leaves_no_folder_for_compiled_code_behind(stage: Stage, tmp_path: Path, done: Path) -> None:
     """Importing ``torch._dynamo`` makes one, which a job that compiles nothing left in the temporary directory."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()

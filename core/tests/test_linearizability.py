@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
-from elastic_core.rendezvous.backend import ORIGIN, BeatReply, Cursor, Link, RosterRow
+from elastic_core.rendezvous.backend import ORIGIN, Cursor, HeartbeatReply, Link, RosterRow
 from elastic_core.rendezvous.disk import republish
 from elastic_core.rendezvous.file import FileBackend
 from elastic_core.testing import linearizability_suite
@@ -57,20 +57,20 @@ def remove(when: str) -> Call:
     return call(when, "remove", "n")
 
 
-def beat(when: str, count: int, head: int = 0, *, revision: int | None = None, by: str = "p") -> Call:
-    return call(when, "beat", "n", count, None, result=BeatReply(head, revision, None), by=by)
+def heartbeat(when: str, count: int, head: int = 0, *, revision: int | None = None, by: str = "p") -> Call:
+    return call(when, "heartbeat", "n", count, None, result=HeartbeatReply(head, revision, None), by=by)
 
 
 def watched(when: str, count: int | None) -> Call:
-    return call(when, "beat", "stranger", 1, "n", result=BeatReply(0, None, count))
+    return call(when, "heartbeat", "stranger", 1, "n", result=HeartbeatReply(0, None, count))
 
 
 def roster(when: str, *rows: RosterRow) -> Call:
     return call(when, "roster", None, result=list(rows))
 
 
-def row(revision: int = 0, beat: int = 0, *, node: str = "n", serial: int = 1) -> RosterRow:
-    return RosterRow(node, serial, revision, b"%d" % revision, beat)
+def row(revision: int = 0, heartbeat: int = 0, *, node: str = "n", serial: int = 1) -> RosterRow:
+    return RosterRow(node, serial, revision, b"%d" % revision, heartbeat)
 
 
 ALLOWED = {
@@ -97,9 +97,9 @@ ALLOWED = {
         wait("      [-]", 0, 1),
     ],
     "a wait that is over before the append": [wait("[-]", 0, 0), append("   [-]", A, True)],
-    "the first head that a process is told with a beat may be behind": [
+    "the first head that a process is told with a heartbeat may be behind": [
         append("[-]", A, True),
-        beat("   [-]", 1, 0, by="q"),
+        heartbeat("   [-]", 1, 0, by="q"),
     ],
     "a row is amended and removed": [
         enter("[-]"),
@@ -131,13 +131,18 @@ ALLOWED = {
         roster("       [-------]", row(1), row(node="m", serial=2)),
         amend("        [-]", 1),
     ],
-    "a beat may be listed with a value of another instant": [
+    "a heartbeat may be listed with a value of another instant": [
         enter("[-]"),
         roster("   [------]", row(0, 1)),
         amend("    [-]", 1),
-        beat("       [-]", 1, revision=1),
+        heartbeat("       [-]", 1, revision=1),
     ],
-    "a beat is watched": [enter("[-]"), beat("   [-]", 7, revision=0), watched("      [-]", 7), watched("[-]", None)],
+    "a heartbeat is watched": [
+        enter("[-]"),
+        heartbeat("   [-]", 7, revision=0),
+        watched("      [-]", 7),
+        watched("[-]", None),
+    ],
     "serials of rows that enter at once come in any order": [enter("[--]", "n", 2), enter(" [-]", "m", 1)],
     "a version returns when nothing has changed": [watch("[-]", 0, 5), watch("   [-]", 5, 5)],
     "a version returns before a change": [watch("[-]", 0, 5), watch("   [---]", 5, 5), enter("    [-]")],
@@ -174,8 +179,8 @@ FORBIDDEN = {
     "an append of unknown outcome before it began": [read("[-]", 1, b"a"), append("   [-?", A, None)],
     "a wait that sleeps through an append": [append("[-]", A, True), wait("   [-]", 0, 0)],
     "a wait that returned before the append": [wait("[-]", 0, 1), append("   [-]", A, True)],
-    "the head of a process that has seen more": [append("[-]", A, True), beat("   [-]", 1, 0)],
-    "a head that is not there": [append("[-]", A, True), beat("   [-]", 1, 2)],
+    "the head of a process that has seen more": [append("[-]", A, True), heartbeat("   [-]", 1, 0)],
+    "a head that is not there": [append("[-]", A, True), heartbeat("   [-]", 1, 2)],
     "a row that is amended backwards": [
         enter("[-]"),
         amend("   [-]", 1),
@@ -198,10 +203,10 @@ FORBIDDEN = {
         amend("      [-]", 1),
         roster("         [-]", row(1)),
     ],
-    "a beat that is behind": [enter("[-]"), beat("   [-]", 7, revision=0), watched("      [-]", 0)],
-    "a beat that goes back": [
+    "a heartbeat that is behind": [enter("[-]"), heartbeat("   [-]", 7, revision=0), watched("      [-]", 0)],
+    "a heartbeat that goes back": [
         enter("[-]"),
-        beat("   [------]", 7, revision=0),
+        heartbeat("   [------]", 7, revision=0),
         roster("    [-]", row(0, 7)),
         watched("        [-]", 0),
     ],

@@ -277,7 +277,7 @@ def family(pid: int) -> list[int]:
 
 
 def is_worker(pid: int) -> bool:
-    """Whether a process runs the script: not an agent, nor the template that workers are forked from."""
+    """Whether a process runs the script: not an agent, nor the fork server that workers are forked from."""
     try:
         command = Path("/proc", str(pid), "cmdline").read_bytes().decode(errors="replace")
     except OSError:

@@ -150,14 +150,14 @@ class Agent:
         os.kill(self.workers()[rank], signal.SIGKILL)
 
     def kill_node(self) -> None:
-        """Kill the agent and everything that it started, at once; those beside it see from its seat that it is gone."""
+        """Kill the agent and everything that it started, at once; those beside it see from its slot that it is gone."""
         for pid in [self.pid, *descendants(self.pid)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
     def vanish(self) -> None:
-        """The same, but for its warden, which is stopped and holds the seat: as if it was on a machine of its own."""
+        """The same, but for its warden, which is stopped and holds the slot: as if it was on a machine of its own."""
         self.stopped = [pid for pid in descendants(self.pid) if name_of(pid) == "elastic-warden"]
         for pid in self.stopped:
             os.kill(pid, signal.SIGSTOP)

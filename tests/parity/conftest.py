@@ -1,9 +1,10 @@
 """The same program fresh and warm, and what each worker made of it.
 
-A program runs twice at the same time: with ``--no_warm_start``, and forked from a template that has imported a witness.
-Each life of each rank writes a report (``scripts/tell.py``), which also says whether the witness was there: a warm
-start that quietly became a fresh one would compare well with anything. What must differ between two runs of one command
-(addresses, ports, the run's id, each side's own folder) is replaced by its name; everything else has to be equal.
+A program runs twice at the same time: with ``--no_warm_start``, and forked from a fork server that has imported a
+witness. Each life of each rank writes a report (``scripts/tell.py``), which also says whether the witness was there: a
+warm start that quietly became a fresh one would compare well with anything. What must differ between two runs of one
+command (addresses, ports, the run's id, each side's own folder) is replaced by its name; everything else has to be
+equal.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
 JOB = "parity"
 STDLIB = ("json", "logging", "multiprocessing", "random", "tempfile", "threading", "uuid")
-"""What a torch-free template imports, besides the witness: modules that have a state of their own."""
+"""What a torch-free fork server imports, besides the witness: modules that have a state of their own."""
 WITNESS = "parity_witness"
 FACTS = [
     "stack",
@@ -160,7 +161,7 @@ class Parity:
 
         Args:
             arguments: The program and its arguments, and flags of its kind before it.
-            preload: What the template imports, besides the witness.
+            preload: What the fork server imports, besides the witness.
             env: Added to the environment of the agents.
             python: Starts the agents' interpreter.
             flags: Those of ``elastic run`` that are not about the start.

@@ -1,4 +1,5 @@
-"""A worker that was forked from a template is what a fresh interpreter would be, to the script in it. Without torch."""
+"""A worker that was forked from a fork server is what a fresh interpreter would be, to the script in it. Without
+torch."""
 
 from __future__ import annotations
 
@@ -155,7 +156,7 @@ def test_a_program_sees_the_same_wherever_it_lies(places: Mapping[str, Callable[
     places[name]().assert_equal()
 
 
-@pytest.mark.parametrize("module", ["json", "socket"], ids=["preloaded", "imported by the template"])
+@pytest.mark.parametrize("module", ["json", "socket"], ids=["preloaded", "imported by the fork server"])
 def test_a_script_beside_which_a_loaded_module_lies_starts_fresh_and_has_its_own(
     parity: Parity, tmp_path: Path, module: str
 ) -> None:
@@ -346,7 +347,7 @@ def test_a_script_with_processes_of_its_own_says_the_same(started: Pair) -> None
 
 
 def test_nobody_draws_what_another_drew(parity: Parity) -> None:
-    """Neither ranks nor lives: all of them are copies of one template."""
+    """Neither ranks nor lives: all of them are copies of one fork server."""
     pairs = [
         parity.run("draws.py", "0", flags=["--nproc_per_node=3"]),
         parity.run("draws.py", "2", flags=["--max_restarts=2"]),

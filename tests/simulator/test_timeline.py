@@ -18,7 +18,7 @@ from simulation.plan import Plan
 HARNESS = Path(__file__).parent.parent / "harness"
 DEFECT = "a HALT is not obeyed"
 RULE = "S1"
-"""Which it breaks: what the chair decides, all do."""
+"""Which it breaks: what the leader decides, all do."""
 COMMAND_LINE = """\
 import contextlib
 import sys

@@ -23,7 +23,7 @@ from report import RANK, report
 WORLD_SIZE = int(os.environ["WORLD_SIZE"])
 ADDRESS = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 STEP, LAST = b"s", b"l"
-PULSE = 0.02
+HEARTBEAT = 0.02
 """Seconds between two signs of life."""
 
 
@@ -44,7 +44,7 @@ class Life:
         """Write them until the process ends, whatever its other threads wait for."""
         while True:
             self.sign()
-            time.sleep(PULSE)
+            time.sleep(HEARTBEAT)
 
 
 def lost() -> NoReturn:

@@ -80,7 +80,7 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend |
 def elastic_judge_failure(incident: Incident, history: History) -> Verdict | None:
     """Say what to do about a failure of workers; None abstains.
 
-    Called on the chair, in a thread of its own, off every loop, once per incident that could spend a restart (a lost
+    Called on the leader, in a thread of its own, off every loop, once per incident that could spend a restart (a lost
     or leaving node is the protocol's business, not a policy's). All policies are asked, and the strictest verdict
     wins. The answer is awaited for 10 s; a policy that raises, takes longer, or gives a verdict whose fields are of
     other types is reported and abstains. It must not keep state: the next incident may be judged on another node.
@@ -99,7 +99,7 @@ def elastic_node_gone(node: NodeInfo) -> bool | None:
     of a node that goes on overrules it.
 
     ``node`` has what the node has said of itself: ``host`` (its name, of a pod too), ``host_id``, ``address``. All
-    plugins are asked, and one True is enough. Called on the chair only, in a thread of its own, off every loop, with
+    plugins are asked, and one True is enough. Called on the leader only, in a thread of its own, off every loop, with
     10 s to answer; again every 10 s while the job waits, but not before it has answered. A plugin that raises, takes
     longer, or answers something else is reported, and its answer is None.
     """
@@ -189,12 +189,12 @@ def elastic_stop_planned(round: int, grace: float, reason: str) -> None:
 
 @hookspec
 def elastic_preload(config: RunConfig) -> Sequence[str] | None:
-    """Modules that the template imports before it forks workers, besides those of ``--preload``.
+    """Modules that the fork server imports before it forks workers, besides those of ``--preload``.
 
     Called once, before the node joins, in runs with a warm start only. They must not start threads, nor touch a GPU:
     a process that has done either is not forked, and workers start fresh. Raising ends the run before it has begun.
 
-    The template is on its way before plugins are loaded: what a plugin sets in ``os.environ`` comes too late for it,
+    The fork server is on its way before plugins are loaded: what a plugin sets in ``os.environ`` comes too late for it,
     and workers start fresh where a library reads that while it is imported.
     """
 

@@ -1,7 +1,7 @@
 """What went wrong, and what is to be done about it: the vocabulary of the failure hooks.
 
 An :class:`Incident` is made on the node where something happened, travels in that node's roster row, is judged on
-the chair, and ends in the ledger as the root cause that every node prints.
+the leader, and ends in the ledger as the root cause that every node prints.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class IncidentKind(str, enum.Enum):
     PORT_TAKEN = "port_taken"
     """Rank 0 could not listen on the port that it was given: spends none, another port is taken."""
     NODE_LOST = "node_lost"
-    """A node's beats stopped, or its row went away: spends none."""
+    """A node's heartbeats stopped, or its row went away: spends none."""
     NODE_LEFT = "node_left"
     """A node announced that it leaves (preemption, Ctrl-C): spends none."""
 
@@ -184,7 +184,7 @@ def strictest(verdicts: list[Verdict]) -> Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """All that a policy may remember: the ledger's counters, since the chair moves from node to node.
+    """All that a policy may remember: the ledger's counters, since the leader moves from node to node.
 
     Attributes:
         restarts: Restarts spent so far by the job.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastic_core.agent.fd_store import MOST_HELD, Vault, is_memory
+from elastic_core.agent.fd_store import MOST_HELD, FdStore, is_memory
 from elastic_core.agent.worker_channels import NotUnderstood, Reports
 from elastic_core.errors import ResourceError
 from elastic_core.worker import fd_store
@@ -137,20 +137,20 @@ def test_only_memory_files_are_kept(node: Node) -> None:
 
 
 def test_no_more_than_so_many_are_kept() -> None:
-    vault = Vault(most=1)
+    fd_store = FdStore(most=1)
 
     def ask(name: str) -> dict[str, object]:
         ours, theirs = socket.socketpair(*KIND)
         with ours:
             request = json.dumps({"type": "hold", "name": name}).encode()
-            assert vault.obey(request, [theirs.detach(), memory(b"")])
+            assert fd_store.obey(request, [theirs.detach(), memory(b"")])
             answer: dict[str, object] = json.loads(ours.recv(1000))
             return answer
 
     before = descriptors()
     assert [ask("a")["done"], ask("a")["done"]] == [True, True]
     assert ask("b") == {"done": False, "why": "1 are kept already"}
-    vault.close()
+    fd_store.close()
     assert descriptors() == before
     assert 0 < MOST_HELD < 1024
 
@@ -167,29 +167,29 @@ def test_a_name_that_makes_no_sense_is_refused_and_said(node: Node, name: str) -
 
 
 def test_an_answer_can_only_go_to_a_local_socket_of_packets() -> None:
-    vault, before = Vault(), descriptors()
+    fd_store, before = FdStore(), descriptors()
     reading, writing = os.pipe()
     request = b'{"type": "held", "name": "x"}'
     with pytest.raises(ValueError, match=r"^what it wants its answer on is no socket$"):
-        vault.obey(request, [writing])
+        fd_store.obey(request, [writing])
     with pytest.raises(ValueError, match=r"^what it wants its answer on is not a local socket of packets$"):
-        vault.obey(request, [socket.socket().detach()])
+        fd_store.obey(request, [socket.socket().detach()])
     os.close(reading)
     assert descriptors() == before
 
 
 def test_a_worker_that_does_not_read_its_answer_holds_nobody_up() -> None:
-    vault = Vault()
+    fd_store = FdStore()
     ours, theirs = socket.socketpair(*KIND)
     with ours, theirs:
         fill(theirs)
-        assert vault.obey(b'{"type": "held", "name": "x"}', [os.dup(theirs.fileno())])
+        assert fd_store.obey(b'{"type": "held", "name": "x"}', [os.dup(theirs.fileno())])
 
 
 def test_other_packets_are_not_for_here_and_their_descriptors_are_closed() -> None:
-    vault, before = Vault(), descriptors()
+    fd_store, before = FdStore(), descriptors()
     for packet in (b'{"type": "initialized"}', b"[]", b"\xff", b'{"type": ["hold"]}', b'{"type": "held "}'):
-        assert not vault.obey(packet, [memory(b""), memory(b"")])
+        assert not fd_store.obey(packet, [memory(b""), memory(b"")])
     assert descriptors() == before
 
 

@@ -1,4 +1,4 @@
-"""What the template imports, and for how long a newcomer waits for it."""
+"""What the fork server imports, and for how long a newcomer waits for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elastic_core.config.run import RunConfig
 from elastic_core.hookspecs import hookimpl
 from elastic_core.plugins.manager import Plugins
 from elastic_core.warden.client import Warden
-from elastic_core.warden.messages import TemplateFailed, TemplateReady
+from elastic_core.warden.messages import ForkServerFailed, ForkServerReady
 
 
 def config(kind: ProgramKind = ProgramKind.SCRIPT, **settings: Any) -> RunConfig:
@@ -41,7 +41,7 @@ def plugins() -> Plugins:
         (config(ProgramKind.EXECUTABLE, preload=("torch",)), ()),
     ],
 )
-def test_the_template_imports_what_the_run_and_its_plugins_name(
+def test_the_fork_server_imports_what_the_run_and_its_plugins_name(
     plugins: Plugins, run: RunConfig, names: tuple[str, ...]
 ) -> None:
     assert preload.modules(run, plugins) == names
@@ -55,7 +55,7 @@ def test_torch_is_what_is_imported_where_it_is_installed(
     assert preload.modules(config(), Plugins()) == names
 
 
-@pytest.mark.parametrize(("module", "outcome"), [("json", TemplateReady), ("no_such_module", TemplateFailed)])
+@pytest.mark.parametrize(("module", "outcome"), [("json", ForkServerReady), ("no_such_module", ForkServerFailed)])
 def test_waiting_ends_with_the_imports_or_with_their_failure(tmp_path: Path, module: str, outcome: type) -> None:
     script = tmp_path / "train.py"
     script.touch()
@@ -69,7 +69,7 @@ def test_waiting_ends_with_the_imports_or_with_their_failure(tmp_path: Path, mod
         warden.close(30.0)
 
 
-def test_without_a_warm_start_no_template_is_begun_or_completed(plugins: Plugins) -> None:
+def test_without_a_warm_start_no_fork_server_is_begun_or_completed(plugins: Plugins) -> None:
     warden: Any = SimpleNamespace()  # who asked it for anything would fail
     run = config(preload=())
     preload.begin(warden, run, {})
@@ -92,7 +92,7 @@ def test_waiting_is_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param(("torch",), (), id="who says what to import has said it all"),
     ],
 )
-def test_the_template_has_the_threads_that_workers_have(
+def test_the_fork_server_has_the_threads_that_workers_have(
     monkeypatch: pytest.MonkeyPatch, named: tuple[str, ...] | None, later: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(preload, "find_spec", lambda name: SimpleNamespace())

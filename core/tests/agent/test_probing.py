@@ -14,7 +14,7 @@ from dataclasses import replace
 from queue import Queue
 
 import pytest
-from scenes import info, members, offer
+from views import info, members, offer
 
 from elastic_core.agent import probing
 from elastic_core.agent.probing import SPREAD_MAX_SECONDS, Door, Target, neighbours, probe, spread, targets, unreachable

@@ -38,12 +38,12 @@ def test_a_round_that_follows_no_interruption_has_an_initialization_too() -> Non
 
 
 def test_the_cost_of_a_restart_is_one_line_and_says_why_it_was_not_warm() -> None:
-    warm, fresh = restarted(4, WHOLE, ""), restarted(4, WHOLE, "the template has 2 threads")
+    warm, fresh = restarted(4, WHOLE, ""), restarted(4, WHOLE, "the fork server has 2 threads")
     assert warm.message == "round 4 runs 0.092 s after the interruption, and its workers started warm"
     assert warm.fields == {"round": 4, "took_s": 0.0925, "warm": True, "why": "", "unlearned": 0}
     assert fresh.message == (
         "round 4 runs 0.092 s after the interruption, and its workers import everything again "
-        "(the template has 2 threads)"
+        "(the fork server has 2 threads)"
     )
     assert (warm.level, fresh.fields["warm"]) == (Level.INFO, False)
 

@@ -15,7 +15,7 @@ from elastic_core.agent.registration import applicant_for, parameters
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import OnNodeLoss, RunConfig, Stream, StreamMap, Timing
 from elastic_core.errors import UsageError
-from elastic_core.host.identity import Seat, host_id
+from elastic_core.host.identity import Slot, host_id
 from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.protocol.settings import Agreement, Versions
 from elastic_core.rendezvous.handler import RendezvousParameters
@@ -37,12 +37,12 @@ def plugins() -> Plugins:
 
 
 @pytest.fixture
-def seats(tmp_path: Path) -> Iterator[list[Seat]]:
+def slots(tmp_path: Path) -> Iterator[list[Slot]]:
     """The first two of a job."""
-    seats = [Seat.take(str(tmp_path)) for _ in range(2)]
-    yield seats
-    for seat in seats:
-        seat.close()
+    slots = [Slot.take(str(tmp_path)) for _ in range(2)]
+    yield slots
+    for slot in slots:
+        slot.close()
 
 
 @pytest.fixture(autouse=True)
@@ -75,19 +75,19 @@ def test_the_backend_is_made_from_what_the_user_typed() -> None:
     )
 
 
-def test_a_node_brings_its_name_its_place_and_its_size(plugins: Plugins, seats: list[Seat]) -> None:
+def test_a_node_brings_its_name_its_place_and_its_size(plugins: Plugins, slots: list[Slot]) -> None:
     clock = Clock(new_id=lambda: "n1")
-    info = applicant_for(config(nproc_per_node=3, role="actor"), plugins, seats[0], clock).info
-    assert (info.node_id, info.seat, info.local_world_size, info.role) == ("n1", 0, 3, "actor")
+    info = applicant_for(config(nproc_per_node=3, role="actor"), plugins, slots[0], clock).info
+    assert (info.node_id, info.slot, info.local_world_size, info.role) == ("n1", 0, 3, "actor")
     assert (info.host, info.host_id, info.versions) == (socket.gethostname(), host_id(), Versions.here())
 
 
-def test_agents_on_one_host_are_told_apart_by_their_seats(plugins: Plugins, seats: list[Seat]) -> None:
-    names = [str(applicant_for(config(), plugins, seat, Clock()).info) for seat in seats]
+def test_agents_on_one_host_are_told_apart_by_their_slots(plugins: Plugins, slots: list[Slot]) -> None:
+    names = [str(applicant_for(config(), plugins, slot, Clock()).info) for slot in slots]
     assert names == [socket.gethostname(), f"{socket.gethostname()} (agent 2)"]
 
 
-def test_what_all_nodes_must_agree_on_is_taken_from_the_run(plugins: Plugins, seats: list[Seat]) -> None:
+def test_what_all_nodes_must_agree_on_is_taken_from_the_run(plugins: Plugins, slots: list[Slot]) -> None:
     asked = config(
         min_nodes=2,
         max_nodes=4,
@@ -97,7 +97,7 @@ def test_what_all_nodes_must_agree_on_is_taken_from_the_run(plugins: Plugins, se
         run_uid="slurm_17_0",
         allow_version_mismatch=True,
     )
-    applicant = applicant_for(asked, plugins, seats[0], Clock())
+    applicant = applicant_for(asked, plugins, slots[0], Clock())
     assert applicant.settings.agreement == Agreement(
         min_nodes=2,
         max_nodes=4,

@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scenes import entry, halted, incident, info, live, members, offer, settings, start, then
+from views import entry, halted, incident, info, live, members, offer, settings, start, then
 
-from elastic_core.agent.report import left, narrated, report, root_cause, round_started, template, untaken
+from elastic_core.agent.report import fork_server, left, narrated, report, root_cause, round_started, untaken
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.protocol.entries import HostLosses
-from elastic_core.protocol.ledger import Chair, Closed, Counters, Halt, HaltReason, Ledger, Open, Round, advance
-from elastic_core.warden.messages import TemplateDied, death, event
+from elastic_core.protocol.ledger import Closed, Counters, Halt, HaltReason, Leader, Ledger, Open, Round, advance
+from elastic_core.warden.messages import ForkServerDied, death, event
 
 CRASH = Incident(
     kind=IncidentKind.WORKER_FAILED,
@@ -209,10 +209,10 @@ def test_every_entry_is_told_of_even_if_several_are_read_at_once() -> None:
     before = live("ab")
     halt = entry(before, Halt(round=1, reason=HaltReason.RESIZE, why="c joins"), at=20.0)
     after = advance(before, halt, 20.0)
-    chair = entry(after, Chair(why="a left"), at=20.5)
-    after = advance(after, chair, 20.5)
+    leader = entry(after, Leader(why="a left"), at=20.5)
+    after = advance(after, leader, 20.5)
     sealed = entry(after, Round(number=2, offer=offer("a"), members=members("abc"), why="c joins"), at=21.0)
-    told = list(narrated(before, [halt, chair, sealed], 22.0, "a"))
+    told = list(narrated(before, [halt, leader, sealed], 22.0, "a"))
     assert [(event.name, event.message) for event in told] == [
         ("round_halted", "round 1 is halted: c joins"),
         ("round_started", "round 2: 6 worker(s) on 3 node(s) (c joins)"),
@@ -231,9 +231,9 @@ def test_what_follows_the_end_of_a_run_is_another_runs() -> None:
     ("returncode", "how"), [(2, "exited with code 2"), (-9, "was killed by SIGKILL"), (-77, "was killed by signal 77")]
 )
 def test_the_end_of_a_process_reads_as_a_sentence(returncode: int, how: str) -> None:
-    died = event({"event": "template_died", "returncode": returncode})
-    assert isinstance(died, TemplateDied)
-    assert template(died).message == f"the template {how}; the next one is being made"
+    died = event({"event": "fork_server_died", "returncode": returncode})
+    assert isinstance(died, ForkServerDied)
+    assert fork_server(died).message == f"the fork server {how}; the next one is being made"
     assert death(returncode).reason == f"it {how}"
 
 

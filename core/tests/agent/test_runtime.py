@@ -18,7 +18,7 @@ from elastic_core.api.run_agent import begun
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import SIGNALS, RunConfig
 from elastic_core.events import Event
-from elastic_core.host.identity import Seat
+from elastic_core.host.identity import Slot
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Versions
@@ -35,8 +35,8 @@ def made(**settings: Any) -> Iterator[tuple[Hands, list[Event]]]:
     said: list[Event] = []
     with ExitStack() as stack:
         warden = stack.enter_context(begun())
-        seat = stack.enter_context(closing(Seat.take(f"test_hands/{uuid.uuid4()}")))
-        given = hands(config(**settings), Plugins(), said.append, info(), "uid", warden, seat)
+        slot = stack.enter_context(closing(Slot.take(f"test_hands/{uuid.uuid4()}")))
+        given = hands(config(**settings), Plugins(), said.append, info(), "uid", warden, slot)
         yield stack.enter_context(given), said
 
 
@@ -49,7 +49,7 @@ def info() -> NodeInfo:
         node_id="n",
         host="h",
         host_id="h",
-        seat=1,
+        slot=1,
         local_world_size=1,
         role="r",
         node_rank=None,

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from scenes import info, offer
+from views import info, offer
 
 from elastic_core.agent.output import Output
 from elastic_core.agent.worker_channels import Reports

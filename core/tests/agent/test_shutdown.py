@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from scenes import info, live, settings
+from views import info, live, settings
 
 from elastic_core.agent.shutdown import STORE_PATIENCE, Departing
 from elastic_core.agent.timers import Depart

@@ -220,7 +220,7 @@ def ended(memory: Memory, loop: Loop) -> list[Event]:
     """What is said when an agent with this loop ends."""
     said: list[Event] = []
     with closing(Inbox({signal.SIGUSR1})) as inbox:
-        given: Any = SimpleNamespace(vault=memory, signals={signal.SIGUSR1}, inbox=inbox)
+        given: Any = SimpleNamespace(fd_store=memory, signals={signal.SIGUSR1}, inbox=inbox)
         with contextlib.suppress(KeyboardInterrupt, RuntimeError):
             snapshot_rescue.run(loop, given, said.append, "n")
     return said
@@ -259,7 +259,7 @@ def test_if_writing_cannot_begin_the_agent_ends_as_it_had_and_what_is_lost_is_sa
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(snapshot_rescue, "Inbox", no_descriptors)
-    given: Any = SimpleNamespace(vault=memory, signals=(), inbox=None)
+    given: Any = SimpleNamespace(fd_store=memory, signals=(), inbox=None)
     ending = Ending(143, "stopped")
     if failed:
         with pytest.raises(RuntimeError, match="a defect"):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from scenes import halted, incident, info, live, members, offer, seen, settings, start, then
+from views import halted, incident, info, live, members, offer, seen, settings, start, then
 
 from elastic_core.agent.status import SHOWN_NODES, Status, describe_node, describe_polled
 from elastic_core.agent.workers import Worker
@@ -46,8 +46,8 @@ def test_all_of_it_is_said() -> None:
         workers=[worker(0, pid=11, initialized=True, step=5), worker(1, pid=12, exit_code=-9, ended_at=29.0)],
         started_at=11.0,
         contact_at=29.5,
-        failing={"writer", "pulse"},
-        sightings={
+        failing={"writer", "heartbeat"},
+        node_views={
             "a": seen("a", changed=28.5),
             "b": seen("b", Phase.RUNNING, changed=28.5),
             "c": seen("c", changed=28.5, leaving=True),
@@ -68,7 +68,7 @@ def test_all_of_it_is_said() -> None:
         "  other node host-c, waiting, leaving, last sign of life 1.5 s ago",
         "  rank 0     pid 11, started 19.0 s ago, in its process group, at step 5 or before",
         "  rank 1     pid 12, was killed by SIGKILL 1.0 s ago",
-        "  store      last contact 0.5 s ago; failing: pulse, writer",
+        "  store      last contact 0.5 s ago; failing: heartbeat, writer",
         "  failure    the newest: round 1, rank 0 on host-b: exited with code 1: ValueError: boom",
     ]
 

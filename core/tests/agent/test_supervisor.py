@@ -19,12 +19,12 @@ from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError
 from elastic_core.hookspecs import RendezvousOptions
-from elastic_core.host.identity import Seat, boot_id
+from elastic_core.host.identity import Slot, boot_id
 from elastic_core.host.ports import HeldPort
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.protocol.roster import Phase
-from elastic_core.rendezvous.backend import BeatReply
+from elastic_core.rendezvous.backend import HeartbeatReply
 from elastic_core.session.ledger_reader import load, said_by
 
 CONFIG = RunConfig(program=Program(ProgramKind.EXECUTABLE, "true"), local_addr="127.0.0.1")
@@ -33,8 +33,8 @@ CONFIG = RunConfig(program=Program(ProgramKind.EXECUTABLE, "true"), local_addr="
 class Job:
     """One agent's job in memory, and the ports that it takes."""
 
-    def __init__(self, seat: Seat) -> None:
-        self.store, self.ports, self._seat = MemoryStore(), list[HeldPort](), seat
+    def __init__(self, slot: Slot) -> None:
+        self.store, self.ports, self._slot = MemoryStore(), list[HeldPort](), slot
 
     def take(self, address: str) -> HeldPort:
         self.ports.append(HeldPort.take(address))
@@ -50,7 +50,7 @@ class Job:
         plugins.rendezvous_options = RendezvousOptions
         try:
             with begun() as warden:
-                supervisor.supervise(config, plugins, self._seat, warden, ())
+                supervisor.supervise(config, plugins, self._slot, warden, ())
         finally:
             plugins.close(10.0)
 
@@ -60,8 +60,8 @@ class Job:
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    with contextlib.closing(Seat.take(str(tmp_path))) as seat:
-        found = Job(seat)
+    with contextlib.closing(Slot.take(str(tmp_path))) as slot:
+        found = Job(slot)
         monkeypatch.setattr(worker_store, "HeldPort", found)
         yield found
 
@@ -113,10 +113,10 @@ def test_an_agent_that_fails_writes_out_what_is_only_in_memory(job: Job, tmp_pat
         def connect(self) -> Defective:
             return Defective(job.store)
 
-        def beat(self, *args: Any, **more: Any) -> BeatReply:
+        def heartbeat(self, *args: Any, **more: Any) -> HeartbeatReply:
             if mark.exists():
                 raise ValueError("a defect")
-            return super().beat(*args, **more)
+            return super().heartbeat(*args, **more)
 
     command = (str(Path(__file__).with_name("keeper.py")), str(tmp_path / "there"), str(mark))
     program = Program(ProgramKind.EXECUTABLE, sys.executable, command)

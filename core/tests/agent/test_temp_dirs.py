@@ -15,14 +15,14 @@ import pytest
 
 from elastic_core.agent import temp_dirs
 from elastic_core.agent.temp_dirs import MARK, REMOVED_MAX, marked, remove_abandoned
-from elastic_core.host.identity import Seat, boot_id
+from elastic_core.host.identity import Slot, boot_id
 
 NOBODY = 65534
 
 
 @pytest.fixture
-def seat() -> Iterator[Seat]:
-    with closing(Seat.take(f"test_scratch/{uuid.uuid4()}")) as taken:
+def slot() -> Iterator[Slot]:
+    with closing(Slot.take(f"test_scratch/{uuid.uuid4()}")) as taken:
         yield taken
 
 
@@ -48,14 +48,14 @@ def test_what_nobody_holds_is_removed(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
 
 
-def test_what_a_living_node_holds_stays_until_the_last_copy_of_its_seat_is_closed(tmp_path: Path, seat: Seat) -> None:
+def test_what_a_living_node_holds_stays_until_the_last_copy_of_its_slot_is_closed(tmp_path: Path, slot: Slot) -> None:
     left = directory(tmp_path)
-    holder = subprocess.Popen(["sleep", "1000"], pass_fds=[seat.fileno()])
+    holder = subprocess.Popen(["sleep", "1000"], pass_fds=[slot.fileno()])
     try:
-        left_marked = marked(left, seat.keep)
+        left_marked = marked(left, slot.keep)
         left_marked.__enter__()
         assert remove_abandoned(tmp_path) == []
-        seat.close()
+        slot.close()
         assert remove_abandoned(tmp_path) == [], "a process that the node has started lives"
     finally:
         holder.kill()
@@ -63,13 +63,13 @@ def test_what_a_living_node_holds_stays_until_the_last_copy_of_its_seat_is_close
     assert remove_abandoned(tmp_path) == [left]
 
 
-def test_an_agent_that_lives_to_its_end_takes_the_mark_away(tmp_path: Path, seat: Seat) -> None:
+def test_an_agent_that_lives_to_its_end_takes_the_mark_away(tmp_path: Path, slot: Slot) -> None:
     """What is read there afterwards, the results of a call, is nobody else's to remove."""
     made = directory(tmp_path)
-    with marked(made, seat.keep):
+    with marked(made, slot.keep):
         assert os.listdir(made) == [MARK]
     assert os.listdir(made) == []
-    seat.close()
+    slot.close()
     assert remove_abandoned(tmp_path) == []
 
 

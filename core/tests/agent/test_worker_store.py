@@ -14,8 +14,8 @@ from elastic_core.errors import ElasticError
 from elastic_core.warden.messages import ServiceEnded, ServiceFailed
 
 
-class Template:
-    """A warden whose template serves whatever is asked for."""
+class ForkServer:
+    """A warden whose fork server serves whatever is asked for."""
 
     def __init__(self) -> None:
         self.serving: dict[int, dict[str, Any]] = {}
@@ -30,14 +30,14 @@ class Template:
 
 
 @pytest.fixture
-def template() -> Template:
-    return Template()
+def fork_server() -> ForkServer:
+    return ForkServer()
 
 
 @pytest.fixture
-def stores(template: Template) -> Iterator[Stores]:
+def stores(fork_server: ForkServer) -> Iterator[Stores]:
     ids = map(str, itertools.count(1))
-    found = Stores(template, "127.0.0.1", lambda: next(ids), hosted=True)  # type: ignore[arg-type]  # plays the warden
+    found = Stores(fork_server, "127.0.0.1", lambda: next(ids), hosted=True)  # type: ignore[arg-type]  # plays the warden
     yield found
     found.close()
 
@@ -57,33 +57,33 @@ def accepts(port: int) -> bool:
     return True
 
 
-def test_whoever_comes_to_an_offer_is_let_in_before_the_store_is_up(stores: Stores, template: Template) -> None:
+def test_whoever_comes_to_an_offer_is_let_in_before_the_store_is_up(stores: Stores, fork_server: ForkServer) -> None:
     offer = stores.offer()
     assert offer.hosted
     assert accepts(offer.port)
-    assert template.serving == {1: {"host": "127.0.0.1", "port": offer.port}}
+    assert fork_server.serving == {1: {"host": "127.0.0.1", "port": offer.port}}
 
 
-def test_a_store_is_kept_until_the_second_offer_after_its_own(stores: Stores, template: Template) -> None:
+def test_a_store_is_kept_until_the_second_offer_after_its_own(stores: Stores, fork_server: ForkServer) -> None:
     first, second = stores.offer(), stores.offer()
-    assert [*template.serving] == [1, 2]
+    assert [*fork_server.serving] == [1, 2]
     third = stores.offer()
-    assert [*template.serving] == [2, 3]
+    assert [*fork_server.serving] == [2, 3]
     assert [accepts(offer.port) for offer in (first, second, third)] == [False, True, True]
     assert len({first.id, second.id, third.id}) == 3
 
 
 def test_an_offer_that_is_renewed_unused_is_kept_for_one_more_and_the_one_in_use_all_along(
-    stores: Stores, template: Template
+    stores: Stores, fork_server: ForkServer
 ) -> None:
     used, unused = stores.offer(), stores.offer()
     first = stores.offer(used)
     assert [accepts(offer.port) for offer in (used, unused, first)] == [True, True, True], "a round may be taking it"
     second = stores.offer(used)
-    assert [*template.serving] == [1, 3, 4]
+    assert [*fork_server.serving] == [1, 3, 4]
     assert [accepts(offer.port) for offer in (used, unused, first, second)] == [True, False, True, True]
     stores.offer(second)
-    assert [*template.serving] == [4, 5], "the next round has begun there"
+    assert [*fork_server.serving] == [4, 5], "the next round has begun there"
 
 
 @pytest.mark.parametrize("end", [ServiceEnded(1, -9), ServiceFailed(1, "no descriptors are left")])
@@ -99,21 +99,23 @@ def test_the_end_of_a_store_that_was_given_up_is_nobodys_affair(stores: Stores) 
     assert stores.handle(ServiceEnded(1, -9)) is None
 
 
-def test_a_store_that_dies_unused_does_not_put_the_one_in_use_in_its_place(stores: Stores, template: Template) -> None:
+def test_a_store_that_dies_unused_does_not_put_the_one_in_use_in_its_place(
+    stores: Stores, fork_server: ForkServer
+) -> None:
     used, unused = stores.offer(), stores.offer()
     assert stores.handle(ServiceEnded(2, -9)) == unused
     stores.offer()
-    assert [*template.serving] == [1, 3]
+    assert [*fork_server.serving] == [1, 3]
     assert [accepts(offer.port) for offer in (used, unused)] == [True, False]
     assert stores.handle(ServiceEnded(1, -9)) == used
 
 
-def test_without_a_template_a_port_is_only_held(stores: Stores, template: Template) -> None:
+def test_without_a_fork_server_a_port_is_only_held(stores: Stores, fork_server: ForkServer) -> None:
     stores.stop_hosting()
     offer = stores.offer()
     assert not offer.hosted
     assert not accepts(offer.port)
-    assert template.serving == {}
+    assert fork_server.serving == {}
 
 
 @pytest.mark.parametrize(
@@ -137,41 +139,43 @@ def test_stores_that_fail_by_themselves_are_not_offered_for_ever(
 
 
 @pytest.fixture
-def one_port(template: Template) -> Iterator[OnePort]:
+def one_port(fork_server: ForkServer) -> Iterator[OnePort]:
     ids = map(str, itertools.count(1))
-    found = OnePort(template, "127.0.0.1", lambda: next(ids), free_port(), hosted=True)  # type: ignore[arg-type]
+    found = OnePort(fork_server, "127.0.0.1", lambda: next(ids), free_port(), hosted=True)  # type: ignore[arg-type]
     yield found
     found.close()
 
 
-def test_rounds_of_one_port_have_a_store_each_one_after_the_other(one_port: OnePort, template: Template) -> None:
+def test_rounds_of_one_port_have_a_store_each_one_after_the_other(one_port: OnePort, fork_server: ForkServer) -> None:
     first, second = one_port.offer(), one_port.offer()
     assert (first.port, first.hosted) == (second.port, second.hosted)
     assert first.id != second.id
     assert accepts(first.port), "connections wait for the store"
-    assert template.serving == {}
+    assert fork_server.serving == {}
     one_port.begin(first)
-    assert template.serving == {1: {"host": "127.0.0.1", "port": first.port}}
+    assert fork_server.serving == {1: {"host": "127.0.0.1", "port": first.port}}
     one_port.begin(second)
-    assert [*template.serving] == [2], "the store of the round before is gone"
+    assert [*fork_server.serving] == [2], "the store of the round before is gone"
     assert one_port.handle(ServiceEnded(1, -9)) is None
     assert one_port.handle(ServiceEnded(2, -9)) == second
     assert one_port.dead(second)
 
 
-def test_the_one_port_is_held_for_rank_0_where_nothing_serves_the_store(one_port: OnePort, template: Template) -> None:
+def test_the_one_port_is_held_for_rank_0_where_nothing_serves_the_store(
+    one_port: OnePort, fork_server: ForkServer
+) -> None:
     one_port.begin(one_port.offer())
     one_port.stop_hosting()
     offer = one_port.offer()
     one_port.begin(offer)
     assert not offer.hosted
     assert not accepts(offer.port)
-    assert template.serving == {}
+    assert fork_server.serving == {}
 
 
-def test_a_port_that_somebody_has_is_refused_with_its_number(template: Template) -> None:
+def test_a_port_that_somebody_has_is_refused_with_its_number(fork_server: ForkServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
-        stores = OnePort(template, "127.0.0.1", str, number, hosted=True)  # type: ignore[arg-type]
+        stores = OnePort(fork_server, "127.0.0.1", str, number, hosted=True)  # type: ignore[arg-type]
         with pytest.raises(ElasticError, match=f"Port {number} could not be held"):
             stores.offer()

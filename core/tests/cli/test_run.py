@@ -311,7 +311,7 @@ def supervise(monkeypatch: pytest.MonkeyPatch) -> Callable[[Supervise], None]:
             return function(config, plugins)
 
         sent: list[tuple[RunConfig, Warden]] = []
-        start = SimpleNamespace(run=run, send_template=lambda *order: sent.append(order))
+        start = SimpleNamespace(run=run, send_fork_server=lambda *order: sent.append(order))
         monkeypatch.setattr(elastic_core.api, "run_agent", start, raising=False)
 
     return stand_in

@@ -16,7 +16,7 @@ from elastic_core.errors import UsageError
         ({"beat_interval": -1.0}, "--rdzv_conf beat_interval=-1 is not a positive number of seconds."),
         ({"last_call_timeout": -0.5}, "--rdzv_conf last_call_timeout=-0.5 is not a positive number of seconds."),
         ({"fence_after": float("nan")}, "--rdzv_conf fence_after=nan is not a positive number of seconds."),
-        ({"lost_after": 3.0}, "--rdzv_conf lost_after=3 is less than two beats of 2 s."),
+        ({"lost_after": 3.0}, "--rdzv_conf lost_after=3 is less than two heartbeats of 2 s."),
     ],
 )
 def test_a_duration_that_cannot_be_is_refused_by_name_and_value(durations: dict[str, float], message: str) -> None:

@@ -112,7 +112,7 @@ def test_a_store_that_works_is_tried_in_full(fake: Callable[[str], Heard]) -> No
     assert of_store == [*OF_STORE, "traces"]
     assert {heard.states[name] for name in of_store} == {State.OK}
     assert heard.leaves == [True, False, False]
-    assert heard["beat time"].measured.keys() == {"median_ms", "worst_ms", "count"}
+    assert heard["heartbeat time"].measured.keys() == {"median_ms", "worst_ms", "count"}
     assert heard["versions"].seen.count("dist 1.0") == 1
 
 
@@ -120,7 +120,7 @@ def test_what_comes_after_the_first_cause_is_not_tried(fake: Callable[[str], Hea
     heard = fake("append")
     assert heard["ledger"].seen == "append: The disk is full."
     assert heard["ledger"].exit_code == ExitCode.UNREACHABLE
-    assert heard["the rest"].seen == "not tried: waiting, isolation, beat time, wake-up time"
+    assert heard["the rest"].seen == "not tried: waiting, isolation, heartbeat time, wake-up time"
     assert heard["traces"].state is State.OK
     said = summary(heard.findings, "fake")
     assert said.startswith("Wrong: ledger: append: The disk is full.\nWhat to do: Make room.")

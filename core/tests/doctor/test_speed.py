@@ -4,7 +4,7 @@ import pytest
 
 from elastic_core.config.run import Timing
 from elastic_core.doctor.findings import State
-from elastic_core.doctor.speed import judge_beats, judge_wake_ups
+from elastic_core.doctor.speed import judge_heartbeats, judge_wake_ups
 
 FAST, SLOW = Timing(beat_interval=0.1, lost_after=0.3), Timing()
 
@@ -20,8 +20,10 @@ FAST, SLOW = Timing(beat_interval=0.1, lost_after=0.3), Timing()
         ([0.02, 0.02, 0.02], FAST, State.WARNING),
     ],
 )
-def test_beats_are_held_against_the_intervals_of_the_job(seconds: list[float], timing: Timing, state: State) -> None:
-    assert judge_beats(seconds, timing).state is state
+def test_heartbeats_are_held_against_the_intervals_of_the_job(
+    seconds: list[float], timing: Timing, state: State
+) -> None:
+    assert judge_heartbeats(seconds, timing).state is state
 
 
 @pytest.mark.parametrize(
@@ -33,12 +35,12 @@ def test_wake_ups_are_held_against_the_suspicion(seconds: list[float], state: St
 
 
 def test_figures_are_told_in_milliseconds() -> None:
-    finding = judge_beats([0.001, 0.002, 0.0105], SLOW)
-    assert finding.seen.startswith("2.0 ms, the worst of 3 10.5 ms; a node beats every 2 s, and is lost after 6 s")
+    finding = judge_heartbeats([0.001, 0.002, 0.0105], SLOW)
+    assert finding.seen.startswith("2.0 ms, the worst of 3 10.5 ms; a node heartbeats every 2 s, and is lost after 6 s")
     assert finding.measured == {"median_ms": 2.0, "worst_ms": 10.5, "count": 3}
 
 
-def test_the_advice_of_slow_beats_is_a_setting_that_core_takes() -> None:
-    advice = judge_beats([2.1, 2.2, 2.4], SLOW).advice
+def test_the_advice_of_slow_heartbeats_is_a_setting_that_core_takes() -> None:
+    advice = judge_heartbeats([2.1, 2.2, 2.4], SLOW).advice
     assert advice is not None
     assert "beat_interval=12,lost_after=36" in advice

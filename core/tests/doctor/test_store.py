@@ -12,7 +12,7 @@ from elastic_core.doctor import store as checks
 from elastic_core.doctor.findings import State
 from elastic_core.errors import RendezvousStateError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
-from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RendezvousBackend
+from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, RendezvousBackend
 
 Make: TypeAlias = Callable[[MemoryStore], RendezvousBackend]
 
@@ -31,7 +31,7 @@ def test_every_operation_is_tried() -> None:
     assert all_checks(LocalBackend) == [
         "enter",
         "amend",
-        "beat",
+        "heartbeat",
         "roster",
         "remove",
         "append",
@@ -61,9 +61,9 @@ class RemovesNothing(LocalBackend):
         pass
 
 
-class BeatsRevive(LocalBackend):
-    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
-        reply = super().beat(node_id, count, watch)
+class HeartbeatsRevive(LocalBackend):
+    def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
+        reply = super().heartbeat(node_id, count, watch)
         return replace(reply, revision=reply.revision or 0)
 
 
@@ -95,7 +95,7 @@ class Deaf(LocalBackend):
         (LastWriterWins, "revision 1 after it was amended to 2"),
         (NewSerials, "two serials"),
         (RemovesNothing, "the roster has"),
-        (BeatsRevive, "brings a removed row back"),
+        (HeartbeatsRevive, "brings a removed row back"),
         (TwoWinners, "Two writers won one index"),
         (NoRepeats, "counts as lost"),
         (Forgetful, "this is left: b'lost'"),

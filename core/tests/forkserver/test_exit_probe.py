@@ -14,7 +14,7 @@ from elastic_core.forkserver.exit_probe import Farewell
 farewell = Farewell()
 farewell.watch(lambda failed: print("told" if failed else "over", flush=True))
 """
-"""What comes before each program; it is `sitecustomize`, as in the template, so that the program is the main one."""
+"""What comes before each program; it is `sitecustomize`, as in the fork server, so that the program is the main one."""
 
 
 def end_of(program: str, folder: Path, *how: str) -> subprocess.CompletedProcess[str]:

@@ -23,7 +23,7 @@ MODULES = {
     "exits": "raise SystemExit(3)",
     "crashes": "import os\nos.kill(os.getpid(), 9)",
     "hangs": "import threading\nthreading.Event().wait()",
-    "threads": "import threading\nthreading.Thread(target=threading.Event().wait, name='pulse', daemon=True).start()",
+    "threads": "import threading\nthreading.Thread(target=threading.Event().wait, name='other', daemon=True).start()",
     "opens": "import os\nkept = os.open(__file__, os.O_RDONLY)",
     "listens": "import socket\nkept = socket.socket()",
     "spawns": "import subprocess\nkept = subprocess.Popen(['sleep', '1000'])",
@@ -55,13 +55,13 @@ MODULES = {
 DRIVER = """
 import json, locale, os, select, sys, tempfile
 from elastic_core.warden.linux import become_subreaper
-from elastic_core.forkserver import learning, modules, trial
+from elastic_core.forkserver import learned_imports, library_modules, trial_fork
 become_subreaper()
 library, program = sys.argv[1:3]
 sys.path[:0] = [library, program]
-roots = (*modules.library_roots(), os.path.realpath(library))
-modules.library_roots = trial.library_roots = lambda: roots
-trial.UNIT_WITHIN, learning.MEMORY_MAX = 5.0, 32 << 20
+roots = (*library_modules.library_roots(), os.path.realpath(library))
+library_modules.library_roots = trial_fork.library_roots = lambda: roots
+trial_fork.UNIT_WITHIN, learned_imports.MEMORY_MAX = 5.0, 32 << 20
 locale.setlocale(locale.LC_ALL, "C.UTF-8")
 epoll = select.epoll()
 class Given:
@@ -71,7 +71,7 @@ class Given:
         return {"HF_HOME": "/data", "KMP_INIT": "no"}
     def paths(self):
         return [program + "/vendor"]
-found = learning.Learning(records=[Given()], varying={"RANK"})
+found = learned_imports.Learning(records=[Given()], varying={"RANK"})
 learned = found.learn()
 while True:
     try:
@@ -120,9 +120,9 @@ def test_only_what_forks_can_share_is_imported(tmp_path: Path) -> None:
         "large": "with it, all that is imported would take more than 512 MiB",
         "crashes": "a process that imported it was killed by SIGKILL",
         "hangs": "its import did not end in time",
-        "threads": "the template has 2 threads, which a fork does not get (MainThread, pulse)",
+        "threads": "the fork server has 2 threads, which a fork does not get (MainThread, other)",
         "uses_vendored": "it imports library_copy, of which the program has one of its own",
-        "uses_threads": "the template has 2 threads, which a fork does not get (MainThread, pulse)",
+        "uses_threads": "the fork server has 2 threads, which a fork does not get (MainThread, other)",
         "opens": "it leaves …/opens.py open",
         "listens": refused["listens"],
         "spawns": "it leaves a process behind",

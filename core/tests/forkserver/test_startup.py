@@ -24,7 +24,7 @@ print(json.dumps({
 
 
 def report(**environment: str) -> dict[str, object]:
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "ELASTIC_TEMPLATE")}
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "ELASTIC_FORK_SERVER")}
     command = [sys.executable, "-c", REPORT]
     done = subprocess.run(command, env={**env, **environment}, capture_output=True, text=True, check=True)
     assert done.stderr == ""
@@ -32,7 +32,7 @@ def report(**environment: str) -> dict[str, object]:
     return found
 
 
-def test_a_process_that_is_no_template_finds_nothing_of_it() -> None:
+def test_a_process_that_is_no_fork_server_finds_nothing_of_it() -> None:
     plain = report()
     assert plain["PYTHONPATH"] is None
     assert report(PYTHONPATH=STARTUP) == plain

@@ -24,7 +24,7 @@ from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.handlers import agent
 from elastic_core.hookspecs import hookimpl
-from elastic_core.host.identity import Seat
+from elastic_core.host.identity import Slot
 from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo
 from elastic_core.warden.linux import descendants
@@ -73,9 +73,9 @@ class Scripted(RendezvousHandler):
 def polled(config: RunConfig, plugins: Plugins, handler: Any) -> Ending:
     """What the supervisor does when a backend turns out to be a handler."""
     with ExitStack() as stack:
-        seat = stack.enter_context(closing(Seat.take(config.rdzv_id)))
+        slot = stack.enter_context(closing(Slot.take(config.rdzv_id)))
         warden = stack.enter_context(begun())
-        return agent.run(config, plugins, handler, seat, warden)
+        return agent.run(config, plugins, handler, slot, warden)
 
 
 class Run:
@@ -440,7 +440,7 @@ def test_a_handler_that_has_no_other_round_leaves_nothing_in_memory_only(run: Ru
             raise TimeoutError("nobody came")
         return None, 0, 1
 
-    script = f"exec {sys.executable} {Path(__file__).with_name('keeper.py')} {tmp_path / 'there'} {mark}"
+    script = f"exec {sys.executable} {Path(__file__).parents[1] / 'agent' / 'keeper.py'} {tmp_path / 'there'} {mark}"
     with pytest.raises(RendezvousError, match="nobody came"):
         run(Scripted(meet), script, max_restarts=1)
     assert (tmp_path / "there" / "abc" / "train_round-00001_step-000000007.json").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scenes import incident, members, offer
+from views import incident, members, offer
 
 from elastic_core.exit_codes import ExitCode
 from elastic_core.handlers.state_machine import (

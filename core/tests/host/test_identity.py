@@ -1,4 +1,4 @@
-"""Seats and host ids among real processes (rule S8)."""
+"""Slots and host ids among real processes (rule S8)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from pathlib import Path
 import pytest
 
 from elastic_core.host import identity
-from elastic_core.host.identity import Seat, host_id, host_name
-from elastic_core.protocol.roster import SEATS
+from elastic_core.host.identity import Slot, host_id, host_name
+from elastic_core.protocol.roster import SLOTS
 
 PATIENCE = 30.0
 TAKE = """
 import sys
-from elastic_core.host.identity import Seat
+from elastic_core.host.identity import Slot
 {before}
-seat = Seat.take({job!r})
+slot = Slot.take({job!r})
 {after}
-print(seat.number, flush=True)
+print(slot.number, flush=True)
 sys.stdin.read()
 """
 
@@ -40,7 +40,7 @@ def job() -> str:
 
 
 def sitter(job: str, before: str = "", after: str = "") -> subprocess.Popen[str]:
-    """A process that takes a seat, says which, and keeps it until its stdin is closed."""
+    """A process that takes a slot, says which, and keeps it until its stdin is closed."""
     return subprocess.Popen(
         [sys.executable, "-c", TAKE.format(job=job, before=before, after=after)],
         stdin=subprocess.PIPE,
@@ -56,12 +56,12 @@ def number(process: subprocess.Popen[str]) -> int:
 
 @contextmanager
 def taken(job: str) -> Iterator[int]:
-    """The number of a seat that is held for a while."""
-    seat = Seat.take(job)
+    """The number of a slot that is held for a while."""
+    slot = Slot.take(job)
     try:
-        yield seat.number
+        yield slot.number
     finally:
-        seat.close()
+        slot.close()
 
 
 def test_agents_of_one_job_sit_side_by_side_from_0_and_those_of_another_do_not_matter(job: str) -> None:
@@ -69,15 +69,15 @@ def test_agents_of_one_job_sit_side_by_side_from_0_and_those_of_another_do_not_m
         assert (first, second, third, other) == (0, 1, 2, 0)
 
 
-def test_a_seat_that_was_given_up_is_the_next_to_be_taken(job: str) -> None:
-    first, second = Seat.take(job), Seat.take(job)
+def test_a_slot_that_was_given_up_is_the_next_to_be_taken(job: str) -> None:
+    first, second = Slot.take(job), Slot.take(job)
     first.close()
     with taken(job) as again:
         assert (second.number, again) == (1, 0)
     second.close()
 
 
-def test_of_processes_that_sit_down_at_once_each_has_a_seat_of_its_own(job: str) -> None:
+def test_of_processes_that_sit_down_at_once_each_has_a_slot_of_its_own(job: str) -> None:
     reading, writing = os.pipe()
     script = TAKE.format(job=job, before=f"import os; os.read({reading}, 1)", after="")
     command = [sys.executable, "-c", script]
@@ -93,7 +93,7 @@ def test_of_processes_that_sit_down_at_once_each_has_a_seat_of_its_own(job: str)
     os.close(writing)
 
 
-def test_the_seat_of_a_process_that_is_killed_is_free(job: str) -> None:
+def test_the_slot_of_a_process_that_is_killed_is_free(job: str) -> None:
     with sitter(job) as process:
         assert number(process) == 0
         with taken(job) as mine:
@@ -103,9 +103,9 @@ def test_the_seat_of_a_process_that_is_killed_is_free(job: str) -> None:
         assert mine == 0
 
 
-def test_a_seat_is_held_until_its_last_holder_is_gone(job: str) -> None:
+def test_a_slot_is_held_until_its_last_holder_is_gone(job: str) -> None:
     """As the warden holds its agent's: here a child that inherited the descriptor."""
-    child = "import subprocess; child = subprocess.Popen(['sleep', '1000'], pass_fds=[seat.fileno()]); print(child.pid)"
+    child = "import subprocess; child = subprocess.Popen(['sleep', '1000'], pass_fds=[slot.fileno()]); print(child.pid)"
     with sitter(job, after=child) as process:
         pid = number(process)
         assert number(process) == 0
@@ -122,15 +122,15 @@ def test_a_seat_is_held_until_its_last_holder_is_gone(job: str) -> None:
 
 def test_who_sits_down_sees_who_sits_there(job: str) -> None:
     before = time.monotonic_ns()
-    with contextlib.closing(Seat.take(job)) as first, contextlib.closing(Seat.take(job)) as second:
-        assert (first.seats.held, second.seats.held) == ((), (0,))
-        assert before < first.seats.at < second.seats.at < time.monotonic_ns()
+    with contextlib.closing(Slot.take(job)) as first, contextlib.closing(Slot.take(job)) as second:
+        assert (first.slots.held, second.slots.held) == ((), (0,))
+        assert before < first.slots.at < second.slots.at < time.monotonic_ns()
         assert (first.look().held, second.look().held) == ((1,), (0,)), "neither's own"
 
 
-def test_that_somebody_looks_takes_no_seat(job: str) -> None:
-    """Of those that sit down meanwhile none finds a seat taken that nobody has."""
-    looking, stop = Seat.take(job), threading.Event()
+def test_that_somebody_looks_takes_no_slot(job: str) -> None:
+    """Of those that sit down meanwhile none finds a slot taken that nobody has."""
+    looking, stop = Slot.take(job), threading.Event()
 
     def look() -> None:
         while not stop.is_set():
@@ -148,13 +148,13 @@ def test_that_somebody_looks_takes_no_seat(job: str) -> None:
         looking.close()
 
 
-def test_a_seat_is_free_to_see_when_its_last_holder_is_gone(job: str) -> None:
-    child = "import subprocess; child = subprocess.Popen(['sleep', '1000'], pass_fds=[seat.fileno()]); print(child.pid)"
+def test_a_slot_is_free_to_see_when_its_last_holder_is_gone(job: str) -> None:
+    child = "import subprocess; child = subprocess.Popen(['sleep', '1000'], pass_fds=[slot.fileno()]); print(child.pid)"
     with sitter(job, after=child) as process:
         pid = number(process)
         assert number(process) == 0
         pidfd = os.pidfd_open(pid)
-        with contextlib.closing(Seat.take(job)) as mine:
+        with contextlib.closing(Slot.take(job)) as mine:
             process.kill()
             process.wait()
             assert mine.look().held == (0,)
@@ -164,16 +164,16 @@ def test_a_seat_is_free_to_see_when_its_last_holder_is_gone(job: str) -> None:
     os.close(pidfd)
 
 
-def test_where_too_many_files_are_open_what_was_seen_last_stands_and_at_first_all_seats_are_held(job: str) -> None:
+def test_where_too_many_files_are_open_what_was_seen_last_stands_and_at_first_all_slots_are_held(job: str) -> None:
     limit = "import resource; hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]"
     few = "resource.setrlimit(resource.RLIMIT_NOFILE, ({}, hard))"
-    look = "print(*seat.seats.held, '|', *seat.look().held, seat.look() == seat.seats)"
+    look = "print(*slot.slots.held, '|', *slot.look().held, slot.look() == slot.slots)"
     with taken(job):
         with sitter(job, before=limit, after=f"{few.format(0)}; {look}") as late:
             assert late.communicate()[0].splitlines()[0] == "0 | 0 True"
         free = "import os; free = os.dup(0); os.close(free)"
         with sitter(job, before=f"{limit}; {free}; {few.format('free + 1')}", after=look) as early:
-            others = " ".join(str(number) for number in range(SEATS) if number != 1)
+            others = " ".join(str(number) for number in range(SLOTS) if number != 1)
             assert early.communicate()[0].splitlines()[0] == f"{others} | {others} True"
 
 
@@ -181,8 +181,8 @@ def test_where_nobody_says_when_the_machine_was_booted_looks_prove_nothing(
     job: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(identity, "_BOOT_ID", tmp_path / "missing")
-    with contextlib.closing(Seat.take(job)) as mine:
-        assert (mine.seats.at, mine.look().at) == (0, 0)
+    with contextlib.closing(Slot.take(job)) as mine:
+        assert (mine.slots.at, mine.look().at) == (0, 0)
     assert host_id() == host_id()
 
 

@@ -13,10 +13,10 @@ def shown():
     return [open(f"/proc/self/{name}").read() for name in ("comm", "cmdline")]
 before = shown()
 title = Title()
-title.show_template()
+title.show_fork_server()
 name, line = shown()
 assert name == "elastic-warm\\n", name
-assert line.startswith("elastic: template of "), line
+assert line.startswith("elastic: fork server of "), line
 assert len(line) == len(before[1])
 title.show(sys.orig_argv)
 assert shown() == before
@@ -31,7 +31,7 @@ assert shown()[1].rstrip("\\0").endswith("\\0pass" + "word=***"), shown()
 """
 
 
-def test_a_template_is_no_worker_to_who_looks_and_a_fork_of_it_is() -> None:
+def test_a_fork_server_is_no_worker_to_who_looks_and_a_fork_of_it_is() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT, "aaaa"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -118,7 +118,7 @@ def test_no_verdict_at_all_is_a_defect() -> None:
 
 HERE: dict[str, Any] = {
     "host_id": "h",
-    "seat": 0,
+    "slot": 0,
     "role": "default",
     "local_world_size": 1,
     "versions": Versions.here(),

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from scenes import info
+from views import info
 
 from elastic_core import hookimpl
 from elastic_core.config.program import Program, ProgramKind

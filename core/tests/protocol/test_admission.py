@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scenes import VERSIONS, live, settings, start, then
+from views import VERSIONS, live, settings, start, then
 
 from elastic_core.errors import RendezvousRefusedError
 from elastic_core.protocol.admission import (

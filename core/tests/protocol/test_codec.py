@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from scenes import entry, incident, info, live, members, offer, settings, start
+from views import entry, incident, info, live, members, offer, settings, start
 
 from elastic_core import __version__
 from elastic_core.errors import RendezvousStateError
@@ -16,12 +16,12 @@ from elastic_core.protocol.codec import OversizedError, decode_entry, decode_row
 from elastic_core.protocol.entries import HostLosses
 from elastic_core.protocol.ledger import (
     Body,
-    Chair,
     Closed,
     Counters,
     Drain,
     Halt,
     HaltReason,
+    Leader,
     Member,
     Open,
     Plan,
@@ -35,7 +35,7 @@ from elastic_core.rendezvous.backend import MAX_VALUE_BYTES
 UNEQUAL = (Member("a", 2, "trainer"), Member("b", 4, "reader"))
 BODIES: list[Body] = [
     Open(scheduler_uid="slurm-7", settings=settings(lost_after=9.0)),
-    Chair(why="no beat"),
+    Leader(why="no heartbeat"),
     Round(number=1, offer=offer("a"), members=members("abc"), why="the first round"),
     Round(number=1, offer=offer("a"), members=UNEQUAL),
     Round(number=1, offer=offer("a"), members=tuple(Member(f"{i:012x}", i, "many") for i in range(200))),
@@ -105,7 +105,7 @@ def test_a_field_that_was_added_within_a_protocol_version_is_written_with_a_mark
 
 
 def changed(**change: Any) -> bytes:
-    plain = json.loads(encode_entry(entry(start(), Chair(why="x"), at=1.0)))
+    plain = json.loads(encode_entry(entry(start(), Leader(why="x"), at=1.0)))
     plain.update(change)
     return json.dumps({key: value for key, value in plain.items() if value != "DROP"}).encode()
 
@@ -127,19 +127,19 @@ class Planted:
         ("no object", b"[1]", "not a JSON object"),
         (
             "another version",
-            changed(v=3),
-            rf"protocol version 3, written by elastic-core {__version__} \(which speaks 2\); this node speaks 2 "
+            changed(v=4),
+            rf"protocol version 4, written by elastic-core {__version__} \(which speaks 3\); this node speaks 3 "
             rf"\(elastic-core {__version__}\)",
         ),
         (
             "a later release",
-            changed(v=4, by="0.9.0", speaks=[3, 4]),
-            r"protocol version 4, written by elastic-core 0.9.0 \(which speaks 3 to 4\); this node speaks 2 ",
+            changed(v=5, by="0.9.0", speaks=[4, 5]),
+            r"protocol version 5, written by elastic-core 0.9.0 \(which speaks 4 to 5\); this node speaks 3 ",
         ),
         (
             "versions that are none",
             changed(v=[9] * 99, by="\x1b[2J", speaks="all"),
-            r"protocol version \[9, 9, 9, 9, 9, 9, 9; this node speaks 2 ",
+            r"protocol version \[9, 9, 9, 9, 9, 9, 9; this node speaks 3 ",
         ),
         ("no version", changed(v="DROP"), "protocol version None"),
         ("an unknown kind", changed(kind="HALLO"), "of no known kind"),

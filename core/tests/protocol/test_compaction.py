@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from scenes import halted, live, members, offer, seen, start, then, watch
+from views import halted, live, members, offer, seen, start, then, watch
 
 from elastic_core.incidents import Action, Verdict
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_entry, encode_entry, encode_row
 from elastic_core.protocol.compaction import AT_ONCE, WHOLE, due
-from elastic_core.protocol.failure_detector import Sighting, Watch
+from elastic_core.protocol.failure_detector import NodeView, Watch
 from elastic_core.protocol.ledger import Anchors, Halt, HaltReason, Ledger, Round
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE
 from elastic_core.session.join import Clock
-from elastic_core.session.leader_driver import ChairDriver
+from elastic_core.session.leader_driver import LeaderDriver
 from elastic_core.session.ledger_reader import load
 
 
@@ -28,7 +28,7 @@ def history() -> list[Ledger]:
     return found
 
 
-def at(name: str, head: int) -> Sighting:
+def at(name: str, head: int) -> NodeView:
     return seen(name, Phase.RUNNING, head=head)
 
 
@@ -50,7 +50,7 @@ HEAD = LONG.head.index
         pytest.param([at("a", HEAD), at("b", HEAD), at("c", 0)], 10, range(0), id="a newcomer has passed nothing"),
     ],
 )
-def test_entries_that_everybody_has_passed_shrink(nodes: list[Sighting], kept: int, expected: range) -> None:
+def test_entries_that_everybody_has_passed_shrink(nodes: list[NodeView], kept: int, expected: range) -> None:
     assert list(due(LONG, watch(*nodes), kept)) == list(expected)
 
 
@@ -63,11 +63,11 @@ def test_what_the_newest_entry_stands_on_stays_whole() -> None:
     ledger = live("ab")
     for number in range(2, 100):
         ledger = then(ledger, Round(number=number, offer=offer("a", number), same_as=number - 1), at=20.0)
-    assert ledger.head.anchors == Anchors(open=1, chair=1, round=2, latest=100)
+    assert ledger.head.anchors == Anchors(open=1, leader=1, round=2, latest=100)
     assert not due(ledger, watch(at("a", 100), at("b", 100)), 0)
 
 
-def test_the_chair_shrinks_them_and_every_entry_says_how_far_it_has_come() -> None:
+def test_the_leader_shrinks_them_and_every_entry_says_how_far_it_has_come() -> None:
     store = LocalBackend(MemoryStore())
     ledger, prev = start(), ORIGIN
     for one in HISTORY:
@@ -76,16 +76,16 @@ def test_the_chair_shrinks_them_and_every_entry_says_how_far_it_has_come() -> No
     for name in "ab":
         store.enter(name, encode_row(at(name, HEAD).row))
     clock = Clock(now=lambda: 30.0, new_id=lambda: "new")
-    chair = ChairDriver("a", lambda incident, past: Verdict(Action.RESTART, ""), clock, lambda event: None)
-    while due(ledger, watch(at("a", HEAD), at("b", HEAD)), chair._kept):
-        chair.turn(store, ledger)
+    leader = LeaderDriver("a", lambda incident, past: Verdict(Action.RESTART, ""), clock, lambda event: None)
+    while due(ledger, watch(at("a", HEAD), at("b", HEAD)), leader._kept):
+        leader.turn(store, ledger)
     whole = [index for index in range(1, HEAD + 1) if store.read(index) != TOMBSTONE]
     assert whole == [1, *range(HEAD - WHOLE + 1, HEAD + 1)]
     found = load(store, 30.0)
     assert found is not None
     assert found.round == ledger.round
     store.amend("b", 1, encode_row(seen("b", Phase.RUNNING, number=60, head=HEAD, leaving=True).row))
-    chair.turn(store, ledger)
+    leader.turn(store, ledger)
     data = store.read(HEAD + 1)
     assert data is not None
     entry = decode_entry(data)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scenes import halted, incident, info, live, offer, seen, then, watch, with_counters
-from test_leader_edges import NOW, RESTART, outcome, running, scene, stopped
+from test_leader_edges import NOW, RESTART, outcome, running, stopped, view
+from views import halted, incident, info, live, offer, seen, then, watch, with_counters
 
 from elastic_core.incidents import Incident
 from elastic_core.protocol.counters import LOSSES_KEPT_SECONDS, reformed
 from elastic_core.protocol.entries import Counters, HostLosses
-from elastic_core.protocol.failure_detector import Sighting
+from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader import Append, decide
-from elastic_core.protocol.leader_view import Scene
+from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Halt, HaltReason, Ledger, Round
 from elastic_core.protocol.limits import MAX_HOSTS
 from elastic_core.protocol.roster import Phase
@@ -25,7 +25,9 @@ def after_losing_b(ledger: Ledger, here: str = "a") -> Counters:
     """The counters of the round without b; there are rows of b and of ``here``, and there was one of c."""
     nodes = [seen(name, Phase.STOPPED, head=3) for name in here]
     nodes += [replace(seen("c", head=3), listed=False)]
-    known = Scene(ledger=ledger, watch=watch(*nodes, seen("b", Phase.RUNNING, head=2, changed=0.0), now=NOW), now=NOW)
+    known = LeaderView(
+        ledger=ledger, watch=watch(*nodes, seen("b", Phase.RUNNING, head=2, changed=0.0), now=NOW), now=NOW
+    )
     assert ledger.round is not None
     assert ledger.halt is not None
     counters, _ = reformed(known, ledger.round, ledger.halt)
@@ -73,12 +75,12 @@ def test_of_too_many_those_with_most_losses_stay_and_then_the_newest() -> None:
 
 def test_of_too_many_excluded_hosts_those_stay_that_have_a_row_and_then_the_newest() -> None:
     excluded = ("id-host-a", *(f"gone {i}" for i in range(MAX_HOSTS - 1)))
-    scene_ledger = grown_old({}, excluded)
+    view_ledger = grown_old({}, excluded)
     nodes = [seen(name, Phase.STOPPED, head=3) for name in "ab"]
-    known = Scene(ledger=scene_ledger, watch=watch(*nodes, now=NOW), now=NOW)
-    assert scene_ledger.round is not None
-    assert scene_ledger.halt is not None
-    counters, _ = reformed(known, scene_ledger.round, scene_ledger.halt, unreachable="b")
+    known = LeaderView(ledger=view_ledger, watch=watch(*nodes, now=NOW), now=NOW)
+    assert view_ledger.round is not None
+    assert view_ledger.halt is not None
+    counters, _ = reformed(known, view_ledger.round, view_ledger.halt, unreachable="b")
     assert set(counters.excluded) == {"id-host-a", "id-host-b", *(f"gone {i}" for i in range(1, MAX_HOSTS - 1))}
 
 
@@ -86,7 +88,9 @@ def test_of_too_many_excluded_hosts_those_stay_that_have_a_row_and_then_the_newe
 def test_excluded_hosts_stand_in_the_order_in_which_they_were_left_out(others: int) -> None:
     excluded = ("id-host-a", *(f"gone {i}" for i in range(others)))
     ledger = grown_old({}, excluded)
-    known = Scene(ledger=ledger, watch=watch(*(seen(name, Phase.STOPPED, head=3) for name in "ab"), now=NOW), now=NOW)
+    known = LeaderView(
+        ledger=ledger, watch=watch(*(seen(name, Phase.STOPPED, head=3) for name in "ab"), now=NOW), now=NOW
+    )
     assert ledger.round is not None
     assert ledger.halt is not None
     counters, _ = reformed(known, ledger.round, ledger.halt, unreachable="b")
@@ -95,7 +99,9 @@ def test_excluded_hosts_stand_in_the_order_in_which_they_were_left_out(others: i
 
 def test_a_round_that_follows_a_resize_spends_no_restart() -> None:
     ledger = halted("ab", HaltReason.RESIZE)
-    known = Scene(ledger=ledger, watch=watch(*(seen(name, Phase.STOPPED, head=3) for name in "ab"), now=NOW), now=NOW)
+    known = LeaderView(
+        ledger=ledger, watch=watch(*(seen(name, Phase.STOPPED, head=3) for name in "ab"), now=NOW), now=NOW
+    )
     assert ledger.round is not None
     assert ledger.halt is not None
     counters, spends = reformed(known, ledger.round, ledger.halt)
@@ -109,7 +115,7 @@ def test_nodes_of_one_host_count_each() -> None:
         for name in "bc"
     ]
     shared = [replace(one, row=replace(one.row, info=info(one.node_id, host="shared"))) for one in lost]
-    known = Scene(ledger=ledger, watch=watch(seen("a", Phase.STOPPED, head=3), *shared, now=NOW), now=NOW)
+    known = LeaderView(ledger=ledger, watch=watch(seen("a", Phase.STOPPED, head=3), *shared, now=NOW), now=NOW)
     assert ledger.round is not None
     assert ledger.halt is not None
     counters, _ = reformed(known, ledger.round, ledger.halt)
@@ -125,19 +131,19 @@ class TestRoundsWithoutProgress:
     def test_the_first_cause_is_among_the_reports_and_what_the_halt_names(self, blame: Incident) -> None:
         other = self.late if blame is self.early else self.early
         ledger = with_counters(halted("ab", HaltReason.FAILURE, at=NOW - 9, blame=blame), barren=9)
-        assert outcome(scene(ledger, stopped("a"), stopped("b"), verdict=RESTART)).incident == blame
-        known = scene(ledger, stopped("a"), stopped("b", incident=other), verdict=RESTART)
+        assert outcome(view(ledger, stopped("a"), stopped("b"), verdict=RESTART)).incident == blame
+        known = view(ledger, stopped("a"), stopped("b", incident=other), verdict=RESTART)
         assert outcome(known).incident == self.early
 
     def test_the_last_one_need_not_have_been_halted(self) -> None:
         ledger = with_counters(live("ab"), barren=9)
-        closed = outcome(scene(ledger, running("a"), running("b", incident=self.late), verdict=RESTART))
+        closed = outcome(view(ledger, running("a"), running("b", incident=self.late), verdict=RESTART))
         assert (closed.success, closed.incident) == (False, self.late)
 
     def test_a_member_that_made_progress_is_enough_if_it_was_in_this_round(self) -> None:
         for number, barren in ((1, 0), (0, 5)):
             ledger = with_counters(halted("ab", HaltReason.NODE_LEFT), barren=4)
-            decision = decide(scene(ledger, stopped("a", number=number, progressed=True), stopped("b")))
+            decision = decide(view(ledger, stopped("a", number=number, progressed=True), stopped("b")))
             assert isinstance(decision, Append)
             assert decision.counters.barren == barren
 
@@ -152,15 +158,15 @@ class TestRoundsWithoutProgress:
         ),
     ],
 )
-def test_a_restart_is_given_back_if_a_lost_member(charged: bool, b: Sighting, restarts: int) -> None:
+def test_a_restart_is_given_back_if_a_lost_member(charged: bool, b: NodeView, restarts: int) -> None:
     again = Round(number=2, offer=offer("a", 2), same_as=1, charged=charged)
     ledger = with_counters(then(live("ab"), again, at=20.0), restarts=1)
     ledger = then(ledger, Halt(round=2, reason=HaltReason.NODE_LOST, why="b"), at=21.0)
-    decision = decide(scene(ledger, stopped("a", number=2, head=4, offer=offer("a", 3)), b))
+    decision = decide(view(ledger, stopped("a", number=2, head=4, offer=offer("a", 3)), b))
     assert isinstance(decision, Append)
     assert decision.counters.restarts == restarts
 
 
 def test_the_age_of_a_run_is_that_of_its_newest_entry_and_the_time_since() -> None:
     ledger = live("a", at=10.0)
-    assert [Scene(ledger=ledger, watch=watch(), now=now).age for now in (9.0, 10.0, 10.5)] == [10.0, 10.0, 10.5]
+    assert [LeaderView(ledger=ledger, watch=watch(), now=now).age for now in (9.0, 10.0, 10.5)] == [10.0, 10.0, 10.5]

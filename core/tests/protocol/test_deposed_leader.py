@@ -6,22 +6,22 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scenes import incident, live, settings, then
-from test_leader_edges import NOW, RESTART, began, outcome, running, scene, stopped
+from test_leader_edges import NOW, RESTART, began, outcome, running, stopped, view
+from views import incident, live, settings, then
 
-from elastic_core.protocol.failure_detector import Heard, Sighting
-from elastic_core.protocol.leader_view import Scene
-from elastic_core.protocol.ledger import Body, Chair, Drain, Halt, HaltReason, Ledger, Round
+from elastic_core.protocol.failure_detector import Heard, NodeView
+from elastic_core.protocol.leader_view import LeaderView
+from elastic_core.protocol.ledger import Body, Drain, Halt, HaltReason, Leader, Ledger, Round
 
 
 class TestADeposedLeader:
     """It was silent about an incident (rule L2)."""
 
     def ledger(self) -> Ledger:
-        return then(live("abc", settings(1, 3)), Chair(why="silent"), at=99.0, author="b")
+        return then(live("abc", settings(1, 3)), Leader(why="silent"), at=99.0, author="b")
 
-    def known(self, ledger: Ledger, *nodes: Sighting, **more: Any) -> Scene:
-        known = began(scene(ledger, *nodes, **more), NOW - 1)
+    def known(self, ledger: Ledger, *nodes: NodeView, **more: Any) -> LeaderView:
+        known = began(view(ledger, *nodes, **more), NOW - 1)
         return replace(known, watch=replace(known.watch, heard=Heard("a", 7, 98.0, unanswered=True)))
 
     def test_does_not_answer_for_others(self) -> None:

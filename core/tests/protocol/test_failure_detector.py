@@ -1,4 +1,4 @@
-"""Rule L1: liveness from beats that stop changing over the chair's own successful reads."""
+"""Rule L1: liveness from heartbeats that stop changing over the leader's own successful reads."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scenes import incident, info, offer
+from views import incident, info, offer
 
 from elastic_core.config.run import Timing
 from elastic_core.protocol.failure_detector import (
     Heard,
+    NodeView,
     Observation,
-    Sighting,
     Watch,
     contact_gap,
     dead,
@@ -27,7 +27,7 @@ from elastic_core.protocol.failure_detector import (
     resumed,
     vouched,
 )
-from elastic_core.protocol.roster import SEATS, NodeInfo, NodeRow, Seats, gone
+from elastic_core.protocol.roster import SLOTS, NodeInfo, NodeRow, Slots, gone
 
 TIMING = Timing()
 
@@ -35,14 +35,14 @@ TIMING = Timing()
 def row(
     name: str,
     serial: int,
-    beat: int = 0,
+    heartbeat: int = 0,
     *,
     head: int = 1,
     host: str | None = None,
-    seats: Seats = Seats(),  # noqa: B008  # a value
+    slots: Slots = Slots(),  # noqa: B008  # a value
     revision: int = 0,
 ) -> Observation:
-    return Observation(NodeRow(info=info(name, host=host, seats=seats), head=head), serial, beat, revision)
+    return Observation(NodeRow(info=info(name, host=host, slots=slots), head=head), serial, heartbeat, revision)
 
 
 def watched(*reads: tuple[float, list[Observation]]) -> Watch:
@@ -52,12 +52,12 @@ def watched(*reads: tuple[float, list[Observation]]) -> Watch:
     return watch
 
 
-def test_a_node_is_lost_when_its_beat_stood_still_for_the_limit() -> None:
+def test_a_node_is_lost_when_its_heartbeat_stood_still_for_the_limit() -> None:
     watch = watched(*[(now, [row("a", 1, int(now)), row("b", 2, 5)]) for now in (0.0, 2.0, 4.0, 6.0)])
     assert [dead(watch, name, TIMING, 6.0) for name in "ab"] == [False, True]
 
 
-def test_a_change_of_the_row_is_as_good_as_a_beat() -> None:
+def test_a_change_of_the_row_is_as_good_as_a_heartbeat() -> None:
     watch = watched(
         (0.0, [row("a", 1)]), (2.0, [row("a", 1)]), (4.0, [row("a", 1, head=2)]), (6.0, [row("a", 1, head=2)])
     )
@@ -65,16 +65,16 @@ def test_a_change_of_the_row_is_as_good_as_a_beat() -> None:
     assert watch.nodes["a"].seen_at == 4.0
 
 
-def test_after_a_gap_in_its_own_reads_the_chair_judges_nobody_for_a_full_period() -> None:
-    """FAULTS 6 and 16: it was the chair that slept."""
+def test_after_a_gap_in_its_own_reads_the_leader_judges_nobody_for_a_full_period() -> None:
+    """FAULTS 6 and 16: it was the leader that slept."""
     watch = watched((0.0, [row("a", 1)]), (60.0, [row("a", 1)]))
     assert not dead(watch, "a", TIMING, 60.0)
     assert not dead(watch, "a", TIMING, 65.9)
     assert dead(watch, "a", TIMING, 66.0)
 
 
-def test_only_what_the_chair_has_itself_seen_to_change_is_a_sign() -> None:
-    first, then = [row("a", 1), row("b", 2)], [row("a", 1, beat=2), row("b", 2)]
+def test_only_what_the_leader_has_itself_seen_to_change_is_a_sign() -> None:
+    first, then = [row("a", 1), row("b", 2)], [row("a", 1, heartbeat=2), row("b", 2)]
     found = watched((10.0, first), (12.0, then), (30.0, then))
     assert [seen.sign_at for seen in found.nodes.values()] == [12.0, -math.inf]
     assert [seen.changed_at for seen in found.nodes.values()] == [30.0, 30.0], "after a gap, nobody is judged"
@@ -86,8 +86,8 @@ def test_a_look_that_comes_just_in_time_is_no_gap() -> None:
     assert observe(watch, [row("a", 1)], 9.1).gap_at == 9.1
 
 
-def test_what_the_chair_chose_to_sleep_is_no_gap() -> None:
-    """With 11,000 rows it lets changes gather for 1.1 s after each look, and then waits for a beat."""
+def test_what_the_leader_chose_to_sleep_is_no_gap() -> None:
+    """With 11,000 rows it lets changes gather for 1.1 s after each look, and then waits for a heartbeat."""
     watch = observe(Watch(), [row("a", 1)], 0.0)
     for now in (3.2, 6.4):
         watch = observe(watch, [row("a", 1)], now, slept=3.1)
@@ -98,13 +98,14 @@ def test_what_the_chair_chose_to_sleep_is_no_gap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("beat", "lost_after", "seconds"), [(2.0, 6.0, 1.5), (0.5, 6.0, 0.5), (2.0, 8.0, 2.0), (5.0, 15.0, 3.75)]
+    ("heartbeat", "lost_after", "seconds"), [(2.0, 6.0, 1.5), (0.5, 6.0, 0.5), (2.0, 8.0, 2.0), (5.0, 15.0, 3.75)]
 )
-def test_the_leader_looks_four_times_in_a_silence_and_once_a_beat(
-    beat: float, lost_after: float, seconds: float
+def test_the_leader_looks_four_times_in_a_silence_and_once_a_heartbeat(
+    heartbeat: float, lost_after: float, seconds: float
 ) -> None:
-    """A beat is seen one distance of looks late at most, so a silence is found after 5/4 of ``lost_after`` at most."""
-    assert look_interval(Timing(beat_interval=beat, lost_after=lost_after)) == seconds
+    """A heartbeat is seen one distance of looks late at most, so a silence is found after 5/4 of ``lost_after`` at
+    most."""
+    assert look_interval(Timing(beat_interval=heartbeat, lost_after=lost_after)) == seconds
 
 
 def test_a_look_that_always_takes_long_is_no_gap() -> None:
@@ -124,42 +125,42 @@ def test_a_connection_that_broke_is_a_gap_however_short() -> None:
 
 
 @pytest.mark.parametrize(
-    ("beat", "lost_after", "gap"), [(2.0, 6.0, 3.0), (0.5, 2.0, 1.0), (0.5, 1.5, 0.75), (5.0, 15.0, 7.5)]
+    ("heartbeat", "lost_after", "gap"), [(2.0, 6.0, 3.0), (0.5, 2.0, 1.0), (0.5, 1.5, 0.75), (5.0, 15.0, 7.5)]
 )
-def test_a_gap_is_longer_than_a_beat_and_shorter_than_what_others_are_judged_by(
-    beat: float, lost_after: float, gap: float
+def test_a_gap_is_longer_than_a_heartbeat_and_shorter_than_what_others_are_judged_by(
+    heartbeat: float, lost_after: float, gap: float
 ) -> None:
-    assert contact_gap(Timing(beat_interval=beat, lost_after=lost_after)) == gap
+    assert contact_gap(Timing(beat_interval=heartbeat, lost_after=lost_after)) == gap
 
 
-def test_a_row_that_the_store_lost_is_judged_like_a_beat_that_stopped() -> None:
+def test_a_row_that_the_store_lost_is_judged_like_a_heartbeat_that_stopped() -> None:
     watch = watched((0.0, [row("a", 1)]), (2.0, []), (4.0, []))
     assert not dead(watch, "a", TIMING, 5.9)
     assert not watch.nodes["a"].listed
     assert dead(watch, "a", TIMING, 6.0)
 
 
-def test_a_newer_incarnation_on_the_same_seat_is_proof_of_death() -> None:
+def test_a_newer_incarnation_on_the_same_slot_is_proof_of_death() -> None:
     """Newer by the clock of their host: a store that was emptied may have taken the older one's row last."""
-    watch = watched((0.0, [row("a", 2, host="h", seats=Seats(100)), row("b", 1, host="h", seats=Seats(200))]))
+    watch = watched((0.0, [row("a", 2, host="h", slots=Slots(100)), row("b", 1, host="h", slots=Slots(200))]))
     assert [dead(watch, name, TIMING, 3.0) for name in "ab"] == [True, False]
 
 
-TWINS = {"a": Seats(100), "b": Seats(200)}
+TWINS = {"a": Slots(100), "b": Slots(200)}
 """Of two machines with one host id: b's row proves that a is gone."""
 
 
-def twins(beats: Iterable[tuple[float, int, int]]) -> Watch:
-    """What is seen of them at these times, with these beats."""
+def twins(heartbeats: Iterable[tuple[float, int, int]]) -> Watch:
+    """What is seen of them at these times, with these heartbeats."""
     return watched(
         *(
-            (at, [row(n, i, b, host="h", seats=TWINS[n]) for i, (n, b) in enumerate(zip("ab", both, strict=True))])
-            for at, *both in beats
+            (at, [row(n, i, b, host="h", slots=TWINS[n]) for i, (n, b) in enumerate(zip("ab", both, strict=True))])
+            for at, *both in heartbeats
         )
     )
 
 
-def test_a_proof_waits_until_the_beat_has_stood_still_for_a_beat_and_a_half() -> None:
+def test_a_proof_waits_until_the_heartbeat_has_stood_still_for_a_heartbeat_and_a_half() -> None:
     watch = twins([(0.0, 1, 1), (2.0, 2, 2)])
     assert watch.gone == {"a"}
     assert [dead(watch, "a", TIMING, now) for now in (2.0, 4.9, 5.0)] == [False, False, True]
@@ -167,16 +168,16 @@ def test_a_proof_waits_until_the_beat_has_stood_still_for_a_beat_and_a_half() ->
     assert [dead(watch, "b", TIMING, now) for now in (5.0, 7.9)] == [False, False]
 
 
-def test_a_host_is_distrusted_when_the_beat_of_one_that_is_proved_to_be_gone_goes_on() -> None:
+def test_a_host_is_distrusted_when_the_heartbeat_of_one_that_is_proved_to_be_gone_goes_on() -> None:
     watch = twins([(0.0, 1, 1), (2.0, 2, 2), (4.0, 3, 3)])
     assert [*watch.gone, *watch.distrusted] == ["id-h"]
-    assert not dead(watch, "a", TIMING, 9.9), "it is judged by its beats alone from then on"
+    assert not dead(watch, "a", TIMING, 9.9), "it is judged by its heartbeats alone from then on"
     assert dead(watch, "a", TIMING, 10.0)
-    again = observe(watch, [row("a", 1, 3, host="h"), row("c", 3, host="h", seats=Seats(300))], 6.0)
+    again = observe(watch, [row("a", 1, 3, host="h"), row("c", 3, host="h", slots=Slots(300))], 6.0)
     assert again.gone == set(), "for as long as this leader decides"
 
 
-def test_one_late_beat_of_a_dead_node_contradicts_nothing_nor_does_a_store_that_goes_back() -> None:
+def test_one_late_heartbeat_of_a_dead_node_contradicts_nothing_nor_does_a_store_that_goes_back() -> None:
     watch = twins([(0.0, 5, 1), (2.0, 6, 2), (4.0, 4, 3), (6.0, 6, 4)])
     assert [*watch.gone, *watch.distrusted] == ["a"]
     assert dead(watch, "a", TIMING, 9.0)
@@ -185,7 +186,7 @@ def test_one_late_beat_of_a_dead_node_contradicts_nothing_nor_does_a_store_that_
 def test_an_older_row_from_a_copy_of_the_store_takes_nothing_back() -> None:
     watch = watched((0.0, [row("a", 1, 5, head=7, revision=4)]), (2.0, [row("a", 1, 2, head=3, revision=2)]))
     seen = watch.nodes["a"]
-    assert (seen.row.head, seen.listed, seen.changed_at) == (7, False, 2.0), "its beat shows that it is alive"
+    assert (seen.row.head, seen.listed, seen.changed_at) == (7, False, 2.0), "its heartbeat shows that it is alive"
     assert seen.sign_at == 2.0
     watch = observe(watch, [row("a", 7, 2, head=3, revision=2)], 4.0)
     assert (watch.nodes["a"].changed_at, watch.nodes["a"].sign_at) == (2.0, 2.0)
@@ -196,13 +197,13 @@ def test_an_older_row_from_a_copy_of_the_store_takes_nothing_back() -> None:
     assert watch.nodes["a"].listed
 
 
-def test_beats_are_counted_through_a_copy_of_the_store_that_has_an_older_row() -> None:
+def test_heartbeats_are_counted_through_a_copy_of_the_store_that_has_an_older_row() -> None:
     newer, older = [row("a", 1, 5, revision=4)], [row("a", 1, 6, revision=2)]
     watch = vouched(watched((0.0, newer)), ["a"])
     watch = observe(watch, older, 2.0)
     assert (watch.nodes["a"].highest, watch.nodes["a"].contradictions) == (6, 1)
     watch = observe(watch, older, 4.0)
-    assert (watch.nodes["a"].highest, watch.nodes["a"].contradictions) == (6, 1), "the beat stands still"
+    assert (watch.nodes["a"].highest, watch.nodes["a"].contradictions) == (6, 1), "the heartbeat stands still"
 
 
 def test_a_node_that_has_gone_back_to_an_earlier_entry_says_so_itself() -> None:
@@ -214,49 +215,49 @@ def test_a_node_that_has_gone_back_to_an_earlier_entry_says_so_itself() -> None:
 
 def test_a_row_that_the_store_lost_proves_nothing_of_one_that_came_after() -> None:
     """An empty store counts serials from 1 again."""
-    a, b = row("a", 7, host="h", seats=Seats(100)), row("b", 1, host="h", seats=Seats(200))
+    a, b = row("a", 7, host="h", slots=Slots(100)), row("b", 1, host="h", slots=Slots(200))
     watch = watched((0.0, [a]), (2.0, [b]))
     assert [dead(watch, name, TIMING, 4.0) for name in "ab"] == [True, False]
 
 
 def test_what_a_row_has_shown_stands_when_the_store_has_lost_it() -> None:
-    a, b = row("a", 1, host="h", seats=Seats(100)), row("b", 2, host="h", seats=Seats(200))
+    a, b = row("a", 1, host="h", slots=Slots(100)), row("b", 2, host="h", slots=Slots(200))
     watch = watched((0.0, [a, b]), (2.0, [a]))
     assert [dead(watch, name, TIMING, 4.0) for name in "ab"] == [True, False]
 
 
-A = NodeRow(info=info("a", host="h", seat=2, seats=Seats(100)))
+A = NodeRow(info=info("a", host="h", slot=2, slots=Slots(100)))
 
 
 @pytest.mark.parametrize(
     ("why", "other", "shown"),
     [
-        ("its seat was free later", info("b", host="h", seat=0, seats=Seats(101)), "a"),
-        ("its seat is the other's now", info("b", host="h", seat=2, seats=Seats(101, (0,))), "a"),
-        ("its seat was held", info("b", host="h", seat=0, seats=Seats(101, (1, 2))), ""),
-        ("its seat was free before", info("b", host="h", seat=1, seats=Seats(99)), "b"),
-        ("its seat was the other's before", info("b", host="h", seat=2, seats=Seats(99)), "b"),
-        ("they came in one instant", info("b", host="h", seat=0, seats=Seats(100)), ""),
-        ("of another host", info("b", host="i", seat=0, seats=Seats(101)), ""),
-        ("it has no seat", info("b", host="h", seat=0, seats=Seats()), ""),
+        ("its slot was free later", info("b", host="h", slot=0, slots=Slots(101)), "a"),
+        ("its slot is the other's now", info("b", host="h", slot=2, slots=Slots(101, (0,))), "a"),
+        ("its slot was held", info("b", host="h", slot=0, slots=Slots(101, (1, 2))), ""),
+        ("its slot was free before", info("b", host="h", slot=1, slots=Slots(99)), "b"),
+        ("its slot was the other's before", info("b", host="h", slot=2, slots=Slots(99)), "b"),
+        ("they came in one instant", info("b", host="h", slot=0, slots=Slots(100)), ""),
+        ("of another host", info("b", host="i", slot=0, slots=Slots(101)), ""),
+        ("it has no slot", info("b", host="h", slot=0, slots=Slots()), ""),
     ],
 )
-def test_a_look_at_seats_shows_who_is_gone(why: str, other: NodeInfo, shown: str) -> None:
+def test_a_look_at_slots_shows_who_is_gone(why: str, other: NodeInfo, shown: str) -> None:
     assert gone([A, NodeRow(info=other)]) == gone([NodeRow(info=other), A]) == set(shown), why
     watch = watched((0.0, [Observation(A, 1, 0), Observation(NodeRow(info=other), 2, 0)]))
     assert [dead(watch, name, TIMING, 3.0) for name in "ab"] == [name in shown for name in "ab"]
 
 
 def test_a_later_look_counts_and_never_against_its_own_node() -> None:
-    b = NodeRow(info=info("b", host="h", seat=0, seats=Seats(101, (2,))))
-    later = replace(b, seats=Seats(300, (5,)))
-    since = NodeRow(info=info("c", host="h", seat=2, seats=Seats(301, (0,))))
+    b = NodeRow(info=info("b", host="h", slot=0, slots=Slots(101, (2,))))
+    later = replace(b, slots=Slots(300, (5,)))
+    since = NodeRow(info=info("c", host="h", slot=2, slots=Slots(301, (0,))))
     assert [sorted(gone(rows)) for rows in ([A, b], [A, later], [later, since])] == [[], ["a"], []]
 
 
-def test_what_one_look_has_shown_stands_when_the_next_one_finds_the_seat_taken_or_the_row_is_gone() -> None:
-    b = NodeRow(info=info("b", host="h", seat=0, seats=Seats(101)))
-    again = replace(b, seats=Seats(200, (2,)))
+def test_what_one_look_has_shown_stands_when_the_next_one_finds_the_slot_taken_or_the_row_is_gone() -> None:
+    b = NodeRow(info=info("b", host="h", slot=0, slots=Slots(101)))
+    again = replace(b, slots=Slots(200, (2,)))
     watch = watched((0.0, [Observation(A, 1, 0), Observation(b, 2, 0)]))
     changed = observe(watch, [Observation(A, 1, 0), Observation(again, 2, 0, 1)], 1.0)
     assert (sorted(gone([A, again])), sorted(changed.gone)) == ([], ["a"])
@@ -264,21 +265,21 @@ def test_what_one_look_has_shown_stands_when_the_next_one_finds_the_seat_taken_o
     assert forget(watch, "a").gone == set()
 
 
-def test_who_sits_beyond_the_seats_that_are_looked_at_is_gone_when_another_has_its_seat() -> None:
-    far = NodeRow(info=info("a", host="h", seat=SEATS, seats=Seats(100)))
-    near = NodeRow(info=info("b", host="h", seat=0, seats=Seats(101)))
-    same = NodeRow(info=info("b", host="h", seat=SEATS, seats=Seats(101)))
+def test_who_sits_beyond_the_slots_that_are_looked_at_is_gone_when_another_has_its_slot() -> None:
+    far = NodeRow(info=info("a", host="h", slot=SLOTS, slots=Slots(100)))
+    near = NodeRow(info=info("b", host="h", slot=0, slots=Slots(101)))
+    same = NodeRow(info=info("b", host="h", slot=SLOTS, slots=Slots(101)))
     assert [sorted(gone(rows)) for rows in ([far, near], [far, same])] == [[], ["a"]]
 
 
-def test_who_has_no_row_when_the_chair_first_looks_gets_as_long_as_one_whose_beat_stopped() -> None:
+def test_who_has_no_row_when_the_leader_first_looks_gets_as_long_as_one_whose_heartbeat_stopped() -> None:
     watch = watched((10.0, []), (12.0, []))
     assert not dead(watch, "a", TIMING, 15.9)
     assert dead(watch, "a", TIMING, 16.0)
 
 
-def test_two_seats_of_one_host_live_side_by_side() -> None:
-    other = Observation(NodeRow(info=info("b", host="h", seat=1)), 2, 0)
+def test_two_slots_of_one_host_live_side_by_side() -> None:
+    other = Observation(NodeRow(info=info("b", host="h", slot=1)), 2, 0)
     watch = watched((0.0, [row("a", 1, host="h"), other]))
     assert [dead(watch, name, TIMING, 0.0) for name in "ab"] == [False, False]
 
@@ -321,7 +322,7 @@ def test_when_a_failure_was_first_reported_is_remembered() -> None:
 
 
 def test_who_is_vouched_for_is_gone_with_all_that_were_proved_to_be() -> None:
-    rows = [row("a", 1, host="h", seats=Seats(100)), row("b", 2, host="h", seats=Seats(200)), row("c", 3)]
+    rows = [row("a", 1, host="h", slots=Slots(100)), row("b", 2, host="h", slots=Slots(200)), row("c", 3)]
     watch = watched((0.0, rows))
     assert vouched(watch, ["c", "a stranger"]).gone == {"a", "c"}
     assert vouched(watch, ["c", "a stranger"]).proven == {"a", "c"}, "of a stranger there is nothing to be known"
@@ -366,24 +367,24 @@ def test_forgotten_nodes_are_gone() -> None:
     assert list(forget(watched((0.0, [row("a", 1), row("b", 2)])), ["a"]).nodes) == ["b"]
 
 
-def test_an_old_chair_whose_row_was_removed_is_alive_when_it_enters_again() -> None:
-    """Its beat begins at 0 again, which may be all that was heard of it."""
+def test_an_old_leader_whose_row_was_removed_is_alive_when_it_enters_again() -> None:
+    """Its heartbeat begins at 0 again, which may be all that was heard of it."""
     first = observe(Watch(heard=Heard("a", 0, 1.0)), [row("b", 2)], 7.0)
     assert not dead(observe(first, [row("b", 2), row("a", 3, 0)], 9.0), "a", TIMING, 9.0)
 
 
-def test_a_new_chair_goes_on_from_what_it_had_heard_of_the_old_one() -> None:
+def test_a_new_leader_goes_on_from_what_it_had_heard_of_the_old_one() -> None:
     started = Watch(heard=Heard("a", 5, 1.0))
     still, stirred = observe(started, [row("a", 1, 5)], 7.0), observe(started, [row("a", 1, 6)], 7.0)
     assert [dead(watch, "a", TIMING, 7.0) for watch in (still, stirred)] == [True, False]
 
 
-class Counted(UserDict[str, Sighting]):
+class Counted(UserDict[str, NodeView]):
     """Nodes that count how often somebody has gone through all of them."""
 
     looks = 0
 
-    def values(self) -> ValuesView[Sighting]:
+    def values(self) -> ValuesView[NodeView]:
         self.looks += 1
         return super().values()
 

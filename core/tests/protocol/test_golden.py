@@ -6,17 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
-from scenes import entry, incident, info, members, offer, settings, start
+from views import entry, incident, info, members, offer, settings, start
 
 from elastic_core import __version__
 from elastic_core.protocol.codec import decode_entry, decode_row, encode_entry, encode_row
 from elastic_core.protocol.ledger import (
     Body,
-    Chair,
     Closed,
     Drain,
     Halt,
     HaltReason,
+    Leader,
     Open,
     Over,
     Plan,
@@ -24,7 +24,7 @@ from elastic_core.protocol.ledger import (
     Round,
     StopAt,
 )
-from elastic_core.protocol.roster import NodeRow, Phase, Seats
+from elastic_core.protocol.roster import NodeRow, Phase, Slots
 from elastic_core.protocol.settings import PROTOCOL
 
 GOLDEN = Path(__file__).with_name("golden") / f"protocol-{PROTOCOL}.jsonl"
@@ -33,7 +33,7 @@ HALT = Halt(round=1, reason=HaltReason.FAILURE, why="rank 0 failed", incident=in
 OVER = Over(round=1, left=("b",))
 BODIES: tuple[Body, ...] = (
     Open(scheduler_uid="s1", settings=settings()),
-    Chair(why="a leaves"),
+    Leader(why="a leaves"),
     ROUND,
     HALT,
     Plan(round=1, reason=HaltReason.RESIZE, why="c joins", deadline=300.0),
@@ -58,12 +58,12 @@ ROWS = (
         probed=1,
         unreachable=("a",),
         unread=("x",),
-        seats=Seats(2, (1,)),
+        slots=Slots(2, (1,)),
     ),
 )
 CHANGED = f"""The bytes that nodes exchange have changed, and earlier releases of protocol {PROTOCOL} have to read them.
-- A field was added: give it a default and metadata=SKIPPABLE (rendezvous.schema), so that they skip it.
-- Anything else: raise PROTOCOL (rendezvous.settings).
+- A field was added: give it a default and metadata=SKIPPABLE (protocol.schema), so that they skip it.
+- Anything else: raise PROTOCOL (protocol.settings).
 Then write the golden file anew: python core/tests/protocol/test_golden.py"""
 
 

@@ -1,4 +1,4 @@
-"""Graceful stops as the chair decides them, one table row or test each."""
+"""Graceful stops as the leader decides them, one table row or test each."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scenes import RUN, incident, info, live, offer, seen, settings, then
-from test_leader import NOW, RESTART, body, running, scene
+from test_leader import NOW, RESTART, body, running, view
+from views import RUN, incident, info, live, offer, seen, settings, then
 
 from elastic_core.config.run import OnNodeLoss
-from elastic_core.protocol.failure_detector import Sighting
+from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader import Append, LookAgain, decide
 from elastic_core.protocol.ledger import Drain, Halt, HaltReason, Ledger, Plan, Round, StopAt
 from elastic_core.protocol.limits import MAX_DRAINED
@@ -19,7 +19,7 @@ from elastic_core.protocol.roster import NodeRow, Phase
 PLAN = Plan(round=1, reason=HaltReason.RESIZE, why="host-c joins", deadline=300.0)
 
 
-def takes(name: str, **more: Any) -> Sighting:
+def takes(name: str, **more: Any) -> NodeView:
     """A member whose workers have reported steps."""
     return running(name, takes_notices=True, **more)
 
@@ -32,18 +32,18 @@ def told(step: int = 8, *, at: float = NOW - 1) -> Ledger:
     return then(planned(at=at), StopAt(round=1, step=step), at=NOW - 0.5)
 
 
-def answer(name: str, *steps: int, plan: int = 3, **more: Any) -> Sighting:
+def answer(name: str, *steps: int, plan: int = 3, **more: Any) -> NodeView:
     return takes(name, answered=plan, steps=steps, head=more.pop("head", 3), **more)
 
 
-def down(name: str, **more: Any) -> Sighting:
+def down(name: str, **more: Any) -> NodeView:
     """A member whose workers have stopped as they were told."""
     return seen(name, Phase.STOPPED, head=4, stepped_down=True, takes_notices=True, **more)
 
 
 class TestPlan:
     def test_a_resize_of_workers_that_take_notices_is_planned(self) -> None:
-        found = body(decide(scene(live("ab"), takes("a"), takes("b"), seen("c", head=2))))
+        found = body(decide(view(live("ab"), takes("a"), takes("b"), seen("c", head=2))))
         assert found == Plan(
             round=1, reason=HaltReason.RESIZE, why="host-c joins the 2 node(s) of the round", deadline=300.0
         )
@@ -56,39 +56,39 @@ class TestPlan:
             pytest.param(seen("b", head=2, takes_notices=True, number=1), id="those of a node that says it has none"),
         ],
     )
-    def test_other_workers_are_halted_as_ever(self, other: Sighting) -> None:
-        halt = body(decide(scene(live("ab"), takes("a"), other, seen("c", head=2))))
+    def test_other_workers_are_halted_as_ever(self, other: NodeView) -> None:
+        halt = body(decide(view(live("ab"), takes("a"), other, seen("c", head=2))))
         assert (type(halt), halt.reason, halt.planned) == (Halt, HaltReason.RESIZE, True)
 
     def test_a_member_that_announces_its_leaving_is_planned_within_its_grace(self) -> None:
-        plan = body(decide(scene(live("ab"), takes("a"), takes("b", leaving=True, grace=25.0))))
+        plan = body(decide(view(live("ab"), takes("a"), takes("b", leaving=True, grace=25.0))))
         assert (type(plan), plan.reason, plan.deadline) == (Plan, HaltReason.NODE_LEFT, 25.0)
 
     def test_a_member_that_leaves_at_once_is_not(self) -> None:
-        halt = body(decide(scene(live("ab"), takes("a"), takes("b", leaving=True))))
+        halt = body(decide(view(live("ab"), takes("a"), takes("b", leaving=True))))
         assert (type(halt), halt.planned) == (Halt, False)
 
     def test_an_announced_leaving_of_other_workers_gives_them_the_time_to_save(self) -> None:
-        halt = body(decide(scene(live("ab"), running("a"), running("b", leaving=True, grace=25.0))))
+        halt = body(decide(view(live("ab"), running("a"), running("b", leaving=True, grace=25.0))))
         assert (type(halt), halt.reason, halt.planned) == (Halt, HaltReason.NODE_LEFT, True)
 
     def test_workers_of_whom_the_store_has_lost_the_row_are_halted_as_ever(self) -> None:
-        known = scene(live("ab"), takes("a"), seen("c", head=2))
+        known = view(live("ab"), takes("a"), seen("c", head=2))
         halt = body(decide(replace(known, watch=replace(known.watch, began_at=NOW - 1))))
         assert (type(halt), halt.reason) == (Halt, HaltReason.RESIZE)
 
     def test_who_leaves_when_its_workers_have_stopped_is_not_planned(self) -> None:
-        halt = body(decide(scene(live("ab"), takes("a"), seen("b", Phase.STOPPED, head=2, leaving=True, grace=25.0))))
+        halt = body(decide(view(live("ab"), takes("a"), seen("b", Phase.STOPPED, head=2, leaving=True, grace=25.0))))
         assert (type(halt), halt.reason, halt.planned) == (Halt, HaltReason.NODE_LEFT, False)
 
     def test_where_somebody_has_finished_nobody_is_planned(self) -> None:
         nodes = [seen("a", Phase.FINISHED, head=2, takes_notices=True), takes("b", leaving=True, grace=25.0)]
-        assert type(body(decide(scene(live("ab"), *nodes)))) is Halt
+        assert type(body(decide(view(live("ab"), *nodes)))) is Halt
 
 
 class TestStopAt:
     def test_the_step_is_one_more_than_any_rank_has_reported(self) -> None:
-        found = body(decide(scene(planned(), answer("a", 7, 6), answer("b", 5, 8))))
+        found = body(decide(view(planned(), answer("a", 7, 6), answer("b", 5, 8))))
         assert found == StopAt(round=1, step=9, leaving=False)
 
     @pytest.mark.parametrize(
@@ -99,29 +99,29 @@ class TestStopAt:
             pytest.param(answer("b"), id="without a step"),
         ],
     )
-    def test_all_must_have_answered_this_plan(self, other: Sighting) -> None:
-        assert decide(scene(planned(), answer("a", 7), other, seen("c", head=3))) == LookAgain(NOW + 6)
+    def test_all_must_have_answered_this_plan(self, other: NodeView) -> None:
+        assert decide(view(planned(), answer("a", 7), other, seen("c", head=3))) == LookAgain(NOW + 6)
 
     def test_whoever_has_finished_need_not_answer(self) -> None:
-        found = decide(scene(planned(), answer("a", 7), seen("b", Phase.FINISHED, head=3)))
+        found = decide(view(planned(), answer("a", 7), seen("b", Phase.FINISHED, head=3)))
         assert body(found) == StopAt(round=1, step=8, leaving=False)
 
     def test_it_says_that_a_node_leaves_where_that_is_why_it_was_planned(self) -> None:
         ledger = then(live("ab"), replace(PLAN, reason=HaltReason.NODE_LEFT), at=NOW - 1)
-        assert body(decide(scene(ledger, answer("a", 7), answer("b", 7)))) == StopAt(round=1, step=8, leaving=True)
+        assert body(decide(view(ledger, answer("a", 7), answer("b", 7)))) == StopAt(round=1, step=8, leaving=True)
 
     def test_it_is_said_once(self) -> None:
-        assert isinstance(decide(scene(told(), answer("a", 7, head=4), answer("b", 7, head=4))), LookAgain)
+        assert isinstance(decide(view(told(), answer("a", 7, head=4), answer("b", 7, head=4))), LookAgain)
 
 
 class TestTheEndOfAPlan:
     def test_when_all_have_stopped_the_round_is_halted_for_what_was_planned(self) -> None:
-        halt = body(decide(scene(told(), down("a"), down("b"), seen("c", head=4))))
+        halt = body(decide(view(told(), down("a"), down("b"), seen("c", head=4))))
         assert (halt.reason, halt.why, halt.planned) == (HaltReason.RESIZE, "host-c joins", True)
 
     def test_who_has_stopped_is_not_missed_meanwhile_even_if_it_is_gone(self) -> None:
-        assert isinstance(decide(scene(told(), down("a"), answer("b", 7, head=4))), LookAgain)
-        assert isinstance(decide(scene(told(), answer("a", 7, head=4), down("b", changed=NOW - 60))), LookAgain)
+        assert isinstance(decide(view(told(), down("a"), answer("b", 7, head=4))), LookAgain)
+        assert isinstance(decide(view(told(), answer("a", 7, head=4), down("b", changed=NOW - 60))), LookAgain)
 
     @pytest.mark.parametrize(
         "other",
@@ -130,18 +130,18 @@ class TestTheEndOfAPlan:
             pytest.param([running("b", head=4, stepped_down=True)], id="its last process is not gone"),
         ],
     )
-    def test_who_has_not_stopped_for_all_that_is_known_is_waited_for(self, other: list[Sighting]) -> None:
-        known = scene(told(), down("a"), *other)
+    def test_who_has_not_stopped_for_all_that_is_known_is_waited_for(self, other: list[NodeView]) -> None:
+        known = view(told(), down("a"), *other)
         assert decide(replace(known, watch=replace(known.watch, began_at=NOW))) == LookAgain(NOW + 6)
 
     def test_who_had_stopped_an_older_round_as_planned_has_fallen_behind(self) -> None:
         ledger = then(live("ab"), Round(number=2, offer=offer("a", 2), same_as=1), at=NOW - 20)
         ledger = then(ledger, replace(PLAN, round=2), at=NOW - 10)
         nodes = [down(name, number=number) for name, number in (("a", 2), ("b", 1))]
-        assert isinstance(decide(scene(ledger, *nodes)), LookAgain)
+        assert isinstance(decide(view(ledger, *nodes)), LookAgain)
 
     def test_after_the_deadline_it_is_halted_as_it_is(self) -> None:
-        halt = body(decide(scene(told(8, at=NOW - 300), down("a"), answer("b", 7, head=4))))
+        halt = body(decide(view(told(8, at=NOW - 300), down("a"), answer("b", 7, head=4))))
         assert (halt.reason, halt.planned) == (HaltReason.RESIZE, True)
         assert halt.why == "host-c joins; host-b had not stopped at step 8 after 300 s"
 
@@ -154,37 +154,42 @@ class TestTheEndOfAPlan:
             pytest.param(answer("b", 7, incident=incident("b")), HaltReason.FAILURE, id="failed"),
         ],
     )
-    def test_what_else_happens_overrides_it(self, other: Sighting, reason: HaltReason) -> None:
+    def test_what_else_happens_overrides_it(self, other: NodeView, reason: HaltReason) -> None:
         nodes = [answer("a", 7), other, seen("c", head=3)]
-        assert body(decide(scene(planned(), *nodes, verdict=RESTART))).reason is reason
+        assert body(decide(view(planned(), *nodes, verdict=RESTART))).reason is reason
 
     def test_a_failure_after_some_have_stopped_takes_a_halt(self) -> None:
         nodes = [down("a"), answer("b", 7, head=4, incident=incident("b"))]
-        assert body(decide(scene(told(), *nodes, verdict=RESTART))).reason is HaltReason.FAILURE
+        assert body(decide(view(told(), *nodes, verdict=RESTART))).reason is HaltReason.FAILURE
 
     def test_a_second_reason_to_stop_is_served_by_the_same_plan(self) -> None:
         nodes = [answer("a", 7, leaving=True, grace=30.0), answer("b", 7)]
-        assert body(decide(scene(planned(), *nodes))) == StopAt(round=1, step=8, leaving=True)
+        assert body(decide(view(planned(), *nodes))) == StopAt(round=1, step=8, leaving=True)
 
     def test_a_member_that_stopped_without_a_plan_is_missed(self) -> None:
         ledger = live("ab", settings(on_node_loss=OnNodeLoss.FAIL))
-        assert body(decide(scene(ledger, down("a"), takes("b")))).reason is HaltReason.NODE_LEFT
+        assert body(decide(view(ledger, down("a"), takes("b")))).reason is HaltReason.NODE_LEFT
 
 
 class TestDrain:
-    def request(self, host: str) -> Sighting:
+    def request(self, host: str) -> NodeView:
         asked = seen("q", head=0, node=info("q", host="desk"), serial=9)
-        return Sighting(
-            row=NodeRow(info=asked.row.info, drain=host), serial=9, beat=0, arrived_at=NOW, changed_at=NOW, seen_at=NOW
+        return NodeView(
+            row=NodeRow(info=asked.row.info, drain=host),
+            serial=9,
+            heartbeat=0,
+            arrived_at=NOW,
+            changed_at=NOW,
+            seen_at=NOW,
         )
 
     def test_the_agents_of_the_host_are_asked_and_nobody_else(self) -> None:
-        found = body(decide(scene(live("ab"), running("a"), running("b"), self.request("host-b"))))
+        found = body(decide(view(live("ab"), running("a"), running("b"), self.request("host-b"))))
         assert found == Drain(nodes=("b",), why="asked to leave by elastic drain on desk")
 
     def test_they_are_asked_once(self) -> None:
         ledger = then(live("ab"), Drain(nodes=("b",), why="asked"), at=NOW - 1)
-        assert isinstance(decide(scene(ledger, running("a"), running("b"), self.request("host-b"))), LookAgain)
+        assert isinstance(decide(view(ledger, running("a"), running("b"), self.request("host-b"))), LookAgain)
 
     @pytest.mark.parametrize(
         "node",
@@ -197,28 +202,29 @@ class TestDrain:
             pytest.param(running("b", serial=9), id="has a row of before the store was emptied"),
         ],
     )
-    def test_who_goes_anyway_or_was_not_meant_is_not_asked(self, node: Sighting) -> None:
-        found = decide(scene(live("ab"), running("a"), node, self.request("host-b")))
+    def test_who_goes_anyway_or_was_not_meant_is_not_asked(self, node: NodeView) -> None:
+        found = decide(view(live("ab"), running("a"), node, self.request("host-b")))
         assert not (isinstance(found, Append) and isinstance(found.body, Drain))
 
     def test_an_agent_whose_host_has_no_name_is_on_no_host_that_was_named(self) -> None:
         nodes = [running("a", node=replace(info("a"), host="")), running("b"), self.request("elsewhere")]
-        assert isinstance(decide(scene(live("ab"), *nodes)), LookAgain)
+        assert isinstance(decide(view(live("ab"), *nodes)), LookAgain)
 
     def test_a_host_with_more_agents_than_one_entry_can_name_is_asked_in_turns(self) -> None:
         rows = {i: NodeRow(info=info(f"n{i}", host="host-b"), run=RUN) for i in range(2, MAX_DRAINED + 4)}
         nodes = [
-            Sighting(row=row, serial=i, beat=0, arrived_at=0.0, changed_at=NOW, seen_at=0.0) for i, row in rows.items()
+            NodeView(row=row, serial=i, heartbeat=0, arrived_at=0.0, changed_at=NOW, seen_at=0.0)
+            for i, row in rows.items()
         ]
         request = replace(self.request("host-b"), serial=MAX_DRAINED + 9)
-        first = body(decide(scene(live("a"), running("a"), *nodes, request)))
+        first = body(decide(view(live("a"), running("a"), *nodes, request)))
         assert first.nodes == tuple(f"n{i}" for i in range(2, MAX_DRAINED + 2))
 
     def test_a_request_is_no_newcomer(self) -> None:
-        assert isinstance(decide(scene(live("a"), running("a"), self.request("elsewhere"))), LookAgain)
+        assert isinstance(decide(view(live("a"), running("a"), self.request("elsewhere"))), LookAgain)
 
     def test_nodes_that_wait_are_asked_too(self) -> None:
-        found = body(decide(scene(live("a", settings(max_nodes=1)), running("a"), seen("b"), self.request("host-b"))))
+        found = body(decide(view(live("a", settings(max_nodes=1)), running("a"), seen("b"), self.request("host-b"))))
         assert found.nodes == ("b",)
         assert seen("b").row.run == RUN
 

@@ -1,4 +1,4 @@
-"""The chair's rules, one table row or test each; names follow docs/architecture.md."""
+"""The leader's rules, one table row or test each; names follow docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scenes import halted, incident, info, live, members, offer, seen, settings, start, then, watch, with_counters
+from views import halted, incident, info, live, members, offer, seen, settings, start, then, watch, with_counters
 
 from elastic_core.config.run import OnNodeLoss
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, IncidentKind, Verdict
 from elastic_core.protocol.entries import HostLosses
-from elastic_core.protocol.failure_detector import Heard, Sighting
+from elastic_core.protocol.failure_detector import Heard, NodeView
 from elastic_core.protocol.leader import MAX_BARREN_ROUNDS, Append, Ask, Decision, LookAgain, decide
-from elastic_core.protocol.leader_view import Judgement, Scene
-from elastic_core.protocol.ledger import Chair, Closed, Halt, HaltReason, Ledger, Round, restored
-from elastic_core.protocol.roster import Phase, Seats
+from elastic_core.protocol.leader_view import Judgement, LeaderView
+from elastic_core.protocol.ledger import Closed, Halt, HaltReason, Leader, Ledger, Round, restored
+from elastic_core.protocol.roster import Phase, Slots
 
 NOW = 100.0
 RESTART = Verdict(Action.RESTART, "restarts are left")
@@ -25,10 +25,10 @@ GIVE_UP = Verdict(Action.GIVE_UP, "no restart is left")
 THRICE = HostLosses(3, 0.0)
 
 
-def scene(ledger: Ledger, *nodes: Sighting, now: float = NOW, verdict: Verdict | None = None, **more: Any) -> Scene:
+def view(ledger: Ledger, *nodes: NodeView, now: float = NOW, verdict: Verdict | None = None, **more: Any) -> LeaderView:
     if verdict is not None:
         more["judgement"] = Judgement(round=ledger.round.number if ledger.round else 1, verdict=verdict)
-    return Scene(ledger=ledger, watch=watch(*nodes, now=now), now=now, **more)
+    return LeaderView(ledger=ledger, watch=watch(*nodes, now=now), now=now, **more)
 
 
 def body(decision: Decision) -> Any:
@@ -45,33 +45,33 @@ def ids(sealed: Round) -> str:
     return "".join(member.node_id for member in sealed.members)
 
 
-def running(name: str, head: int = 2, **more: Any) -> Sighting:
+def running(name: str, head: int = 2, **more: Any) -> NodeView:
     return seen(name, Phase.RUNNING, head=head, **more)
 
 
-def stopped(name: str, head: int = 3, **more: Any) -> Sighting:
+def stopped(name: str, head: int = 3, **more: Any) -> NodeView:
     return seen(name, Phase.STOPPED, head=head, **more)
 
 
 class TestForming:
     def test_seals_at_once_when_the_maximum_is_there(self) -> None:
         ledger = start(settings(min_nodes=2, max_nodes=2))
-        sealed = body(decide(scene(ledger, seen("a", arrived=NOW), seen("b", arrived=NOW))))
+        sealed = body(decide(view(ledger, seen("a", arrived=NOW), seen("b", arrived=NOW))))
         assert (ids(sealed), sealed.number, sealed.offer) == ("ab", 1, offer("a", 2))
 
     def test_waits_one_last_call_after_the_last_arrival_once_the_minimum_is_there(self) -> None:
         ledger = start(settings(min_nodes=1, max_nodes=2, last_call_timeout=1.5))
         nodes = [seen("a", arrived=NOW - 1)]
-        assert decide(scene(ledger, *nodes)) == LookAgain(NOW + 0.5)
-        assert ids(body(decide(scene(ledger, *nodes, now=NOW + 0.5)))) == "a"
+        assert decide(view(ledger, *nodes)) == LookAgain(NOW + 0.5)
+        assert ids(body(decide(view(ledger, *nodes, now=NOW + 0.5)))) == "a"
 
     def test_ranks_go_by_order_of_arrival(self) -> None:
         ledger = start(settings(min_nodes=2, max_nodes=2))
-        assert ids(body(decide(scene(ledger, seen("a", serial=9), seen("b", serial=3))))) == "ba"
+        assert ids(body(decide(view(ledger, seen("a", serial=9), seen("b", serial=3))))) == "ba"
 
     def test_takes_no_more_than_the_maximum(self) -> None:
         ledger = start(settings(max_nodes=2))
-        assert ids(body(decide(scene(ledger, seen("a"), seen("b"), seen("c"))))) == "ab"
+        assert ids(body(decide(view(ledger, seen("a"), seen("b"), seen("c"))))) == "ab"
 
     @pytest.mark.parametrize(
         ("why", "stranger"),
@@ -84,23 +84,23 @@ class TestForming:
             ("has taken its row out", replace(seen("b"), listed=False)),
         ],
     )
-    def test_does_not_seat_a_node_that(self, why: str, stranger: Sighting) -> None:
+    def test_does_not_slot_a_node_that(self, why: str, stranger: NodeView) -> None:
         ledger = start(settings(max_nodes=2))
-        assert ids(body(decide(scene(ledger, seen("a"), stranger)))) == "a", why
+        assert ids(body(decide(view(ledger, seen("a"), stranger)))) == "a", why
 
     def test_a_store_that_can_forget_settles_before_the_first_round(self) -> None:
         ledger = start(settings(min_nodes=1, max_nodes=1))
-        assert decide(scene(ledger, seen("a", now=1.0), now=1.0, may_forget=True)) == LookAgain(4.0)
-        assert ids(body(decide(scene(ledger, seen("a", now=4.0), now=4.0, may_forget=True)))) == "a"
+        assert decide(view(ledger, seen("a", now=1.0), now=1.0, may_forget=True)) == LookAgain(4.0)
+        assert ids(body(decide(view(ledger, seen("a", now=4.0), now=4.0, may_forget=True)))) == "a"
 
     def test_says_whom_it_waits_for(self) -> None:
-        decision = decide(scene(start(settings(min_nodes=3)), seen("a")))
+        decision = decide(view(start(settings(min_nodes=3)), seen("a")))
         assert isinstance(decision, LookAgain)
         assert decision.waiting == "2 more node(s), for up to 500 s"
 
     def test_closes_at_the_join_timeout_and_names_who_came(self) -> None:
         ledger = start(settings(min_nodes=2, join_timeout=100))
-        closed = body(decide(scene(ledger, seen("a"))))
+        closed = body(decide(view(ledger, seen("a"))))
         assert closed == Closed(
             success=False,
             why="1 of at least 2 nodes are here after 100 s (host-a); 1 more never came",
@@ -110,133 +110,133 @@ class TestForming:
 
 class TestLiveRound:
     def test_nothing_to_do_while_all_is_well_until_the_first_could_be_lost(self) -> None:
-        assert decide(scene(live("ab"), running("a"), running("b", changed=NOW - 2))) == LookAgain(NOW + 4)
+        assert decide(view(live("ab"), running("a"), running("b", changed=NOW - 2))) == LookAgain(NOW + 4)
 
     def test_closes_with_success_when_all_have_finished(self) -> None:
         done = [seen(name, Phase.FINISHED, head=2) for name in "ab"]
-        assert body(decide(scene(live("ab"), *done))).success
+        assert body(decide(view(live("ab"), *done))).success
 
     def test_finished_stands_even_if_the_node_is_lost(self) -> None:
         done = [seen("a", Phase.FINISHED, head=2), seen("b", Phase.FINISHED, head=2, changed=0.0)]
-        assert body(decide(scene(live("ab"), *done))).success
+        assert body(decide(view(live("ab"), *done))).success
 
     def test_a_lost_node_halts_the_round_and_is_named(self) -> None:
-        halt = body(decide(scene(live("ab"), running("a"), running("b", changed=NOW - 6.5))))
+        halt = body(decide(view(live("ab"), running("a"), running("b", changed=NOW - 6.5))))
         assert (halt.reason, halt.incident.kind) == (HaltReason.NODE_LOST, IncidentKind.NODE_LOST)
-        assert halt.why == "host-b is lost: no beat for 6.5 s"
+        assert halt.why == "host-b is lost: no heartbeat for 6.5 s"
 
     def test_a_lost_node_that_had_finished_changes_nothing(self) -> None:
         nodes = [running("a"), seen("b", Phase.FINISHED, head=2, changed=0.0)]
-        assert isinstance(decide(scene(live("ab"), *nodes)), LookAgain)
+        assert isinstance(decide(view(live("ab"), *nodes)), LookAgain)
 
-    def test_a_newer_incarnation_of_a_seat_proves_the_older_one_dead_within_a_beat_and_a_half(self) -> None:
+    def test_a_newer_incarnation_of_a_slot_proves_the_older_one_dead_within_a_heartbeat_and_a_half(self) -> None:
         """Until then it is not known whether the round is to be resized or has lost a member."""
-        again = seen("c", node=info("c", host="host-b", seats=Seats(100)))
+        again = seen("c", node=info("c", host="host-b", slots=Slots(100)))
         nodes = [running("a"), running("b", changed=NOW - 2.0), again]
-        assert decide(scene(live("ab"), *nodes)) == LookAgain(NOW + 1.0)
-        halt = body(decide(scene(live("ab"), *nodes, now=NOW + 1.0)))
+        assert decide(view(live("ab"), *nodes)) == LookAgain(NOW + 1.0)
+        halt = body(decide(view(live("ab"), *nodes, now=NOW + 1.0)))
         assert (halt.reason, halt.incident.node_id) == (HaltReason.NODE_LOST, "b")
-        assert halt.why.startswith("host-b is lost: its seat on the host is free, or a newer agent's")
+        assert halt.why.startswith("host-b is lost: its slot on the host is free, or a newer agent's")
 
     def test_a_leaving_node_halts_the_round(self) -> None:
-        halt = body(decide(scene(live("ab"), running("a"), running("b", leaving=True))))
+        halt = body(decide(view(live("ab"), running("a"), running("b", leaving=True))))
         assert (halt.reason, halt.why) == (HaltReason.NODE_LEFT, "host-b leaves")
 
     def test_a_node_that_fenced_itself_halts_the_round(self) -> None:
-        assert body(decide(scene(live("ab"), running("a"), stopped("b", head=2)))).reason is HaltReason.NODE_LEFT
+        assert body(decide(view(live("ab"), running("a"), stopped("b", head=2)))).reason is HaltReason.NODE_LEFT
 
     def test_a_member_that_does_not_show_that_it_saw_the_round_halts_it(self) -> None:
         ledger = live("ab", at=NOW - 1)
         nodes = [running("a"), seen("b", head=1)]
-        assert decide(scene(ledger, *nodes, now=NOW - 0.5)) == LookAgain(NOW)
-        assert body(decide(scene(ledger, *nodes))).reason is HaltReason.UNSEEN
+        assert decide(view(ledger, *nodes, now=NOW - 0.5)) == LookAgain(NOW)
+        assert body(decide(view(ledger, *nodes))).reason is HaltReason.UNSEEN
 
     def test_nobody_is_suspected_while_others_still_answer(self) -> None:
         ledger = live("abc", at=NOW - 5)
         nodes = [running("a", seen_at=NOW - 5), running("b", seen_at=NOW - 0.2), seen("c", head=1)]
-        assert decide(scene(ledger, *nodes)) == LookAgain(NOW - 0.2 + 1.0)
+        assert decide(view(ledger, *nodes)) == LookAgain(NOW - 0.2 + 1.0)
         nodes = [running("a", seen_at=NOW - 5), running("b", seen_at=NOW - 1.0), seen("c", head=1)]
-        assert body(decide(scene(ledger, *nodes))).reason is HaltReason.UNSEEN
+        assert body(decide(view(ledger, *nodes))).reason is HaltReason.UNSEEN
 
     def test_patience_grows_with_the_worst_delay_that_the_job_has_known(self) -> None:
         ledger = with_counters(live("ab", at=NOW - 1), worst_seen=1.2)
-        assert decide(scene(ledger, running("a"), seen("b", head=1))) == LookAgain(NOW - 1 + 3.6)
+        assert decide(view(ledger, running("a"), seen("b", head=1))) == LookAgain(NOW - 1 + 3.6)
 
     @pytest.mark.parametrize(("seen_at", "worst"), [(10.7, 0.698), (10.002, 0.0), (10.001, 0.0)])
     def test_the_worst_delay_is_remembered_but_for_what_a_round_is_kept_to_oneself(
         self, seen_at: float, worst: float
     ) -> None:
-        decision = decide(scene(live("ab"), running("a"), running("b", changed=0.0, seen_at=seen_at)))
+        decision = decide(view(live("ab"), running("a"), running("b", changed=0.0, seen_at=seen_at)))
         assert isinstance(decision, Append)
         assert decision.counters.worst_seen == worst
 
 
 class TestNewcomers:
     def test_a_newcomer_resizes_a_round_that_has_room(self) -> None:
-        halt = body(decide(scene(live("a"), running("a"), seen("b", head=2))))
+        halt = body(decide(view(live("a"), running("a"), seen("b", head=2))))
         assert halt.reason is HaltReason.RESIZE
 
     def test_a_full_round_is_left_alone(self) -> None:
         ledger = live("ab", settings(max_nodes=2))
-        assert isinstance(decide(scene(ledger, running("a"), running("b"), seen("c"))), LookAgain)
+        assert isinstance(decide(view(ledger, running("a"), running("b"), seen("c"))), LookAgain)
 
     def test_nobody_joins_after_the_first_finished(self) -> None:
         nodes = [seen("a", Phase.FINISHED, head=2), running("b"), seen("c")]
-        assert isinstance(decide(scene(live("ab"), *nodes)), LookAgain)
+        assert isinstance(decide(view(live("ab"), *nodes)), LookAgain)
 
     def test_resizes_are_batched(self) -> None:
         ledger = halted("a", HaltReason.RESIZE, at=NOW - 7)
         ledger = then(ledger, Round(number=2, offer=offer("a", 2), members=members("ab")), at=NOW - 5)
         nodes = [running(name, number=2, head=4, offer=offer(name, 3)) for name in "ab"]
         resized_with_cost_of_two_seconds = NOW - 5 + 10 * 2
-        assert decide(scene(ledger, *nodes, seen("c", head=4), now=NOW - 1)) == LookAgain(NOW + 6)
+        assert decide(view(ledger, *nodes, seen("c", head=4), now=NOW - 1)) == LookAgain(NOW + 6)
         late = resized_with_cost_of_two_seconds
         nodes = [running(name, number=2, head=4, now=late, offer=offer(name, 3)) for name in "ab"]
-        assert body(decide(scene(ledger, *nodes, seen("c", head=4, now=late), now=late))).reason is HaltReason.RESIZE
+        assert body(decide(view(ledger, *nodes, seen("c", head=4, now=late), now=late))).reason is HaltReason.RESIZE
 
     @pytest.mark.parametrize(("gap_at", "allowed_at"), [(NOW - 50, NOW + 170), (NOW - 20, NOW + 5)])
-    def test_what_a_resize_cost_while_the_chair_was_cut_off_says_nothing_of_the_next(
+    def test_what_a_resize_cost_while_the_leader_was_cut_off_says_nothing_of_the_next(
         self, gap_at: float, allowed_at: float
     ) -> None:
         ledger = halted("a", HaltReason.RESIZE, at=NOW - 22.5)
         ledger = then(ledger, Round(number=2, offer=offer("a", 2), members=members("ab")), at=NOW - 5)
         nodes = [running(name, number=2, head=4, now=allowed_at, offer=offer(name, 3)) for name in "ab"]
-        known = scene(ledger, *nodes, seen("c", head=4, now=allowed_at))
+        known = view(ledger, *nodes, seen("c", head=4, now=allowed_at))
         known = replace(known, watch=replace(known.watch, gap_at=gap_at))
         assert isinstance(decide(replace(known, now=allowed_at - 0.1)), LookAgain)
         assert body(decide(replace(known, now=allowed_at))).reason is HaltReason.RESIZE
 
     def test_a_host_that_was_lost_three_times_is_left_out_while_others_suffice(self) -> None:
         ledger = with_counters(live("a"), losses={"id-host-b": THRICE})
-        assert isinstance(decide(scene(ledger, running("a"), seen("b", head=2))), LookAgain)
+        assert isinstance(decide(view(ledger, running("a"), seen("b", head=2))), LookAgain)
         needy = with_counters(live("a", settings(min_nodes=2)), losses={"id-host-b": THRICE})
-        assert body(decide(scene(needy, running("a"), seen("b", head=2)))).reason is HaltReason.RESIZE
+        assert body(decide(view(needy, running("a"), seen("b", head=2)))).reason is HaltReason.RESIZE
 
     def test_where_a_member_is_others_are_welcome_whatever_the_host_has_lost(self) -> None:
         ledger = with_counters(live("a"), losses={"id-host-a": THRICE})
         b = seen("b", head=2)
-        beside = replace(b, row=replace(b.row, info=replace(b.row.info, host_id="id-host-a", seat=1)))
-        assert body(decide(scene(ledger, running("a"), beside))).reason is HaltReason.RESIZE
+        beside = replace(b, row=replace(b.row, info=replace(b.row.info, host_id="id-host-a", slot=1)))
+        assert body(decide(view(ledger, running("a"), beside))).reason is HaltReason.RESIZE
 
     def test_who_stopped_for_a_newcomer_stays_whatever_its_host_has_lost(self) -> None:
         ledger = with_counters(
             halted("a", HaltReason.RESIZE, settings(1, 3)), losses={"id-host-a": THRICE, "id-host-c": THRICE}
         )
         nodes = [stopped("a"), seen("b", head=3), seen("c", head=3)]
-        assert ids(body(decide(scene(ledger, *nodes)))) == "ab"
+        assert ids(body(decide(view(ledger, *nodes)))) == "ab"
 
 
 class TestWorkerFailure:
     def test_asks_the_policies_first(self) -> None:
         broken = incident("b")
-        assert decide(scene(live("ab"), running("a"), running("b", incident=broken))) == Ask(broken)
+        assert decide(view(live("ab"), running("a"), running("b", incident=broken))) == Ask(broken)
 
     def test_asks_about_the_first_failure_not_the_first_report(self) -> None:
         late, early = incident("a", after=5.2), incident("b", after=5.1)
-        assert decide(scene(live("ab"), running("a", incident=late), running("b", incident=early))) == Ask(early)
+        assert decide(view(live("ab"), running("a", incident=late), running("b", incident=early))) == Ask(early)
 
     def test_one_entry_restarts_a_round_whose_members_all_stay(self) -> None:
-        decision = decide(scene(live("ab"), running("a"), running("b", incident=incident("b")), verdict=RESTART))
+        decision = decide(view(live("ab"), running("a"), running("b", incident=incident("b")), verdict=RESTART))
         sealed = body(decision)
         assert (sealed.number, sealed.same_as, sealed.members, sealed.charged) == (2, 1, (), True)
         assert sealed.offer == offer("a", 2)
@@ -246,15 +246,15 @@ class TestWorkerFailure:
     def test_a_member_that_has_not_seen_the_round_yet_may_see_the_next_as_well(self) -> None:
         ledger = live("ab", at=NOW - 0.1)
         nodes = [running("a", incident=incident("a")), seen("b", head=1)]
-        assert body(decide(scene(ledger, *nodes, verdict=RESTART))).same_as == 1
+        assert body(decide(view(ledger, *nodes, verdict=RESTART))).same_as == 1
 
     @pytest.mark.parametrize("gap_at", [-math.inf, NOW - 0.4])
     def test_waits_for_rank_zeros_next_offer(self, gap_at: float) -> None:
         used = running("a", offer=offer("a", 1))
         broken = running("b", incident=incident("b"))
-        waits = scene(live("ab", at=NOW - 0.2), used, broken, verdict=RESTART)
+        waits = view(live("ab", at=NOW - 0.2), used, broken, verdict=RESTART)
         found = decide(replace(waits, watch=replace(waits.watch, gap_at=gap_at)))
-        assert found == LookAgain(NOW - 0.2 + 0.5), "whoever reported it gives the chair a second"
+        assert found == LookAgain(NOW - 0.2 + 0.5), "whoever reported it gives the leader a second"
 
     @pytest.mark.parametrize(
         ("why", "other"),
@@ -264,33 +264,33 @@ class TestWorkerFailure:
             ("a newcomer waits", [running("a"), seen("c", head=2)]),
         ],
     )
-    def test_halts_before_the_next_round_when(self, why: str, other: list[Sighting]) -> None:
-        halt = body(decide(scene(live("ab"), *other, running("b", incident=incident("b")), verdict=RESTART)))
+    def test_halts_before_the_next_round_when(self, why: str, other: list[NodeView]) -> None:
+        halt = body(decide(view(live("ab"), *other, running("b", incident=incident("b")), verdict=RESTART)))
         assert (type(halt), halt.reason) == (Halt, HaltReason.FAILURE), why
 
     def test_halts_first_where_the_next_round_uses_the_same_store(self) -> None:
         shared = replace(offer("a", 2), port=offer("a", 1).port)
         nodes = [running("a", offer=shared), running("b", incident=incident("b"))]
-        assert body(decide(scene(live("ab"), *nodes, verdict=RESTART))).reason is HaltReason.FAILURE
+        assert body(decide(view(live("ab"), *nodes, verdict=RESTART))).reason is HaltReason.FAILURE
         alone = running("a", offer=shared, incident=incident("a"))
-        assert body(decide(scene(live("a"), alone, verdict=RESTART))).same_as == 1, "its workers are gone before"
+        assert body(decide(view(live("a"), alone, verdict=RESTART))).same_as == 1, "its workers are gone before"
 
     def test_halts_while_slow_policies_think(self) -> None:
         thinking = Judgement(round=1)
         nodes = [running("a"), running("b", incident=incident("b"))]
-        assert body(decide(scene(live("ab"), *nodes, judgement=thinking))).reason is HaltReason.FAILURE
+        assert body(decide(view(live("ab"), *nodes, judgement=thinking))).reason is HaltReason.FAILURE
         ledger = halted("ab", HaltReason.FAILURE, blame=incident("b"))
         nodes = [stopped("a"), stopped("b", incident=incident("b"))]
-        assert decide(scene(ledger, *nodes, judgement=thinking)) == LookAgain(None)
+        assert decide(view(ledger, *nodes, judgement=thinking)) == LookAgain(None)
 
     def test_a_taken_port_spends_no_restart_and_asks_nobody(self) -> None:
         taken = incident("a", kind=IncidentKind.PORT_TAKEN)
-        decision = decide(scene(live("ab"), running("a", incident=taken), running("b")))
+        decision = decide(view(live("ab"), running("a", incident=taken), running("b")))
         assert isinstance(decision, Append)
         assert (body(decision).same_as, body(decision).charged, decision.counters.restarts) == (1, False, 0)
 
     def test_giving_up_halts_first(self) -> None:
-        halt = body(decide(scene(live("ab"), running("a"), running("b", incident=incident("b")), verdict=GIVE_UP)))
+        halt = body(decide(view(live("ab"), running("a"), running("b", incident=incident("b")), verdict=GIVE_UP)))
         assert halt.reason is HaltReason.GIVING_UP
 
 
@@ -303,7 +303,7 @@ class TestGivingUp:
     def test_closes_with_the_first_cause_when_all_have_answered(self) -> None:
         first = incident("a", after=5.1)
         nodes = [stopped("a", incident=first), stopped("b", incident=self.blame)]
-        closed = body(decide(scene(self.ledger(), *nodes, verdict=GIVE_UP)))
+        closed = body(decide(view(self.ledger(), *nodes, verdict=GIVE_UP)))
         assert closed == Closed(success=False, why=GIVE_UP.reason, exit_code=ExitCode.JOB_FAILED, incident=first)
 
     def test_closes_with_what_does_not_follow_from_a_peers_loss_whatever_the_clocks_say(self) -> None:
@@ -311,32 +311,32 @@ class TestGivingUp:
         killed = replace(incident("b", after=5.2), exit_code=-9)
         ledger = halted("ab", HaltReason.GIVING_UP, settings(max_restarts=0), at=NOW - 0.5, blame=peer)
         nodes = [stopped("a", incident=peer), stopped("b", incident=killed)]
-        assert body(decide(scene(ledger, *nodes, verdict=GIVE_UP))).incident == killed
+        assert body(decide(view(ledger, *nodes, verdict=GIVE_UP))).incident == killed
 
     def test_waits_for_everybodys_report(self) -> None:
         nodes = [running("a", head=2), stopped("b", incident=self.blame)]
-        assert decide(scene(self.ledger(), *nodes, verdict=GIVE_UP)) == LookAgain(NOW + 0.5)
+        assert decide(view(self.ledger(), *nodes, verdict=GIVE_UP)) == LookAgain(NOW + 0.5)
 
     def test_a_failure_that_came_with_a_lost_node_does_not_end_the_job(self) -> None:
         nodes = [running("a", head=2, changed=0.0), stopped("b", incident=self.blame)]
-        decision = decide(scene(self.ledger(), *nodes, verdict=GIVE_UP))
+        decision = decide(view(self.ledger(), *nodes, verdict=GIVE_UP))
         assert isinstance(decision, Append)
         assert (ids(body(decision)), body(decision).charged, decision.counters.restarts) == ("b", False, 0)
         assert losses_of(decision) == {"id-host-a": 1}
 
     def test_suspicion_is_enough_for_that(self) -> None:
         nodes = [running("a", head=2, now=NOW + 0.6), stopped("b", now=NOW + 0.6, incident=self.blame)]
-        assert ids(body(decide(scene(self.ledger(), *nodes, verdict=GIVE_UP, now=NOW + 0.6)))) == "b"
+        assert ids(body(decide(view(self.ledger(), *nodes, verdict=GIVE_UP, now=NOW + 0.6)))) == "b"
 
-    def test_a_new_chair_that_never_heard_the_verdict_still_closes(self) -> None:
+    def test_a_new_leader_that_never_heard_the_verdict_still_closes(self) -> None:
         nodes = [stopped("a"), stopped("b", incident=self.blame)]
-        assert not body(decide(scene(self.ledger(), *nodes))).success
+        assert not body(decide(view(self.ledger(), *nodes))).success
 
 
 class TestReforming:
     def test_waits_for_every_member_to_stop(self) -> None:
         ledger = halted("ab", HaltReason.RESIZE)
-        assert isinstance(decide(scene(ledger, stopped("a"), running("b", head=3))), LookAgain)
+        assert isinstance(decide(view(ledger, stopped("a"), running("b", head=3))), LookAgain)
 
     def test_survivors_keep_their_order_and_come_first(self) -> None:
         ledger = halted("cab", HaltReason.NODE_LEFT)
@@ -346,30 +346,30 @@ class TestReforming:
             seen("d", head=3, serial=2),
             stopped("a", leaving=True),
         ]
-        assert ids(body(decide(scene(ledger, *nodes)))) == "cbd"
+        assert ids(body(decide(view(ledger, *nodes)))) == "cbd"
 
     def test_there_is_no_last_call(self) -> None:
         ledger = halted("ab", HaltReason.NODE_LOST, settings(max_nodes=2, last_call_timeout=30), at=NOW)
-        assert ids(body(decide(scene(ledger, stopped("a"), running("b", changed=0.0))))) == "a"
+        assert ids(body(decide(view(ledger, stopped("a"), running("b", changed=0.0))))) == "a"
 
     def test_a_member_that_does_not_answer_is_suspected_and_left_out(self) -> None:
         ledger = halted("ab", HaltReason.UNSEEN, at=NOW - 0.9)
         nodes = [stopped("a"), running("b", head=2)]
-        assert decide(scene(ledger, *nodes)) == LookAgain(NOW - 0.9 + 1.0)
+        assert decide(view(ledger, *nodes)) == LookAgain(NOW - 0.9 + 1.0)
         late = NOW + 0.2
         nodes = [stopped("a", now=late), running("b", head=2, now=late)]
-        assert ids(body(decide(scene(ledger, *nodes, now=late)))) == "a"
+        assert ids(body(decide(view(ledger, *nodes, now=late)))) == "a"
 
     def test_nobody_is_left_out_while_others_still_answer(self) -> None:
         ledger = halted("abc", HaltReason.NODE_LEFT, at=NOW - 5)
         nodes = [stopped("a", seen_at=NOW - 5), stopped("b", seen_at=NOW - 0.2), running("c", head=2)]
-        assert decide(scene(ledger, *nodes)) == LookAgain(NOW - 0.2 + 1.0)
+        assert decide(view(ledger, *nodes)) == LookAgain(NOW - 0.2 + 1.0)
         nodes = [stopped("a", seen_at=NOW - 5), stopped("b", seen_at=NOW - 1.0), running("c", head=2)]
-        assert ids(body(decide(scene(ledger, *nodes)))) == "ab"
+        assert ids(body(decide(view(ledger, *nodes)))) == "ab"
 
-    def test_a_member_that_may_have_been_cut_off_with_the_chair_has_a_full_period_to_answer(self) -> None:
+    def test_a_member_that_may_have_been_cut_off_with_the_leader_has_a_full_period_to_answer(self) -> None:
         ledger = halted("ab", HaltReason.FAILURE, at=NOW - 0.9, blame=incident("a"))
-        waits = scene(ledger, stopped("a"), running("b", head=2), verdict=RESTART)
+        waits = view(ledger, stopped("a"), running("b", head=2), verdict=RESTART)
         back_at = NOW - 2.0
         waits = replace(waits, watch=replace(waits.watch, gap_at=back_at))
         assert decide(waits) == LookAgain(back_at + 6.0)
@@ -388,7 +388,7 @@ class TestReforming:
     ) -> None:
         ledger = with_counters(halted("ab", reason, at=NOW), worst_seen=worst_seen)
         nodes = [stopped("a"), running("b", head=head)]
-        waiting = decide(scene(ledger, *nodes))
+        waiting = decide(view(ledger, *nodes))
         assert isinstance(waiting, LookAgain)
         assert waiting.at == pytest.approx(NOW + after)
 
@@ -396,39 +396,39 @@ class TestReforming:
         ledger = halted("ab", HaltReason.UNSEEN, at=NOW)
         ledger = replace(ledger, head=replace(ledger.head, epoch=1))
         nodes = [stopped("a", epoch=1), stopped("b", head=0)]
-        assert decide(scene(ledger, *nodes)) == LookAgain(NOW + 1.0)
+        assert decide(view(ledger, *nodes)) == LookAgain(NOW + 1.0)
 
-    def test_suspicion_never_takes_a_job_below_the_minimum_but_the_beat_limit_does(self) -> None:
+    def test_suspicion_never_takes_a_job_below_the_minimum_but_the_heartbeat_limit_does(self) -> None:
         ledger = halted("ab", HaltReason.UNSEEN, settings(min_nodes=2), at=NOW - 5)
-        assert isinstance(decide(scene(ledger, stopped("a"), running("b", head=2))), LookAgain)
-        lost = decide(scene(ledger, stopped("a"), running("b", head=2, changed=0.0)))
+        assert isinstance(decide(view(ledger, stopped("a"), running("b", head=2))), LookAgain)
+        lost = decide(view(ledger, stopped("a"), running("b", head=2, changed=0.0)))
         assert isinstance(lost, LookAgain)
         assert lost.waiting == "1 more node(s) to replace host-b, for up to 595 s"
 
     def test_a_replacement_takes_the_lost_ones_place_at_the_end(self) -> None:
         ledger = halted("ab", HaltReason.NODE_LOST, settings(min_nodes=2, max_nodes=2))
         nodes = [running("a", changed=0.0), stopped("b"), seen("c", head=3)]
-        assert ids(body(decide(scene(ledger, *nodes)))) == "bc"
+        assert ids(body(decide(view(ledger, *nodes)))) == "bc"
 
     def test_closes_when_no_replacement_came_and_names_who_is_missing(self) -> None:
         ledger = halted("ab", HaltReason.NODE_LOST, settings(min_nodes=2, join_timeout=80))
-        closed = body(decide(scene(ledger, stopped("a"), running("b", changed=0.0))))
+        closed = body(decide(view(ledger, stopped("a"), running("b", changed=0.0))))
         assert closed.why == "1 of at least 2 nodes are here after 80 s (host-a); missing: host-b"
 
     def test_a_lost_node_ends_a_job_that_wants_it_so(self) -> None:
         ledger = halted("ab", HaltReason.NODE_LOST, settings(on_node_loss=OnNodeLoss.FAIL))
-        closed = body(decide(scene(ledger, stopped("a"), running("b", changed=0.0))))
+        closed = body(decide(view(ledger, stopped("a"), running("b", changed=0.0))))
         assert (closed.success, "--on_node_loss=fail" in closed.why) == (False, True)
 
     def test_a_finished_node_restarts_with_the_others(self) -> None:
         ledger = halted("ab", HaltReason.FAILURE, blame=incident("b"))
         nodes = [seen("a", Phase.FINISHED, head=3), stopped("b", incident=incident("b"))]
-        assert ids(body(decide(scene(ledger, *nodes, verdict=RESTART)))) == "ab"
+        assert ids(body(decide(view(ledger, *nodes, verdict=RESTART)))) == "ab"
 
     def test_a_host_that_the_policy_blames_is_left_out_and_the_restart_is_spent(self) -> None:
         exclude = Verdict(Action.EXCLUDE_HOST, "its GPU fell off the bus")
         ledger = halted("ab", HaltReason.FAILURE, blame=incident("b"))
-        decision = decide(scene(ledger, stopped("a"), stopped("b", incident=incident("b")), verdict=exclude))
+        decision = decide(view(ledger, stopped("a"), stopped("b", incident=incident("b")), verdict=exclude))
         assert isinstance(decision, Append)
         assert (ids(body(decision)), body(decision).charged) == ("a", True)
         assert decision.counters.excluded == ("id-host-b",)
@@ -439,11 +439,11 @@ class TestFence:
 
     def test_no_new_round_while_the_old_one_may_still_be_training(self) -> None:
         silent = [running("a", changed=0.0), running("b", changed=0.0)]
-        decision = decide(scene(self.ledger, *silent, seen("c", head=3)))
+        decision = decide(view(self.ledger, *silent, seen("c", head=3)))
         assert isinstance(decision, LookAgain)
         assert decision.waiting.startswith("host-a, host-b, which may still be training")
         silent = [running("a", changed=0.0), running("b", changed=0.0), seen("c", head=3, now=220.0)]
-        assert ids(body(decide(scene(self.ledger, *silent, now=220.0)))) == "c"
+        assert ids(body(decide(view(self.ledger, *silent, now=220.0)))) == "c"
 
     @pytest.mark.parametrize(
         ("proof", "a"),
@@ -453,29 +453,31 @@ class TestFence:
             ("a member had finished", seen("a", Phase.FINISHED, head=2, changed=0.0)),
         ],
     )
-    def test_one_round_may_follow_when(self, proof: str, a: Sighting) -> None:
+    def test_one_round_may_follow_when(self, proof: str, a: NodeView) -> None:
         nodes = [a, running("b", changed=0.0), seen("c", head=3)]
-        assert ids(body(decide(scene(self.ledger, *nodes)))) == "c", proof
+        assert ids(body(decide(view(self.ledger, *nodes)))) == "c", proof
 
-    @pytest.mark.parametrize("seat", [0, 1])
-    def test_a_newer_agent_that_has_the_seat_or_found_it_free_is_proof(self, seat: int) -> None:
-        node = info("c", host="host-b", seat=seat, seats=Seats(100))
+    @pytest.mark.parametrize("slot", [0, 1])
+    def test_a_newer_agent_that_has_the_slot_or_found_it_free_is_proof(self, slot: int) -> None:
+        node = info("c", host="host-b", slot=slot, slots=Slots(100))
         nodes = [running("a", changed=0.0), running("b", changed=0.0), seen("c", head=3, node=node)]
-        assert ids(body(decide(scene(self.ledger, *nodes)))) == "c"
+        assert ids(body(decide(view(self.ledger, *nodes)))) == "c"
 
-    def test_a_proof_that_a_beat_contradicts_is_none_until_it_has_stood_still_for_a_beat_and_a_half(self) -> None:
+    def test_a_proof_that_a_heartbeat_contradicts_is_none_until_it_has_stood_still_for_a_heartbeat_and_a_half(
+        self,
+    ) -> None:
         """Two machines may have one host id."""
-        node = info("c", host="host-b", seats=Seats(100))
+        node = info("c", host="host-b", slots=Slots(100))
         nodes = [running("a", changed=0.0), running("b", changed=NOW - 2.9), seen("c", head=3, node=node)]
-        assert isinstance(decide(scene(self.ledger, *nodes)), LookAgain)
-        assert ids(body(decide(scene(self.ledger, *nodes, now=NOW + 0.1)))) == "c"
+        assert isinstance(decide(view(self.ledger, *nodes)), LookAgain)
+        assert ids(body(decide(view(self.ledger, *nodes, now=NOW + 0.1)))) == "c"
 
-    def test_a_newer_agent_that_found_the_seat_held_is_none(self) -> None:
-        node = info("c", host="host-b", seat=1, seats=Seats(100, (0,)))
+    def test_a_newer_agent_that_found_the_slot_held_is_none(self) -> None:
+        node = info("c", host="host-b", slot=1, slots=Slots(100, (0,)))
         nodes = [running("a", changed=0.0), running("b", changed=0.0), seen("c", head=3, node=node)]
-        assert isinstance(decide(scene(self.ledger, *nodes)), LookAgain)
-        later = seen("c", head=3, node=node, seats=Seats(200))
-        assert ids(body(decide(scene(self.ledger, *nodes[:2], later)))) == "c"
+        assert isinstance(decide(view(self.ledger, *nodes)), LookAgain)
+        later = seen("c", head=3, node=node, slots=Slots(200))
+        assert ids(body(decide(view(self.ledger, *nodes[:2], later)))) == "c"
 
 
 class TestBooks:
@@ -487,33 +489,33 @@ class TestBooks:
             pytest.param(running("b", number=2, head=0, changed=0.0), 1, id="seen before the run was resumed"),
         ],
     )
-    def test_a_restart_that_a_dropped_member_never_saw_is_given_back(self, b: Sighting, restarts: int) -> None:
+    def test_a_restart_that_a_dropped_member_never_saw_is_given_back(self, b: NodeView, restarts: int) -> None:
         """A fails because B is gone: a restart is spent on ROUND(same as 1), which B never sees; then B is dropped."""
         same = Round(number=2, offer=offer("a", 2), same_as=1, charged=True)
         ledger = then(with_counters(live("ab"), restarts=0), same, at=20.0)
         ledger = with_counters(ledger, restarts=1)
         ledger = then(ledger, Halt(round=2, reason=HaltReason.UNSEEN, why="b"), at=21.0)
         nodes = [stopped("a", number=2, head=4, offer=offer("a", 3)), b]
-        decision = decide(scene(ledger, *nodes))
+        decision = decide(view(ledger, *nodes))
         assert isinstance(decision, Append)
         assert (ids(body(decision)), decision.counters.restarts) == ("a", restarts)
 
     def test_a_lost_node_spends_no_restart_and_counts_against_its_host(self) -> None:
         ledger = halted("ab", HaltReason.NODE_LOST)
-        decision = decide(scene(ledger, stopped("a"), running("b", changed=0.0)))
+        decision = decide(view(ledger, stopped("a"), running("b", changed=0.0)))
         assert isinstance(decision, Append)
         assert (decision.counters.restarts, losses_of(decision)) == (0, {"id-host-b": 1})
 
     def test_a_leaving_node_does_not_count_against_its_host(self) -> None:
         ledger = halted("ab", HaltReason.NODE_LEFT)
-        decision = decide(scene(ledger, stopped("a"), stopped("b", leaving=True)))
+        decision = decide(view(ledger, stopped("a"), stopped("b", leaving=True)))
         assert isinstance(decision, Append)
         assert decision.counters.losses == {}
 
     @pytest.mark.parametrize(("progressed", "barren"), [(True, 0), (False, 5)])
     def test_rounds_without_progress_are_counted_in_a_row(self, progressed: bool, barren: int) -> None:
         ledger = with_counters(halted("a", HaltReason.NODE_LEFT), barren=4)
-        decision = decide(scene(ledger, stopped("a", progressed=progressed)))
+        decision = decide(view(ledger, stopped("a", progressed=progressed)))
         assert isinstance(decision, Append)
         assert decision.counters.barren == barren
 
@@ -521,30 +523,30 @@ class TestBooks:
     def test_ten_rounds_without_progress_end_the_job_whatever_their_cause(self, reason: HaltReason) -> None:
         blame = incident("a") if reason is HaltReason.FAILURE else None
         ledger = with_counters(halted("a", reason, blame=blame), barren=MAX_BARREN_ROUNDS - 1)
-        closed = body(decide(scene(ledger, stopped("a"), verdict=RESTART)))
+        closed = body(decide(view(ledger, stopped("a"), verdict=RESTART)))
         assert (closed.success, "without progress" in closed.why) == (False, True)
 
 
 def test_a_closed_run_is_left_alone() -> None:
     ledger = then(live("a"), Closed(success=True, why="done", exit_code=0), at=50.0)
-    assert decide(scene(ledger, running("a", incident=incident("a")))) == LookAgain(None)
+    assert decide(view(ledger, running("a", incident=incident("a")))) == LookAgain(None)
 
 
-def test_a_new_chair_seats_only_who_has_seen_that_it_is_chair() -> None:
-    ledger = then(start(settings(max_nodes=2)), Chair(why="the old one is gone"), at=1.0, author="b")
-    assert ids(body(decide(scene(ledger, seen("a", head=1), seen("b", head=2))))) == "b"
+def test_a_new_leader_slots_only_who_has_seen_that_it_is_leader() -> None:
+    ledger = then(start(settings(max_nodes=2)), Leader(why="the old one is gone"), at=1.0, author="b")
+    assert ids(body(decide(view(ledger, seen("a", head=1), seen("b", head=2))))) == "b"
 
 
 class TestWhatMayBeJudged:
     """Findings that each cost a job its life, or a node its place."""
 
-    def test_a_latecomer_and_a_blocked_chair_say_nothing_of_how_fast_members_answer(self) -> None:
+    def test_a_latecomer_and_a_blocked_leader_say_nothing_of_how_fast_members_answer(self) -> None:
         ledger = live("ab", settings(2, 3), at=10.0)
         late = seen("c", head=2, arrived=90.0, seen_at=90.0)
-        decision = decide(scene(ledger, running("a", seen_at=10.3), running("b", seen_at=10.1), late))
+        decision = decide(view(ledger, running("a", seen_at=10.3), running("b", seen_at=10.1), late))
         assert isinstance(decision, Append)
         assert decision.counters.worst_seen == 0.298
-        blocked = scene(ledger, running("a", seen_at=20.0), running("b", seen_at=10.1), late)
+        blocked = view(ledger, running("a", seen_at=20.0), running("b", seen_at=10.1), late)
         decision = decide(replace(blocked, watch=replace(blocked.watch, gap_at=20.0)))
         assert isinstance(decision, Append)
         assert decision.counters.worst_seen == 0.0
@@ -552,29 +554,29 @@ class TestWhatMayBeJudged:
     def test_a_job_whose_nodes_have_all_finished_succeeds_although_a_halt_came_between(self) -> None:
         ledger = halted("ab", HaltReason.RESIZE, settings(2, 3))
         nodes = [seen(name, Phase.FINISHED, head=3) for name in "ab"]
-        assert body(decide(scene(ledger, *nodes, seen("c", head=3)))).success
+        assert body(decide(view(ledger, *nodes, seen("c", head=3)))).success
 
     def test_a_bad_host_is_taken_when_there_is_no_other(self) -> None:
         ledger = with_counters(halted("ab", HaltReason.NODE_LOST, settings(2, 2)), losses={"id-host-c": THRICE})
         nodes = [stopped("a"), running("b", changed=10.0), seen("c", head=3)]
-        assert ids(body(decide(scene(ledger, *nodes)))) == "ac"
+        assert ids(body(decide(view(ledger, *nodes)))) == "ac"
 
     def test_the_fence_counts_from_the_last_sign_of_who_may_still_train(self) -> None:
         ledger = halted("a", HaltReason.NODE_LOST, settings(1, 2, fence_after=30.0), at=20.0)
         nodes = [replace(running("a", changed=45.0), sign_at=45.0), seen("b", head=3)]
-        waiting = decide(scene(ledger, *nodes, now=60.0))
+        waiting = decide(view(ledger, *nodes, now=60.0))
         assert isinstance(waiting, LookAgain)
         assert waiting.at == 75.0
         assert "host-a, which may still be training" in waiting.waiting
-        assert ids(body(decide(scene(ledger, *nodes, now=75.0)))) == "b"
+        assert ids(body(decide(view(ledger, *nodes, now=75.0)))) == "b"
 
     @pytest.mark.parametrize("knows", ["all of it", "what its newest entry stands on"])
-    def test_the_fence_goes_on_with_the_next_chair(self, knows: str) -> None:
+    def test_the_fence_goes_on_with_the_next_leader(self, knows: str) -> None:
         """One dies every 12 s, long before the fence is over; what the next has seen of the lost begins with itself."""
         ledger, at = halted("a", HaltReason.NODE_LOST, settings(1, 2, fence_after=30.0), at=20.0), 20.0
         for _ in range(2):
             at += 12.0
-            ledger = then(ledger, Chair(why="no beat"), at=at, author="b")
+            ledger = then(ledger, Leader(why="no heartbeat"), at=at, author="b")
         if knows != "all of it":
             stands_on = {
                 1: start(settings(1, 2, fence_after=30.0)).head,
@@ -583,25 +585,25 @@ class TestWhatMayBeJudged:
             }
             ledger = restored(ledger.head, stands_on, at)
         nodes = [running("a", changed=at), seen("c", head=5)]
-        waiting = decide(scene(ledger, *nodes, now=49.9))
+        waiting = decide(view(ledger, *nodes, now=49.9))
         assert isinstance(waiting, LookAgain)
         assert "for up to 0 s (--rdzv_conf fence_after=30)" in waiting.waiting
         silent = running("a", changed=44.0)
-        assert ids(body(decide(scene(ledger, silent, seen("c", head=5), now=50.0)))) == "c"
+        assert ids(body(decide(view(ledger, silent, seen("c", head=5), now=50.0)))) == "c"
 
     def test_who_is_only_suspected_does_not_end_a_job_that_fails_on_node_loss(self) -> None:
         ledger = halted("ab", HaltReason.NODE_LEFT, settings(1, 2, on_node_loss=OnNodeLoss.FAIL), at=98.0)
         nodes = [stopped("a"), running("b", changed=99.0)]
-        assert isinstance(decide(scene(ledger, *nodes)), LookAgain)
-        assert not body(decide(scene(ledger, nodes[0], running("b", changed=90.0)))).success
+        assert isinstance(decide(view(ledger, *nodes)), LookAgain)
+        assert not body(decide(view(ledger, nodes[0], running("b", changed=90.0)))).success
 
 
-class TestADeposedChair:
+class TestADeposedLeader:
     """One that left an incident unanswered has had its second, and gets a last, short chance."""
 
-    def deposed(self, *, unanswered: bool = True, head: int = 2) -> Scene:
-        ledger = then(live("ab", settings(1, 2)), Chair(why="silent"), at=99.0, author="b", chair="b")
-        found = scene(ledger, running("a", head=head), running("b", head=3, incident=incident("b")), verdict=RESTART)
+    def deposed(self, *, unanswered: bool = True, head: int = 2) -> LeaderView:
+        ledger = then(live("ab", settings(1, 2)), Leader(why="silent"), at=99.0, author="b", leader="b")
+        found = view(ledger, running("a", head=head), running("b", head=3, incident=incident("b")), verdict=RESTART)
         return replace(found, watch=replace(found.watch, heard=Heard("a", 7, 98.0, unanswered)))
 
     def test_is_not_counted_on_for_a_restart_of_the_same_members(self) -> None:
@@ -622,8 +624,8 @@ class TestADeposedChair:
         halt = Halt(round=1, reason=HaltReason.FAILURE, why="it was", incident=incident("b"))
         ledger = then(before.ledger, halt, at=100.0)
         ledger = replace(ledger, head=replace(ledger.head, epoch=epoch))
-        old_chair = running("a", head=0 if epoch else 2)
-        nodes = [old_chair, seen("b", Phase.STOPPED, head=4, epoch=epoch, incident=incident("b"))]
+        old_leader = running("a", head=0 if epoch else 2)
+        nodes = [old_leader, seen("b", Phase.STOPPED, head=4, epoch=epoch, incident=incident("b"))]
         after = replace(before, ledger=ledger, watch=replace(watch(*nodes), heard=before.watch.heard))
         waiting = decide(replace(after, now=100.05))
         assert isinstance(waiting, LookAgain)
@@ -639,13 +641,13 @@ class TestTheCause:
 
     def test_it_is_waited_for(self) -> None:
         nodes = [replace(running("a", incident=self.peer), reported_at=NOW - 0.04), running("b")]
-        decision = decide(scene(live("ab"), *nodes))
+        decision = decide(view(live("ab"), *nodes))
         assert isinstance(decision, LookAgain)
         assert decision.at == pytest.approx(NOW + 0.06)
 
     def test_but_not_for_long(self) -> None:
         nodes = [replace(running("a", incident=self.peer), reported_at=NOW - 0.1), running("b")]
-        assert decide(scene(live("ab"), *nodes)) == Ask(self.peer)
+        assert decide(view(live("ab"), *nodes)) == Ask(self.peer)
 
     def test_another_that_follows_makes_it_no_longer(self) -> None:
         second = replace(incident("b", after=5.3), message=self.peer.message)
@@ -654,26 +656,26 @@ class TestTheCause:
             replace(running("b", incident=second), reported_at=NOW - 0.04),
             running("c"),
         ]
-        assert decide(scene(live("abc"), *nodes)) == Ask(self.peer)
+        assert decide(view(live("abc"), *nodes)) == Ask(self.peer)
 
     def test_what_a_row_still_says_of_an_earlier_round_does_not_make_it_shorter(self) -> None:
         earlier = replace(running("b", incident=incident("b", number=0)), reported_at=NOW - 5.0)
         nodes = [replace(running("a", incident=self.peer), reported_at=NOW - 0.04), earlier]
-        decision = decide(scene(live("ab"), *nodes))
+        decision = decide(view(live("ab"), *nodes))
         assert isinstance(decision, LookAgain)
         assert decision.at == pytest.approx(NOW + 0.06)
 
     def test_a_verdict_is_not_kept_waiting(self) -> None:
         nodes = [replace(running("a", incident=self.peer), reported_at=NOW - 0.04), running("b")]
-        assert isinstance(body(decide(scene(live("ab"), *nodes, verdict=RESTART))), Round)
+        assert isinstance(body(decide(view(live("ab"), *nodes, verdict=RESTART))), Round)
 
     def test_it_is_judged_at_once(self) -> None:
         nodes = [
             replace(running("a", incident=self.peer), reported_at=NOW),
             replace(running("b", incident=self.killed), reported_at=NOW),
         ]
-        assert decide(scene(live("ab"), *nodes)) == Ask(self.killed)
+        assert decide(view(live("ab"), *nodes)) == Ask(self.killed)
 
     def test_nobody_is_left_to_report_it(self) -> None:
         nodes = [replace(running("a", incident=self.peer), reported_at=NOW)]
-        assert decide(scene(live("a"), *nodes)) == Ask(self.peer)
+        assert decide(view(live("a"), *nodes)) == Ask(self.peer)

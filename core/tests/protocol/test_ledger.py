@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scenes import RUN, entry, halted, live, members, offer, settings, start, then
+from views import RUN, entry, halted, live, members, offer, settings, start, then
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.protocol.ledger import (
     Body,
-    Chair,
     Closed,
     Counters,
     Drain,
     Entry,
     Halt,
     HaltReason,
+    Leader,
     Ledger,
     Open,
     Plan,
@@ -42,16 +42,16 @@ def test_entries_are_chained_and_carry_elapsed_time_not_instants() -> None:
 
 
 def test_durations_are_told_in_microseconds() -> None:
-    ledger = then(halted("a", HaltReason.RESIZE, at=20.0), Chair(why="?"), at=20.12345678)
+    ledger = then(halted("a", HaltReason.RESIZE, at=20.0), Leader(why="?"), at=20.12345678)
     assert (ledger.head.elapsed, ledger.head.since_halt, ledger.head.age) == (0.123457, 0.123457, 20.123457)
 
 
-def test_a_chair_entry_raises_the_term_and_may_name_a_successor() -> None:
+def test_a_leader_entry_raises_the_term_and_may_name_a_successor() -> None:
     ledger = live("ab")
-    took = then(ledger, Chair(why="silent"), at=20.0, author="b")
-    assert (took.chair, took.head.term) == ("b", 2)
-    handed = then(ledger, Chair(why="leaves"), at=20.0, author="a", chair="b")
-    assert (handed.chair, handed.head.author) == ("b", "a")
+    took = then(ledger, Leader(why="silent"), at=20.0, author="b")
+    assert (took.leader, took.head.term) == ("b", 2)
+    handed = then(ledger, Leader(why="leaves"), at=20.0, author="a", leader="b")
+    assert (handed.leader, handed.head.author) == ("b", "a")
 
 
 def test_an_entry_by_a_node_that_does_not_decide_is_refused_and_named() -> None:
@@ -67,19 +67,19 @@ def test_an_entry_by_a_node_that_does_not_decide_is_refused_and_named() -> None:
             advance(ledger, planted, 20.0)
 
 
-def test_only_a_chair_entry_changes_who_decides() -> None:
+def test_only_a_leader_entry_changes_who_decides() -> None:
     ledger = live("ab")
-    given = entry(ledger, CLOSED, at=20.0, author="a", chair="b")
+    given = entry(ledger, CLOSED, at=20.0, author="a", leader="b")
     with pytest.raises(RendezvousStateError, match="entry 3, which makes 'b' the one who decides, is a CLOSED by 'a'"):
         advance(ledger, given, 20.0)
-    for_another = entry(ledger, Chair(why="planted"), at=20.0, author="b", chair="c")
-    with pytest.raises(RendezvousStateError, match="which makes 'c' the one who decides, is a CHAIR by 'b'"):
+    for_another = entry(ledger, Leader(why="planted"), at=20.0, author="b", leader="c")
+    with pytest.raises(RendezvousStateError, match="which makes 'c' the one who decides, is a LEADER by 'b'"):
         advance(ledger, for_another, 20.0)
 
 
 def test_a_newcomer_refuses_a_newest_entry_by_a_node_that_does_not_decide() -> None:
     ledger = live("ab")
-    planted = entry(ledger, CLOSED, at=20.0, author="b", chair="a")
+    planted = entry(ledger, CLOSED, at=20.0, author="b", leader="a")
     with pytest.raises(RendezvousStateError, match="a CLOSED by 'b', but 'a' decides"):
         restored(planted, {}, 20.0)
 
@@ -87,8 +87,8 @@ def test_a_newcomer_refuses_a_newest_entry_by_a_node_that_does_not_decide() -> N
 def test_for_how_long_a_halt_has_stood_goes_along_from_entry_to_entry() -> None:
     ledger = halted("ab", HaltReason.NODE_LOST, at=20.0)
     assert (ledger.head.since_halt, ledger.halted_at) == (0.0, 20.0)
-    ledger = then(ledger, Chair(why="no beat"), at=27.0, author="b")
-    ledger = then(ledger, Chair(why="no beat"), at=36.5, author="c")
+    ledger = then(ledger, Leader(why="no heartbeat"), at=27.0, author="b")
+    ledger = then(ledger, Leader(why="no heartbeat"), at=36.5, author="c")
     assert (ledger.head.since_halt, ledger.halted_at) == (16.5, 20.0)
     late = read_by(ledger, 1000.0)  # a newcomer, by a clock of its own
     assert (late.halt_at, late.halted_at) == (1000.0, 983.5)
@@ -96,7 +96,7 @@ def test_for_how_long_a_halt_has_stood_goes_along_from_entry_to_entry() -> None:
     assert lost.since_halt == 20.5
     assert opened(lost, 100.0).halted_at == 79.5
     sealed = then(ledger, Round(number=2, offer=offer("b"), members=members("bc")), at=40.0)
-    assert then(sealed, Chair(why="no beat"), at=50.0, author="b").head.since_halt == 0.0
+    assert then(sealed, Leader(why="no heartbeat"), at=50.0, author="b").head.since_halt == 0.0
 
 
 def test_a_same_as_round_is_spelled_out() -> None:
@@ -127,7 +127,7 @@ def test_the_cost_of_a_resize_is_remembered() -> None:
 
 
 def test_what_a_resize_cost_does_not_depend_on_when_it_is_read() -> None:
-    """A node that was cut off, and becomes chair later, would keep newcomers out for ten times that long."""
+    """A node that was cut off, and becomes leader later, would keep newcomers out for ten times that long."""
     before = halted("a", HaltReason.RESIZE, at=20.0)
     drain = entry(before, Drain(nodes=("b",), why="asked"), at=20.3)
     sealed = entry(advance(before, drain, 20.3), Round(number=2, offer=offer("a"), members=members("ab")), at=20.4)
@@ -141,8 +141,8 @@ def test_a_resize_on_which_a_member_was_lost_cost_what_the_loss_did() -> None:
     assert (ledger.resized_at, ledger.resize_cost) == (620.0, 0.0)
 
 
-def test_a_resize_on_which_the_chair_was_lost_cost_what_the_loss_did() -> None:
-    ledger = then(halted("ab", HaltReason.RESIZE, at=20.0), Chair(why="silent"), at=27.0, author="b")
+def test_a_resize_on_which_the_leader_was_lost_cost_what_the_loss_did() -> None:
+    ledger = then(halted("ab", HaltReason.RESIZE, at=20.0), Leader(why="silent"), at=27.0, author="b")
     ledger = then(ledger, Round(number=2, offer=offer("a", 2), members=members("abc")), at=45.0)
     assert (ledger.resized_at, ledger.resize_cost) == (45.0, 0.0)
     ledger = then(ledger, Halt(round=2, reason=HaltReason.RESIZE, why="d joins"), at=60.0)
@@ -174,7 +174,7 @@ def test_a_newcomer_counts_no_more_of_a_resize_than_it_has_seen() -> None:
 
 
 def broken(ledger: Ledger, **change: object) -> Entry:
-    return replace(entry(ledger, Chair(why="?"), at=20.0), **change)  # type: ignore[arg-type]  # deliberately wrong values too
+    return replace(entry(ledger, Leader(why="?"), at=20.0), **change)  # type: ignore[arg-type]  # deliberately wrong values too
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_nothing_follows_closed_but_another_runs_open() -> None:
     assert (following.term, following.counters, following.prev) == (1, Counters(), ledger.head.id)
     assert (following.since_halt, following.age, following.epoch) == (0.0, 0.0, 0)
     fresh = advance(ledger, following, 30.0)
-    assert (fresh.round, fresh.closed, fresh.scheduler_uid, fresh.chair) == (None, None, "s2", "z")
+    assert (fresh.round, fresh.closed, fresh.scheduler_uid, fresh.leader) == (None, None, "s2", "z")
 
 
 ROUND_2 = Round(number=2, offer=offer("a", 2), same_as=1, charged=True)
@@ -249,15 +249,15 @@ HALT_2 = Halt(round=2, reason=HaltReason.FAILURE, why="x")
     "bodies",
     [
         [],
-        [Chair(why="x")],
+        [Leader(why="x")],
         [Round(number=1, offer=offer("a"), members=members("ab"))],
-        [Round(number=1, offer=offer("a"), members=members("ab")), Chair(why="x")],
+        [Round(number=1, offer=offer("a"), members=members("ab")), Leader(why="x")],
         [Round(number=1, offer=offer("a"), members=members("ab")), ROUND_2, HALT_2],
-        [Round(number=1, offer=offer("a"), members=members("ab")), ROUND_2, HALT_2, Chair(why="x")],
+        [Round(number=1, offer=offer("a"), members=members("ab")), ROUND_2, HALT_2, Leader(why="x")],
         [Round(number=1, offer=offer("a"), members=members("ab")), CLOSED],
         [Round(number=1, offer=offer("a"), members=members("ab")), PLAN],
         [Round(number=1, offer=offer("a"), members=members("ab")), PLAN, STOP_AT],
-        [Round(number=1, offer=offer("a"), members=members("ab")), PLAN, STOP_AT, Chair(why="x")],
+        [Round(number=1, offer=offer("a"), members=members("ab")), PLAN, STOP_AT, Leader(why="x")],
         [Round(number=1, offer=offer("a"), members=members("ab")), PLAN, STOP_AT, HALT_1],
         [Round(number=1, offer=offer("a"), members=members("ab")), PLAN, STOP_AT, ROUND_2],
         [Round(number=1, offer=offer("a"), members=members("ab")), PLAN, STOP_AT, PLAN],
@@ -271,10 +271,15 @@ def test_a_newcomer_knows_the_same_from_the_newest_entry_and_its_anchors(bodies:
         entries[ledger.head.index + 1] = entry(ledger, body, at=5.0)
         ledger = then(ledger, body, at=5.0)
     at = ledger.head.anchors
-    needed = {i: entries[i] for i in (at.open, at.chair, at.round, at.latest, at.halt, at.plan, at.stop_at) if i}
+    needed = {i: entries[i] for i in (at.open, at.leader, at.round, at.latest, at.halt, at.plan, at.stop_at) if i}
     new = restored(ledger.head, needed, 5.0)
     assert (new.head, new.round, new.halt, new.closed) == (ledger.head, ledger.round, ledger.halt, ledger.closed)
-    assert (new.settings, new.scheduler_uid, new.chair, new.live) == (ledger.settings, "s1", ledger.chair, ledger.live)
+    assert (new.settings, new.scheduler_uid, new.leader, new.live) == (
+        ledger.settings,
+        "s1",
+        ledger.leader,
+        ledger.live,
+    )
     assert (new.plan, new.stop_at) == (ledger.plan, ledger.stop_at)
     assert new.round_at == (0.0 if ledger.round is None else 5.0)
     assert new.plan_at == (0.0 if ledger.plan is None else 5.0)
@@ -293,7 +298,7 @@ def test_a_newcomer_knows_what_a_resumed_run_goes_on_with(bodies: list[Body]) ->
     assert (resumed.halt_at, resumed.plan_at) == (30.0, 30.0), "when it was read"
     halted = then(resumed, HALT_1, at=30.0)
     sealed = then(resumed, Round(number=2, offer=offer("a", 2), same_as=1), at=30.0)
-    for ledger in (resumed, then(resumed, Chair(why="x"), at=30.0), halted, sealed):
+    for ledger in (resumed, then(resumed, Leader(why="x"), at=30.0), halted, sealed):
         new = restored(ledger.head, {head.index: head, ledger.head.index: ledger.head}, 30.0)
         assert (new.plan_at == 30.0) or new.plan is None
         for what in ("round", "round_at", "halt", "plan", "stop_at", "live"):
@@ -318,7 +323,7 @@ def test_a_newcomer_refuses_a_plan_that_is_none() -> None:
 
 
 def test_a_newcomer_takes_the_last_resize_for_just_now() -> None:
-    """L4: should it become chair at once, resizes stay batched all the same."""
+    """L4: should it become leader at once, resizes stay batched all the same."""
     ledger = live("ab")
     assert restored(ledger.head, {1: start().head, 2: ledger.head}, 5.0).resized_at == 5.0
     assert restored(start().head, {1: start().head}, 5.0).resized_at is None

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scenes import RUN, VERSIONS, entry, incident, live, settings, start, then
+from views import RUN, VERSIONS, entry, incident, live, settings, start, then
 
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import MAX_NODES, MAX_ROLE, OnNodeLoss, RunConfig
@@ -17,9 +17,9 @@ from elastic_core.errors import UsageError
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
 from elastic_core.protocol.codec import decode_entry, encode_entry
 from elastic_core.protocol.entries import HostLosses
-from elastic_core.protocol.failure_detector import Sighting, Watch
+from elastic_core.protocol.failure_detector import NodeView, Watch
 from elastic_core.protocol.leader import Append, decide
-from elastic_core.protocol.leader_view import Judgement, Scene
+from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import (
     Body,
     Counters,
@@ -122,7 +122,7 @@ def node_info(lots: random.Random, number: int, kinds: list[tuple[int, str]]) ->
         node_id=f"{number:04x}{lots.getrandbits(32):08x}",
         host=f"{number}{words(lots, 59)}",
         host_id=f"{lots.getrandbits(64):016x}",
-        seat=0,
+        slot=0,
         local_world_size=size,
         role=role,
         versions=VERSIONS,
@@ -139,7 +139,7 @@ def place(lots: random.Random) -> Offer:
     return Offer(address="2001:db8:1111:2222:3333:4444:5555:6666", port=65535, id=f"{lots.getrandbits(48):012x}")
 
 
-def scene(lots: random.Random, count: int, kinds: int) -> Scene:
+def view(lots: random.Random, count: int, kinds: int) -> LeaderView:
     """A run of ``count`` nodes at any point of its first round, whose counters are as long as they can be."""
     roles = [(number, f"{number:02}{words(lots, MAX_ROLE - 2)}") for number in range(kinds)]
     nodes = [node_info(lots, number, roles) for number in range(count)]
@@ -170,7 +170,7 @@ def scene(lots: random.Random, count: int, kinds: int) -> Scene:
         ledger = opened(found, NOW - 9) if ledger is None else advance(ledger, found, NOW - 9)
     assert ledger is not None
     lost, failed, stops, requests = (lots.choice((0.0, 0.0, 0.5, 1.0)) for _ in range(4))
-    sightings: dict[str, Sighting] = {}
+    node_views: dict[str, NodeView] = {}
     for serial, who in enumerate(nodes, 1):
         phase = (
             lots.choice((Phase.STOPPED, Phase.RUNNING)) if stops == 0.5 else Phase.STOPPED if stops else Phase.RUNNING
@@ -187,32 +187,32 @@ def scene(lots: random.Random, count: int, kinds: int) -> Scene:
             stepped_down=stops == 1.0 and not failed,
         )
         changed_at = NOW - 60 if lots.random() < lost else NOW
-        sightings[who.node_id] = Sighting(row, serial, 7, 0.0, changed_at, NOW)
+        node_views[who.node_id] = NodeView(row, serial, 7, 0.0, changed_at, NOW)
     if requests == 1.0:
         asks = replace(node_info(lots, 65_535, roles), node_id="drain-0123456789ab")
         row = NodeRow(info=asks, drain=nodes[0].host)
         same = {
             i: replace(s, row=replace(s.row, info=replace(s.row.info, host=nodes[0].host)))
-            for i, s in sightings.items()
+            for i, s in node_views.items()
         }
-        sightings = {**same, "drain-0123456789ab": Sighting(row, count + 1, 7, 0.0, NOW, NOW)}
+        node_views = {**same, "drain-0123456789ab": NodeView(row, count + 1, 7, 0.0, NOW, NOW)}
     verdict = Verdict(lots.choice(tuple(Action)), words(lots, 500))
-    return Scene(
+    return LeaderView(
         ledger=ledger,
-        watch=Watch(sightings, NOW, began_at=0.0),
+        watch=Watch(node_views, NOW, began_at=0.0),
         now=lots.choice((NOW, NOW + 5000.0)),
         judgement=Judgement(round=1, verdict=verdict),
         may_forget=True,
     )
 
 
-def decided(lots: random.Random, given: Scene) -> Entry | None:
+def decided(lots: random.Random, given: LeaderView) -> Entry | None:
     """The entry that the leader would append; None where it appends none. It encodes, and comes back the same."""
     decision = decide(given)
     if not isinstance(decision, Append):
         return None
     ledger = given.ledger
-    author, entry_id = ledger.chair, f"{lots.getrandbits(48):012x}"
+    author, entry_id = ledger.leader, f"{lots.getrandbits(48):012x}"
     written = compose(ledger, decision.body, entry_id=entry_id, author=author, now=NOW, counters=decision.counters)
     assert decode_entry(encode_entry(written)) == written
     return written
@@ -222,15 +222,15 @@ def check_resume(ledger: Ledger) -> None:
     """What carries all of the run's state encodes, too."""
     if ledger.round is not None:
         body = resume(ledger, "the store came back empty")
-        written = compose(ledger, body, entry_id=ledger.head.id, author=ledger.chair, now=NOW, store=ORIGIN)
+        written = compose(ledger, body, entry_id=ledger.head.id, author=ledger.leader, now=NOW, store=ORIGIN)
         assert decode_entry(encode_entry(written)) == written
 
 
-@pytest.mark.parametrize(("count", "scenes"), [(1, 30), (12, 80), (MAX_NODES, 2)])
-def test_every_entry_that_a_leader_decides_on_encodes(count: int, scenes: int, seed: int) -> None:
+@pytest.mark.parametrize(("count", "views"), [(1, 30), (12, 80), (MAX_NODES, 2)])
+def test_every_entry_that_a_leader_decides_on_encodes(count: int, views: int, seed: int) -> None:
     lots, kinds = random.Random(f"{seed} {count}"), Counter[str]()
-    for _ in range(scenes):
-        given = scene(lots, count, min(count, lots.choice((1, 2, MAX_KINDS))))
+    for _ in range(views):
+        given = view(lots, count, min(count, lots.choice((1, 2, MAX_KINDS))))
         check_resume(given.ledger)
         if (written := decided(lots, given)) is not None:
             kinds[type(written.body).__name__] += 1
@@ -261,10 +261,10 @@ def test_a_run_that_has_lost_20_000_hosts_goes_on() -> None:
         rows[0] = replace(rows[0], offer=place(lots))
         lost = {one.node_id for one in others}
         watch = {
-            row.info.node_id: Sighting(row, serial, 7, 0.0, at - 60 if row.info.node_id in lost else at, at)
+            row.info.node_id: NodeView(row, serial, 7, 0.0, at - 60 if row.info.node_id in lost else at, at)
             for serial, row in enumerate(rows, 1)
         }
-        decision = decide(Scene(ledger=ledger, watch=Watch(watch, at, began_at=0.0), now=at))
+        decision = decide(LeaderView(ledger=ledger, watch=Watch(watch, at, began_at=0.0), now=at))
         assert isinstance(decision, Append)
         assert isinstance(decision.body, Round)
         written = entry(ledger, decision.body, at=at, counters=decision.counters)
@@ -275,7 +275,7 @@ def test_a_run_that_has_lost_20_000_hosts_goes_on() -> None:
 
 
 def test_20_000_names_in_one_text_are_eight_and_a_count() -> None:
-    given = scene(random.Random(3), MAX_NODES, 2)
+    given = view(random.Random(3), MAX_NODES, 2)
     assert given.names(list(given.watch.nodes)[:MAX_NODES]).endswith(f" and {MAX_NODES - NAMES_SHOWN} more")
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scenes import entry, incident, info, members, offer, start, then
 from test_repair import resumed
+from views import entry, incident, info, members, offer, start, then
 
 from elastic_core.exit_codes import ExitCode
-from elastic_core.protocol.ledger import Body, Chair, Closed, Halt, HaltReason, Ledger, Plan, Round, StopAt
+from elastic_core.protocol.ledger import Body, Closed, Halt, HaltReason, Leader, Ledger, Plan, Round, StopAt
 from elastic_core.protocol.node import (
     Answered,
     Effect,
@@ -281,7 +281,7 @@ def test_nothing_after_closed_is_listened_to() -> None:
     node = Node("a")
     closed = Closed(success=True, why="done", exit_code=0)
     done = entry(node.ledger, closed, at=1.0)
-    later = replace(entry(then(node.ledger, closed, at=1.0), Chair(why="?"), at=2.0), run="run2")
+    later = replace(entry(then(node.ledger, closed, at=1.0), Leader(why="?"), at=2.0), run="run2")
     assert node.hears(EntriesRead((done, later), 2.0)) == (Exit(0, "done"),)
 
 
@@ -397,7 +397,7 @@ def test_an_offer_that_a_round_of_the_new_history_has_taken_is_replaced() -> Non
 
 
 def test_a_round_of_the_same_number_and_offer_but_with_other_members_is_another() -> None:
-    """Its chair had not read of the lost one."""
+    """Its leader had not read of the lost one."""
     node = running()
     before, current = node.state, node.state.ledger.round
     assert current is not None
@@ -539,7 +539,7 @@ class TestGracefulStops:
         assert row_of(node.state).answered == 0
         node.hears(Answered(Notice(0, 3, 60.0), (7, 8)))
         assert (row_of(node.state).answered, row_of(node.state).steps) == (3, (7, 8))
-        assert node.reads(Chair(why="a leaves")) == ()
+        assert node.reads(Leader(why="a leaves")) == ()
 
     @pytest.mark.parametrize("leaving", [False, True])
     def test_so_is_the_step_and_the_answer_stays(self, leaving: bool) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scenes import incident, offer, start, then
 from test_node import SIGTERM, Node, elsewhere, halt, running, sealed
 from test_repair import resumed
+from views import incident, offer, start, then
 
 from elastic_core.incidents import Incident
-from elastic_core.protocol.ledger import Chair, Closed, HaltReason, Ledger, Plan, Round, StopAt
+from elastic_core.protocol.ledger import Closed, HaltReason, Leader, Ledger, Plan, Round, StopAt
 from elastic_core.protocol.node import (
     REMEMBERED_ROUNDS,
     Answered,
@@ -266,7 +266,7 @@ def test_a_node_that_leaves_stays_for_nobody_when(why: str) -> None:
 def test_entries_that_follow_a_resume_are_read_with_it() -> None:
     node = running()
     after = resumed(node.ledger, on=node.ledger.head.link)
-    later = then(after, Chair(why="x"), at=60.0)
+    later = then(after, Leader(why="x"), at=60.0)
     assert node.hears(EntriesRead((after.head, later.head), 60.0)) == (MakeOffer(),)
     assert node.hears(Progressed(1)) == (), "one offer is enough"
     assert row_of(node.state).epoch == 1

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scenes import entry, halted, incident, live, members, offer, seen, settings, start, then, watch
+from views import entry, halted, incident, live, members, offer, seen, settings, start, then, watch
 
 from elastic_core.config.run import OnNodeLoss
 from elastic_core.errors import RendezvousStateError
-from elastic_core.protocol.failure_detector import Sighting
+from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader import RECORDED_AFTER, Append, LookAgain, decide
-from elastic_core.protocol.leader_view import Judgement, Scene
+from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import (
     HaltReason,
     Ledger,
@@ -35,14 +35,14 @@ LEAVER = seen("b", Phase.STOPPED, head=3, leaving=True)
 STAYER = seen("a", Phase.STOPPED, head=3)
 
 
-def scene(ledger: Ledger, *nodes: Sighting, now: float, may_forget: bool = True) -> Scene:
-    return Scene(ledger=ledger, watch=watch(*nodes, now=now), now=now, may_forget=may_forget)
+def view(ledger: Ledger, *nodes: NodeView, now: float, may_forget: bool = True) -> LeaderView:
+    return LeaderView(ledger=ledger, watch=watch(*nodes, now=now), now=now, may_forget=may_forget)
 
 
 def resumed(ledger: Ledger, at: float) -> Ledger:
     """The ledger of whoever goes on after the store has lost everything."""
     body = resume(ledger, "the store came back empty")
-    return opened(compose(ledger, body, entry_id="r1", author="c", chair="c", now=at, store=ORIGIN), at)
+    return opened(compose(ledger, body, entry_id="r1", author="c", leader="c", now=at, store=ORIGIN), at)
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,9 @@ def resumed(ledger: Ledger, at: float) -> Ledger:
     ],
 )
 def test_a_leader_that_waits_writes_down_that_the_round_is_over(
-    what: str, nodes: list[Sighting], after: float, may_forget: bool, expected: Any
+    what: str, nodes: list[NodeView], after: float, may_forget: bool, expected: Any
 ) -> None:
-    decision = decide(scene(LEFT, *nodes, now=NOW + after, may_forget=may_forget))
+    decision = decide(view(LEFT, *nodes, now=NOW + after, may_forget=may_forget))
     if isinstance(decision, Append):
         assert decision.body == expected or (expected == "a round" and isinstance(decision.body, Round))
     else:
@@ -67,7 +67,7 @@ def test_a_leader_that_waits_writes_down_that_the_round_is_over(
 
 
 def test_it_looks_again_when_it_is_time_to_write_that() -> None:
-    decision = decide(scene(LEFT, STAYER, LEAVER, now=NOW + 0.5))
+    decision = decide(view(LEFT, STAYER, LEAVER, now=NOW + 0.5))
     assert isinstance(decision, LookAgain)
     assert decision.at == NOW + RECORDED_AFTER
 
@@ -76,7 +76,7 @@ def test_it_looks_again_sooner_for_what_it_waits_for_anyway() -> None:
     assert RECORDED_AFTER > 0.7
     silent = seen("c", head=3, changed=NOW - 5.3)
     three = halted("ab", HaltReason.NODE_LEFT, settings(min_nodes=3, max_nodes=3), at=NOW)
-    decision = decide(scene(three, STAYER, LEAVER, silent, now=NOW + 0.5))
+    decision = decide(view(three, STAYER, LEAVER, silent, now=NOW + 0.5))
     assert isinstance(decision, LookAgain)
     assert decision.at == NOW - 5.3 + 6.0
 
@@ -86,7 +86,7 @@ def test_it_looks_again_for_that_when_it_waits_for_no_instant() -> None:
     blame = incident("a")
     ledger = halted("ab", HaltReason.FAILURE, TWO, at=NOW, blame=blame)
     nodes = [seen(name, Phase.STOPPED, head=3, incident=blame) for name in "ab"]
-    decision = decide(replace(scene(ledger, *nodes, now=NOW + 0.5), judgement=Judgement(round=1)))
+    decision = decide(replace(view(ledger, *nodes, now=NOW + 0.5), judgement=Judgement(round=1)))
     assert isinstance(decision, LookAgain)
     assert decision.at == NOW + RECORDED_AFTER
 
@@ -94,13 +94,13 @@ def test_it_looks_again_for_that_when_it_waits_for_no_instant() -> None:
 def test_of_those_who_have_left_as_many_are_named_as_an_entry_has_room_for() -> None:
     names = "".join(chr(0x100 + i) for i in range(MAX_LEFT + 1))
     nodes = [seen(name, Phase.STOPPED, head=3, leaving=True) for name in names]
-    decision = decide(scene(halted(names, HaltReason.NODE_LEFT, TWO, at=NOW), *nodes, now=NOW + RECORDED_AFTER))
+    decision = decide(view(halted(names, HaltReason.NODE_LEFT, TWO, at=NOW), *nodes, now=NOW + RECORDED_AFTER))
     assert isinstance(decision, Append)
     assert decision.body == Over(round=1, left=tuple(names[:MAX_LEFT]))
 
 
 def test_a_node_of_which_nothing_is_known_goes_by_its_id() -> None:
-    assert scene(start(), now=NOW).names(["x"]) == "x"
+    assert view(start(), now=NOW).names(["x"]) == "x"
 
 
 def test_a_round_that_follows_in_a_resumed_run_is_not_over() -> None:
@@ -113,9 +113,9 @@ def test_a_round_that_follows_in_a_resumed_run_is_not_over() -> None:
 
 def test_it_is_written_again_only_when_another_member_has_left() -> None:
     ledger = then(LEFT, Over(round=1, left=("b",)), at=NOW + 1)
-    waits = decide(scene(ledger, STAYER, LEAVER, now=NOW + 50))
+    waits = decide(view(ledger, STAYER, LEAVER, now=NOW + 50))
     assert isinstance(waits, LookAgain)
-    also = decide(scene(ledger, seen("a", Phase.STOPPED, head=3, leaving=True), LEAVER, now=NOW + 50))
+    also = decide(view(ledger, seen("a", Phase.STOPPED, head=3, leaving=True), LEAVER, now=NOW + 50))
     assert isinstance(also, Append)
     assert also.body == Over(round=1, left=("a", "b"))
 
@@ -125,7 +125,7 @@ def test_who_goes_on_after_the_store_was_emptied_waits_for_no_fence_of_a_round_t
     ledger = then(LEFT, Over(round=1, left=("b",)), at=NOW + 1) if known else LEFT
     ledger = resumed(ledger, NOW + 5)
     others = [seen(name, head=1, now=NOW + 60) for name in "cd"]
-    decision = decide(scene(ledger, *others, now=NOW + 60))
+    decision = decide(view(ledger, *others, now=NOW + 60))
     if known:
         assert isinstance(decision, Append)
         assert isinstance(decision.body, Round)
@@ -140,7 +140,7 @@ def test_who_goes_on_after_the_store_was_emptied_waits_for_no_fence_of_a_round_t
 def test_who_had_left_in_order_is_not_taken_for_lost_when_its_row_is(left: tuple[str, ...], ends: bool) -> None:
     strict = settings(min_nodes=1, max_nodes=2, on_node_loss=OnNodeLoss.FAIL)
     ledger = then(halted("ab", HaltReason.NODE_LEFT, strict, at=NOW), Over(round=1, left=left), at=NOW + 1)
-    decision = decide(scene(resumed(ledger, NOW + 5), seen("a", Phase.STOPPED, head=1, now=NOW + 60), now=NOW + 60))
+    decision = decide(view(resumed(ledger, NOW + 5), seen("a", Phase.STOPPED, head=1, now=NOW + 60), now=NOW + 60))
     assert isinstance(decision, Append)
     assert isinstance(decision.body, Round) is not ends
 
@@ -182,13 +182,13 @@ def test_the_halt_has_stood_for_as_long_whether_it_is_over_or_not() -> None:
 
 def test_members_without_a_row_are_named_by_the_hosts_that_their_round_was_given() -> None:
     nodes = [seen(name, head=1, now=NOW) for name in "ab"]
-    decision = decide(scene(start(settings(2, 2)), *nodes, now=NOW, may_forget=False))
+    decision = decide(view(start(settings(2, 2)), *nodes, now=NOW, may_forget=False))
     assert isinstance(decision, Append)
     assert isinstance(decision.body, Round)
     assert decision.body.hosts == ("host-a", "host-b")
     ledger = then(start(settings(2, 2)), decision.body, at=NOW)
     ledger = then(ledger, Round(number=2, offer=offer("a", 3), same_as=1), at=NOW + 1)
-    alone = scene(resumed(ledger, NOW + 5), now=NOW + 60)
+    alone = view(resumed(ledger, NOW + 5), now=NOW + 60)
     assert alone.names("ab") == "host-a, host-b"
     assert alone.names("x") == "x", "no member, and no row"
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scenes import halted, incident, live, members, offer, settings, start, then
+from views import halted, incident, live, members, offer, settings, start, then
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.protocol.codec import decode_entry, encode_entry
 from elastic_core.protocol.ledger import (
     Anchors,
-    Chair,
     Closed,
     Entry,
     Halt,
     HaltReason,
     HistoryChangedError,
+    Leader,
     Ledger,
     Resume,
     Round,
@@ -76,7 +76,7 @@ def other(ledger: Ledger) -> Entry:
 def resumed(ledger: Ledger, *, on: Link = ORIGIN, entry_id: str = "r1") -> Ledger:
     """The ledger after somebody has resumed it on a store that lost it."""
     body = resume(ledger, "it was lost")
-    return opened(compose(ledger, body, entry_id=entry_id, author="b", chair="a", now=50.0, store=on), 50.0)
+    return opened(compose(ledger, body, entry_id=entry_id, author="b", leader="a", now=50.0, store=on), 50.0)
 
 
 def of_run(ledger: Ledger, run: str) -> Ledger:
@@ -119,8 +119,8 @@ def test_a_run_that_is_over_is_let_go() -> None:
 FRESH = of_run(start(), "fresh")
 FOREIGN = of_run(live("cd"), "foreign")
 ONCE = resumed(MINE)
-CHAIRED = then(MINE, Chair(why="x"), at=7.0, author="b")
-OUSTED = then(RUN[1], Chair(why="x"), at=2.0, author="d")
+LED = then(MINE, Leader(why="x"), at=7.0, author="b")
+OUSTED = then(RUN[1], Leader(why="x"), at=2.0, author="d")
 OUSTED = then(OUSTED, Halt(round=1, reason=HaltReason.NODE_LOST, why="a is lost"), at=3.0)
 DECIDED = then(ONCE, Halt(round=5, reason=HaltReason.FAILURE, why="a failed"), at=60.0)
 
@@ -133,9 +133,9 @@ DECIDED = then(ONCE, Halt(round=5, reason=HaltReason.FAILURE, why="a failed"), a
         pytest.param(
             MINE,
             MEMORY,
-            of_run(then(start(), Chair(why="x"), at=1.0, author="d"), "fresh"),
+            of_run(then(start(), Leader(why="x"), at=1.0, author="d"), "fresh"),
             WriteResume(),
-            id="a CHAIR changes nothing in that",
+            id="a LEADER changes nothing in that",
         ),
         pytest.param(
             MINE,
@@ -176,16 +176,16 @@ DECIDED = then(ONCE, Halt(round=5, reason=HaltReason.FAILURE, why="a failed"), a
             told(*RUN[4:]),
             OUSTED,
             Adopt(),
-            id="unless a chair has decided there that this node never heard of",
+            id="unless a leader has decided there that this node never heard of",
         ),
         pytest.param(
-            CHAIRED,
-            told(CHAIRED),
+            LED,
+            told(LED),
             OUSTED,
             Adopt(),
             id="be it at the same time as another that it has heard of",
         ),
-        pytest.param(CHAIRED, told(CHAIRED), RUN[2], WriteResume(), id="that there was an older chair shows nothing"),
+        pytest.param(LED, told(LED), RUN[2], WriteResume(), id="that there was an older leader shows nothing"),
         pytest.param(
             MINE,
             MEMORY,
@@ -224,7 +224,7 @@ def next_run(open_at: int) -> Ledger:
     ("theirs", "expected"),
     [
         pytest.param(MINE, True, id="the same"),
-        pytest.param(CHAIRED, True, id="later entries"),
+        pytest.param(LED, True, id="later entries"),
         pytest.param(RUN[4], False, id="an older history"),
         pytest.param(resumed(RUN[2]), True, id="a later epoch, however short"),
         pytest.param(next_run(7), True, id="another run that was opened after all that was read"),
@@ -257,7 +257,7 @@ def test_a_run_that_is_resumed_is_as_it_was(ledger: Ledger) -> None:
     after = resumed(ledger, on=Link(4, "x"))
     entry = decode_entry(encode_entry(after.head))
     assert entry == after.head
-    assert (entry.index, entry.prev, entry.epoch, entry.chair, entry.author) == (5, "x", 1, "a", "b")
+    assert (entry.index, entry.prev, entry.epoch, entry.leader, entry.author) == (5, "x", 1, "a", "b")
     assert entry.counters == ledger.counters
     assert isinstance(entry.body, Resume)
     assert entry.body.round.same_as == 0, "its members are spelled out"

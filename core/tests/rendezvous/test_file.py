@@ -127,10 +127,10 @@ def test_only_the_jobs_user_may_look_into_its_directory(job: Path) -> None:
     assert job.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_beat_wakes_nobody(store: FileBackend, job: Path) -> None:
+def test_a_heartbeat_wakes_nobody(store: FileBackend, job: Path) -> None:
     alarm = Alarm()
     assert [alarm.watch(f"{job}/{part}") for part in ("ledger", "roster")] == [True, True]
-    store.beat("node", 1)
+    store.heartbeat("node", 1)
     assert not alarm.sleep(0)
     store.amend("node", 1, b"new")
     assert alarm.sleep(PATIENCE)
@@ -200,7 +200,7 @@ def test_nothing_is_left_of_what_was_replaced_or_removed(store: FileBackend, job
     store.amend("node", 2, b"old")
     store.append(ORIGIN, Link(1, "late"), b"late")
     files = {str(path.relative_to(job)) for path in job.rglob("*") if path.is_file()}
-    row = {"roster/00000001-node.3", "values/00000001-node.3", "beats/00000001-node"}
+    row = {"roster/00000001-node.3", "values/00000001-node.3", "heartbeats/00000001-node"}
     assert files == {"ledger/00000001", "serials/00000001", *row}
     store.remove("node")
     assert {str(path.relative_to(job)) for path in job.rglob("*") if path.is_file()} == files - row
@@ -256,11 +256,11 @@ def test_what_was_planted_is_refused(
 
 
 @pytest.mark.parametrize("content", [b"", b"short", bytes(16), b"x" * 16])
-def test_a_beat_that_stays_torn_is_none(store: FileBackend, job: Path, content: bytes) -> None:
-    (job / "beats/00000001-node").write_bytes(content)
+def test_a_heartbeat_that_stays_torn_is_none(store: FileBackend, job: Path, content: bytes) -> None:
+    (job / "heartbeats/00000001-node").write_bytes(content)
     [row] = store.roster()
-    assert "00000001-node' is no beat" in row.broken
-    assert store.beat("other", 1, "node").watched is None
+    assert "00000001-node' is no heartbeat" in row.broken
+    assert store.heartbeat("other", 1, "node").watched is None
 
 
 def test_a_row_whose_file_was_deleted_or_never_there_is_named(store: FileBackend, job: Path) -> None:
@@ -274,9 +274,9 @@ def test_a_row_whose_file_was_deleted_or_never_there_is_named(store: FileBackend
 
 def test_entries_deleted_under_a_running_job_are_missed(store: FileBackend, job: Path) -> None:
     store.append(FIRST, Link(2, "second"), b"2")
-    assert store.beat("node", 1).head == 2
+    assert store.heartbeat("node", 1).head == 2
     (job / "ledger/00000002").unlink()
-    assert store.beat("node", 2).head == 1
+    assert store.heartbeat("node", 2).head == 1
     assert store.wait(Cursor(2), roster=False, timeout=PATIENCE).head == 1
 
 
@@ -302,7 +302,7 @@ def test_a_directory_that_vanishes_ends_a_wait(store: FileBackend, job: Path) ->
     [
         pytest.param(lambda store: store.enter("other", b""), id="enter"),
         pytest.param(lambda store: store.amend("node", 1, b""), id="amend"),
-        pytest.param(lambda store: store.beat("node", 1), id="beat"),
+        pytest.param(lambda store: store.heartbeat("node", 1), id="heartbeat"),
         pytest.param(lambda store: store.remove("node"), id="remove"),
         pytest.param(lambda store: store.roster(), id="roster"),
         pytest.param(lambda store: store.append(FIRST, Link(2, "second"), b""), id="append"),

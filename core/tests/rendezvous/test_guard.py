@@ -7,7 +7,7 @@ import pytest
 from elastic_core.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError, UsageError
 from elastic_core.exit_codes import ExitCode
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
-from elastic_core.rendezvous.backend import ORIGIN, BeatReply, Cursor, Link, RendezvousBackend
+from elastic_core.rendezvous.backend import ORIGIN, Cursor, HeartbeatReply, Link, RendezvousBackend
 from elastic_core.rendezvous.guard import GuardedBackend
 from elastic_core.testing.backend_conformance import BackendConformance
 from elastic_core.testing.connections import MakeBackend
@@ -17,7 +17,7 @@ CALLS: dict[str, Callable[[RendezvousBackend], object]] = {
     "close": lambda store: store.close(),
     "enter": lambda store: store.enter("node", b""),
     "amend": lambda store: store.amend("node", 1, b""),
-    "beat": lambda store: store.beat("node", 1),
+    "heartbeat": lambda store: store.heartbeat("node", 1),
     "remove": lambda store: store.remove("node"),
     "roster": lambda store: store.roster(),
     "append": lambda store: store.append(ORIGIN, Link(1, "first"), b""),
@@ -85,14 +85,14 @@ def test_connections_that_come_of_it_are_guarded_and_say_the_same_of_themselves(
     ("counts", "call", "words"),
     [
         ({"head": -5}, "wait", "gives -5 as the index of its newest entry"),
-        ({"head": -5}, "beat", "gives -5 as the index of its newest entry"),
-        ({"revision": -(2**63)}, "beat", "gives -9223372036854775808 as the revision of the row of node"),
+        ({"head": -5}, "heartbeat", "gives -5 as the index of its newest entry"),
+        ({"revision": -(2**63)}, "heartbeat", "gives -9223372036854775808 as the revision of the row of node"),
     ],
 )
 def test_numbers_that_count_nothing_are_refused(counts: dict[str, int], call: str, words: str) -> None:
     class Planted(LocalBackend):
-        def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
-            return BeatReply(counts.get("head", 0), counts.get("revision"), None)
+        def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
+            return HeartbeatReply(counts.get("head", 0), counts.get("revision"), None)
 
         def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
             return Cursor(counts["head"])

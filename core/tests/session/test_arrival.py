@@ -6,8 +6,8 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from scenes import entry, info, members, offer
 from test_session import CLOCK, quick
+from views import entry, info, members, offer
 
 from elastic_core.errors import RendezvousRefusedError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
@@ -179,12 +179,12 @@ def test_a_node_learns_at_its_arrival_that_a_round_is_live_and_that_it_is_refuse
 
 
 def test_a_node_that_a_living_job_does_not_take_is_refused_at_its_arrival() -> None:
-    store, beats = LocalBackend(MemoryStore()), itertools.count(1)
+    store, heartbeats = LocalBackend(MemoryStore()), itertools.count(1)
     first = Applicant(info=info("a"), settings=quick(1, 3), offer=offer("a"))
     assert isinstance(join(store, first, CLOCK), Joined)
 
     def sleep(_seconds: float) -> None:
-        store.beat("a", next(beats))
+        store.heartbeat("a", next(heartbeats))
 
     with pytest.raises(RendezvousRefusedError, match="max_nodes: 4 here, 3 there"):
         arrive(store, late(), replace(CLOCK, sleep=sleep))

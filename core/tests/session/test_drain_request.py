@@ -1,4 +1,4 @@
-"""Asking a host's agents to leave, over a store in memory, with a chair that is played by hand."""
+"""Asking a host's agents to leave, over a store in memory, with a leader that is played by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from dataclasses import replace
 
 import pytest
-from scenes import entry, info, seen, start
+from views import entry, info, seen, start
 
 from elastic_core.errors import RendezvousTimeoutError, UsageError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
@@ -109,17 +109,17 @@ def test_a_host_whose_heartbeat_goes_on_is_not_released() -> None:
     store = job()
     other, over = store.connect(), threading.Event()
 
-    def beat() -> None:
+    def heartbeat() -> None:
         count = 0
         while not over.wait(0.01):
-            other.beat("b", count := count + 1)
+            other.heartbeat("b", count := count + 1)
 
-    beating = threading.Thread(target=beat)
-    beating.start()
+    heartbeating = threading.Thread(target=heartbeat)
+    heartbeating.start()
     with pytest.raises(UsageError, match=r"'host-b' is not gone: the heartbeats of all its agents in job 'job' go on"):
         release(store, "host-b", "job")
     over.set()
-    beating.join()
+    heartbeating.join()
     assert [row.node_id for row in store.roster()] == ["a", "b"]
 
 

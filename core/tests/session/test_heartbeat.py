@@ -1,16 +1,16 @@
-"""The beat: what a node without a rank asks for when the chair seems to be gone."""
+"""The heartbeat: what a node without a rank asks for when the leader seems to be gone."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from scenes import start
+from views import start
 
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.failure_detector import Heard
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.rendezvous.backend import RosterRow
-from elastic_core.session.heartbeat import Pulse, PulseCalls
+from elastic_core.session.heartbeat import Heartbeat, HeartbeatCalls
 
 
 class Asked(LocalBackend):
@@ -26,42 +26,42 @@ class Asked(LocalBackend):
 
 
 def test_those_who_came_later_read_the_roster_later() -> None:
-    """A thousand nodes whose chair is silent must not read a thousand rows each, all at once."""
+    """A thousand nodes whose leader is silent must not read a thousand rows each, all at once."""
     ids, memory, clock, taken = "abcdefgh", MemoryStore(), [0.0], list[str]()
     for name in ids:
         LocalBackend(memory).enter(name, b"")
 
-    def taking(name: str) -> PulseCalls:
+    def taking(name: str) -> HeartbeatCalls:
         def take(_ledger: Ledger, _heard: Heard, _why: str) -> None:
             taken.append(name)
 
         nothing = lambda *_: None  # noqa: E731  (one of many)
-        return PulseCalls(nothing, nothing, nothing, nothing, take, nothing, nothing)
+        return HeartbeatCalls(nothing, nothing, nothing, nothing, take, nothing, nothing)
 
-    ledger = start()  # a is the chair, and never beats
+    ledger = start()  # a is the leader, and never heartbeats
     memory.entries.append((ledger.head.id, b""))
     stores = {name: Asked(memory) for name in ids[1:]}
-    pulses = {name: Pulse(name, store, ledger, lambda: clock[0], taking(name)) for name, store in stores.items()}
+    pulses = {name: Heartbeat(name, store, ledger, lambda: clock[0], taking(name)) for name, store in stores.items()}
 
-    def beat() -> None:
-        for name, pulse in pulses.items():
-            pulse._beat(stores[name], ledger)
+    def heartbeat() -> None:
+        for name, heartbeat in pulses.items():
+            heartbeat._heartbeat(stores[name], ledger)
 
-    beat()
+    heartbeat()
     clock[0] = 2.9
-    beat()
+    heartbeat()
     clock[0] = 5.8
-    beat()
+    heartbeat()
     assert not any(store.asked for store in stores.values())
     clock[0] = 6.0
-    beat()
+    heartbeat()
     assert {name: list(map(str, store.asked)) for name, store in stores.items()} == {
         name: [str((name, "a"))] for name in stores
     }
-    clock[0] = 6.011  # b, which came next, looks, and takes the chair
-    beat()
+    clock[0] = 6.011  # b, which came next, looks, and becomes the leader
+    heartbeat()
     assert [name for name, store in stores.items() if None in store.asked] == taken == ["b"]
     clock[0] = 6.031  # had it not, the next two would look now, and find that it stands before them
-    beat()
+    heartbeat()
     assert [name for name, store in stores.items() if None in store.asked] == ["b", "c", "d"]
     assert set(taken) == {"b"}

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scenes import entry, info
 from test_session import CLOCK, PATIENCE, quick, restart
+from views import entry, info
 
 from elastic_core.errors import RendezvousRefusedError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_row, encode_entry
-from elastic_core.protocol.ledger import Chair, Closed, HistoryChangedError, Offer, compose
-from elastic_core.protocol.roster import Seats
+from elastic_core.protocol.ledger import Closed, HistoryChangedError, Leader, Offer, compose
+from elastic_core.protocol.roster import Slots
 from elastic_core.protocol.settings import Command
 from elastic_core.rendezvous.backend import Cursor, RosterRow
 from elastic_core.session.join import Applicant, Clock, Joined, join
@@ -69,8 +69,8 @@ class Losing(LocalBackend):
 def test_a_newcomer_waits_until_lost_entries_are_put_back_but_not_for_ever(missing: int) -> None:
     memory, now = MemoryStore(), 0.0
     ledger = joined(LocalBackend(memory), "a").ledger
-    chair = entry(ledger, Chair(why="?"), at=5.0)
-    assert LocalBackend(memory).append(ledger.head.link, chair.link, encode_entry(chair))
+    leader = entry(ledger, Leader(why="?"), at=5.0)
+    assert LocalBackend(memory).append(ledger.head.link, leader.link, encode_entry(leader))
 
     def sleep(seconds: float) -> None:
         nonlocal now
@@ -82,7 +82,7 @@ def test_a_newcomer_waits_until_lost_entries_are_put_back_but_not_for_ever(missi
     if missing == 2:
         found = join(store, applicant, clock)
         assert isinstance(found, Joined)
-        assert found.ledger.head == chair
+        assert found.ledger.head == leader
         return
     with pytest.raises(HistoryChangedError, match="Ledger entry 1 is missing from the store"):
         join(store, applicant, clock)
@@ -112,18 +112,18 @@ def test_a_node_that_waits_has_written_one_row_and_enters_it_anew_when_it_is_los
 
 
 @pytest.mark.parametrize("alive", [True, False])
-def test_a_run_is_not_abandoned_whose_node_beats_though_its_seat_proves_it_gone(alive: bool) -> None:
+def test_a_run_is_not_abandoned_whose_node_heartbeats_though_its_slot_proves_it_gone(alive: bool) -> None:
     """Two machines may have one host id (rule S8)."""
-    store, now, beats = LocalBackend(MemoryStore()), [0.0], [0]
+    store, now, heartbeats = LocalBackend(MemoryStore()), [0.0], [0]
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
         if alive:
-            beats[0] += 1
-            store.beat("a", beats[0], "a")
+            heartbeats[0] += 1
+            store.heartbeat("a", heartbeats[0], "a")
 
     clock = Clock(now=lambda: now[0], sleep=sleep, new_id=CLOCK.new_id)
-    first, twin = (info(name, host="h", seats=Seats(at)) for name, at in (("a", 100), ("b", 200)))
+    first, twin = (info(name, host="h", slots=Slots(at)) for name, at in (("a", 100), ("b", 200)))
     assert isinstance(join(store, Applicant(info=first, settings=quick(), scheduler_uid="1"), clock), Joined)
     if alive:
         with pytest.raises(RendezvousRefusedError, match="is alive under this job id"):

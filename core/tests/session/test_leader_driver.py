@@ -1,4 +1,4 @@
-"""The chair's driver, and what it makes of its own sleep."""
+"""The leader's driver, and what it makes of its own sleep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from scenes import halted, incident, info, live, offer, seen, settings, start, watch
+from views import halted, incident, info, live, offer, seen, settings, start, watch
 
 from elastic_core.incidents import Action, Verdict
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
@@ -21,7 +21,7 @@ from elastic_core.protocol.repair import resume
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import ORIGIN
 from elastic_core.session.join import Clock
-from elastic_core.session.leader_driver import PATIENCE, ChairDriver
+from elastic_core.session.leader_driver import PATIENCE, LeaderDriver
 
 
 @pytest.mark.parametrize(("nodes", "gap_at"), [("a", -math.inf), ("ab", 100.0)])
@@ -31,57 +31,57 @@ def test_a_long_sleep_is_a_gap_only_to_who_had_somebody_to_look_for(nodes: str, 
     store.append(first.link, ledger.head.link, encode_entry(ledger.head))
     for name in nodes:
         store.enter(name, encode_row(seen(name, Phase.RUNNING, head=2).row))
-    chair = ChairDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: now), lambda event: None)
-    chair.turn(store, ledger)
-    assert chair.alone(ledger) is (nodes == "a")
+    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: now), lambda event: None)
+    leader.turn(store, ledger)
+    assert leader.alone(ledger) is (nodes == "a")
     now = 100.0
     store.enter("c", encode_row(seen("c", head=0).row))
-    chair.turn(store, ledger)
-    assert chair.watch.gap_at == gap_at
-    assert not chair.alone(ledger)
+    leader.turn(store, ledger)
+    assert leader.watch.gap_at == gap_at
+    assert not leader.alone(ledger)
 
 
 @pytest.mark.parametrize("lost", [True, False], ids=["with its row", "alone"])
-def test_a_lone_chair_does_not_judge_itself_by_what_it_did_not_see(lost: bool) -> None:
+def test_a_lone_leader_does_not_judge_itself_by_what_it_did_not_see(lost: bool) -> None:
     store, ledger, now = LocalBackend(MemoryStore()), live("a"), 20.0
     store.append(ORIGIN, (first := start().head).link, encode_entry(first))
     store.append(first.link, ledger.head.link, encode_entry(ledger.head))
     store.enter("a", encode_row(seen("a", Phase.RUNNING, head=2).row))
-    chair = ChairDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: now), lambda event: None)
-    chair.turn(store, ledger)
+    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: now), lambda event: None)
+    leader.turn(store, ledger)
     if lost:
         store.remove("a")
-    chair.watch = interrupted(chair.watch)
+    leader.watch = interrupted(leader.watch)
     now = 100.0
-    chair.turn(store, ledger)
+    leader.turn(store, ledger)
     assert store.read(ledger.head.index + 1) is None
 
 
-def test_a_lone_chair_looks_again_to_say_whom_it_waits_for() -> None:
+def test_a_lone_leader_looks_again_to_say_whom_it_waits_for() -> None:
     store, ledger, said, now = LocalBackend(MemoryStore()), start(settings(2, 3)), list[str](), 20.0
     store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
     store.enter("a", encode_row(seen("a", head=1).row))
     clock = Clock(now=lambda: now)
-    chair = ChairDriver("a", lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: said.append(event.name))
-    assert chair.turn(store, ledger) == 20.0 + PATIENCE
+    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: said.append(event.name))
+    assert leader.turn(store, ledger) == 20.0 + PATIENCE
     now = 20.0 + PATIENCE
-    chair.turn(store, ledger)
+    leader.turn(store, ledger)
     assert said == ["waiting"]
 
 
 def test_what_a_lost_row_said_is_no_answer_to_a_run_that_was_resumed() -> None:
     """Its index is of the history that is lost (rule S3); whether the node is still there, it has yet to say."""
     store, ledger = LocalBackend(MemoryStore()), halted("ab", HaltReason.NODE_LEFT)
-    chair = ChairDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: 24.0), lambda event: None)
-    chair.watch = watch(*(seen(name, Phase.STOPPED, head=3, now=22.0) for name in "ab"), now=22.0)
+    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: 24.0), lambda event: None)
+    leader.watch = watch(*(seen(name, Phase.STOPPED, head=3, now=22.0) for name in "ab"), now=22.0)
     body = resume(ledger, "the store came back empty")
     ledger = opened(compose(ledger, body, entry_id="r1", author="a", now=24.0, store=ORIGIN), 24.0)
     store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
-    chair.turn(store, ledger)
+    leader.turn(store, ledger)
     assert store.read(2) is None
     for name in "ab":
         store.enter(name, encode_row(seen(name, Phase.STOPPED, head=1, epoch=1).row))
-    chair.turn(store, ledger)
+    leader.turn(store, ledger)
     assert store.read(2) is not None
 
 
@@ -91,13 +91,13 @@ def test_what_was_offered_before_a_run_was_resumed_is_given_to_no_round() -> Non
     body = resume(ledger, "the store came back empty")
     ledger = opened(compose(ledger, body, entry_id="r1", author="a", now=24.0, store=ORIGIN), 24.0)
     store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
-    chair = ChairDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: 24.0), lambda event: None)
+    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: 24.0), lambda event: None)
     store.enter("a", encode_row(seen("a", Phase.RUNNING, head=3).row))
     store.enter("b", encode_row(seen("b", Phase.RUNNING, head=1, epoch=1, incident=incident("b")).row))
-    chair.turn(store, ledger)
+    leader.turn(store, ledger)
     assert store.read(2) is None
     store.amend("a", 1, encode_row(seen("a", Phase.RUNNING, head=1, epoch=1, offer=offer("a", 3)).row))
-    chair.turn(store, ledger)
+    leader.turn(store, ledger)
     data = store.read(2)
     assert data is not None
     following = decode_entry(data).body
@@ -114,15 +114,15 @@ def test_what_the_store_has_taken_and_lost_is_put_back_and_not_decided_anew() ->
         store.enter(name, encode_row(seen(name, head=1).row))
     ids = iter("xy")
     clock = Clock(now=lambda: now, new_id=lambda: next(ids))
-    chair = ChairDriver("a", lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: None)
-    chair.turn(store, ledger)
+    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: None)
+    leader.turn(store, ledger)
     now = 30.0
-    chair.turn(store, ledger)
+    leader.turn(store, ledger)
     (taken,) = memory.entries[1:]
     memory.entries.remove(taken)
     store.remove("b")
     store.enter("c", encode_row(seen("c", head=1).row))
-    chair.turn(store, ledger)
+    leader.turn(store, ledger)
     assert memory.entries[1:] == [taken]
     after = advance(ledger, decode_entry(taken[1]), now)
     assert after.round is not None
@@ -137,10 +137,10 @@ def test_a_store_that_takes_an_entry_and_does_not_show_it_is_asked_ever_more_sel
     store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
     store.enter("a", encode_row(seen("a", head=1).row))
     clock = Clock(now=lambda: now, new_id=lambda: "x")
-    chair = ChairDriver("a", lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: None)
+    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: None)
     asked = list[float]()
     while now < 30.0:
-        at = chair.turn(store, ledger)  # the same ledger as before, however often it is read
+        at = leader.turn(store, ledger)  # the same ledger as before, however often it is read
         assert at is not None
         if len(memory.entries) > 1 and not kept:
             memory.entries.pop()
@@ -161,8 +161,8 @@ def test_an_entry_that_fits_into_no_value_ends_the_run_and_says_why() -> None:
         here = info(f"{number:04}", number, role=f"{number:04}" + "r" * 80)  # no two nodes of a kind
         store.enter(here.node_id, encode_row(seen("a", node=here, offer=offer("a")).row))
     clock = Clock(now=lambda: 20.0, new_id=lambda: "x")
-    chair = ChairDriver("a", lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: None)
-    chair.turn(store, ledger)
+    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: None)
+    leader.turn(store, ledger)
     data = store.read(2)
     assert data is not None
     closed = decode_entry(data).body
@@ -173,8 +173,8 @@ def test_an_entry_that_fits_into_no_value_ends_the_run_and_says_why() -> None:
 
 NEVER_ANSWERED = """
 import threading
-from scenes import seen, watch
-from elastic_core.session.leader_driver import ChairDriver
+from views import seen, watch
+from elastic_core.session.leader_driver import LeaderDriver
 from elastic_core.session.join import Clock
 
 asked = threading.Event()
@@ -183,8 +183,8 @@ def node_gone(node):
     asked.set()
     threading.Event().wait()
 
-chair = ChairDriver("a", None, Clock(now=lambda: 24.0), print, node_gone=node_gone, watch=watch(seen("b")))
-chair._ask_who_is_gone(["b"])
+leader = LeaderDriver("a", None, Clock(now=lambda: 24.0), print, node_gone=node_gone, watch=watch(seen("b")))
+leader._ask_who_is_gone(["b"])
 asked.wait()
 """
 
@@ -210,11 +210,11 @@ def test_who_tidies_up_over_a_slow_store_still_answers_an_incident_in_time() -> 
     store.enter("a", encode_row(seen("a", Phase.RUNNING, head=2).row))
     for number in range(20):
         store.enter(f"lost-{number}", encode_row(seen(f"lost-{number}", head=0).row))
-    chair = ChairDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: now), lambda event: None)
+    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: now), lambda event: None)
     took = []
     while len(store.roster()) > 1 and now < 200.0:
         before = now
-        chair.turn(store, ledger)
+        leader.turn(store, ledger)
         took.append(now - before)
         now += 1.0
     assert len(store.roster()) == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from scenes import live, start
+from views import live, start
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from scenes import info, settings
+from views import info, settings
 
 from elastic_core.errors import StoreLostError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 
 import pytest
-from scenes import info, live, seen, settings, start, then
+from views import info, live, seen, settings, start, then
 
 from elastic_core import __version__
 from elastic_core.events import Event
 from elastic_core.incidents import Action, Verdict
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import encode_entry, encode_row
-from elastic_core.protocol.ledger import Chair, Closed, Ledger
+from elastic_core.protocol.ledger import Closed, Leader, Ledger
 from elastic_core.protocol.limits import MAX_UNREAD
 from elastic_core.protocol.roster import NodeRow, Phase
 from elastic_core.rendezvous.backend import ORIGIN
 from elastic_core.session.join import Clock
-from elastic_core.session.leader_driver import ChairDriver
+from elastic_core.session.leader_driver import LeaderDriver
 from elastic_core.session.row_check import RowCheck
 
 LEDGER = live("a", settings(1, 4, lost_after=6.0))
@@ -42,7 +42,7 @@ def test_it_looks_ever_more_seldom_and_begins_anew_with_each_leader() -> None:
     check = RowCheck("x", lambda _: None)
     due = [now for now in range(100, 160) if check.is_due(LEDGER, float(now))]
     assert due == [106, 118, 142]
-    other = then(LEDGER, Chair(why="a leaves"), at=20.0, chair="b")
+    other = then(LEDGER, Leader(why="a leaves"), at=20.0, leader="b")
     assert [now for now in range(160, 180) if check.is_due(other, float(now))] == [166, 178]
 
 
@@ -85,10 +85,10 @@ def test_what_a_leader_says_of_rows_that_it_cannot_read_fits_into_its_own() -> N
     long = [f"{'0' * 100_000}{number}" for number in range(3)]
     for node_id in [*long, *(f"{number:03}" + "\U0001f600" * 61 for number in range(80))]:
         store.enter(node_id, b"no row")
-    chair = ChairDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: 20.0), lambda _: None)
-    chair.turn(store, ledger)
-    assert len(chair.unread) == MAX_UNREAD
-    encode_row(NodeRow(info=info("a"), unread=chair.unread))
+    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: 20.0), lambda _: None)
+    leader.turn(store, ledger)
+    assert len(leader.unread) == MAX_UNREAD
+    encode_row(NodeRow(info=info("a"), unread=leader.unread))
 
 
 @pytest.mark.parametrize("unread", [(), ("w",)])

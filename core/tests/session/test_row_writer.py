@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from scenes import halted, incident, info, live, offer, start, then
+from views import halted, incident, info, live, offer, start, then
 
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_row, encode_row

@@ -1,4 +1,5 @@
-"""Whole nodes over a real (in-memory) store, with real threads and short beats: the drivers and the minds together."""
+"""Whole nodes over a real (in-memory) store, with real threads and short heartbeats: the drivers and the minds
+together."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 import pytest
-from scenes import incident, info, settings
+from views import incident, info, settings
 
 from elastic_core.errors import RendezvousRefusedError
 from elastic_core.events import Event
@@ -125,7 +126,7 @@ class Node:
                 self._step(event)
         if self.dead:
             self.session._stopping.set()
-            self.session._pulse.stop()
+            self.session._heartbeat.stop()
         else:
             self.session.close(PATIENCE)
 
@@ -218,7 +219,7 @@ def test_a_failure_restarts_the_same_members_with_one_entry(fleet: Fleet) -> Non
         assert node.state.ledger.head.index == 3
 
 
-def test_of_changes_that_come_together_the_chair_does_not_look_at_each(
+def test_of_changes_that_come_together_the_leader_does_not_look_at_each(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("elastic_core.session.session.REST", 0.001)
@@ -266,7 +267,7 @@ def test_restarts_are_counted_for_the_job_and_every_node_gets_the_root_cause(fle
         assert (closed.success, closed.incident) == (False, cause)
 
 
-@pytest.mark.parametrize("victim", ["a", "b"], ids=["the chair", "a follower"])
+@pytest.mark.parametrize("victim", ["a", "b"], ids=["the leader", "a follower"])
 def test_a_lost_node_is_left_out_and_spends_no_restart(fleet: Fleet, victim: str) -> None:
     nodes = dict(zip("ab", pair(fleet, quick(min_nodes=1)), strict=True))
     nodes[victim].kill()
@@ -275,8 +276,8 @@ def test_a_lost_node_is_left_out_and_spends_no_restart(fleet: Fleet, victim: str
     assert nodes[survivor].state.ledger.counters.restarts == 0
 
 
-def test_a_chair_lost_together_with_a_failure_is_replaced_within_the_suspicion_delay(fleet: Fleet) -> None:
-    """L2: beats would take a minute here; the unanswered incident takes about a second."""
+def test_a_leader_lost_together_with_a_failure_is_replaced_within_the_suspicion_delay(fleet: Fleet) -> None:
+    """L2: heartbeats would take a minute here; the unanswered incident takes about a second."""
     a, b = pair(fleet, quick(min_nodes=1, lost_after=60.0))
     a.kill()
     b.tell(WorkerFailed(incident("b")))
@@ -291,11 +292,11 @@ def test_a_node_joins_a_running_job_and_survivors_come_first(fleet: Fleet) -> No
         node.until(in_round(2, "ab"))
 
 
-def test_a_leaving_chair_names_its_successor_and_the_job_goes_on(fleet: Fleet) -> None:
+def test_a_leaving_leader_names_its_successor_and_the_job_goes_on(fleet: Fleet) -> None:
     a, b = pair(fleet, quick(min_nodes=1, lost_after=60.0))
     a.tell(Leaving("received SIGTERM", 143))
     b.until(in_round(2, "b"))
-    assert b.state.ledger.chair == "b"
+    assert b.state.ledger.leader == "b"
     assert a.until(lambda n: n.exit is not None).exit.code == 143  # type: ignore[union-attr]
 
 
@@ -361,7 +362,7 @@ def test_other_settings_are_refused_and_leave_no_trace(fleet: Fleet) -> None:
 def test_a_planted_row_is_ignored_by_name_and_harms_nobody(fleet: Fleet) -> None:
     a, _ = pair(fleet, quick())
     a.store.enter("evil", b"\x80\x04cos\nsystem\n(S'true'\ntR.")
-    a.until(lambda n: any(event.name == "row_ignored" for event in n.said) or n.state.ledger.chair != "a")
+    a.until(lambda n: any(event.name == "row_ignored" for event in n.said) or n.state.ledger.leader != "a")
     assert a.state.ledger.live
 
 

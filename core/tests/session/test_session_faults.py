@@ -1,4 +1,4 @@
-"""Nodes whose store fails them, whose answers cross, and whose chair is slow: nobody hangs, and nobody spins."""
+"""Nodes whose store fails them, whose answers cross, and whose leader is slow: nobody hangs, and nobody spins."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
-from scenes import incident, info, live
 from test_session import CLOCK, PATIENCE, Node, in_round, quick
+from views import incident, info, live
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError, RendezvousStateError, StoreLostError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_entry, encode_row
-from elastic_core.protocol.ledger import Chair, HistoryChangedError
+from elastic_core.protocol.ledger import HistoryChangedError, Leader
 from elastic_core.protocol.node import Leaving, WorkerFailed
 from elastic_core.protocol.roster import NodeRow, Phase
-from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RosterRow
+from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, RosterRow
 from elastic_core.session.contact import Contact
-from elastic_core.session.heartbeat import Pulse, PulseCalls
+from elastic_core.session.heartbeat import Heartbeat, HeartbeatCalls
 from elastic_core.session.join import Applicant, Joined, join
-from elastic_core.session.leave import append_chair
+from elastic_core.session.leave import append_leader
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Faults:
     appending: Callable[[], None] = field(default=lambda: None)
     """Called before every append."""
     answered: Callable[[], None] = field(default=lambda: None)
-    """Called when the store has answered a beat, an amendment or a wait, and before anybody reads the answer."""
+    """Called when the store has answered a heartbeat, an amendment or a wait, and before anybody reads the answer."""
 
 
 class FaultyBackend(LocalBackend):
@@ -69,10 +69,10 @@ class FaultyBackend(LocalBackend):
             raise RendezvousStateError("entry 3 is gone")
         return FaultyBackend(self._memory, self.faults)
 
-    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
+    def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
         self._check()
         self._refuse(self.faults.full)
-        reply = super().beat(node_id, count, watch)
+        reply = super().heartbeat(node_id, count, watch)
         self.faults.answered()
         return reply
 
@@ -131,17 +131,17 @@ class Bench:
         return self.nodes[-1]
 
     def pair(self, min_nodes: int = 2, **timing: float) -> tuple[Node, Node]:
-        """Nodes a, the chair, and b, in a round of both."""
+        """Nodes a, the leader, and b, in a round of both."""
         self.faults |= {"a": Faults(), "b": Faults()}
         for name in "ab":
             self.nodes.append(Node(name, FaultyBackend(self.store, self.faults[name]), quick(min_nodes, 2, **timing)))
         a, b = self.nodes
         return a.until(in_round(1, "ab")), b.until(in_round(1, "ab"))
 
-    def chairs(self) -> list[Chair]:
-        """The CHAIR entries so far."""
+    def leaders(self) -> list[Leader]:
+        """The LEADER entries so far."""
         bodies = [decode_entry(data).body for _, data in self.store.entries]
-        return [body for body in bodies if isinstance(body, Chair)]
+        return [body for body in bodies if isinstance(body, Leader)]
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_a_connection_that_breaks_right_after_the_join_is_made_again(bench: Benc
     a.until(lambda n: n.session.contact.at > began)
 
 
-def test_who_cannot_read_the_ledger_any_more_stops_beating_and_is_replaced(bench: Bench) -> None:
+def test_who_cannot_read_the_ledger_any_more_stops_heartbeating_and_is_replaced(bench: Bench) -> None:
     a, b = bench.pair()
     bench.faults["b"].garbled = True
     a.tell(WorkerFailed(incident("a")))
@@ -204,9 +204,9 @@ def test_what_a_frozen_node_reads_late_is_no_contact_from_when_it_reads_it(bench
     frozen_at = CLOCK.now()
     thawed.set()
     given_up_at = frozen_at + PATIENCE
-    while a.session.contact.failing != {"reader", "writer", "pulse"} and CLOCK.now() < given_up_at:
+    while a.session.contact.failing != {"reader", "writer", "heartbeat"} and CLOCK.now() < given_up_at:
         time.sleep(0.01)
-    assert a.session.contact.failing == {"reader", "writer", "pulse"}
+    assert a.session.contact.failing == {"reader", "writer", "heartbeat"}
     assert a.session.contact.at <= frozen_at
 
 
@@ -260,7 +260,7 @@ def test_an_entry_that_nobody_puts_back_for_as_long_as_the_fence_ends_the_nodes_
     bench.faults["b"].missing = (1, 3)
     a.tell(WorkerFailed(incident("a")))
     a.until(lambda n: n.state.ledger.head.index == 3)
-    append_chair(LocalBackend(bench.store), a.state.ledger, "a", "it stays", author="a", clock=CLOCK)
+    append_leader(LocalBackend(bench.store), a.state.ledger, "a", "it stays", author="a", clock=CLOCK)
     b.until(lambda n: any(event.name == "store_lost" for event in n.said))
     (said,) = [event.message for event in b.said if event.name == "store_lost"]
     assert "Ledger entry 1 is missing from the store. " in said
@@ -301,17 +301,17 @@ def test_a_connection_that_broke_while_it_was_idle_is_no_news_if_another_one_ser
     said: list[str] = []
     contact = Contact(5.0, lambda event: said.append(event.name))
     broken = RendezvousConnectionError("connection reset")
-    for who in ("reader", "writer", "pulse"):
+    for who in ("reader", "writer", "heartbeat"):
         contact.failed(who, broken)
-    assert contact.failing == {"reader", "writer", "pulse"}
-    for who in ("reader", "writer", "pulse"):
+    assert contact.failing == {"reader", "writer", "heartbeat"}
+    for who in ("reader", "writer", "heartbeat"):
         contact.worked(who)
     assert said == []
     contact.failed("writer", broken)
     contact.failed("writer", broken)
     contact.worked("writer")
     assert said == ["store_unreachable", "store_back"]
-    contact.failed("pulse", broken, surely=True)
+    contact.failed("heartbeat", broken, surely=True)
     assert said[2:] == ["store_unreachable"], "a store that is silent is told of at once"
 
 
@@ -430,8 +430,8 @@ def test_a_store_that_comes_back_wiped_ends_a_waiting_node(bench: Bench) -> None
     assert node.until(lambda n: n.exit is not None).exit.code == 74  # type: ignore[union-attr]
 
 
-def test_a_newcomer_that_cannot_read_the_roster_to_take_the_chair_ends_and_says_why(bench: Bench) -> None:
-    """Its reader, which is not the chair's, never reads it."""
+def test_a_newcomer_that_cannot_read_the_roster_to_take_the_leader_ends_and_says_why(bench: Bench) -> None:
+    """Its reader, which is not the leader's, never reads it."""
     bench.pair(min_nodes=1, lost_after=0.3)
     c = bench.add("c", lost_after=0.3)
     c.until(lambda n: n.state.ledger.round is not None)
@@ -476,8 +476,8 @@ def test_a_new_leader_knows_until_when_it_was_cut_off_itself(bench: Bench) -> No
     bench.faults["b"].down = False
     b.until(lambda n: any(event.name == "store_back" for event in n.said))
     a.tell(Leaving("received SIGTERM", 143))
-    b.until(lambda n: n.session._chair.watch.read_at is not None)
-    assert cut_off_at < b.session._chair.watch.gap_at < CLOCK.now()
+    b.until(lambda n: n.session._leader.watch.read_at is not None)
+    assert cut_off_at < b.session._leader.watch.gap_at < CLOCK.now()
 
 
 def test_a_report_that_was_answered_before_it_was_made_deposes_nobody(bench: Bench) -> None:
@@ -489,10 +489,10 @@ def test_a_report_that_was_answered_before_it_was_made_deposes_nobody(bench: Ben
             assert bench.store.changed.wait_for(lambda: len(bench.store.entries) >= 3, PATIENCE)
     for node in (a, b):
         node.until(lambda n: n.state.round >= 2)
-    assert bench.chairs() == []
+    assert bench.leaders() == []
 
 
-def test_a_leaving_chair_hands_over_although_its_own_entries_come_between(bench: Bench) -> None:
+def test_a_leaving_leader_hands_over_although_its_own_entries_come_between(bench: Bench) -> None:
     a, b = bench.pair(min_nodes=1, lost_after=60.0)
     raced = threading.Event()
 
@@ -506,33 +506,33 @@ def test_a_leaving_chair_hands_over_although_its_own_entries_come_between(bench:
 
     bench.faults["a"].appending = race
     a.tell(Leaving("received SIGTERM", 143))
-    b.until(lambda n: n.state.ledger.chair == "b")
+    b.until(lambda n: n.state.ledger.leader == "b")
     assert raced.is_set()
-    assert [chair.why for chair in bench.chairs()] == ["a leaves"]
+    assert [leader.why for leader in bench.leaders()] == ["a leaves"]
 
 
 @pytest.mark.parametrize("trouble", ["no connection", "a stalled loop"])
-def test_a_pulse_that_cannot_beat_waits_instead_of_spinning(trouble: str) -> None:
+def test_a_heartbeat_that_cannot_heartbeat_waits_instead_of_spinning(trouble: str) -> None:
     store = FaultyBackend(MemoryStore(), Faults())
     store.enter("b", b"x")
     lost = threading.Event()
-    calls = PulseCalls(
+    calls = HeartbeatCalls(
         contact=lambda began, current: None,
         lost=lambda exc: lost.set(),
         row=lambda revision: None,
         behind=lambda: None,
-        take_chair=lambda ledger, heard, why: None,
+        take_leader=lambda ledger, heard, why: None,
         given_up=lambda exc: None,
         crashed=lambda exc: None,
     )
     clock = Fast(ticked=trouble == "no connection")
-    pulse = Pulse("b", store, live("ab", quick(lost_after=0.2)), clock, calls)
-    clock.pulse = pulse
+    heartbeat = Heartbeat("b", store, live("ab", quick(lost_after=0.2)), clock, calls)
+    clock.heartbeat = heartbeat
     store.faults.down = trouble == "no connection"
-    pulse.start()
+    heartbeat.start()
     assert clock.over.wait(PATIENCE)
-    pulse.stop()
-    pulse.close(PATIENCE)
+    heartbeat.stop()
+    heartbeat.close(PATIENCE)
     assert lost.is_set() is store.faults.down
     assert clock.looks < 2000, f"it looked at the clock {clock.looks} times in {Fast.LASTS:g} s"
 
@@ -544,14 +544,14 @@ class Fast:
 
     def __init__(self, *, ticked: bool) -> None:
         self.looks, self.over = 0, threading.Event()
-        self.pulse: Pulse | None = None
+        self.heartbeat: Heartbeat | None = None
         self._ticked, self._ends_at = ticked, time.monotonic() + self.LASTS
 
     def __call__(self) -> float:
         now = time.monotonic()
         self.looks += 1
-        if self._ticked and self.pulse is not None:
-            self.pulse._ticked_at = now  # as if the agent's loop ticked
+        if self._ticked and self.heartbeat is not None:
+            self.heartbeat._ticked_at = now  # as if the agent's loop ticked
         if now >= self._ends_at:
             self.over.set()
         return now
@@ -578,12 +578,12 @@ def test_nodes_whose_workers_still_have_their_grace_are_alive(phase: Phase, refu
     assert isinstance(found, Joined)
     row = NodeRow(info=info("a"), run=found.ledger.head.run, phase=phase, round=1, leaving=True)
     store.amend("a", 1, encode_row(row))
-    beats = iter(range(1, 1000))
+    heartbeats = iter(range(1, 1000))
 
-    def beaten(seconds: float) -> None:
-        store.beat("a", next(beats))
+    def heartbeat(seconds: float) -> None:
+        store.heartbeat("a", next(heartbeats))
 
-    clock = replace(CLOCK, sleep=beaten)
+    clock = replace(CLOCK, sleep=heartbeat)
     if refused:
         with pytest.raises(RendezvousRefusedError, match="is alive under this job id on host-a"):
             join(store, applicant("b", 2, uid="job-2"), clock)

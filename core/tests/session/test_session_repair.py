@@ -6,18 +6,18 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from scenes import live, members, offer, start, then
 from test_repair import MEMORY, MINE, RUN, SUCCESS, of_run, resumed, told
+from views import live, members, offer, start, then
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_entry, encode_entry
 from elastic_core.protocol.ledger import (
-    Chair,
     Entry,
     Halt,
     HaltReason,
     HistoryChangedError,
+    Leader,
     Ledger,
     Resume,
     Round,
@@ -99,14 +99,14 @@ def test_a_newcomers_open_is_outranked_also_when_it_comes_first() -> None:
     store = LocalBackend(MemoryStore())
     fresh = of_run(start(), "fresh")
 
-    class Beaten(LocalBackend):
+    class Heartbeat(LocalBackend):
         """The newcomer opens its run between the look and the write."""
 
         def append(self, prev: Link, entry: Link, data: bytes) -> bool:
             store.append(ORIGIN, fresh.head.link, encode_entry(fresh.head))
             return super().append(prev, entry, data)
 
-    assert isinstance(restore(Beaten(store._store), MINE, MEMORY, "b", CLOCK), tuple)
+    assert isinstance(restore(Heartbeat(store._store), MINE, MEMORY, "b", CLOCK), tuple)
     first, second = entries(store)
     assert first == fresh.head
     assert isinstance(second.body, Resume)
@@ -143,7 +143,7 @@ def test_who_was_away_for_long_leaps_over_tombstones() -> None:
 
 
 def test_tombstones_are_leapt_over_from_entries_that_are_whole() -> None:
-    """The store lost the last entries that were shrunk, and the chair went on with those after them."""
+    """The store lost the last entries that were shrunk, and the leader went on with those after them."""
     store = holding(*RUN)
     for index in (4, 5):
         store.shrink(index)
@@ -199,8 +199,8 @@ def test_a_tombstone_of_an_older_history_does_not_pass_for_news() -> None:
 
 def test_an_older_history_behind_what_was_read_is_resumed_over() -> None:
     """A copy of the store's files came back beside those that it had got since."""
-    chaired = then(start(), Chair(why="x"), at=2.0)
-    old = then(chaired, Round(number=1, offer=offer("a"), members=members("ab")), at=3.0)
+    led = then(start(), Leader(why="x"), at=2.0)
+    old = then(led, Round(number=1, offer=offer("a"), members=members("ab")), at=3.0)
     older = then(old, Halt(round=1, reason=HaltReason.FAILURE, why="a failed"), at=4.0)
     again = resumed(old)
     mine = then(again, Halt(round=1, reason=HaltReason.FAILURE, why="b failed"), at=60.0)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
-from scenes import entry, incident, info, members, settings
 from test_session import CLOCK, Node, in_round, quick
+from views import entry, incident, info, members, settings
 
 from elastic_core.protocol.codec import decode_entry, encode_entry
 from elastic_core.protocol.ledger import Halt, HaltReason, Open, Resume, Round, advance

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from scenes import incident
 from test_session import CLOCK, PATIENCE, Node, in_round, quick
+from views import incident
 
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.node import WorkerFailed
-from elastic_core.rendezvous.backend import BeatReply, Cursor
+from elastic_core.rendezvous.backend import Cursor, HeartbeatReply
 from elastic_core.rendezvous.guard import Asked, GuardedBackend
 from elastic_core.session.store_calls import Call, call_of, may_be_renewed, silence_told, unanswered
 
@@ -43,24 +43,24 @@ def test_when_an_answer_was_to_be_expected(asked: Asked | None, unread_since: fl
 
 
 @pytest.mark.parametrize(
-    ("call", "silence", "beaten_at", "renewed"),
+    ("call", "silence", "heartbeat_at", "renewed"),
     [
         pytest.param(Call("reader", 100.0, STORE), 19.9, 110.0, False, id="it may still come"),
         pytest.param(Call("reader", 100.0, STORE), 20.0, 110.0, True, id="heartbeats are answered, and it is not"),
         pytest.param(Call("writer", 100.0, STORE), 20.0, 99.0, False, id="nothing is answered: the store is silent"),
-        pytest.param(Call("pulse", 100.0, STORE), 20.0, 99.0, True, id="a heartbeat has nobody to compare with"),
-        pytest.param(Call("pulse", 100.0, EMBEDDED), 20.0, 99.0, False, id="an embedded store is made once"),
+        pytest.param(Call("heartbeat", 100.0, STORE), 20.0, 99.0, True, id="a heartbeat has nobody to compare with"),
+        pytest.param(Call("heartbeat", 100.0, EMBEDDED), 20.0, 99.0, False, id="an embedded store is made once"),
         pytest.param(Call("reader", 100.0), 20.0, 110.0, False, id="there is no connection yet"),
     ],
 )
-def test_which_connection_is_made_anew(call: Call, silence: float, beaten_at: float, renewed: bool) -> None:
-    assert may_be_renewed(call, silence, beaten_at, within=10.0) is renewed
+def test_which_connection_is_made_anew(call: Call, silence: float, heartbeat_at: float, renewed: bool) -> None:
+    assert may_be_renewed(call, silence, heartbeat_at, within=10.0) is renewed
 
 
 @pytest.mark.parametrize(
     ("call", "words", "fence"),
     [
-        (Call("pulse", 1.0, STORE), "a heartbeat to", True),
+        (Call("heartbeat", 1.0, STORE), "a heartbeat to", True),
         (Call("reader", 1.0, STORE), "a read from", True),
         (Call("writer", 1.0, STORE), "a write to", False),
         (Call("writer", 1.0), "a connection to", False),
@@ -127,9 +127,9 @@ class HeldBackend(LocalBackend):
         super().amend(node_id, revision, value)
         self._reply("amend")
 
-    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
-        reply = super().beat(node_id, count, watch)
-        self._reply("beat")
+    def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
+        reply = super().heartbeat(node_id, count, watch)
+        self._reply("heartbeat")
         return reply
 
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
@@ -148,7 +148,7 @@ class HeldBackend(LocalBackend):
         raise RendezvousConnectionError("the connection was closed")
 
 
-@pytest.mark.parametrize("method", ["beat", "wait", "amend"])
+@pytest.mark.parametrize("method", ["heartbeat", "wait", "amend"])
 def test_a_connection_that_alone_is_dead_is_told_of_and_made_anew(method: str) -> None:
     """The session took no notice of a reader or a writer that waited, for as long as its node's heartbeats went on."""
     memory, line = MemoryStore(), Line()

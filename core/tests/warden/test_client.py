@@ -596,8 +596,8 @@ def test_what_the_warden_holds_is_held_until_its_last_process_is_gone() -> None:
     os.close(reading)
 
 
-def test_a_worker_inherits_a_copy_of_the_seat_out_of_its_ways(listener: Programs) -> None:
-    """So the seat is taken for as long as anything runs that a worker has started (rule S8)."""
+def test_a_worker_inherits_a_copy_of_the_slot_out_of_its_ways(listener: Programs) -> None:
+    """So the slot is taken for as long as anything runs that a worker has started (rule S8)."""
     reading, writing = os.pipe()
     listener.warden.hold(writing)
     listing = listener.read_from("ls", "-l", "/proc/self/fd")
@@ -608,7 +608,7 @@ def test_a_worker_inherits_a_copy_of_the_seat_out_of_its_ways(listener: Programs
 
 
 def test_a_warden_that_cannot_hold_what_it_is_given_does_not_go_on(listener: Programs) -> None:
-    """Else its node's seat would be free while workers run (rule S8)."""
+    """Else its node's slot would be free while workers run (rule S8)."""
     warden = listener.warden
     listener.spawn("true")
     listener.wait(Exited)

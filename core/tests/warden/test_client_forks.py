@@ -1,4 +1,5 @@
-"""The warden's template with real processes and signals: what it forks, what starts fresh, and that nothing is left."""
+"""The warden's fork server with real processes and signals: what it forks, what starts fresh, and that nothing is
+left."""
 
 from __future__ import annotations
 
@@ -22,6 +23,11 @@ from elastic_core.warden.linux import become_subreaper
 from elastic_core.warden.messages import (
     Exited,
     Fenced,
+    ForkServerDied,
+    ForkServerFailed,
+    ForkServerGrown,
+    ForkServerReady,
+    ForkServerStayed,
     Gone,
     ServiceEnded,
     ServiceFailed,
@@ -30,11 +36,6 @@ from elastic_core.warden.messages import (
     Spawned,
     SpawnFailed,
     StartedFresh,
-    TemplateDied,
-    TemplateFailed,
-    TemplateGrown,
-    TemplateReady,
-    TemplateStayed,
 )
 
 HUNDRED_YEARS = 3e9
@@ -49,7 +50,7 @@ print(json.dumps({
     "argv": sys.argv, "orig_argv": sys.orig_argv, "rank": os.environ.get("RANK"), "control":
     os.environ.get("ELASTIC_CONTROL_FD"), "parent": os.getppid(), "leads": os.getpid() == os.getsid(0) == os.getpgid(0),
     "preloaded": "preloaded" in sys.modules, "ours": [name for name in sys.modules if name.startswith("elastic_core")],
-    "hidden": [name for name in os.environ if name in ("PYTHONPATH", "ELASTIC_TEMPLATE")],
+    "hidden": [name for name in os.environ if name in ("PYTHONPATH", "ELASTIC_FORK_SERVER")],
 }))
 """
 SLEEP = "import signal; print(); signal.pause()"
@@ -68,7 +69,7 @@ signal.pause()
 
 
 class Workers(Listener):
-    """A warden with a template, as an agent has it: a script to run, a module to preload."""
+    """A warden with a fork server, as an agent has it: a script to run, a module to preload."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -83,15 +84,15 @@ class Workers(Listener):
     def preload(
         self, *modules: str, program: str = REPORT, args: Sequence[str] = (), later: Sequence[str] = ()
     ) -> None:
-        """Ask for a template."""
+        """Ask for a fork server."""
         self.script.write_text(program)
         names = modules or ("preloaded",)
         self.warden.preload(names, later=later, python=PYTHON, program=[str(self.script), *args], env=self.env)
 
-    def template(self, *modules: str, program: str = REPORT, args: Sequence[str] = ()) -> TemplateReady:
-        """Have a template."""
+    def fork_server(self, *modules: str, program: str = REPORT, args: Sequence[str] = ()) -> ForkServerReady:
+        """Have a fork server."""
         self.preload(*modules, program=program, args=args)
-        return self.wait(TemplateReady)
+        return self.wait(ForkServerReady)
 
     def spawn(self, *args: str, env: Mapping[str, str] | None = None, **more: Any) -> int:
         """Start a worker, warm if that can be, and return its tag."""
@@ -128,7 +129,7 @@ def listener(tmp_path: Path) -> Iterator[Workers]:
 
 
 def slow(listener: Workers) -> Callable[[], None]:
-    """Ask for a template whose import takes until the answer is called."""
+    """Ask for a fork server whose import takes until the answer is called."""
     gate = listener.folder / "gate"
     os.mkfifo(gate)
     (listener.modules / "slow.py").write_text(f"open({str(gate)!r}).read()")
@@ -150,9 +151,9 @@ def alive(pid: int) -> bool:
 # Forking -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_is_forked_from_the_template_and_is_the_wardens_child(listener: Workers) -> None:
-    template = listener.template(args=["--lr", "1"])
-    assert template.modules == ("preloaded",)
+def test_a_worker_is_forked_from_the_fork_server_and_is_the_wardens_child(listener: Workers) -> None:
+    fork_server = listener.fork_server(args=["--lr", "1"])
+    assert fork_server.modules == ("preloaded",)
     tag, said = listener.output("--lr", "2", env={"RANK": "3"})
     report = json.loads(said)
     assert listener.end(tag).returncode == 0
@@ -185,7 +186,7 @@ def test_a_worker_is_forked_from_the_template_and_is_the_wardens_child(listener:
 def test_the_end_of_a_warm_worker_is_known_as_exactly_as_that_of_a_fresh_one(
     listener: Workers, program: str, returncode: int
 ) -> None:
-    listener.template(program=program)
+    listener.fork_server(program=program)
     null = os.open(os.devnull, os.O_WRONLY)
     for tag, warm in ((1, False), (2, True)):
         listener.warden.spawn(tag, [*PYTHON, str(listener.script)], listener.env, stderr=null, warm=warm)
@@ -195,13 +196,13 @@ def test_the_end_of_a_warm_worker_is_known_as_exactly_as_that_of_a_fresh_one(
 
 
 def test_workers_that_are_asked_for_together_are_all_forked_and_told_apart(listener: Workers) -> None:
-    listener.template(program="import os, sys; sys.exit(int(os.environ['RANK']))")
+    listener.fork_server(program="import os, sys; sys.exit(int(os.environ['RANK']))")
     tags = [listener.spawn(env={"RANK": str(rank)}) for rank in range(8)]
     assert [listener.end(tag).returncode for tag in tags] == list(range(8))
     assert all(event.warm for event in listener.all_of(Spawned))
 
 
-def test_a_worker_waits_for_a_template_that_still_imports(listener: Workers) -> None:
+def test_a_worker_waits_for_a_fork_server_that_still_imports(listener: Workers) -> None:
     go_on = slow(listener)
     tag = listener.spawn()
     listener.warden.spawn(100, ["true"], listener.env)  # others need not wait for it
@@ -212,7 +213,7 @@ def test_a_worker_waits_for_a_template_that_still_imports(listener: Workers) -> 
     assert listener.wait(Spawned, lambda event: event.tag == tag).warm
 
 
-def test_a_template_makes_its_next_forks_cheap_although_workers_waited_for_it(listener: Workers) -> None:
+def test_a_fork_server_makes_its_next_forks_cheap_although_workers_waited_for_it(listener: Workers) -> None:
     with mmap.mmap(-1, 4 * LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory[:] = b"x" * len(memory)
         assert collapse(lambda: False)
@@ -223,12 +224,12 @@ def test_a_template_makes_its_next_forks_cheap_although_workers_waited_for_it(li
     tag = listener.spawn()
     finish()
     assert listener.end(tag).returncode == 0
-    template = listener.wait(TemplateReady).pid
-    assert wait_until(lambda: large_pages(template) >= expected)
+    fork_server = listener.wait(ForkServerReady).pid
+    assert wait_until(lambda: large_pages(fork_server) >= expected)
 
 
 def test_a_warm_worker_finds_its_control_channel(listener: Workers) -> None:
-    listener.template(program="import os; os.write(int(os.environ['ELASTIC_CONTROL_FD']), b'step 1')")
+    listener.fork_server(program="import os; os.write(int(os.environ['ELASTIC_CONTROL_FD']), b'step 1')")
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
@@ -239,36 +240,36 @@ def test_a_warm_worker_finds_its_control_channel(listener: Workers) -> None:
 
 
 def test_a_warm_worker_inherits_no_descriptor_but_its_streams(listener: Workers) -> None:
-    listener.template(program="import os, sys; sys.stdout.write(f'{os.listdir(\"/proc/self/fd\")}\\n')")
+    listener.fork_server(program="import os, sys; sys.stdout.write(f'{os.listdir(\"/proc/self/fd\")}\\n')")
     reading, writing = os.pipe()
-    tags = [listener.spawn(stdout=writing) for _ in range(3)]  # read as one batch by the template
+    tags = [listener.spawn(stdout=writing) for _ in range(3)]  # read as one batch by the fork server
     os.close(writing)
     with open(reading) as file:
         assert set(file.read().splitlines()) == {"['0', '1', '2', '3']"}  # 3 is the listing
     assert [listener.end(tag).returncode for tag in tags] == [0] * 3
 
 
-def test_a_warm_worker_inherits_a_copy_of_the_seat_and_the_template_does_not_keep_one(listener: Workers) -> None:
-    """The template may outlive its node for a moment, and must not keep the seat taken then (rule S8)."""
+def test_a_warm_worker_inherits_a_copy_of_the_slot_and_the_fork_server_does_not_keep_one(listener: Workers) -> None:
+    """The fork server may outlive its node for a moment, and must not keep the slot taken then (rule S8)."""
     reading, writing = os.pipe()
     listener.warden.hold(writing)
     os.close(writing)
-    seat = os.readlink(f"/proc/self/fd/{reading}")
-    template = listener.template(program="import os; os.write(1, os.readlink('/proc/self/fd/200').encode())")
+    slot = os.readlink(f"/proc/self/fd/{reading}")
+    fork_server = listener.fork_server(program="import os; os.write(1, os.readlink('/proc/self/fd/200').encode())")
     shown, shows = os.pipe()
     tag = listener.spawn(stdout=shows)
     os.close(shows)
-    assert os.read(shown, 100).decode() == seat
+    assert os.read(shown, 100).decode() == slot
     assert listener.end(tag).returncode == 0
-    held = {os.readlink(entry) for entry in Path(f"/proc/{template.pid}/fd").iterdir()}
-    assert seat not in held
+    held = {os.readlink(entry) for entry in Path(f"/proc/{fork_server.pid}/fd").iterdir()}
+    assert slot not in held
     os.close(reading)
     os.close(shown)
 
 
-def test_the_template_does_not_run_the_program(listener: Workers, tmp_path: Path) -> None:
+def test_the_fork_server_does_not_run_the_program(listener: Workers, tmp_path: Path) -> None:
     witness = tmp_path / "witness"
-    listener.template(program=f"open({str(witness)!r}, 'a').write('run ')")
+    listener.fork_server(program=f"open({str(witness)!r}, 'a').write('run ')")
     assert listener.end(listener.spawn()).returncode == 0
     assert witness.read_text() == "run "
 
@@ -276,11 +277,11 @@ def test_the_template_does_not_run_the_program(listener: Workers, tmp_path: Path
 # Fresh instead -------------------------------------------------------------------------------------------------------
 
 
-def test_without_a_template_a_worker_starts_fresh_and_says_so_first(listener: Workers) -> None:
+def test_without_a_fork_server_a_worker_starts_fresh_and_says_so_first(listener: Workers) -> None:
     listener.script.write_text(REPORT)
     tag, said = listener.output()
     listener.end(tag)
-    assert listener.heard[0] == StartedFresh(tag, "there is no template")
+    assert listener.heard[0] == StartedFresh(tag, "there is no fork server")
     assert listener.wait(Spawned).warm is False
     assert json.loads(said)["preloaded"] is False
 
@@ -290,7 +291,7 @@ def test_a_preload_that_raises_is_told_with_its_traceback_and_workers_start_fres
     listener.preload("preloaded", "broken")
     tag = listener.spawn()
     file = listener.modules / "broken.py"
-    lines = listener.wait(TemplateFailed).reason.splitlines()
+    lines = listener.wait(ForkServerFailed).reason.splitlines()
     assert [line for line in lines if "^" not in line] == [
         "Traceback (most recent call last):",
         f'  File "{file}", line 3, in <module>',
@@ -300,8 +301,8 @@ def test_a_preload_that_raises_is_told_with_its_traceback_and_workers_start_fres
         "ZeroDivisionError: division by zero",
     ]
     assert listener.end(tag).returncode == 0
-    assert listener.all_of(StartedFresh) == [StartedFresh(tag, "the template could not be made")]
-    assert listener.all_of(TemplateDied) == []
+    assert listener.all_of(StartedFresh) == [StartedFresh(tag, "the fork server could not be made")]
+    assert listener.all_of(ForkServerDied) == []
 
 
 @pytest.mark.parametrize("exception", ["SystemExit", "KeyboardInterrupt"])
@@ -309,42 +310,42 @@ def test_a_preload_that_exits_does_not_get_to_the_program(listener: Workers, tmp
     witness = tmp_path / "witness"
     (listener.modules / "leaves.py").write_text(f"raise {exception}")
     listener.preload("leaves", program=f"open({str(witness)!r}, 'w')")
-    template = listener.wait(TemplateFailed)
-    assert template.reason.splitlines()[-1] == exception
+    fork_server = listener.wait(ForkServerFailed)
+    assert fork_server.reason.splitlines()[-1] == exception
     listener.warden.close(PATIENCE)
     assert not witness.exists()
 
 
-def test_a_template_that_dies_while_it_imports_has_a_second_chance_and_no_third(listener: Workers) -> None:
+def test_a_fork_server_that_dies_while_it_imports_has_a_second_chance_and_no_third(listener: Workers) -> None:
     (listener.modules / "deadly.py").write_text("import os; os.kill(os.getpid(), 9)")
     listener.preload("deadly")
     tag = listener.spawn()
     reason = "it died twice while it imported deadly (it was killed by SIGKILL)"
-    assert listener.wait(TemplateFailed) == TemplateFailed(reason)
-    assert listener.all_of(TemplateDied) == [TemplateDied("was killed by SIGKILL")]
+    assert listener.wait(ForkServerFailed) == ForkServerFailed(reason)
+    assert listener.all_of(ForkServerDied) == [ForkServerDied("was killed by SIGKILL")]
     assert listener.end(tag).returncode == 0
 
 
-def test_an_interpreter_that_does_not_look_at_pythonpath_is_no_template(listener: Workers, tmp_path: Path) -> None:
+def test_an_interpreter_that_does_not_look_at_pythonpath_is_no_fork_server(listener: Workers, tmp_path: Path) -> None:
     """It would run the program at once, as nobody's worker."""
     witness = tmp_path / "witness"
     listener.script.write_text(f"open({str(witness)!r}, 'w')")
     listener.warden.preload(["json"], python=[*PYTHON, "-E"], program=[str(listener.script)], env=listener.env)
-    assert "exited with code 1" in listener.wait(TemplateFailed).reason
+    assert "exited with code 1" in listener.wait(ForkServerFailed).reason
     assert not witness.exists()
 
 
-def test_an_interpreter_that_is_not_there_is_no_template(listener: Workers) -> None:
+def test_an_interpreter_that_is_not_there_is_no_fork_server(listener: Workers) -> None:
     listener.warden.preload(["json"], python=["/no/python"], program=["train.py"], env=listener.env)
-    assert listener.wait(TemplateFailed).reason == "[Errno 2] No such file or directory: '/no/python'"
+    assert listener.wait(ForkServerFailed).reason == "[Errno 2] No such file or directory: '/no/python'"
 
 
 @pytest.mark.parametrize(
     ("preload", "env", "reason"),
     [
         ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", {}, "has 2 threads"),
-        ("", {"OMP_NUM_THREADS": "5"}, "OMP_NUM_THREADS differs from the template's"),
-        ("", {"PYTHONHASHSEED": "5"}, "PYTHONHASHSEED differs from the template's"),
+        ("", {"OMP_NUM_THREADS": "5"}, "OMP_NUM_THREADS differs from the fork server's"),
+        ("", {"PYTHONHASHSEED": "5"}, "PYTHONHASHSEED differs from the fork server's"),
         ("", {"KMP_AFFINITY": "compact"}, "KMP_AFFINITY is set"),
     ],
 )
@@ -352,7 +353,7 @@ def test_a_worker_to_which_a_check_objects_starts_fresh_with_the_reason_in_one_l
     listener: Workers, preload: str, env: dict[str, str], reason: str
 ) -> None:
     (listener.modules / "preloaded.py").write_text(preload)
-    listener.template()
+    listener.fork_server()
     tag, said = listener.output(env=env)
     assert listener.end(tag).returncode == 0
     assert json.loads(said)["preloaded"] is False
@@ -365,7 +366,7 @@ def test_a_worker_to_which_a_check_objects_starts_fresh_with_the_reason_in_one_l
 def test_a_script_whose_folder_hides_a_preloaded_module_gets_its_own(listener: Workers) -> None:
     own = listener.script.with_name("preloaded.py")
     own.write_text("MINE = True")
-    listener.template(program="import preloaded; print(preloaded.MINE)")
+    listener.fork_server(program="import preloaded; print(preloaded.MINE)")
     tag, said = listener.output()
     assert said == "True\n"
     listener.end(tag)
@@ -374,17 +375,17 @@ def test_a_script_whose_folder_hides_a_preloaded_module_gets_its_own(listener: W
     ]
 
 
-def test_another_program_than_the_templates_starts_fresh(listener: Workers, tmp_path: Path) -> None:
-    listener.template()
+def test_another_program_than_the_fork_servers_starts_fresh(listener: Workers, tmp_path: Path) -> None:
+    listener.fork_server()
     other = tmp_path / "other.py"
     other.write_text("raise SystemExit(3)")
     listener.warden.spawn(1, [*PYTHON, str(other)], listener.env, warm=True)
     assert listener.end(1).returncode == 3
-    assert "the template is for" in listener.wait(StartedFresh).why
+    assert "the fork server is for" in listener.wait(StartedFresh).why
 
 
 def test_what_cannot_be_had_warm_nor_fresh_is_a_failed_start(listener: Workers) -> None:
-    listener.template()
+    listener.fork_server()
     tag = listener.spawn(cwd="/no/such/place")
     failure = listener.wait(SpawnFailed)
     assert failure == SpawnFailed(tag, "[Errno 2] No such file or directory: '/no/such/place'")
@@ -399,21 +400,21 @@ def module(listener: Workers, name: str, text: str) -> None:
     (listener.modules / f"{name}.py").write_text(text)
 
 
-def test_a_template_with_nothing_to_do_imports_the_rest_and_those_that_live_know_nothing_of_it(
+def test_a_fork_server_with_nothing_to_do_imports_the_rest_and_those_that_live_know_nothing_of_it(
     listener: Workers,
 ) -> None:
     module(listener, "late", "")
     listener.preload(program=IMPORTED, later=["late"])
-    first = listener.wait(TemplateReady)
+    first = listener.wait(ForkServerReady)
     worker, imported = listener.running()
     assert imported == "False"
-    grown = listener.wait(TemplateGrown)
+    grown = listener.wait(ForkServerGrown)
     assert grown.modules == ("late",)
     gone(first.pid)
     other, imported = listener.running()
     assert (imported, other.warm) == ("True", True)
     assert alive(worker.pid)
-    assert listener.all_of(TemplateDied) == []
+    assert listener.all_of(ForkServerDied) == []
     listener.warden.stop(grace=0.0)
     listener.wait(Gone)
     assert alive(grown.pid)
@@ -431,16 +432,16 @@ def test_a_template_with_nothing_to_do_imports_the_rest_and_those_that_live_know
         ),
     ],
 )
-def test_a_template_stays_if_that_comes_to_nothing(listener: Workers, text: str, reason: str) -> None:
+def test_a_fork_server_stays_if_that_comes_to_nothing(listener: Workers, text: str, reason: str) -> None:
     module(listener, "late", text)
     listener.preload(program=IMPORTED, later=["late"])
-    assert reason in listener.wait(TemplateStayed).reason
+    assert reason in listener.wait(ForkServerStayed).reason
     worker, imported = listener.running()
     assert (imported, worker.warm) == ("False", True)
-    assert listener.all_of(TemplateDied) == []
+    assert listener.all_of(ForkServerDied) == []
 
 
-def test_a_template_serves_while_its_successor_imports_and_either_may_die_then(listener: Workers) -> None:
+def test_a_fork_server_serves_while_its_successor_imports_and_either_may_die_then(listener: Workers) -> None:
     started, go = listener.folder / "started", listener.folder / "go"
     for fifo in (started, go):
         os.mkfifo(fifo)
@@ -448,47 +449,47 @@ def test_a_template_serves_while_its_successor_imports_and_either_may_die_then(l
         listener, "late", f"open({str(started)!r}, 'w').write(str(__import__('os').getpid()))\nopen({str(go)!r}).read()"
     )
     listener.preload(program=IMPORTED, later=["late"])
-    first = listener.wait(TemplateReady)
+    first = listener.wait(ForkServerReady)
     successor = int(started.read_text())
     worker, imported = listener.running()
     assert (imported, worker.warm) == ("False", True)
     os.kill(first.pid, signal.SIGKILL)
-    listener.wait(TemplateDied)
-    second = listener.wait(TemplateReady, lambda event: event.pid != first.pid)
+    listener.wait(ForkServerDied)
+    second = listener.wait(ForkServerReady, lambda event: event.pid != first.pid)
     go.write_text("")
-    grown = listener.wait(TemplateGrown)
+    grown = listener.wait(ForkServerGrown)
     assert grown.pid == successor
     gone(second.pid)
     _, imported = listener.running()
     assert imported == "True"
     os.kill(grown.pid, signal.SIGKILL)
-    listener.wait(TemplateReady, lambda event: event.pid not in (first.pid, second.pid))
+    listener.wait(ForkServerReady, lambda event: event.pid not in (first.pid, second.pid))
     _, imported = listener.running()
     assert imported == "False"
 
 
-def test_a_thread_in_the_template_is_not_lost_in_its_successor(listener: Workers) -> None:
+def test_a_thread_in_the_fork_server_is_not_lost_in_its_successor(listener: Workers) -> None:
     thread = "import threading, time\nthreading.Thread(target=time.sleep, args=[1000], daemon=True).start()"
     module(listener, "threaded", thread)
     module(listener, "late", "")
     listener.preload("threaded", program=IMPORTED, later=["late"])
-    assert "2 threads" in listener.wait(TemplateStayed).reason
+    assert "2 threads" in listener.wait(ForkServerStayed).reason
     worker, _ = listener.running()
     assert not worker.warm
 
 
-def test_who_was_asked_of_a_template_that_stalls_is_not_waited_for_after_the_hand_over(listener: Workers) -> None:
+def test_who_was_asked_of_a_fork_server_that_stalls_is_not_waited_for_after_the_hand_over(listener: Workers) -> None:
     go = listener.folder / "go"
     os.mkfifo(go)
     module(listener, "late", f"open({str(go)!r}).read()")
     listener.preload(program=IMPORTED, later=["late"])
-    first = listener.wait(TemplateReady)
+    first = listener.wait(ForkServerReady)
     with go.open("w"):  # the successor has begun to import
         os.kill(first.pid, signal.SIGSTOP)
         tag = listener.spawn()
         listener.warden.spawn(100, ["true"], listener.env)
         listener.end(100)  # the request is on its way by now
-    grown = listener.wait(TemplateGrown)
+    grown = listener.wait(ForkServerGrown)
     assert listener.wait(Spawned, lambda event: event.tag == tag).warm is False
     gone(first.pid)
     assert alive(grown.pid)
@@ -496,7 +497,7 @@ def test_who_was_asked_of_a_template_that_stalls_is_not_waited_for_after_the_han
     listener.wait(Gone)
 
 
-def test_a_fork_that_fails_is_one_workers_and_not_the_templates_end(listener: Workers) -> None:
+def test_a_fork_that_fails_is_one_workers_and_not_the_fork_servers_end(listener: Workers) -> None:
     failing = """
 import os
 fork = os.fork
@@ -506,16 +507,16 @@ def fail():
 os.fork = fail
 """
     module(listener, "failing", failing)
-    listener.template("failing", program=IMPORTED)
+    listener.fork_server("failing", program=IMPORTED)
     worker, _ = listener.running()
     assert not worker.warm
     assert "Resource temporarily unavailable" in listener.wait(StartedFresh).why
     worker, _ = listener.running()
     assert worker.warm
-    assert listener.all_of(TemplateDied) == []
+    assert listener.all_of(ForkServerDied) == []
 
 
-# The template's death ------------------------------------------------------------------------------------------------
+# The death of the fork server
 
 
 def test_a_worker_is_known_though_what_was_to_tell_of_it_is_killed_just_before(listener: Workers) -> None:
@@ -529,19 +530,19 @@ def killed(fd, data):
 os.write = killed
 """
     module(listener, "deadly", text)
-    listener.template("deadly", program="import os; os._exit(7)")
+    listener.fork_server("deadly", program="import os; os._exit(7)")
     tag = listener.spawn()
     assert listener.end(tag).returncode == 7
     spawned = listener.wait(Spawned)
     assert (spawned.warm, spawned.pid) == (True, listener.end(tag).pid)
 
 
-def test_a_dead_template_is_made_again_and_its_workers_live_on(listener: Workers) -> None:
-    first = listener.template(program=SLEEP)
+def test_a_dead_fork_server_is_made_again_and_its_workers_live_on(listener: Workers) -> None:
+    first = listener.fork_server(program=SLEEP)
     worker, _ = listener.running()
     os.kill(first.pid, signal.SIGKILL)
-    assert listener.wait(TemplateDied) == TemplateDied("was killed by SIGKILL")
-    second = listener.wait(TemplateReady, lambda event: event.pid != first.pid)
+    assert listener.wait(ForkServerDied) == ForkServerDied("was killed by SIGKILL")
+    second = listener.wait(ForkServerReady, lambda event: event.pid != first.pid)
     assert alive(worker.pid)
     other, _ = listener.running()
     assert other.warm
@@ -550,45 +551,45 @@ def test_a_dead_template_is_made_again_and_its_workers_live_on(listener: Workers
     assert alive(second.pid)
 
 
-def test_a_worker_that_is_asked_for_while_the_template_is_dead_waits_for_the_next(listener: Workers) -> None:
-    template = listener.template()
-    os.kill(template.pid, signal.SIGKILL)
-    gone(template.pid)
+def test_a_worker_that_is_asked_for_while_the_fork_server_is_dead_waits_for_the_next(listener: Workers) -> None:
+    fork_server = listener.fork_server()
+    os.kill(fork_server.pid, signal.SIGKILL)
+    gone(fork_server.pid)
     tag = listener.spawn()
     assert listener.end(tag).returncode == 0
     warm = listener.wait(Spawned).warm
-    assert warm or listener.all_of(StartedFresh) == [StartedFresh(tag, "the template died, or what it had forked")]
+    assert warm or listener.all_of(StartedFresh) == [StartedFresh(tag, "the fork server died, or what it had forked")]
 
 
-def test_a_request_that_a_dying_template_has_not_answered_is_started_fresh(listener: Workers) -> None:
-    template = listener.template()
-    os.kill(template.pid, signal.SIGSTOP)
+def test_a_request_that_a_dying_fork_server_has_not_answered_is_started_fresh(listener: Workers) -> None:
+    fork_server = listener.fork_server()
+    os.kill(fork_server.pid, signal.SIGSTOP)
     tag = listener.spawn()
     listener.warden.spawn(100, ["true"], listener.env)
     listener.end(100)  # the request is on its way by now
-    os.kill(template.pid, signal.SIGKILL)
+    os.kill(fork_server.pid, signal.SIGKILL)
     assert listener.end(tag).returncode == 0
-    assert listener.all_of(StartedFresh) == [StartedFresh(tag, "the template died, or what it had forked")]
+    assert listener.all_of(StartedFresh) == [StartedFresh(tag, "the fork server died, or what it had forked")]
 
 
 # Stopping ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_stop_leaves_the_template_alone_and_the_next_round_starts_warm(listener: Workers) -> None:
-    template = listener.template(program=ESCAPE)
+def test_a_stop_leaves_the_fork_server_alone_and_the_next_round_starts_warm(listener: Workers) -> None:
+    fork_server = listener.fork_server(program=ESCAPE)
     worker, escaped = listener.running()
     listener.warden.stop(grace=HUNDRED_YEARS)
     listener.wait(Gone)
     gone(int(escaped))
-    assert alive(template.pid)
+    assert alive(fork_server.pid)
     assert listener.all_of(Signalled)[0] == Signalled(signal.SIGTERM, (worker.pid,))
-    assert all(template.pid not in event.pids for event in listener.all_of(Signalled))
+    assert all(fork_server.pid not in event.pids for event in listener.all_of(Signalled))
     again, _ = listener.running()
     assert again.warm
 
 
 def test_a_warm_worker_that_ignores_sigterm_is_killed_after_the_grace(listener: Workers) -> None:
-    listener.template(program=STUBBORN)
+    listener.fork_server(program=STUBBORN)
     worker, _ = listener.running()
     listener.warden.stop(grace=0.05)
     listener.wait(Gone)
@@ -597,7 +598,7 @@ def test_a_warm_worker_that_ignores_sigterm_is_killed_after_the_grace(listener: 
 
 def test_a_stop_while_workers_are_being_forked_leaves_none_of_them(listener: Workers) -> None:
     reading, writing = os.pipe()
-    listener.template(program=STUBBORN)
+    listener.fork_server(program=STUBBORN)
     for _ in range(4):
         listener.spawn(stdout=writing)
     os.close(writing)
@@ -609,72 +610,72 @@ def test_a_stop_while_workers_are_being_forked_leaves_none_of_them(listener: Wor
     failed = {event.tag for event in listener.all_of(SpawnFailed)}
     assert started | failed == {1, 2, 3, 4}
     assert {event.tag for event in listener.all_of(Exited)} == started
-    assert listener.all_of(TemplateDied) == []
+    assert listener.all_of(ForkServerDied) == []
 
 
-def test_a_worker_that_waits_for_the_template_is_not_started_after_a_stop(listener: Workers) -> None:
+def test_a_worker_that_waits_for_the_fork_server_is_not_started_after_a_stop(listener: Workers) -> None:
     go_on = slow(listener)
     tag = listener.spawn()
     listener.warden.stop(grace=HUNDRED_YEARS)
     listener.wait(Gone)
     assert listener.all_of(SpawnFailed) == [SpawnFailed(tag, "the workers of this node are being stopped")]
     go_on()
-    listener.wait(TemplateReady)
+    listener.wait(ForkServerReady)
     assert listener.end(listener.spawn()).returncode == 0
     assert [event.tag for event in listener.all_of(Spawned)] == [tag + 1]
 
 
-def test_a_template_that_does_not_answer_does_not_hold_up_a_stop(listener: Workers) -> None:
-    template = listener.template()
-    os.kill(template.pid, signal.SIGSTOP)
+def test_a_fork_server_that_does_not_answer_does_not_hold_up_a_stop(listener: Workers) -> None:
+    fork_server = listener.fork_server()
+    os.kill(fork_server.pid, signal.SIGSTOP)
     tag = listener.spawn()
     listener.warden.stop(grace=0)
     listener.wait(Gone)
-    gone(template.pid)
+    gone(fork_server.pid)
     assert listener.all_of(SpawnFailed) == [SpawnFailed(tag, "the workers of this node are being stopped")]
-    listener.wait(TemplateReady, lambda event: event.pid != template.pid)
+    listener.wait(ForkServerReady, lambda event: event.pid != fork_server.pid)
     assert listener.end(listener.spawn()).returncode == 0
 
 
-def test_a_fence_kills_warm_workers_and_spares_the_template(listener: Workers) -> None:
-    template = listener.template(program=SLEEP)
+def test_a_fence_kills_warm_workers_and_spares_the_fork_server(listener: Workers) -> None:
+    fork_server = listener.fork_server(program=SLEEP)
     worker, _ = listener.running()
     listener.warden.fence(0)
     listener.wait(Fenced)
     gone(worker.pid)
     assert listener.all_of(Exited) == []
-    assert alive(template.pid)
+    assert alive(fork_server.pid)
 
 
 def test_a_fence_that_goes_off_while_another_still_kills_is_the_same(listener: Workers) -> None:
-    template = listener.template(program=SLEEP)
+    fork_server = listener.fork_server(program=SLEEP)
     worker, _ = listener.running()
-    os.kill(template.pid, signal.SIGSTOP)  # so that the first one takes a while
+    os.kill(fork_server.pid, signal.SIGSTOP)  # so that the first one takes a while
     listener.spawn()
     listener.warden.fence(0)
     gone(worker.pid)
     listener.warden.fence(0)
     listener.wait(Fenced)
-    listener.wait(TemplateReady, lambda event: event.pid != template.pid)
+    listener.wait(ForkServerReady, lambda event: event.pid != fork_server.pid)
     listener.running()
     assert (listener.all_of(Fenced), listener.all_of(SpawnFailed)) == ([Fenced()], [])
 
 
-def test_nothing_of_a_template_outlives_the_warden(listener: Workers) -> None:
-    template = listener.template(program=SLEEP)
+def test_nothing_of_a_fork_server_outlives_the_warden(listener: Workers) -> None:
+    fork_server = listener.fork_server(program=SLEEP)
     worker, _ = listener.running()
     os.kill(listener.warden.pid, signal.SIGKILL)
-    for pid in (worker.pid, template.pid):
+    for pid in (worker.pid, fork_server.pid):
         gone(pid)
 
 
-def test_closing_ends_workers_services_and_the_template(listener: Workers) -> None:
-    template = listener.template(program=SLEEP)
+def test_closing_ends_workers_services_and_the_fork_server(listener: Workers) -> None:
+    fork_server = listener.fork_server(program=SLEEP)
     worker, _ = listener.running()
     listener.warden.serve(1, "signal:pause", {})
     service = listener.wait(ServiceStarted)
     listener.warden.close(PATIENCE)
-    for pid in (worker.pid, service.pid, template.pid):
+    for pid in (worker.pid, service.pid, fork_server.pid):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
@@ -682,7 +683,7 @@ def test_closing_ends_workers_services_and_the_template(listener: Workers) -> No
 def test_ctrl_c_before_the_program_begins_ends_the_worker_without_a_traceback(listener: Workers) -> None:
     hook = "lambda: os.kill(os.getpid(), signal.SIGINT)"  # comes when the fork lets signals through
     (listener.modules / "interrupted.py").write_text(f"import os, signal\nos.register_at_fork(after_in_child={hook})\n")
-    listener.template("interrupted", program=SLEEP)
+    listener.fork_server("interrupted", program=SLEEP)
     reading, writing = os.pipe()
     tag = listener.spawn(stderr=writing)
     os.close(writing)
@@ -710,7 +711,7 @@ def serve(fd, greeting, code):
 def service(listener: Workers) -> Iterator[socket.socket]:
     """A service, and a socket to it that has a line of facts to read."""
     (listener.modules / "preloaded.py").write_text(SERVICE)
-    listener.template(program=SLEEP)
+    listener.fork_server(program=SLEEP)
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
@@ -743,11 +744,11 @@ def test_a_service_outlives_a_stop_and_ends_when_it_is_told_to(listener: Workers
     gone(started.pid)
 
 
-def test_a_service_starts_fresh_where_the_template_must_not_fork(listener: Workers) -> None:
+def test_a_service_starts_fresh_where_the_fork_server_must_not_fork(listener: Workers) -> None:
     thread = "import threading, time\nthreading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()\n"
     (listener.modules / "preloaded.py").write_text(SERVICE)
     (listener.modules / "threaded.py").write_text(thread)
-    listener.template("threaded", program=SLEEP)
+    listener.fork_server("threaded", program=SLEEP)
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
@@ -776,11 +777,11 @@ def test_a_service_starts_fresh_where_the_template_must_not_fork(listener: Worke
     ],
 )
 def test_a_service_that_is_not_there_is_reported(listener: Workers, entry: str, error: str) -> None:
-    listener.template()
+    listener.fork_server()
     listener.warden.serve(1, entry, {})
     assert listener.wait(ServiceFailed) == ServiceFailed(1, error)
 
 
-def test_without_a_template_there_is_no_service(listener: Workers) -> None:
+def test_without_a_fork_server_there_is_no_service(listener: Workers) -> None:
     listener.warden.serve(1, "signal:pause", {})
-    assert listener.wait(ServiceFailed) == ServiceFailed(1, "there is no template")
+    assert listener.wait(ServiceFailed) == ServiceFailed(1, "there is no fork server")

@@ -1,4 +1,5 @@
-"""How long the warden waits for a template, with a clock of the test's. What it does is in ``test_warden_warm.py``."""
+"""How long the warden waits for a fork server, with a clock of the test's. What it does is in
+``test_warden_warm.py``."""
 
 from __future__ import annotations
 
@@ -20,10 +21,10 @@ FOREVER = {
     "program": [],
     "env": {"PATH": os.environ["PATH"]},
 }
-"""A template that never gets to the end of its imports."""
+"""A fork server that never gets to the end of its imports."""
 
 
-class Scene:
+class LeaderView:
     """A nursery, the time, and what it has told."""
 
     def __init__(self) -> None:
@@ -32,68 +33,68 @@ class Scene:
         self.nursery = Nursery(lambda event, **facts: self.told.append((event, facts)), lambda: self.now)
 
     def die(self, *, closing: bool = False) -> None:
-        """Kill the template, and let it be known."""
-        template = self.nursery.template
-        assert template is not None
-        assert template.pid is not None
-        signal_group(template.pid, signal.SIGKILL)
-        os.waitpid(template.pid, 0)
-        template.hear()  # the end of its pipe
-        self.nursery.died(template, -signal.SIGKILL, closing=closing)
+        """Kill the fork server, and let it be known."""
+        fork_server = self.nursery.fork_server
+        assert fork_server is not None
+        assert fork_server.pid is not None
+        signal_group(fork_server.pid, signal.SIGKILL)
+        os.waitpid(fork_server.pid, 0)
+        fork_server.hear()  # the end of its pipe
+        self.nursery.died(fork_server, -signal.SIGKILL, closing=closing)
 
 
 @pytest.fixture
-def scene() -> Iterator[Scene]:
-    scene = Scene()
-    scene.nursery.begin(FOREVER)
-    yield scene
-    if scene.nursery.template is not None:
-        scene.die(closing=True)
+def view() -> Iterator[LeaderView]:
+    view = LeaderView()
+    view.nursery.begin(FOREVER)
+    yield view
+    if view.nursery.fork_server is not None:
+        view.die(closing=True)
 
 
 def child(kind: Kind = Kind.WORKER) -> Child:
     return Child(kind, {"tag": 1, "descriptors": []}, [])
 
 
-def test_a_worker_waits_for_the_import_so_long_and_no_longer(scene: Scene) -> None:
+def test_a_worker_waits_for_the_import_so_long_and_no_longer(view: LeaderView) -> None:
     worker = child()
-    scene.nursery.ask(worker)
-    assert scene.nursery.due() == 100 + IMPORT_WITHIN
-    scene.now += IMPORT_WITHIN - 1
-    assert scene.nursery.released() == []
-    assert not scene.nursery.late()
-    scene.now += 1
-    assert scene.nursery.released() == [worker]
-    assert scene.nursery.late()
-    assert scene.nursery.due() == math.inf
-    scene.nursery.ask(child())
-    assert scene.nursery.due() <= scene.now, "nobody waits for it once more"
+    view.nursery.ask(worker)
+    assert view.nursery.due() == 100 + IMPORT_WITHIN
+    view.now += IMPORT_WITHIN - 1
+    assert view.nursery.released() == []
+    assert not view.nursery.late()
+    view.now += 1
+    assert view.nursery.released() == [worker]
+    assert view.nursery.late()
+    assert view.nursery.due() == math.inf
+    view.nursery.ask(child())
+    assert view.nursery.due() <= view.now, "nobody waits for it once more"
 
 
-def test_nobody_waits_for_a_template_that_will_not_be(scene: Scene) -> None:
+def test_nobody_waits_for_a_fork_server_that_will_not_be(view: LeaderView) -> None:
     worker = child()
-    scene.nursery.ask(worker)
-    scene.die()
-    assert scene.told == [("template_died", {"returncode": -signal.SIGKILL})]
-    assert scene.nursery.released() == []
-    scene.die()
-    assert scene.told[1:] == [
-        ("template_failed", {"reason": "it died twice while it imported torch (it was killed by SIGKILL)"})
+    view.nursery.ask(worker)
+    view.die()
+    assert view.told == [("fork_server_died", {"returncode": -signal.SIGKILL})]
+    assert view.nursery.released() == []
+    view.die()
+    assert view.told[1:] == [
+        ("fork_server_failed", {"reason": "it died twice while it imported torch (it was killed by SIGKILL)"})
     ]
-    assert scene.nursery.template is None
-    assert scene.nursery.due() == 0
-    assert scene.nursery.released() == [worker]
+    assert view.nursery.fork_server is None
+    assert view.nursery.due() == 0
+    assert view.nursery.released() == [worker]
 
 
-def test_at_the_end_a_dead_template_is_not_made_again(scene: Scene) -> None:
-    scene.die(closing=True)
-    assert scene.nursery.template is None
-    assert scene.told == []
+def test_at_the_end_a_dead_fork_server_is_not_made_again(view: LeaderView) -> None:
+    view.die(closing=True)
+    assert view.nursery.fork_server is None
+    assert view.told == []
 
 
-def test_a_stop_dismisses_the_workers_that_wait_and_not_the_services(scene: Scene) -> None:
+def test_a_stop_dismisses_the_workers_that_wait_and_not_the_services(view: LeaderView) -> None:
     worker, service = child(), child(Kind.SERVICE)
     for waiting in (worker, service):
-        scene.nursery.ask(waiting)
-    assert scene.nursery.dismiss() == [worker]
-    assert scene.nursery.waiting == [service]
+        view.nursery.ask(waiting)
+    assert view.nursery.dismiss() == [worker]
+    assert view.nursery.waiting == [service]

@@ -68,7 +68,7 @@ def test_a_host_with_a_file_is_vouched_for_and_no_other(tmp_path: Path, monkeypa
     assert asked is not None
     nodes = [
         NodeInfo(
-            node_id=host, host=host, host_id=host, seat=0, local_world_size=1, role="", versions=Versions(python="3")
+            node_id=host, host=host, host_id=host, slot=0, local_world_size=1, role="", versions=Versions(python="3")
         )
         for host in ("pod-1", "pod-2")
     ]

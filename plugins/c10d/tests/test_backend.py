@@ -519,31 +519,33 @@ def test_a_newest_entry_that_is_not_ours_is_not_believed(port: int) -> None:
             other.wait(Cursor(), roster=False, timeout=0)
 
 
-def test_a_beat_or_a_serial_that_is_none_hides_nobody(port: int) -> None:
+def test_a_heartbeat_or_a_serial_that_is_none_hides_nobody(port: int) -> None:
     with closing(opened(port, "job")) as store, closing(opened(port, "job")) as other:
         for node_id in ("node", "other"):
             store.enter(node_id, b"row")
-        for key in (Keys("job").beat(1), Keys("job").node("node")):
+        for key in (Keys("job").heartbeat(1), Keys("job").node("node")):
             store._client.put(key, b"nonsense")
-            store.beat("other", 1)  # which is answered after it
+            store.heartbeat("other", 1)  # which is answered after it
             rows = other.roster(["node", "other"])
             assert [row.node_id for row in rows if not row.broken] == ["other"]
             assert ["nonsense" in row.broken for row in rows if row.broken] == [True]
-            assert other.beat("other", 1, "node").watched is None
+            assert other.heartbeat("other", 1, "node").watched is None
         assert [row.node_id for row in other.roster() if not row.broken] == ["other"]
 
 
 def test_of_many_rows_what_has_changed_is_read_anew(port: int) -> None:
-    with closing(opened(port, "job")) as store, closing(opened(port, "job")) as chair:
+    with closing(opened(port, "job")) as store, closing(opened(port, "job")) as leader:
         for number in range(20):
             store.enter(f"node{number}", b"row")
-        before = chair.roster()
+        before = leader.roster()
         store.amend("node7", 1, b"amended")
-        store.beat("node3", 5)
+        store.heartbeat("node3", 5)
         store.remove("node5")
-        expected = [replace(row, beat=5) if row.node_id == "node3" else row for row in before if row.node_id != "node5"]
+        expected = [
+            replace(row, heartbeat=5) if row.node_id == "node3" else row for row in before if row.node_id != "node5"
+        ]
         expected = [replace(row, revision=1, value=b"amended") if row.node_id == "node7" else row for row in expected]
-        assert chair.roster() == expected
+        assert leader.roster() == expected
 
 
 def test_of_a_few_rows_only_those_are_read(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -551,10 +553,10 @@ def test_of_a_few_rows_only_those_are_read(port: int, monkeypatch: pytest.Monkey
         for number in range(20):
             store.enter(f"node{number}", b"row")
         store.amend("node7", 1, b"amended")
-        store.beat("node7", 5)
+        store.heartbeat("node7", 5)
         asked = counted(monkeypatch, reader, "fetch")
         found = reader.roster(["node7", "node3", "stranger"])
-        assert [(row.node_id, row.serial, row.revision, row.value, row.beat) for row in found] == [
+        assert [(row.node_id, row.serial, row.revision, row.value, row.heartbeat) for row in found] == [
             ("node3", 4, 0, b"row", 0),
             ("node7", 8, 1, b"amended", 5),
         ]

@@ -73,9 +73,9 @@ def test_a_user_with_a_password_needs_no_more_than_the_prefix(guarded: Etcd, pas
     assert backend.enter("node", b"value") == 1
     assert backend.append(ORIGIN, FIRST, b"data")
     assert other.wait(Cursor(), roster=True, timeout=60).head == 1
-    assert other.beat("node", 1, "node").head == 1
+    assert other.heartbeat("node", 1, "node").head == 1
     assert other.erase()
-    assert other.beat("node", 1, "node").head == 0
+    assert other.heartbeat("node", 1, "node").head == 0
     other.close()
     backend.close()
 

@@ -23,12 +23,12 @@ class TestEtcdV2Backend(BackendConformance, ProcessConformance):
         return make_backend
 
 
-def test_a_row_that_is_removed_while_rows_are_listed_is_listed_with_its_beat_or_not_at_all(
+def test_a_row_that_is_removed_while_rows_are_listed_is_listed_with_its_heartbeat_or_not_at_all(
     server: Etcd, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(opened_v2(server.endpoint, prefix, "job")) as store, closing(store.connect()) as node:
         node.enter("node", b"row")
-        node.beat("node", 7)
+        node.heartbeat("node", 7)
         look = store._list
 
         def removed_after_the_first_look(key: str) -> object:
@@ -38,4 +38,4 @@ def test_a_row_that_is_removed_while_rows_are_listed_is_listed_with_its_beat_or_
             return found
 
         monkeypatch.setattr(store, "_list", removed_after_the_first_look)
-        assert [row.beat for row in store.roster()] in ([], [7])
+        assert [row.heartbeat for row in store.roster()] in ([], [7])

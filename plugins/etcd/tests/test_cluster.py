@@ -51,7 +51,7 @@ def test_a_killed_leader_costs_its_clients_nothing_but_time(three: Three, opener
     three.leader().stop()
     for prev, entry in links[2:]:
         assert writer.append(prev, entry, b"after")
-    assert writer.beat("node", 1, "node").head == 4
+    assert writer.heartbeat("node", 1, "node").head == 4
     try:
         assert woken(waiting, "append()").head > 2
     except RendezvousConnectionError:  # it is allowed to say that it lost its member, not to sleep on
@@ -128,20 +128,20 @@ def test_a_watch_goes_on_where_history_was_compacted(own_server: Etcd) -> None:
     waiter.close()
 
 
-def test_a_waiter_that_becomes_chair_watches_the_roster_too(server: Etcd, prefix: str) -> None:
-    node, chair = (opened(server.endpoint, prefix, "job") for _ in range(2))
-    before = chair.wait(Cursor(), roster=False, timeout=0.01)
-    waiting = long_wait(chair, Cursor(before.head, chair.wait(before, roster=True, timeout=0).roster), roster=True)
+def test_a_waiter_that_becomes_leader_watches_the_roster_too(server: Etcd, prefix: str) -> None:
+    node, leader = (opened(server.endpoint, prefix, "job") for _ in range(2))
+    before = leader.wait(Cursor(), roster=False, timeout=0.01)
+    waiting = long_wait(leader, Cursor(before.head, leader.wait(before, roster=True, timeout=0).roster), roster=True)
     node.enter("node", b"")
     assert woken(waiting, "enter()").roster > 0
-    waiting = long_wait(chair, Cursor(), roster=False)
+    waiting = long_wait(leader, Cursor(), roster=False)
     assert node.append(ORIGIN, FIRST, b"data")
     assert woken(waiting, "append()").head == 1
     node.close()
-    chair.close()
+    leader.close()
 
 
-def test_all_keys_of_a_job_hang_on_one_lease_that_a_beat_renews(own_server: Etcd) -> None:
+def test_all_keys_of_a_job_hang_on_one_lease_that_a_heartbeat_renews(own_server: Etcd) -> None:
     backend = opened(own_server.endpoint, "/elastic", "job")
     backend.enter("node", b"")
     assert backend.append(ORIGIN, FIRST, b"data")
@@ -151,10 +151,10 @@ def test_all_keys_of_a_job_hang_on_one_lease_that_a_beat_renews(own_server: Etcd
     assert len(said["keys"]) == 7
     calls = own_server.operations().get("LeaseKeepAlive", 0)
     for count in range(3):
-        backend.beat("node", count)
+        backend.heartbeat("node", count)
     assert own_server.operations()["LeaseKeepAlive"] == calls + 1, "after an append, and not again for an hour"
     follower = opened(own_server.endpoint, "/elastic", "job")
-    follower.beat("node", 4)
+    follower.heartbeat("node", 4)
     assert own_server.operations()["LeaseKeepAlive"] == calls + 1, "a follower leaves that to whoever decides"
     follower.close()
     administer(own_server, "/v3/lease/revoke", {"ID": lease})
@@ -169,7 +169,7 @@ def test_keys_in_a_store_over_v2_that_came_back_empty_are_gone_in_a_week_too(own
     for _ in range(2):
         backend.enter("node", b"")
         assert backend.append(ORIGIN, FIRST, b"data")
-        backend.beat("node", 1)
+        backend.heartbeat("node", 1)
         assert 0 < backend._ask(lambda client: client.read(backend._root)).ttl <= EXPIRY
         own_server.stop()
         own_server.forget()
@@ -188,25 +188,25 @@ def test_keys_over_v2_stay_where_a_directory_cannot_be_given_more_time(
     monkeypatch.setattr(etcd.Client, "refresh", refresh)
     first, second = (opened_v2(own_server.endpoint, "/elastic", "job") for _ in range(2))
     assert [store.enter(f"node {number}", b"") for number, store in enumerate((first, second))] == [1, 2]
-    assert second.beat("node 1", 1).revision == 0
+    assert second.heartbeat("node 1", 1).revision == 0
     assert first._ask(lambda client: client.read(first._root)).ttl is None
     first.close()
     second.close()
 
 
-def test_a_beat_an_append_and_an_amendment_are_one_operation_each(own_server: Etcd) -> None:
+def test_a_heartbeat_an_append_and_an_amendment_are_one_operation_each(own_server: Etcd) -> None:
     backend = opened(own_server.endpoint, "/elastic", "job")
     for node in range(20):
         backend.enter(f"node {node}", b"")
     other = backend.connect()
     assert backend.append(ORIGIN, FIRST, b"data")
-    backend.beat("node 0", 1)
+    backend.heartbeat("node 0", 1)
     costs: dict[str, tuple[Callable[[], object], dict[str, int]]] = {
         "the first amendment, by another connection of the agent that entered": (
             lambda: other.amend("node 0", 1, b"1"),
             {"Txn": 1},
         ),
-        "beat": (lambda: backend.beat("node 0", 2, "node 1"), {"Txn": 1}),
+        "heartbeat": (lambda: backend.heartbeat("node 0", 2, "node 1"), {"Txn": 1}),
         "amend": (lambda: backend.amend("node 0", 2, b"2"), {"Txn": 1}),
         "append": (lambda: backend.append(FIRST, Link(2, "second"), b"data"), {"Txn": 1}),
         "read": (lambda: backend.read(2), {"Range": 1}),
@@ -240,14 +240,14 @@ def test_who_has_looked_is_told_of_the_next_entry_and_asks_for_nothing(own_serve
     waiter.close()
 
 
-def test_a_chair_that_has_written_itself_does_not_go_back_to_what_it_was_told(server: Etcd, prefix: str) -> None:
-    chair = opened(server.endpoint, prefix, "job")
-    seen = chair.wait(Cursor(), roster=True, timeout=0)
+def test_a_leader_that_has_written_itself_does_not_go_back_to_what_it_was_told(server: Etcd, prefix: str) -> None:
+    leader = opened(server.endpoint, prefix, "job")
+    seen = leader.wait(Cursor(), roster=True, timeout=0)
     for prev, entry in chain(20):
-        assert chair.append(prev, entry, b"data")
-        seen = chair.wait(Cursor(entry.index, seen.roster), roster=True, timeout=0.01)
+        assert leader.append(prev, entry, b"data")
+        seen = leader.wait(Cursor(entry.index, seen.roster), roster=True, timeout=0.01)
         assert seen.head == entry.index
-    chair.close()
+    leader.close()
 
 
 def test_a_watch_from_before_the_store_went_back_is_not_believed(own_server: Etcd) -> None:

@@ -117,20 +117,20 @@ class TestEtcdWithAForeignWriter(PlantConformance):
 
 @OPENERS
 @pytest.mark.parametrize("garbage", ["garbage", "-1"])
-def test_a_beat_that_is_none_hides_nobody(server: Etcd, prefix: str, opener_of: Open, garbage: str) -> None:
+def test_a_heartbeat_that_is_none_hides_nobody(server: Etcd, prefix: str, opener_of: Open, garbage: str) -> None:
     with closing(opener_of(server.endpoint, prefix, "job")) as store:
         for node_id in ("node", "other"):
             store.enter(node_id, b"row")
         if opener_of is opened:
-            put(server, Keys(prefix, "job").beat("node"), garbage.encode())
+            put(server, Keys(prefix, "job").heartbeat("node"), garbage.encode())
         else:
-            plant_v2(server, f"{prefix}/-job/beat/-node", garbage)
+            plant_v2(server, f"{prefix}/-job/heartbeat/-node", garbage)
         for rows in (store.roster(), store.roster(["node", "other"])):
             assert [row.node_id for row in rows if not row.broken] == ["other"]
             assert ["etcd holds" in row.broken for row in rows if row.broken] == [True]
-        assert store.beat("other", 1, "node").watched is None
-        store.beat("node", 7)
-        assert [(row.node_id, row.beat) for row in store.roster()] == [("node", 7), ("other", 1)]
+        assert store.heartbeat("other", 1, "node").watched is None
+        store.heartbeat("node", 7)
+        assert [(row.node_id, row.heartbeat) for row in store.roster()] == [("node", 7), ("other", 1)]
 
 
 @pytest.mark.parametrize("garbage", ["garbage", "Z2FyYmFnZQ==", "", "\xff"], ids=["text", "base64", "nothing", "latin"])

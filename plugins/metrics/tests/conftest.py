@@ -68,15 +68,15 @@ def hear(audience: Audience) -> Callable[[str], Event]:
 
 @pytest.fixture
 def start(plugins: Plugins) -> Callable[..., None]:
-    """Tells the plugins that the run starts: ``start(log_dir, seat=0)``."""
+    """Tells the plugins that the run starts: ``start(log_dir, slot=0)``."""
 
-    def start(log_dir: Path | None = None, *, seat: int = 0) -> None:
+    def start(log_dir: Path | None = None, *, slot: int = 0) -> None:
         config = RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"), rdzv_id="job", max_restarts=3)
         node = NodeInfo(
             node_id="c0ffee",
             host="node/1",
             host_id="h",
-            seat=seat,
+            slot=slot,
             local_world_size=2,
             role="trainer",
             versions=Versions.here(),

@@ -47,7 +47,7 @@ def test_every_event_is_a_line_with_both_times_at_which_it_happened(
 
 def test_the_file_says_which_run_and_node_it_is_about(plugins: Plugins, start: Start, end: End, tmp_path: Path) -> None:
     plugins.register("events", EventLines())
-    start(tmp_path, seat=1)
+    start(tmp_path, slot=1)
     end()
     (line,) = written(tmp_path)
     assert line["name"] == "run_starts"
@@ -57,7 +57,7 @@ def test_the_file_says_which_run_and_node_it_is_about(plugins: Plugins, start: S
         "node": "node/1 (agent 2)",
         "node_id": "c0ffee",
         "host": "node/1",
-        "seat": 1,
+        "slot": 1,
         "role": "trainer",
         "local_world_size": 2,
         "backend": "local",

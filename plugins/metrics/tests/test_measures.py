@@ -55,11 +55,11 @@ HALTED = (*FIRST, event(10, "round_halted"))
         ),
         pytest.param(
             (*FIRST, started(11, 2, "resize", member=False)),
-            {"round": 2, "seated": False, "workers_running": 0, "trouble_at": None},
+            {"round": 2, "placed": False, "workers_running": 0, "trouble_at": None},
             id="left out of the new round",
         ),
-        pytest.param((event(5, "round_halted"),), {"trouble_at": None}, id="trouble of others, before we have a seat"),
-        pytest.param((event(5, "round_started"),), {"round": 0, "seated": True}, id="an agent that says less"),
+        pytest.param((event(5, "round_halted"),), {"trouble_at": None}, id="trouble of others, before we have a slot"),
+        pytest.param((event(5, "round_started"),), {"round": 0, "placed": True}, id="an agent that says less"),
     ],
 )
 def test_what_is_known_after_a_story(story: tuple[Event, ...], known: dict[str, object]) -> None:

@@ -27,7 +27,7 @@ from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Versions
 
 config = RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"))
-node = NodeInfo(node_id="n", host="h", host_id="h", seat=0, local_world_size=1, role="", versions=Versions.here())
+node = NodeInfo(node_id="n", host="h", host_id="h", slot=0, local_world_size=1, role="", versions=Versions.here())
 plugins = load(config)
 plugins.publish(Event("joining", ""))
 plugins.run_starts(config, "uid", node, None)
@@ -74,9 +74,9 @@ def test_what_is_no_port_is_refused_and_quoted(text: str) -> None:
 
 
 def test_agents_of_one_host_take_the_ports_after_the_first() -> None:
-    assert [Place("::1", 65534).of_seat(seat).port for seat in (0, 1)] == [65534, 65535]
+    assert [Place("::1", 65534).of_slot(slot).port for slot in (0, 1)] == [65534, 65535]
     with pytest.raises(EndpointError, match="leaves no port to agent 3 of this host"):
-        Place("::1", 65534).of_seat(2)
+        Place("::1", 65534).of_slot(2)
 
 
 def test_the_endpoint_opens_with_the_run_tells_what_happens_and_closes_with_it(
@@ -87,7 +87,7 @@ def test_the_endpoint_opens_with_the_run_tells_what_happens_and_closes_with_it(
     with pytest.raises(OSError, match="refused"):
         read(opened)
     plugins.publish(Event("joining", ""))
-    start(seat=1)
+    start(slot=1)
     while 'elastic_events_total{event="joining",level="info"} 1.0' not in _patiently(opened):
         pass
     end()

@@ -14,7 +14,7 @@ import redis
 from redis_servers import Daemon, opened, opened_in_silence, redis_server
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
-from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, BeatReply, Cursor, Link
+from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, Cursor, HeartbeatReply, Link
 from elastic_core.testing.backend_conformance import BackendConformance, ProcessConformance
 from elastic_core.testing.connections import MakeBackend, long_wait, woken
 from elastic_core.testing.racing import PATIENCE
@@ -60,7 +60,7 @@ def test_an_operation_is_one_round_trip(store: RedisBackend, admin: redis.Redis)
     operations: list[Callable[[], object]] = [
         lambda: store.enter("node", b"0"),
         lambda: store.amend("node", 1, b"1"),
-        lambda: store.beat("node", 1, "node"),
+        lambda: store.heartbeat("node", 1, "node"),
         lambda: store.roster(),
         lambda: store.roster(["node"]),
         lambda: store.append(ORIGIN, FIRST, b"entry"),
@@ -118,7 +118,7 @@ def test_who_was_woken_by_an_entry_has_it(store: RedisBackend, admin: redis.Redi
 
 @pytest.mark.parametrize(
     "then",
-    [lambda waiter: waiter.beat("node", 1), lambda waiter: waiter.wait(Cursor(), roster=False, timeout=0)],
+    [lambda waiter: waiter.heartbeat("node", 1), lambda waiter: waiter.wait(Cursor(), roster=False, timeout=0)],
     ids=["asked", "waited"],
 )
 def test_what_an_entry_was_at_the_last_wake_up_is_not_believed_later(
@@ -153,14 +153,14 @@ def test_every_key_expires_days_after_the_last_sign_of_the_job(store: RedisBacke
     assert set(names) == {name.encode() for name in Keys("elastic", "job").all}
     for name in names:
         admin.expire(name, 100)
-    store.beat("node", 1)
+    store.heartbeat("node", 1)
     assert all(100 < admin.ttl(name) <= EXPIRY for name in names)
 
 
 def test_a_script_that_the_server_has_forgotten_is_sent_again(store: RedisBackend, admin: redis.Redis) -> None:
     store.enter("node", b"")
     admin.script_flush()
-    assert store.beat("node", 1) == BeatReply(0, 0, None)
+    assert store.heartbeat("node", 1) == HeartbeatReply(0, 0, None)
 
 
 def test_a_prefix_and_a_database_keep_jobs_apart(server: Daemon, store: RedisBackend) -> None:
@@ -200,7 +200,7 @@ def test_a_server_that_was_restarted_empty_is_seen_to_be_behind(durable: Daemon)
     durable.start()
     after = opened(durable.endpoint)
     assert after.may_forget
-    assert after.beat("node", 5) == BeatReply(head=0, revision=None, watched=None)
+    assert after.heartbeat("node", 5) == HeartbeatReply(head=0, revision=None, watched=None)
     assert not after.append(FIRST, SECOND, b"entry"), "what it is built on is not there"
     assert after.append(ORIGIN, FIRST, b"entry"), "and can be put back"
     assert after.append(FIRST, SECOND, b"entry")
@@ -344,7 +344,7 @@ def test_a_key_of_another_kind_is_reported(store: RedisBackend, admin: redis.Red
 def test_a_counter_that_is_none_is_reported(store: RedisBackend, admin: redis.Redis) -> None:
     admin.hset(LEDGER, "head", "many")
     with pytest.raises(RendezvousStateError, match="is not ours: the index of the newest entry"):
-        store.beat("node", 1)
+        store.heartbeat("node", 1)
 
 
 def test_the_plugin_is_found_by_its_entry_point_and_imports_no_redis_until_it_is_used() -> None:

@@ -141,10 +141,10 @@ def test_a_failure_on_one_node_ends_the_round_on_all_and_the_next_one_has_anothe
 
 def test_an_agent_that_does_not_come_to_its_round_is_not_waited_for(node: Callable[..., TorchrunHandler]) -> None:
     handlers = [node(min_nodes=1, beat_interval=0.2, lost_after=0.6, last_call_timeout=PATIENCE) for _ in range(2)]
-    chair = min(zip(round_of(handlers), handlers, strict=True), key=lambda pair: pair[0].rank)[1]
-    [other] = [handler for handler in handlers if handler is not chair]
+    leader = min(zip(round_of(handlers), handlers, strict=True), key=lambda pair: pair[0].rank)[1]
+    [other] = [handler for handler in handlers if handler is not leader]
     other._shut.set()  # it gives no sign of life any more
-    assert [info.world_size for info in round_of([chair])] == [1]
+    assert [info.world_size for info in round_of([leader])] == [1]
 
 
 def test_the_job_is_closed_well_once_all_have_entered_the_exit_barrier(

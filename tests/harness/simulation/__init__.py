@@ -12,7 +12,7 @@ General layout, from what everything stands on up to what is run:
   ``overlaps`` for how long rounds train at once then, and ``measure`` plays thousands and says what came of them.
 * ``truth`` watches everything and knows the invariants, ``histories`` what was ever written; ``rules`` what else was
   promised, much of it to who is healthy (``calmness``): ``endings`` of who goes, ``forgetting`` of stores that forget,
-  ``unreached`` of peers, ``seating`` of who gets a place, ``leaders`` of those that decide one after another,
+  ``unreached`` of peers, ``slot_rules`` of who gets a place, ``leaders`` of those that decide one after another,
   ``proofs`` of who is taken for gone, ``departures`` of who had left before a store was emptied, ``strangers`` of what
   is forged, ``programs`` of which job is whose, ``crowd`` of who is silent among a thousand; ``amendments`` and
   ``finishing`` only count how often other rules were come to; ``goals`` says when a job has got where it must, and

@@ -16,7 +16,7 @@ from elastic_core.events import Event
 from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.protocol.ledger import Closed, Offer
-from elastic_core.protocol.roster import NodeInfo, Seats
+from elastic_core.protocol.roster import NodeInfo, Slots
 from elastic_core.protocol.settings import Agreement, Command, Settings, Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.arrival import Arrival
@@ -80,8 +80,8 @@ class Stores:
 class SimAgent:
     """One incarnation, from its start to its end."""
 
-    def __init__(self, host: Host, node_id: str, seat: int, uid: str | None, seats: Seats, again: bool) -> None:
-        self.host, self.node_id, self.seat, self.uid = host, node_id, seat, uid
+    def __init__(self, host: Host, node_id: str, slot: int, uid: str | None, slots: Slots, again: bool) -> None:
+        self.host, self.node_id, self.slot, self.uid = host, node_id, slot, uid
         self.again = again
         """Whether the same process was another node before."""
         self.command = programs.OWN if host.world.plan.programs else Command()
@@ -95,13 +95,13 @@ class SimAgent:
             node_id=node_id,
             host=host.name,
             host_id=host.boot_id,
-            seat=seat,
-            seats=seats,
+            slot=slot,
+            slots=slots,
             local_world_size=1,
             role="default",
             versions=VERSIONS,
             address=host.address,
-            port=DOOR + seat if host.world.plan.max_nodes > 1 else 0,
+            port=DOOR + slot if host.world.plan.max_nodes > 1 else 0,
         )
         self.inbox, self.hands = Inbox(self), Hands(self)
         self.supervisor: Supervisor | None = None
@@ -112,8 +112,8 @@ class SimAgent:
         self.started_at = self.process_hub.now
         self.boot_id = host.boot_id
         self.gone_at: float | None = None
-        """When the last process of its seat ended; None while one lives."""
-        self.hosting = host.world.store.embedded and host.number == 0 and seat == 0
+        """When the last process of its slot ended; None while one lives."""
+        self.hosting = host.world.store.embedded and host.number == 0 and slot == 0
         """Whether an embedded store lives in it."""
         self.task = self.process_hub.start(self.process, self._main)
 
@@ -129,7 +129,7 @@ class SimAgent:
 
     @property
     def state(self) -> Any:
-        """The node's mind; None before it has one."""
+        """The node's state machine; None before it has one."""
         return None if self.supervisor is None else self.supervisor._state
 
     def gone(self) -> None:
@@ -224,7 +224,7 @@ class SimAgent:
             clock,
             cast("Any", hands),
             cast("Any", stores),
-            lambda: self.host.look(self.seat),
+            lambda: self.host.look(self.slot),
         )
         try:
             ending = self.supervisor.run()
@@ -235,7 +235,7 @@ class SimAgent:
         return ending.exit_code, ending.why
 
     def _arrive(self, store: RendezvousBackend, applicant: Applicant, clock: Clock) -> Arrival | None:
-        """Read the ledger, and import what workers need where a round is live, as an agent with a template does."""
+        """Read the ledger, and import what workers need where a round is live, as an agent with a fork server does."""
         world, most = self.host.world, self.host.world.plan.preload
         if not (most or self.again):
             return None

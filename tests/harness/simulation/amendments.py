@@ -17,12 +17,14 @@ class Amendments:
     """The newest revision of which each node knows that its store took it."""
 
     def enters(self, node_id: str) -> None:
-        """A node is about to enter its row; one that has amended it already, since a beat has said that it is gone."""
+        """A node is about to enter its row; one that has amended it already, since a heartbeat has said that it is
+        gone."""
         if self._known.pop(node_id, None) is not None:
             self.count("S7 a row that the store lost is entered anew")
 
     def sends(self, node_id: str, revision: int) -> None:
-        """A node is about to amend its row; with what the store had, only since a beat has said that it is behind."""
+        """A node is about to amend its row; with what the store had, only since a heartbeat has said that it is
+        behind."""
         if revision <= self._known.get(node_id, -1):
             self.count("S7 an amendment that the store lost is sent again")
 

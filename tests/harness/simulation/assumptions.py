@@ -250,7 +250,7 @@ ASSUMPTIONS: dict[str, Assumption] = {
     "rewinds": Assumption(
         "S8: a machine that is booted again has another host id, or a clock that goes on",
         {"rewind": 8, "crash": 4, "start": 6, "fail": 2, "cut": 2},
-        SAFETY | {"S8: is gone from its seat", "S8: is taken for gone, and lives"},
+        SAFETY | {"S8: is gone from its slot", "S8: is taken for gone, and lives"},
         _fences,
         job=_many,
         hosts=(2, 3, 3),

@@ -202,7 +202,7 @@ def _erase(world: World, host: Host, fault: Fault) -> bool:
 
 def _rewind(world: World, host: Host, fault: Fault) -> bool:
     """S8. The machine loses its power, and is back after ``span`` with the same host id and an earlier clock."""
-    if not host.living and not host.seats:
+    if not host.living and not host.slots:
         return False
     boots = host.boots
     host.power_off()

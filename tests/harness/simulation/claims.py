@@ -22,7 +22,7 @@ CLAIMS: tuple[Defect, ...] = (
     ),
     # Whether a round is over
     Defect("a RESUME does not say that its round is over", "resume", "mine.over", "None", "departed"),
-    Defect("no leader says that a round is over", "_or_record", "scene.now >= due", "False", "departed"),
+    Defect("no leader says that a round is over", "_or_record", "view.now >= due", "False", "departed"),
     Defect(
         "a newcomer does not know that a round is over",
         "restored",
@@ -32,30 +32,30 @@ CLAIMS: tuple[Defect, ...] = (
     ),
     # Who is gone
     Defect(
-        "a proof counts while the beat goes on",
+        "a proof counts while the heartbeat goes on",
         "silent_at",
-        "seen.changed_at + PROOF_BEATS * timing.beat_interval",
+        "seen.changed_at + PROOF_HEARTBEATS * timing.beat_interval",
         "seen.changed_at",
-        "seats",
+        "slots",
     ),
     Defect(
         "a proof is believed that was contradicted",
         "observe",
         "watch.distrusted | contradicted",
         "watch.distrusted",
-        "seats",
+        "slots",
         1000,
     ),
     Defect(
-        "a process that outlives its warden holds no seat",
+        "a process that outlives its warden holds no slot",
         "_outlive",
         "world.hub.at(world.hub.now + fault.span, agent.hands.orphaned)",
         "world.hub.at(world.hub.now + fault.span, agent.hands.orphaned)\nhost.left(agent)",
-        "seats",
+        "slots",
     ),
     # Who vouches
     Defect(
-        "who is vouched for is gone although its beat goes on",
+        "who is vouched for is gone although its heartbeat goes on",
         "proved",
         "seen.node_id in watch.gone and now >= silent_at(watch, seen, timing)",
         "seen.node_id in watch.gone",
@@ -65,7 +65,7 @@ CLAIMS: tuple[Defect, ...] = (
     ),
     Defect(
         "no plugin is asked who is gone",
-        "ChairDriver.turn",
+        "LeaderDriver.turn",
         "self._ask_who_is_gone(silent)",
         "pass",
         "vouched",
@@ -79,7 +79,7 @@ CLAIMS: tuple[Defect, ...] = (
     ),
     # Who has written what
     Defect(
-        "the author of an entry does not matter", "advance", "_check_author(entry, head.chair)", "pass", "strangers"
+        "the author of an entry does not matter", "advance", "_check_author(entry, head.leader)", "pass", "strangers"
     ),
     Defect(
         "a seal of another job fits",

@@ -1,4 +1,4 @@
-"""A thousand nodes that only beat: they cost the plan a row each, and one of them falls silent (rule L1)."""
+"""A thousand nodes that only heartbeat: they cost the plan a row each, and one of them falls silent (rule L1)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Crowd:
     rows: dict[str, RosterRow] = field(default_factory=dict)
     """As they were entered; by their ids, without those that were removed."""
     silent: dict[str, float] = field(default_factory=dict)
-    """Since when each of these has not beaten."""
+    """Since when each of these has not given a heartbeat."""
 
     def __post_init__(self) -> None:
         for number in range(self.world.plan.crowd):
@@ -40,7 +40,7 @@ class Crowd:
                 node_id=name,
                 host=name,
                 host_id=name,
-                seat=0,
+                slot=0,
                 local_world_size=1,
                 role="",
                 versions=Versions(python="3.11.7"),
@@ -50,26 +50,28 @@ class Crowd:
     def roster(self) -> list[RosterRow]:
         """What a read of the whole roster finds of them now."""
         now, interval, silent = self.world.hub.now, TIMING.beat_interval, self.silent
-        beats = {name: int(silent.get(name, now) / interval + row.serial % 97 / 97) for name, row in self.rows.items()}
-        return [RosterRow(name, row.serial, 0, row.value, beats[name]) for name, row in self.rows.items()]
+        heartbeats = {
+            name: int(silent.get(name, now) / interval + row.serial % 97 / 97) for name, row in self.rows.items()
+        }
+        return [RosterRow(name, row.serial, 0, row.value, heartbeats[name]) for name, row in self.rows.items()]
 
     def remove(self, name: str) -> None:
         """A leader has found one of them to be lost."""
         if self.rows.pop(name, None) is None:
             return
         if name not in self.silent:
-            self.world.truth.violated("L1", f"{name} beats, and is taken for lost among {len(self.rows)}")
+            self.world.truth.violated("L1", f"{name} heartbeats, and is taken for lost among {len(self.rows)}")
         self.world.count("L1 a node is found that is silent among many")
 
 
 def bound(world: World) -> float:
-    """Seconds from the last beat until a leader must have found it: the limit, a beat, and three looks."""
+    """Seconds from the last heartbeat until a leader must have found it: the limit, a heartbeat, and three looks."""
     wait, look = TIMING.beat_interval, world.plan.look
     return DRIFT * (TIMING.lost_after + wait + 2 * (wait + look) + look) + 1.0
 
 
 def _hush(world: World, host: Host, fault: Fault) -> bool:
-    """One node of the crowd, by ``value``, beats no more."""
+    """One node of the crowd, by ``value``, heartbeats no more."""
     names = list(world.crowd.rows)
     if not names:
         return False

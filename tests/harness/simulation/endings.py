@@ -1,6 +1,6 @@
 """Who goes, and who stays: what has finished has finished (rule L7), nobody joins at the end, who is asked to go goes.
 
-What a chair may decide hangs on what it has read: the store keeps, for every entry, the roster that its author had
+What a leader may decide hangs on what it has read: the store keeps, for every entry, the roster that its author had
 seen last when it sent it, without the rows that it had removed since: those count for nothing, even if their nodes
 are back by then.
 """
@@ -26,7 +26,7 @@ HEEDED = 5.0
 
 
 def check_join(world: World, replica: Replica, entry: Entry) -> None:
-    """L7: somebody is to join a live round, although its chair has read that a member has finished."""
+    """L7: somebody is to join a live round, although its leader has read that a member has finished."""
     current = world.truth.histories.newest_round(replica, entry.run)
     if current is None or entry.run in world.truth.histories.forked:
         return
@@ -36,12 +36,12 @@ def check_join(world: World, replica: Replica, entry: Entry) -> None:
             world.truth.violated("L7", f"somebody joins, although {row.info.node_id} has finished")
 
 
-def check_seats(world: World, entry: Entry, body: Round) -> None:
-    """Whoever says that it leaves is not seated any more."""
+def check_slots(world: World, entry: Entry, body: Round) -> None:
+    """Whoever says that it leaves is not given a slot any more."""
     leaving = {row.info.node_id for row in read_before(world, entry.id, entry.run) if row.leaving}
     for member in body.members:
         if member.node_id in leaving:
-            world.truth.violated("L7", f"{member.node_id} leaves, and is seated in round {body.number}")
+            world.truth.violated("L7", f"{member.node_id} leaves, and is given a slot in round {body.number}")
 
 
 def check_leaving(world: World, entry: Entry, body: StopAt, current: Round, planned: HaltReason | None) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from elastic_core.protocol.ledger import (
-    Chair,
     Closed,
     Drain,
     Entry,
     Halt,
+    Leader,
     Open,
     Over,
     Plan,
@@ -22,8 +22,8 @@ def told(entry: Entry) -> str:
     match entry.body:
         case Open(scheduler_uid=uid):
             return f"OPEN of run {entry.run}, scheduler's uid {uid}"
-        case Chair(why=why):
-            return f"CHAIR {entry.chair}: {why}"
+        case Leader(why=why):
+            return f"LEADER {entry.leader}: {why}"
         case Round() as body:
             who = f"as in {body.same_as}" if body.same_as else ", ".join(member.node_id for member in body.members)
             return f"ROUND {body.number} of {who}; restarts {entry.counters.restarts}: {body.why}"
@@ -47,8 +47,12 @@ def told(entry: Entry) -> str:
 
 
 def kind_of(why: str) -> str:
-    """What brought a CHAIR about, by its reason."""
-    for sign, kind in (("leaves", "by the one that leaves"), ("no beat", "after silence"), ("answer", "unanswered")):
+    """What brought a LEADER about, by its reason."""
+    for sign, kind in (
+        ("leaves", "by the one that leaves"),
+        ("no heartbeat", "after silence"),
+        ("answer", "unanswered"),
+    ):
         if sign in why:
             return kind
     return "of an abandoned run"

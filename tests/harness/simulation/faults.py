@@ -123,7 +123,7 @@ def _crash(world: World, host: Host, fault: Fault) -> bool:
 
 def _power(world: World, host: Host, fault: Fault) -> bool:
     """The host loses its power, and comes up after ``span`` without anything running on it."""
-    if not host.living and not host.seats:
+    if not host.living and not host.slots:
         return False
     host.power_off()
     return True
@@ -182,7 +182,7 @@ def _drain(world: World, host: Host, fault: Fault) -> bool:
     process = Process(name, other.clock, other)
     agent = host.living[-1]
     info = NodeInfo(
-        node_id=name, host=other.name, host_id=name, seat=0, local_world_size=0, role="", versions=agent.info.versions
+        node_id=name, host=other.name, host_id=name, slot=0, local_world_size=0, role="", versions=agent.info.versions
     )
     row = Wire.of(NodeRow(info=info, drain=host.name))
 

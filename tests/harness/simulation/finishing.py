@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 ENOUGH = 1.0
-"""Seconds within which a chair lets in whoever may join."""
+"""Seconds within which a leader lets in whoever may join."""
 
 
-def beat_of(replica: Replica, node_id: str) -> int:
-    """What a server has of a node's beats."""
+def heartbeat_of(replica: Replica, node_id: str) -> int:
+    """What a server has of a node's heartbeats."""
     row = replica.rows.get(node_id)
-    return 0 if row is None else row.beat
+    return 0 if row is None else row.heartbeat
 
 
 def note_restart(world: World, entry: Entry, body: Round, earlier: Round) -> None:
@@ -44,24 +44,24 @@ def note_success(world: World, replica: Replica, entry: Entry, current: Round) -
     found = [world.gang(entry.run, current, member.node_id) for member in current.members]
     done = {gang.node_id: gang.done_at for gang in found if gang is not None and gang.done_at is not None}
     for node_id in done:
-        if beat_of(replica, node_id) > world.truth.beats.get(node_id, 0) + 1:
-            world.count("L7 a node that has finished beats until CLOSED")
-    chair = world.agent(entry.author)
-    if chair is None or chair.supervisor is None or not done:
+        if heartbeat_of(replica, node_id) > world.truth.heartbeats.get(node_id, 0) + 1:
+            world.count("L7 a node that has finished heartbeats until CLOSED")
+    leader = world.agent(entry.author)
+    if leader is None or leader.supervisor is None or not done:
         return
-    session, now = chair.supervisor._session, chair.host.now()
-    for node_id in done.keys() - {chair.node_id}:
-        if dead(session._chair.watch, node_id, session._ledger.settings.timing, now):
+    session, now = leader.supervisor._session, leader.host.now()
+    for node_id in done.keys() - {leader.node_id}:
+        if dead(session._leader.watch, node_id, session._ledger.settings.timing, now):
             world.count("L7 a node that has finished is lost, and the others finish")
     if len(current.members) < world.plan.max_nodes:
-        _note_kept_out(world, entry, chair, world.hub.now - min(done.values()), world.hub.now - max(done.values()))
+        _note_kept_out(world, entry, leader, world.hub.now - min(done.values()), world.hub.now - max(done.values()))
 
 
-def _note_kept_out(world: World, entry: Entry, chair: SimAgent, first: float, last: float) -> None:
+def _note_kept_out(world: World, entry: Entry, leader: SimAgent, first: float, last: float) -> None:
     """Count who could have joined only after the first has finished, so many seconds ago, and well before the last."""
-    assert chair.supervisor is not None
-    session, now = chair.supervisor._session, chair.host.now()
-    ledger, watch = session._ledger, session._chair.watch
+    assert leader.supervisor is not None
+    session, now = leader.supervisor._session, leader.host.now()
+    ledger, watch = session._ledger, session._leader.watch
     pause = max(RESIZE_PAUSE, RESIZE_PAUSE_FACTOR * ledger.resize_cost)
     allowed_at = ledger.round_at if ledger.resized_at is None else ledger.resized_at + pause
     members = ledger.round.group_ranks if ledger.round is not None else {}

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from simulation.world import Host, World
 
 AWARE = 7.0
-"""Seconds of undisturbed contact with a store after which a node must have compared: a beat, a client that gives up."""
+"""Seconds of undisturbed contact with a store after which a node must have compared: a heartbeat, a client that gives
+up."""
 LOOKS = 1.0
 """Seconds between two looks at two rounds that train."""
 

@@ -63,7 +63,7 @@ def _content(world: World, agent: SimAgent, training: Training, members: set[str
     if world.store.down:  # an embedded store went with its host: whoever can train trains on to the end
         return agent.node_id in members
     ledger: Ledger = agent.state.ledger
-    if not ledger.live or ledger.chair not in here:
+    if not ledger.live or ledger.leader not in here:
         return False
     full = len(members) >= world.plan.max_nodes
     return agent.node_id in members or full or _left_out(world, agent, ledger, members)
@@ -78,11 +78,11 @@ def _left_out(world: World, agent: SimAgent, ledger: Ledger, members: set[str]) 
     return bad and agent.boot_id not in others
 
 
-def unrest(world: World, rounds: int, chairs: int) -> str:
-    """What happens again and again, if anything does (P5), since there were so many rounds and chairs; else ''."""
+def unrest(world: World, rounds: int, leaders: int) -> str:
+    """What happens again and again, if anything does (P5), since there were so many rounds and leaders; else ''."""
     if len(world.truth.rounds) - rounds > MANY:
         return f"{MANY} rounds"
-    return f"{MANY} chairs" if world.truth.chairs - chairs > MANY else ""
+    return f"{MANY} leaders" if world.truth.leaders - leaders > MANY else ""
 
 
 def missing(world: World) -> str:

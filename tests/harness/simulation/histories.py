@@ -96,7 +96,7 @@ class Histories:
         return None
 
     def halt_before(self, entry: Entry) -> Halt | None:
-        """The HALT that stood when an entry was written, whoever has become chair since; None without one."""
+        """The HALT that stood when an entry was written, whoever has become leader since; None without one."""
         while (before := self.written.get(entry.prev)) is not None:
             if isinstance(before.body, Halt):
                 return before.body

@@ -61,7 +61,7 @@ def _start_again(agent: SimAgent) -> None:
 def leader(world: World) -> SimAgent | None:
     """Who decides, by the newest entry."""
     entry = newest(world)
-    return None if entry is None else world.agent(entry.chair)
+    return None if entry is None else world.agent(entry.leader)
 
 
 def newest(world: World) -> Entry | None:

@@ -183,12 +183,12 @@ PROFILES: dict[str, Profile] = {
         job=scripts.leaders_job,
         script=scripts.leaders,
     ),
-    "seats": Profile(
+    "slots": Profile(
         {"start": 8, "cut": 7, "outlive": 5, "freeze": 2, "crash": 2, "power": 1, "fail": 2, "leave": 1},
         length=45.0,
         hosts=(2, 3, 3),
         finishing=0.0,
-        job=scripts.seats_job,
+        job=scripts.slots_job,
     ),
     "vouched": Profile(
         {"start": 4, "wall": 1, "hang-up": 3, "fail": 1},
@@ -263,7 +263,7 @@ ORDER = (
     "causes",
     "split",
     "leaders",
-    "seats",
+    "slots",
     "vouched",
     "departed",
     "strangers",
@@ -355,14 +355,14 @@ def _numbers(lots: random.Random, kind: str, plan: Plan) -> tuple[float, float]:
             lot = lots.random()
             if plan.profile == "programs":
                 return 0.0, 3.0 if lot < 0.35 else 4.0 if lot < 0.6 else 1.0
-            if plan.profile == "seats":
+            if plan.profile == "slots":
                 return 0.0, float(lot < 0.6)
             return 0.0, 2.0 if plan.profile in ("reused", "latecomers") and lot < 0.3 else 1.0 if lot < 0.2 else 0.0
         case "suspend":
             return span, float(lots.randrange(2))
         case "freeze" if plan.profile == "ending":
             return lots.choice([short, plan.fence_after]), 0.0
-        case "cut" if plan.profile == "seats":
+        case "cut" if plan.profile == "slots":
             return lots.choice([short, lots.uniform(3.0, 5.5), plan.fence_after]), float(lots.randrange(3))
         case "cut":
             return lots.choice([short, long, plan.fence_after]), float(lots.randrange(3))

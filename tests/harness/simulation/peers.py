@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from simulation.world import Host
 
 DOOR = 29_400
-"""The port of the agent of seat 0; others follow."""
+"""The port of the agent of slot 0; others follow."""
 
 
 def reach(one: Host, other: Host) -> bool:

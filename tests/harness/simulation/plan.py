@@ -102,7 +102,7 @@ class Plan:
     unnamed: bool = False
     """Whether nobody has named the job."""
     crowd: int = 0
-    """Nodes that only beat, besides the agents."""
+    """Nodes that only heartbeat, besides the agents."""
     look: float = 0.0
     """Seconds that a read of the whole roster takes, besides the latency."""
     faults: tuple[Fault, ...] = ()

@@ -68,7 +68,7 @@ def _play(plan: Plan, traced: bool) -> Outcome:
 
 def _watch(world: World, stopped: Callable[[], bool]) -> None:
     """Make everything well, and wait until the job has got where it must."""
-    hub, before = world.hub, (len(world.truth.rounds), world.truth.chairs)
+    hub, before = world.hub, (len(world.truth.rounds), world.truth.leaders)
     faults.heal(world)
     deadline, arrived = hub.now + goals.bound(world), False
     while not stopped() and hub.now < deadline:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.incidents import Incident
-from elastic_core.protocol.ledger import Chair, Entry, Open, Resume
+from elastic_core.protocol.ledger import Entry, Leader, Open, Resume
 from elastic_core.protocol.roster import NodeInfo, NodeRow, gone
 from elastic_core.rendezvous.backend import RosterRow
 from simulation import forgetting, leaders
@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from simulation.workers import Training
     from simulation.world import Host, World
 
-SIGN = "its seat on the host"
+SIGN = "its slot on the host"
 """What the cause of a loss says that was proved."""
 SILENCE = 2.7
-"""Seconds between two beats after which a node may seem to be gone: a beat and a half, by a clock that drifts."""
+"""Seconds between two heartbeats after which a node may seem to be gone: a heartbeat and a half, by a clock that
+drifts."""
 TOUCH = 5.0
 """Seconds after the second one within which that may still be acted on."""
 FENCED = 0.85
@@ -41,7 +42,7 @@ FENCED = 0.85
 VOUCHED = 20.0
 """Seconds within which the leader must have heard who vouches: a suspicion, an answer, two looks, a new connection."""
 CONTRADICTIONS = 2
-"""How often the beat of a node must grow that is proved to be gone, until nothing of its host is believed."""
+"""How often the heartbeat of a node must grow that is proved to be gone, until nothing of its host is believed."""
 
 
 def _outlive(world: World, host: Host, fault: Fault) -> bool:
@@ -68,7 +69,7 @@ def _release(world: World, host: Host, fault: Fault) -> bool:
         node_id=name,
         host=other.name,
         host_id=name,
-        seat=0,
+        slot=0,
         local_world_size=0,
         role="",
         versions=agents[0].info.versions,
@@ -113,11 +114,11 @@ class _Reader:
     """Whom rows have shown to be gone."""
     highest: dict[str, int] = field(default_factory=dict)
     grown: Counter[str] = field(default_factory=Counter)
-    """How often the beat of each of these has grown since then."""
+    """How often the heartbeat of each of these has grown since then."""
 
 
 @dataclass
-class _Beats:
+class _Heartbeats:
     """Those of a node, as they have arrived."""
 
     last: float = -1e9
@@ -139,24 +140,24 @@ class Proofs:
     """Those that somebody was about to vouch for by a row."""
     _excused: dict[int, float] = field(default_factory=dict)
 
-    _beats: dict[str, _Beats] = field(default_factory=dict)
+    _heartbeats: dict[str, _Heartbeats] = field(default_factory=dict)
 
     @property
     def deceptive(self) -> bool:
         """Whether a proof can be wrong in this plan."""
         return self.world.plan.twins is not None or self.world.plan.vouching in ("wrong", "people")
 
-    def beaten(self, node_id: str) -> None:
-        """A beat has arrived."""
-        now, beats = self.world.hub.now, self._beats.setdefault(node_id, _Beats())
-        if now - beats.last >= SILENCE:
-            beats.still_until = now
-        beats.last = now
+    def heartbeat(self, node_id: str) -> None:
+        """A heartbeat has arrived."""
+        now, heartbeats = self.world.hub.now, self._heartbeats.setdefault(node_id, _Heartbeats())
+        if now - heartbeats.last >= SILENCE:
+            heartbeats.still_until = now
+        heartbeats.last = now
 
     def appended(self, entry: Entry) -> None:
         """Somebody decides from now on, who has read nothing yet."""
-        if isinstance(entry.body, Open | Chair | Resume):
-            self._readers.pop(entry.chair, None)
+        if isinstance(entry.body, Open | Leader | Resume):
+            self._readers.pop(entry.leader, None)
 
     def listed(self, reader: str, rows: Sequence[RosterRow]) -> None:
         """An agent has read the whole roster."""
@@ -164,8 +165,8 @@ class Proofs:
             return
         known = self._readers.setdefault(reader, _Reader())
         for row in rows:
-            if row.beat > known.highest.setdefault(row.node_id, row.beat):
-                known.highest[row.node_id] = row.beat
+            if row.heartbeat > known.highest.setdefault(row.node_id, row.heartbeat):
+                known.highest[row.node_id] = row.heartbeat
                 known.grown[row.node_id] += row.node_id in known.shown
         values: list[Any] = [row.value for row in rows]
         told = [value.value for value in values]
@@ -257,8 +258,8 @@ class Proofs:
         host = agent.host
         if not (host.is_twin or agent.node_id in self._vouched) or agent.gone_at is not None:
             return False
-        now, beats = self.world.hub.now, self._beats.get(agent.node_id, _Beats())
-        silent = now - beats.last >= SILENCE or now - beats.still_until < TOUCH
+        now, heartbeats = self.world.hub.now, self._heartbeats.get(agent.node_id, _Heartbeats())
+        silent = now - heartbeats.last >= SILENCE or now - heartbeats.still_until < TOUCH
         return silent and agent.boot_id not in self._contradicted(entry.author)
 
     def _contradicted(self, reader: str) -> set[str]:

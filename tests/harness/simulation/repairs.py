@@ -51,7 +51,7 @@ REPAIRS: tuple[Defect, ...] = (
     ),
     Defect(
         "rows of an older epoch are taken at their word",
-        "ChairDriver._rows",
+        "LeaderDriver._rows",
         "row.within(ledger.head.epoch)",
         "row",
         "forgetful",
@@ -117,7 +117,7 @@ REPAIRS: tuple[Defect, ...] = (
     # What the rules assume
     Defect(
         "what a store has taken and does not show is sent as fast as it answers",
-        "ChairDriver._append",
+        "LeaderDriver._append",
         "self.clock.now() + self._backoff.failed()",
         "self.clock.now()",
         "appends",

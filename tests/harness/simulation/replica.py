@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
-from elastic_core.rendezvous.backend import TOMBSTONE, BeatReply, Cursor, Link, RosterRow
+from elastic_core.rendezvous.backend import TOMBSTONE, Cursor, HeartbeatReply, Link, RosterRow
 
 if TYPE_CHECKING:
     from simulation.store import Call
@@ -62,15 +62,15 @@ class Replica:
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
         row = self.rows.get(node_id)
         if row is not None and row.revision < revision:
-            self.rows[node_id] = RosterRow(node_id, row.serial, revision, value, row.beat)
+            self.rows[node_id] = RosterRow(node_id, row.serial, revision, value, row.heartbeat)
             self._changed()
 
-    def beat(self, node_id: str, count: int, watch: str | None) -> BeatReply:
+    def heartbeat(self, node_id: str, count: int, watch: str | None) -> HeartbeatReply:
         row = self.rows.get(node_id)
         if row is not None:
             self.rows[node_id] = RosterRow(node_id, row.serial, row.revision, row.value, count)
         watched = self.rows.get(watch) if watch is not None else None
-        return BeatReply(len(self.entries), row.revision if row else None, watched.beat if watched else None)
+        return HeartbeatReply(len(self.entries), row.revision if row else None, watched.heartbeat if watched else None)
 
     def remove(self, node_id: str) -> None:
         if self.rows.pop(node_id, None) is not None:

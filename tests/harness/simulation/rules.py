@@ -12,7 +12,7 @@ from elastic_core.incidents import Incident, IncidentKind, follows_peer_loss
 from elastic_core.protocol.ledger import Closed, Entry, Halt, HaltReason, Ledger, Round
 from elastic_core.protocol.node import Work
 from elastic_core.protocol.roster import NodeRow
-from simulation import endings, finishing, programs, seating, unreached
+from simulation import endings, finishing, programs, slot_rules, unreached
 from simulation.calmness import calm
 from simulation.workers import State
 
@@ -37,7 +37,7 @@ def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None
         world.truth.violated("L1", f"{lost.node_id} is healthy, and taken for lost")
     if lost is not None:
         world.truth.proofs.check_lost(entry, lost)
-    if lost is not None and "its seat on the host" in lost.message:
+    if lost is not None and "its slot on the host" in lost.message:
         world.count("S8 a node is lost that a row of its host shows to be gone")
     if body.reason is not HaltReason.RESIZE:
         return
@@ -58,10 +58,10 @@ def check_cause(world: World, entry: Entry, blamed: Incident | None) -> None:
             world.truth.violated("cause", f"{blamed.node_id} is blamed; {cause.node_id} has reported {cause.message}")
 
 
-def check_chair(world: World, before: Entry | None, entry: Entry, kind: str) -> None:
+def check_leader(world: World, before: Entry | None, entry: Entry, kind: str) -> None:
     """L1: who is healthy is not deposed."""
-    if before is not None and kind in ("after silence", "unanswered") and calm(world, before.chair) is not None:
-        world.truth.violated("L1", f"{before.chair} is healthy, and deposed ({kind})")
+    if before is not None and kind in ("after silence", "unanswered") and calm(world, before.leader) is not None:
+        world.truth.violated("L1", f"{before.leader} is healthy, and deposed ({kind})")
 
 
 def check_closed(world: World, replica: Replica, entry: Entry, body: Closed) -> None:
@@ -96,20 +96,21 @@ def check_closed(world: World, replica: Replica, entry: Entry, body: Closed) -> 
             world.truth.violated("S6", f"the run is abandoned, but {', '.join(others)} is healthy")
 
 
-def check_seats(world: World, before: Entry | None, entry: Entry, body: Round, earlier: Round | None) -> None:
-    """S7: who is seated has joined this run, and as it was resumed. L4: bad hosts are left out while others suffice.
+def check_slots(world: World, before: Entry | None, entry: Entry, body: Round, earlier: Round | None) -> None:
+    """S7: who is given a slot has joined this run, and as it was resumed. L4: bad hosts are left out while others
+    suffice.
 
     Who has stopped for newcomers, of the round ``earlier``, stays; and where they are, others may be.
     """
-    endings.check_seats(world, entry, body)
-    seating.check(world, entry, body, earlier)
+    endings.check_slots(world, entry, body)
+    slot_rules.check(world, entry, body, earlier)
     agents = [agent for member in body.members if (agent := world.agent(member.node_id)) is not None]
     said = {row.info.node_id for row in endings.read_before(world, entry.id, entry.run)}
     for agent in agents:
         if agent.run != entry.run and (agent.run or agent.node_id not in said):  # else its row was faster than itself
-            world.truth.violated("S7", f"{agent.node_id} is seated and has not joined run {entry.run}")
+            world.truth.violated("S7", f"{agent.node_id} is given a slot and has not joined run {entry.run}")
         if agent.state is not None and agent.state.ledger.head.epoch < entry.epoch:
-            world.truth.violated("S7", f"{agent.node_id} is seated and has not read that the run was resumed")
+            world.truth.violated("S7", f"{agent.node_id} is given a slot and has not read that the run was resumed")
     counted = before.counters.losses if before is not None else {}  # those that this round counts come with it
     often = {host for host, losses in counted.items() if losses.count >= LOSSES}
     if entry.counters.barren >= BARREN:

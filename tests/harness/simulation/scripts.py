@@ -32,7 +32,7 @@ def leaders(lots: random.Random, plan: Plan) -> list[Fault]:
     return found
 
 
-def seats_job(lots: random.Random) -> dict[str, Any]:
+def slots_job(lots: random.Random) -> dict[str, Any]:
     """A job on hosts of which two may have one host id."""
     return {
         "min_nodes": 1,

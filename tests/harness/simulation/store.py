@@ -13,8 +13,8 @@ from elastic_core.errors import ElasticError, RendezvousConnectionError, StoreLo
 from elastic_core.protocol.codec import decode_entry, decode_row
 from elastic_core.rendezvous.backend import (
     SEAL_BYTES,
-    BeatReply,
     Cursor,
+    HeartbeatReply,
     Link,
     RendezvousBackend,
     RosterRow,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MOST_CALLS = 400
 """Calls of one host in one second; more is hammering (fault 31)."""
-WRITES = frozenset({"enter", "amend", "beat", "remove", "append", "shrink"})
+WRITES = frozenset({"enter", "amend", "heartbeat", "remove", "append", "shrink"})
 NOWHERE = Cursor()
 """Where a call is that waits for nothing."""
 REFUSED = "connection refused"
@@ -67,11 +67,11 @@ class SimStore:
         self.told: Callable[[Any], None] = lambda value: None
         """Called with every row, as it travels, that somebody is about to write."""
         self.crowd: Crowd | None = None
-        """Nodes that only beat, on whichever server."""
+        """Nodes that only heartbeat, on whichever server."""
         self.look = 0.0
         """Seconds that a read of the whole roster takes, besides the latency."""
-        self.beaten: Callable[[str], None] | None = None
-        """Called with whose beat has arrived."""
+        self.heartbeat: Callable[[str], None] | None = None
+        """Called with whose heartbeat has arrived."""
         self.listed: Callable[[str, list[RosterRow]], None] = lambda reader, rows: None
         """Called with who has read the whole roster, and what it was."""
 
@@ -161,8 +161,8 @@ class SimStore:
         elif call.name == "wait":
             self._wait(call)
         else:
-            if call.name == "beat" and self.beaten is not None:
-                self.beaten(call.args[0])
+            if call.name == "heartbeat" and self.heartbeat is not None:
+                self.heartbeat(call.args[0])
             if call.name == "amend":
                 self.amendments.arrives(line.replica.rows, *call.args)
             server = line.replica if call.name in WRITES or line.behind is None else line.behind
@@ -300,8 +300,8 @@ class Connection(RendezvousBackend):
         self._do("amend", node_id, revision, value)
         self.store.amendments.taken(node_id, revision)
 
-    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
-        reply: BeatReply = self._do("beat", node_id, count, watch)
+    def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
+        reply: HeartbeatReply = self._do("heartbeat", node_id, count, watch)
         return reply
 
     def remove(self, node_id: str) -> None:

@@ -60,7 +60,7 @@ class Forgeries:
         """I10: a leader decides by what it has read of the roster."""
         if not self.rows or leader is None or leader.over or leader.supervisor is None:
             return
-        for seen in leader.supervisor._session._chair.watch.nodes.values():
+        for seen in leader.supervisor._session._leader.watch.nodes.values():
             if FORGED in seen.row.unreachable:
                 why = f"{leader.node_id} believes a row of {seen.node_id} that this node has not written"
                 self.world.truth.violated("I10", why)
@@ -91,7 +91,7 @@ def _forge_entry(world: World, host: Host, fault: Fault) -> bool:
         entry_id=f"forged {world.new_id()}",
         author=leader.node_id if world.plan.token else "stranger",
         now=leader.host.now(),
-        chair=ledger.chair,
+        leader=ledger.leader,
     )
     world.truth.forgeries.entries.add(entry.id)
     data = encode_entry(entry)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.protocol.ledger import (
-    Chair,
     Closed,
     Drain,
     Entry,
     Halt,
     HaltReason,
+    Leader,
     Ledger,
     Open,
     Over,
@@ -83,8 +83,8 @@ class Truth:
     rounds: list[Entry] = field(default_factory=list)
     """Every ROUND that was ever written, in order."""
     verdicts: list[Entry] = field(default_factory=list)
-    chairs: int = 0
-    """How many CHAIR entries there were."""
+    leaders: int = 0
+    """How many LEADER entries there were."""
     _nodes: dict[str, _Node] = field(default_factory=dict)
     histories: Histories = field(default_factory=Histories)
     _ranks: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -93,8 +93,8 @@ class Truth:
     """When the last planned resize of a run was over."""
     uncharged: set[str] = field(default_factory=set)
     """Rounds in which something failed that spends no restart; they go by their offers here."""
-    beats: dict[str, int] = field(default_factory=dict)
-    """What the beat of each node was when its workers had last finished."""
+    heartbeats: dict[str, int] = field(default_factory=dict)
+    """What the heartbeat of each node was when its workers had last finished."""
     _failures: Counter[str] = field(default_factory=Counter)
     _failed_rounds: set[str] = field(default_factory=set)
     _trained: dict[str, list[Round]] = field(default_factory=dict)
@@ -150,11 +150,11 @@ class Truth:
                 self.world.count("OVER")
             case Drain():
                 self.world.count("DRAIN")
-            case Chair() as body:
+            case Leader() as body:
                 kind = kind_of(body.why)
-                self.world.count("CHAIR " + kind)
-                self.chairs += 1
-                rules.check_chair(self.world, before, entry, kind)
+                self.world.count("LEADER " + kind)
+                self.leaders += 1
+                rules.check_leader(self.world, before, entry, kind)
             case Closed() as body:
                 self.verdicts.append(entry)
                 self.world.count(f"CLOSED {body.exit_code}")
@@ -185,10 +185,10 @@ class Truth:
             return
         if isinstance(before.body, Closed):
             self.violated("I12", f"{entry.author} goes on after CLOSED")
-        if not isinstance(entry.body, Chair) and (entry.author, entry.term) != (before.chair, before.term):
-            self.violated("S1", f"{entry.author} (term {entry.term}) decides; the chair is {before.chair}")
-        if isinstance(entry.body, Chair) and entry.term != before.term + 1:
-            self.violated("S1", f"a CHAIR of term {entry.term} follows term {before.term}")
+        if not isinstance(entry.body, Leader) and (entry.author, entry.term) != (before.leader, before.term):
+            self.violated("S1", f"{entry.author} (term {entry.term}) decides; the leader is {before.leader}")
+        if isinstance(entry.body, Leader) and entry.term != before.term + 1:
+            self.violated("S1", f"a LEADER of term {entry.term} follows term {before.term}")
 
     def _check_round(self, replica: Replica, entry: Entry, body: Round, before: Entry | None) -> None:
         plan, earlier = self.world.plan, self.histories.newest_round(replica, entry.run, but=1)
@@ -198,7 +198,7 @@ class Truth:
             self.world, replica, body.offer.id
         ):
             self.violated("I2", f"round {body.number} is given a store that served before")
-        rules.check_seats(self.world, before, entry, body, earlier)
+        rules.check_slots(self.world, before, entry, body, earlier)
         unreached.check_seal(self.world, before, entry, replace(body, members=members), earlier)
         ids = [member.node_id for member in members]
         if len(set(ids)) != len(ids) or not plan.min_nodes <= len(ids) <= plan.max_nodes:
@@ -316,7 +316,7 @@ class Truth:
         """An agent has learnt that its workers have all exited with 0, be it too late for that to count."""
         if agent.state.phase is Phase.FINISHED:
             self._node(agent).finished = agent.state.round
-            self.beats[agent.node_id] = finishing.beat_of(agent.host.line.replica, agent.node_id)
+            self.heartbeats[agent.node_id] = finishing.heartbeat_of(agent.host.line.replica, agent.node_id)
 
     def settled(self, agent: SimAgent) -> None:
         """An agent has dealt with all that has happened to it."""

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from elastic_core.protocol.roster import Seats
-from simulation import seating
+from elastic_core.protocol.roster import Slots
+from simulation import slot_rules
 from simulation.agent import SimAgent
 from simulation.assumptions import ASSUMPTIONS
 from simulation.crowd import Crowd
@@ -60,7 +60,7 @@ class Host:
         self.held: list[Callable[[], None]] = []
         """What its own processes would have done meanwhile."""
         self.agents: list[SimAgent] = []
-        self.seats: dict[int, SimAgent] = {}
+        self.slots: dict[int, SimAgent] = {}
         self.troubled_until = 0.0
         """When the last fault of this host ends, as far as is known."""
 
@@ -71,7 +71,7 @@ class Host:
 
     @property
     def is_twin(self) -> bool:
-        """Whether another host has its host id, and neither sees the seats of the other."""
+        """Whether another host has its host id, and neither sees the slots of the other."""
         return self.world.plan.twins is not None and self.number < 2 and self.boots == 1
 
     @property
@@ -90,24 +90,24 @@ class Host:
 
     def start(self, uid: str | None, *, again: bool = False, command: Command | None = None) -> SimAgent:
         """Somebody starts an agent."""
-        seat = next(number for number in range(len(self.seats) + 1) if number not in self.seats)
-        agent = SimAgent(self, f"{self.name}{len(self.agents) + 1}", seat, uid, self.look(seat), again)
+        slot = next(number for number in range(len(self.slots) + 1) if number not in self.slots)
+        agent = SimAgent(self, f"{self.name}{len(self.agents) + 1}", slot, uid, self.look(slot), again)
         agent.command = command or agent.command
         self.agents.append(agent)
         self.world.enlist(agent)
-        self.seats[seat] = agent
+        self.slots[slot] = agent
         self.off = False
-        self.world.note(agent.node_id, f"starts on host {self.name}, seat {seat}")
+        self.world.note(agent.node_id, f"starts on host {self.name}, slot {slot}")
         return agent
 
-    def look(self, own: int) -> Seats:
-        """What an agent sees of the seats that are not its own."""
-        return Seats(int(self.clock.now() * 1e9), tuple(sorted(self.seats.keys() - {own})))
+    def look(self, own: int) -> Slots:
+        """What an agent sees of the slots that are not its own."""
+        return Slots(int(self.clock.now() * 1e9), tuple(sorted(self.slots.keys() - {own})))
 
     def left(self, agent: SimAgent) -> None:
-        """The last process of an agent's seat is gone."""
-        if agent.over and self.seats.get(agent.seat) is agent:
-            del self.seats[agent.seat]
+        """The last process of an agent's slot is gone."""
+        if agent.over and self.slots.get(agent.slot) is agent:
+            del self.slots[agent.slot]
             agent.gone_at = self.world.hub.now
 
     def power_off(self) -> None:
@@ -119,9 +119,9 @@ class Host:
                 gang.stuck = False
                 gang.kill()
                 agent.hands.gang = None
-        for agent in self.seats.values():
+        for agent in self.slots.values():
             agent.gone_at = self.world.hub.now
-        self.seats.clear()
+        self.slots.clear()
         self.boots += 1
         self.off = True
         self.held.clear()
@@ -158,8 +158,8 @@ class World:
             count=self.count,
         )
         self.store.listed = self.truth.proofs.listed
-        self.store.beaten = self.truth.proofs.beaten if self.truth.proofs.deceptive else None
-        self.store.told = lambda value: seating.check_row(self, value.value)
+        self.store.heartbeat = self.truth.proofs.heartbeat if self.truth.proofs.deceptive else None
+        self.store.told = lambda value: slot_rules.check_row(self, value.value)
         self.store.hammered = lambda what: self.truth.violated("fault 31", what)
         self.store.embedded, self.store.may_forget = plan.embedded, plan.may_forget
         self.store.stale_reads, self.store.guarded, self.store.misled = plan.stale_reads, plan.guarded, plan.misled

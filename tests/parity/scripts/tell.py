@@ -11,6 +11,6 @@ REPORT = os.path.join(os.environ["PARITY_REPORTS"], f"{RANK}.{LIFE}.jsonl")
 
 
 def tell(**facts: object) -> None:
-    """Add to the report, and say whether this process was forked from a template that has imported the witness."""
+    """Add to the report, and say whether this process was forked from a fork server that has imported the witness."""
     with open(REPORT, "a", encoding="utf-8") as file:
         file.write(json.dumps({"warm": "parity_witness" in sys.modules, **facts}) + "\n")

@@ -6,9 +6,9 @@ General layout:
   and ``outcome`` words the last thing that a run says. ``assignment`` is one worker's place in a round.
 * ``warden_main``: a process of its own and the parent of all workers, so that nothing that they ever start outlives the
   job. ``warden`` is the agent's side of it, ``warden_events`` what it says, ``channel`` how the two talk, ``processes``
-  what both know about killing. ``spawning`` forks and execs, ``nursery`` keeps the template and its forks, ``ending``
-  is a stop under way. What happens inside the template is ``elastic_core.forkserver``.
-* ``hands`` makes and unmakes all that; ``preloading`` says what the template imports, ``stores`` where the workers'
+  what both know about killing. ``spawning`` forks and execs, ``nursery`` keeps the fork server and its forks,
+  ``ending`` is a stop under way. What happens inside the fork server is ``elastic_core.forkserver``.
+* ``hands`` makes and unmakes all that; ``preloading`` says what the fork server imports, ``stores`` where the workers'
   store is.
 * ``reports``: what workers say over their control channels; ``elastic_core.worker.channel`` is the workers' side of it.
 * ``polling`` and ``asker``: the loop for rendezvous handlers of others.

@@ -28,7 +28,7 @@ _NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
 _REQUESTS = (HOLD, HELD, RELEASE)
 
 
-class Vault:
+class FdStore:
     """The descriptors, by name."""
 
     def __init__(self, most: int = MOST_HELD) -> None:
@@ -60,7 +60,7 @@ class Vault:
 
     @property
     def held(self) -> Mapping[str, int]:
-        """The descriptors by name; they stay the vault's."""
+        """The descriptors by name; they stay the fd store's."""
         return self._held
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""The warm start, as the agent sees it: what the template imports, and when to wait for that.
+"""The warm start, as the agent sees it: what the fork server imports, and when to wait for that.
 
-A launch waits for what is imported here before the template can begin (``start.py``).
+A launch waits for what is imported here before the fork server can begin (``start.py``).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ STORE_MODULE = "torch"
 """Who has imported this can serve the workers' store."""
 LATER = ("torch._dynamo",)
 """What the first optimizer of a program has torch import: 2 s of CPU time and 74 MB (torch 2.13), in each life of each
-worker. Few programs need it to begin, so the template imports it when it has nothing to do."""
+worker. Few programs need it to begin, so the fork server imports it when it has nothing to do."""
 PATIENCE = 60.0
-"""Seconds that a newcomer waits for its template before it enrols; a running job goes on meanwhile."""
+"""Seconds that a newcomer waits for its fork server before it enrols; a running job goes on meanwhile."""
 
 
 def first(config: RunConfig) -> tuple[str, ...]:
-    """What the template is to import if it is up to the run alone; () for a fresh start of every worker."""
+    """What the fork server is to import if it is up to the run alone; () for a fresh start of every worker."""
     if not config.warm_start or config.program.kind is ProgramKind.EXECUTABLE:
         return ()
     if config.preload is not None:
@@ -40,7 +40,7 @@ def first(config: RunConfig) -> tuple[str, ...]:
 
 
 def modules(config: RunConfig, plugins: Plugins) -> tuple[str, ...]:
-    """What the template is to import; () for a fresh start of every worker.
+    """What the fork server is to import; () for a fresh start of every worker.
 
     Raises:
         PluginError: A plugin failed to say what it wants preloaded.
@@ -50,7 +50,7 @@ def modules(config: RunConfig, plugins: Plugins) -> tuple[str, ...]:
 
 
 def begin(warden: Warden, config: RunConfig, environ: Mapping[str, str]) -> None:
-    """Have the template started, if there is to be one, with what :func:`first` says: plugins are not known yet."""
+    """Have the fork server started, if there is to be one, with what :func:`first` says: plugins are not known yet."""
     if names := first(config):
         warden.preload(
             names,
@@ -63,7 +63,7 @@ def begin(warden: Warden, config: RunConfig, environ: Mapping[str, str]) -> None
 
 
 def complete(warden: Warden, config: RunConfig, plugins: Plugins) -> tuple[str, ...]:
-    """Say what a template that has begun imports in all, and return it; () without one.
+    """Say what a fork server that has begun imports in all, and return it; () without one.
 
     Raises:
         PluginError: A plugin failed to say what it wants preloaded.
@@ -84,12 +84,12 @@ def settled(
     lookout: Lookout | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> list[WardenEvent]:
-    """What the warden says until its template is ready, and has imported ``more`` or cannot, or there is none, or
+    """What the warden says until its fork server is ready, and has imported ``more`` or cannot, or there is none, or
     ``PATIENCE`` is over, or ``lookout`` knows that the run has ended.
     """
-    from elastic_core.warden.messages import Died, TemplateFailed, TemplateGrown, TemplateReady, TemplateStayed
+    from elastic_core.warden.messages import Died, ForkServerFailed, ForkServerGrown, ForkServerReady, ForkServerStayed
 
-    last = TemplateGrown | TemplateStayed if more else TemplateReady
+    last = ForkServerGrown | ForkServerStayed if more else ForkServerReady
     heard: list[WardenEvent] = []
     watched: list[Warden | Lookout] = [warden, *([] if lookout is None else [lookout])]
     deadline = now() + PATIENCE
@@ -98,6 +98,6 @@ def settled(
         if lookout in readable:
             break
         heard += warden.receive()
-        if any(isinstance(event, last | TemplateFailed | Died) for event in heard):
+        if any(isinstance(event, last | ForkServerFailed | Died) for event in heard):
             break
     return heard

@@ -1,4 +1,5 @@
-"""Can this node reach its peers? Asked after a round has failed, for the chair to find a node that nobody reaches (L5).
+"""Can this node reach its peers? Asked after a round has failed, for the leader to find a node that nobody reaches
+(L5).
 
 A probe is a TCP connection, made and closed. Each agent keeps a port for its peers' probes (:class:`Door`); that it is
 there says that packets go both ways, which is all that workers need. Nobody has to let the other in: it is the kernel

@@ -11,8 +11,8 @@ from elastic_core.events import Event, Field, Level
 class Recovery:
     """From the first trouble until the workers of the next round train. Seconds on the monotonic clock.
 
-    What happens meanwhile overlaps: while the old workers are being stopped, the chair decides. So each part is told by
-    when it was over, counted from the beginning.
+    What happens meanwhile overlaps: while the old workers are being stopped, the leader decides. So each part is told
+    by when it was over, counted from the beginning.
 
     Attributes:
         began: When the worker ended that failed first; else when this node learned that the round is over.

@@ -10,7 +10,7 @@ from elastic_core.agent.probing import Door
 from elastic_core.config.program import arguments_digest, name
 from elastic_core.config.run import DEFAULT_ID, RunConfig
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.host.identity import Seat, host_id, host_name
+from elastic_core.host.identity import Slot, host_id, host_name
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Agreement, Command, Settings, Versions
@@ -56,15 +56,15 @@ def first_connection(config: RunConfig, plugins: Plugins) -> RendezvousBackend |
     return connect_at_first(make, waits, timeout=patience)
 
 
-def applicant_for(config: RunConfig, plugins: Plugins, seat: Seat, clock: Clock, door: Door | None = None) -> Applicant:
+def applicant_for(config: RunConfig, plugins: Plugins, slot: Slot, clock: Clock, door: Door | None = None) -> Applicant:
     """Who this node is, and what it brings; ``door`` is where its peers may probe it."""
     versions = Versions.here()
     info = NodeInfo(
         node_id=clock.new_id(),
         host=host_name(),
         host_id=host_id(),
-        seat=seat.number,
-        seats=seat.seats,
+        slot=slot.number,
+        slots=slot.slots,
         local_world_size=config.nproc_per_node,
         role=config.role,
         node_rank=config.node_rank,

@@ -31,12 +31,12 @@ from elastic_core.protocol.ledger import (
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.session.arrival import Arrival
 from elastic_core.warden.messages import (
-    TemplateDied,
-    TemplateEvent,
-    TemplateFailed,
-    TemplateGrown,
-    TemplateReady,
-    TemplateStayed,
+    ForkServerDied,
+    ForkServerEvent,
+    ForkServerFailed,
+    ForkServerGrown,
+    ForkServerReady,
+    ForkServerStayed,
 )
 
 Publish = Callable[[Event], None]
@@ -91,7 +91,7 @@ def untaken(ledger: Ledger, info: NodeInfo, most: int) -> Event | None:
 
 
 def publish_as(plugins: Plugins, info: NodeInfo, event: Event) -> None:
-    """Tell the observers; agents that share a host are told apart by their seats."""
+    """Tell the observers; agents that share a host are told apart by their slots."""
     plugins.publish(replace(event, fields={"node": str(info), **event.fields}))
 
 
@@ -100,10 +100,10 @@ SPARE = "the job needed no more nodes"
 
 
 def under_way(arrival: Arrival, modules: Iterable[str]) -> Event:
-    """A round is live, and this node joins it once its template is ready."""
+    """A round is live, and this node joins it once its fork server is ready."""
     message = (
         f"round {arrival.round} of run {arrival.run} is under way: "
-        f"joining it when the template has imported {', '.join(modules)}"
+        f"joining it when the fork server has imported {', '.join(modules)}"
     )
     return Event("under_way", message, fields={"run": arrival.run, "round": arrival.round})
 
@@ -124,32 +124,34 @@ def finish(publish: Publish, closed: Closed, *, known: str = FIRST_OF_ALL, idle:
     return Ending(closed.exit_code, closed.why, closed.incident)
 
 
-def template(event: TemplateEvent) -> Event:
-    """What becomes of the template."""
+def fork_server(event: ForkServerEvent) -> Event:
+    """What becomes of the fork server."""
     match event:
-        case TemplateReady(pid, seconds, modules):
-            message = f"the template has imported {', '.join(modules)} in {seconds:.2f} s: workers start warm"
+        case ForkServerReady(pid, seconds, modules):
+            message = f"the fork server has imported {', '.join(modules)} in {seconds:.2f} s: workers start warm"
             fields: dict[str, Field] = {"pid": pid, "took_s": seconds}
-            return Event("template_ready", message, Level.DEBUG, fields)
-        case TemplateGrown(pid, seconds, modules, learned, refused):
-            message = f"the template has imported {', '.join(modules)} besides, in {seconds:.2f} s"
+            return Event("fork_server_ready", message, Level.DEBUG, fields)
+        case ForkServerGrown(pid, seconds, modules, learned, refused):
+            message = f"the fork server has imported {', '.join(modules)} besides, in {seconds:.2f} s"
             if learned:
                 message += f", and {learned} more module(s) that workers have imported"
             if refused:
                 message += f"; workers import by themselves: {_refusals(refused)}"
             fields = {"pid": pid, "took_s": seconds, "learned": learned, "refused": ", ".join(refused)}
-            return Event("template_grown", message, Level.DEBUG, fields)
-        case TemplateStayed(reason):
+            return Event("fork_server_grown", message, Level.DEBUG, fields)
+        case ForkServerStayed(reason):
             message = f"what workers import later is not preloaded: {reason}"
-            return Event("template_stayed", message, Level.DEBUG)
-        case TemplateFailed(reason):
-            return Event("template_failed", f"there is no template, so workers start fresh:\n{reason}", Level.WARNING)
-        case TemplateDied(how):
-            return Event("template_died", f"the template {how}; the next one is being made", Level.WARNING)
+            return Event("fork_server_stayed", message, Level.DEBUG)
+        case ForkServerFailed(reason):
+            return Event(
+                "fork_server_failed", f"there is no fork server, so workers start fresh:\n{reason}", Level.WARNING
+            )
+        case ForkServerDied(how):
+            return Event("fork_server_died", f"the fork server {how}; the next one is being made", Level.WARNING)
 
 
 def _refusals(refused: Mapping[str, str]) -> str:
-    """The first of the modules that a template must not import, and why."""
+    """The first of the modules that a fork server must not import, and why."""
     shown = [f"{name} ({why})" for name, why in itertools.islice(refused.items(), MOST_REFUSALS)]
     return ", ".join(shown) + (f" and {len(refused) - len(shown)} more" if len(refused) > len(shown) else "")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from elastic_core.agent.event_queue import Inbox
-from elastic_core.agent.fd_store import Vault
+from elastic_core.agent.fd_store import FdStore
 from elastic_core.agent.log_dir import log_directory
 from elastic_core.agent.output import Output
 from elastic_core.agent.report import Publish
@@ -26,7 +26,7 @@ from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config.program import ProgramKind
 from elastic_core.config.run import SIGNALS, RunConfig, Stream
 from elastic_core.events import Event, Level
-from elastic_core.host.identity import Seat
+from elastic_core.host.identity import Slot
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.warden.client import CLOSING, Warden
@@ -45,7 +45,7 @@ class Hands:
     """Those on which the node leaves."""
     warden: Warden
     group: WorkerGroup
-    vault: Vault
+    fd_store: FdStore
     """What workers have left here, until the end."""
 
 
@@ -57,7 +57,7 @@ def hands(
     info: NodeInfo,
     run_uid: str,
     warden: Warden,
-    seat: Seat,
+    slot: Slot,
     *,
     warm: bool = False,
     heard: Sequence[WardenEvent] = (),
@@ -72,8 +72,8 @@ def hands(
         info: This node.
         run_uid: The run's.
         warden: This run's, closed here before the output of its workers is.
-        seat: This agent's, on this host. The locks of temporary directories lie with it.
-        warm: Whether it has a template.
+        slot: This agent's, on this host. The locks of temporary directories lie with it.
+        warm: Whether it has a fork server.
         heard: What it has said so far.
         cpus: Of each local rank; none when workers are not bound.
 
@@ -90,12 +90,12 @@ def hands(
         directory, temporary = log_directory(config, run_uid)
         if temporary:
             stack.callback(shutil.rmtree, directory, ignore_errors=True)
-            stack.enter_context(marked(directory, seat.keep))
+            stack.enter_context(marked(directory, slot.keep))
             warden.sweep(str(directory))
         elif config.log_dir is None:
             publish(Event("logs", f"logs are in {directory}"))
         if config.program.kind is ProgramKind.FUNCTION:
-            stack.enter_context(marked(Path(config.program.target), seat.keep))  # what its workers are called with
+            stack.enter_context(marked(Path(config.program.target), slot.keep))  # what its workers are called with
             warden.sweep(config.program.target)
         output = _output(config, publish)
         stack.callback(output.close)
@@ -113,7 +113,7 @@ def hands(
             if pipe is not None:
                 inbox.watch(group.watchdog, group.watchdog.receive)
         stack.callback(warden.close, CLOSING)  # the workers before their output, whatever went wrong
-        yield Hands(inbox, signals, warden, group, reports.vault)
+        yield Hands(inbox, signals, warden, group, reports.fd_store)
 
 
 @contextmanager

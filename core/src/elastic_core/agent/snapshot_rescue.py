@@ -1,6 +1,6 @@
 """Writes snapshots that are only in memory to a directory, when a job fails for good, or its agent.
 
-Workers leave snapshots with their agent as memory files (``vault.py``), and these are gone with the agent. A worker
+Workers leave snapshots with their agent as memory files (``fd_store.py``), and these are gone with the agent. A worker
 that wants them to outlive a failed job leaves one more memory file beside them, ``NAME/rescue``, with JSON in it: which
 run this is, the directories to try in turn, and what is on disk already. The agent writes the bytes as they are
 (``snapshot_files.py``). A directory that is full or away is left as it was, and the next one is tried.
@@ -76,7 +76,7 @@ def run(agent: Agent, given: Hands, publish: Publish, node: str) -> Ending:
 
     Args:
         agent: Its loop.
-        given: The agent's inbox, warden and vault. The caller closes them after this function has returned.
+        given: The agent's inbox, warden and fd store. The caller closes them after this function has returned.
         publish: Tells the observers.
         node: This node, for people.
     """
@@ -89,7 +89,7 @@ def run(agent: Agent, given: Hands, publish: Publish, node: str) -> Ending:
         failed = ending is None
         raise
     finally:
-        held = given.vault.held
+        held = given.fd_store.held
         try:
             if held and is_needed(ending, agent.closed, agent.leaves_others, failed=failed):
                 rescue(held, given.signals, publish, node, loop=given.inbox)

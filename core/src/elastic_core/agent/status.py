@@ -15,7 +15,7 @@ from elastic_core.exit_codes import describe_exit
 from elastic_core.handlers.state_machine import AskingState, Work as Asking
 from elastic_core.host.terminal import printable
 from elastic_core.incidents import Incident
-from elastic_core.protocol.failure_detector import Sighting
+from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.ledger import Ledger, Member
 from elastic_core.protocol.node import NodeState, Work
 from elastic_core.protocol.ranks import place
@@ -41,7 +41,7 @@ class Status:
         started_at: When those were started.
         contact_at: When it last knew all that the store had taken.
         failing: The threads whose last operation on the store failed.
-        sightings: The rows of the roster, where the node leads.
+        node views: The rows of the roster, where the node leads.
         waiting_for: Whom the job waits for, where the node leads and knows it.
         incident: The newest failure that it has heard of.
     """
@@ -55,7 +55,7 @@ class Status:
     started_at: float = 0.0
     contact_at: float | None = None
     failing: Collection[str] = ()
-    sightings: Mapping[str, Sighting] = field(default_factory=dict)
+    node_views: Mapping[str, NodeView] = field(default_factory=dict)
     waiting_for: str = ""
     incident: Incident | None = None
 
@@ -77,7 +77,7 @@ def describe_node(state: NodeState, status: Status) -> str:
     """The state of an agent that follows a ledger."""
     ledger, info = state.ledger, state.info
     head = ledger.head
-    leads = "this node" if ledger.chair == info.node_id else _named(ledger.chair, status.sightings)
+    leads = "this node" if ledger.leader == info.node_id else _named(ledger.leader, status.node_views)
     kind = type(head.body).__name__.upper()
     rows = [
         ("run", f"{head.run}, known here for {_age(ledger.opened_at, status)}"),
@@ -166,20 +166,20 @@ def _nodes(info: NodeInfo, members: tuple[Member, ...], status: Status) -> Itera
         size = member.local_world_size
         ranks = f"rank {first}" if size == 1 else f"ranks {first} to {first + size - 1}"
         own = member.node_id == info.node_id
-        seen = status.sightings.get(member.node_id)
+        seen = status.node_views.get(member.node_id)
         where = f"{info}, this node" if own else _seen(member.node_id, seen, status)
         yield "member", f"{ranks} on {where}"
     if len(members) > SHOWN_NODES:
         yield "", f"and {len(members) - SHOWN_NODES} more members"
     known = {member.node_id for member in members}
-    others = [seen for node_id, seen in status.sightings.items() if node_id not in known and node_id != info.node_id]
+    others = [seen for node_id, seen in status.node_views.items() if node_id not in known and node_id != info.node_id]
     for seen in others[:SHOWN_NODES]:
         yield "other node", _seen(seen.node_id, seen, status)
     if len(others) > SHOWN_NODES:
         yield "", f"and {len(others) - SHOWN_NODES} more nodes"
 
 
-def _seen(node_id: str, seen: Sighting | None, status: Status) -> str:
+def _seen(node_id: str, seen: NodeView | None, status: Status) -> str:
     if seen is None:
         return f"node {node_id}"
     row = seen.row
@@ -188,8 +188,8 @@ def _seen(node_id: str, seen: Sighting | None, status: Status) -> str:
     return f"{row.info}, {row.phase.value}{of}{leaving}, last sign of life {_age(seen.changed_at, status)} ago"
 
 
-def _named(node_id: str, sightings: Mapping[str, Sighting]) -> str:
-    seen = sightings.get(node_id)
+def _named(node_id: str, node_views: Mapping[str, NodeView]) -> str:
+    seen = node_views.get(node_id)
     return f"node {node_id}" if seen is None else f"{seen.row.info} (node {node_id})"
 
 

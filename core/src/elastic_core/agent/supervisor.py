@@ -1,8 +1,9 @@
 """The agent: one event loop between a rendezvous and the workers of one node.
 
-The loop (:meth:`Supervisor.run`) takes what happened, lets the node's mind (:mod:`elastic_core.protocol.node`) say
-what follows, and does it. All blocking I/O with the store is the session's, all processes are the warden's, all
-streams are the output's; so the loop itself never waits for anything but the next event.
+The loop (:meth:`Supervisor.run`) takes what happened, lets the node's state machine
+(:mod:`elastic_core.protocol.node`) say what follows, and does it. All blocking I/O with the store is the session's,
+all processes are the warden's, all streams are the output's; so the loop itself never waits for anything but the next
+event.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from elastic_core.errors import ElasticError, RendezvousConnectionError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.host.addresses import advertised
-from elastic_core.host.identity import Seat
+from elastic_core.host.identity import Slot
 from elastic_core.host.ports import own_address
 from elastic_core.incidents import Incident
 from elastic_core.plugins.manager import Plugins
@@ -65,7 +66,7 @@ from elastic_core.protocol.node import (
     row_of,
     step,
 )
-from elastic_core.protocol.roster import Seats
+from elastic_core.protocol.roster import Slots
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.arrival import Arrival
 from elastic_core.session.contact import FENCE_SHARE
@@ -80,13 +81,13 @@ from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.messages import (
     Died,
     Fenced,
+    ForkServerEvent,
+    ForkServerFailed,
     Gone,
     ServiceEnded,
     ServiceFailed,
     ServiceStarted,
     Stuck,
-    TemplateEvent,
-    TemplateFailed,
     WardenEvent,
 )
 
@@ -100,7 +101,7 @@ FAREWELL = 10.0
 def supervise(
     config: RunConfig,
     plugins: Plugins,
-    seat: Seat,
+    slot: Slot,
     warden: Warden,
     preloaded: tuple[str, ...],
     *,
@@ -112,9 +113,9 @@ def supervise(
     Args:
         config: The run's settings.
         plugins: Those loaded for it.
-        seat: This agent's, on this host.
+        slot: This agent's, on this host.
         warden: Starts the workers.
-        preloaded: What its template imports; () without a template.
+        preloaded: What its fork server imports; () without a fork server.
         show_state: Takes a function that describes the state, for :class:`StateDump`; a newer one replaces it.
         again: Whether this agent has just been in another run of the job, which the newest one has replaced (rule S3).
 
@@ -131,13 +132,13 @@ def supervise(
         if not isinstance(store, RendezvousBackend):
             from elastic_core.handlers import agent  # seldom needed
 
-            return agent.run(config, plugins, store, seat, warden, warm=bool(preloaded), show_state=show_state)
+            return agent.run(config, plugins, store, slot, warden, warm=bool(preloaded), show_state=show_state)
         stack.callback(store.close)
         show_state(Status.of(config).describe_joining)
         form, single = plugins.rendezvous_options().endpoint, config.max_nodes == 1
         address = advertised(config.rdzv_endpoint, form, config.local_addr, single_node=single)
         door = stack.enter_context(closing(Door(address))) if config.max_nodes > 1 else None
-        applicant = applicant_for(config, plugins, seat, clock, door)
+        applicant = applicant_for(config, plugins, slot, clock, door)
         info = applicant.info
         publish = partial(publish_as, plugins, info)
         message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {info}"
@@ -184,9 +185,9 @@ def supervise(
             publish(Event("settings_differ", difference, Level.WARNING))
         try:
             given = stack.enter_context(
-                hands(config, plugins, publish, info, run, warden, seat, warm=bool(preloaded), heard=heard, cpus=cpus)
+                hands(config, plugins, publish, info, run, warden, slot, warm=bool(preloaded), heard=heard, cpus=cpus)
             )
-            supervisor = Supervisor(config, plugins, publish, store, applicant, found, clock, given, stores, seat.look)
+            supervisor = Supervisor(config, plugins, publish, store, applicant, found, clock, given, stores, slot.look)
         except BaseException:
             with suppress(Exception):
                 store.remove(info.node_id)  # else it is given a round, which the others must lose it from
@@ -198,7 +199,7 @@ def supervise(
 
 
 class Supervisor:
-    """The agent's state, and what it does with its hands when the node's mind says so."""
+    """The agent's state, and what it does with its hands when the node's state machine says so."""
 
     def __init__(
         self,
@@ -211,13 +212,13 @@ class Supervisor:
         clock: Clock,
         hands: Hands,
         stores: Stores,
-        look: Callable[[], Seats],
+        look: Callable[[], Slots],
     ) -> None:
         self._config, self._plugins, self._publish, self._clock = config, plugins, publish, clock
         self._store = store
         self._inbox, self._warden, self._group = hands.inbox, hands.warden, hands.group
         self._state = NodeState(info=applicant.info, ledger=joined.ledger, offer=applicant.offer)
-        self._stores, self._look, self._seats = stores, look, applicant.info.seats
+        self._stores, self._look, self._slots = stores, look, applicant.info.slots
         self._exit: Exit | None = None
         self._row = joined.row
         self._untaken: Event | None = None
@@ -297,7 +298,7 @@ class Supervisor:
             started_at=group.started_at,
             contact_at=session.contact.at,
             failing=(*session.contact.failing,),
-            sightings=session.sightings,
+            node_views=session.node_views,
             waiting_for=session.waiting_for,
             incident=self._incident,
         )
@@ -330,9 +331,9 @@ class Supervisor:
                 self._on_warden_death(reason)
             case EntriesRead() | HistoryReplaced() | Probed() | StoreLost() | Outrun():
                 self._step(event)
-            case _ if isinstance(event, TemplateEvent):
-                self._publish(report.template(event))
-                if isinstance(event, TemplateFailed):
+            case _ if isinstance(event, ForkServerEvent):
+                self._publish(report.fork_server(event))
+                if isinstance(event, ForkServerFailed):
                     self._stores.stop_hosting()
             case ServiceFailed() | ServiceEnded():
                 self._on_store_gone(event)
@@ -386,7 +387,8 @@ class Supervisor:
         self._exit = Exit(ExitCode.WITHDRAWN, "the warden process is gone")
 
     def _tick(self) -> None:
-        """Once a beat: tell the pulse that the loop lives (L1), renew the dead-man's switch (S4), look around (S8)."""
+        """Once a heartbeat: tell the heartbeat that the loop lives (L1), renew the dead-man's switch (S4), look around
+        (S8)."""
         self._session.tick()
         self._session.check_answers(self._config.rdzv_endpoint)
         self._arm_fence()
@@ -394,10 +396,10 @@ class Supervisor:
         self._inbox.at(self._clock.now() + self._state.ledger.settings.timing.beat_interval, Tick())
 
     def _look_around(self) -> None:
-        """Tell of seats that have become free (rule S8); what else has changed there, the next news tells."""
-        before, self._seats = self._seats, self._look()
-        if not set(before.held) <= set(self._seats.held):
-            self._session.publish_row(replace(self._row, seats=self._seats))
+        """Tell of slots that have become free (rule S8); what else has changed there, the next news tells."""
+        before, self._slots = self._slots, self._look()
+        if not set(before.held) <= set(self._slots.held):
+            self._session.publish_row(replace(self._row, slots=self._slots))
 
     def _arm_fence(self) -> None:
         """Let the warden stop the workers, if nothing is heard of this agent or the store for too long (rule S4).
@@ -490,7 +492,7 @@ class Supervisor:
         """Have the roster say what there is to say of this node."""
         if (row := row_of(self._state)) != self._row:
             self._row = row
-            self._session.publish_row(replace(row, seats=self._seats))
+            self._session.publish_row(replace(row, slots=self._slots))
 
     def _say(self, name: str, message: str, level: Level = Level.INFO) -> None:
         self._publish(Event(name, message, level))

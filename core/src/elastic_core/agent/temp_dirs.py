@@ -4,8 +4,8 @@ An agent removes its own at its end, and its warden does when the agent was kill
 directory stays. It has a mark, a file that its node holds locked (``flock``); the kernel drops the lock with the last
 process that holds it. A mark without a lock is the proof that all of them are gone.
 
-The lock lies with the node's seat: a message to the seat's own socket, which nobody reads, carries the descriptor. So
-it is held by whoever holds the seat: the agent, its warden, its workers, and what those have started (rule S8).
+The lock lies with the node's slot: a message to the slot's own socket, which nobody reads, carries the descriptor. So
+it is held by whoever holds the slot: the agent, its warden, its workers, and what those have started (rule S8).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def marked(directory: Path, hold: Callable[[int], None]) -> Iterator[None]:
 
     Args:
         directory: A new one, for this user alone.
-        hold: Keeps a descriptor open for as long as the node lives, as :meth:`Seat.keep`. Raises OSError if it cannot.
+        hold: Keeps a descriptor open for as long as the node lives, as :meth:`Slot.keep`. Raises OSError if it cannot.
     """
     made = False
     with contextlib.suppress(OSError):

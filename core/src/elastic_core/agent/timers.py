@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The loop is alive; comes once a beat."""
+    """The loop is alive; comes once a heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Each is a socketpair of packets; the other end is inherited by the worker, whate
 So the end of a channel means nothing. Packets are short JSON objects of known types, and whatever else comes is ignored
 and said once. Nothing is ever waited for, and who sends too much is not listened to for the rest of a second: then its
 packets fill its own socket. Down go notices, which find room or are not sent. Descriptors that come along are closed,
-but for those that the vault keeps.
+but for those that the fd store keeps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from elastic_core.agent.fd_store import Vault
+from elastic_core.agent.fd_store import FdStore
 from elastic_core.protocol.node_events import Notice
 from elastic_core.warden.channel import close_all
 from elastic_core.worker.channel import (
@@ -104,7 +104,7 @@ _MEANINGS: Mapping[str, type[Initialized | Failed | Lingers]] = {
 
 
 class _Served:
-    """The packet was a request to the vault, or is for later, and has been dealt with."""
+    """The packet was a request to the fd store, or is for later, and has been dealt with."""
 
 
 class _Channel:
@@ -133,7 +133,7 @@ class Reports:
         self._clock = clock
         self._ready = select.epoll()
         self._channels: dict[int, _Channel] = {}
-        self.vault = Vault()
+        self.fd_store = FdStore()
         """Outlives the rounds."""
 
     def fileno(self) -> int:
@@ -202,7 +202,7 @@ class Reports:
     def close(self) -> None:
         """Close all, and be of no use any more; what workers have left here is gone."""
         self.clear()
-        self.vault.close()
+        self.fd_store.close()
         self._ready.close()
 
     def _read(self, channel: _Channel) -> Iterator[Report]:
@@ -234,7 +234,7 @@ class Reports:
             close_all(descriptors)
             return None
         try:
-            if descriptors and self.vault.obey(packet, descriptors):
+            if descriptors and self.fd_store.obey(packet, descriptors):
                 return _Served()
             told = understood(packet)(channel.tag)
         except ValueError as exc:

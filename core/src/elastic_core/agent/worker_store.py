@@ -1,7 +1,7 @@
 """The places that a node offers for the workers' store, one after the other: a port, and perhaps who listens there.
 
-With a template that has imported torch, the store is a process of its own, forked ahead of the round that will use it
-(``forkserver/worker_store.py``); the socket listens from the start, so that nobody has to wait for that process.
+With a fork server that has imported torch, the store is a process of its own, forked ahead of the round that will use
+it (``forkserver/worker_store.py``); the socket listens from the start, so that nobody has to wait for that process.
 Otherwise the port is only held, and rank 0's worker opens the store there.
 
 Where the user has named the port (``--master_port``) every round has that one, and its store is started once the
@@ -42,7 +42,7 @@ class Stores:
     """What one node offers.
 
     Args:
-        warden: Has the template fork them.
+        warden: Has the fork server fork them.
         address: Where other nodes reach this one.
         new_id: Makes ids of offers.
         hosted: Whether a process of ours is to listen at each place.
@@ -103,7 +103,7 @@ class Stores:
         return offer.id in self._dead
 
     def stop_hosting(self) -> None:
-        """There is no template, or none that can: from the next offer on, rank 0's worker opens the store."""
+        """There is no fork server, or none that can: from the next offer on, rank 0's worker opens the store."""
         self._hosted = False
 
     def close(self) -> None:

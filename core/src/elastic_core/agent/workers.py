@@ -112,7 +112,7 @@ class WorkerGroup:
     cpus: Sequence[frozenset[int]] = ()
     """The CPUs of each local rank; none when they are not bound."""
     warm: bool = False
-    """Whether the warden's template is to fork them."""
+    """Whether the warden's fork server is to fork them."""
     temporary: bool = False
     """Whether ``directory`` is removed at the end, since nobody asked for logs."""
     watchdog: Watchdog | None = None
@@ -221,7 +221,7 @@ class WorkerGroup:
                 self._fresh = why
                 if why not in self._reasons:
                     self._reasons.add(why)
-                    message = f"rank {worker.assignment.rank} starts fresh, not from the template: {why}"
+                    message = f"rank {worker.assignment.rank} starts fresh, not from the fork server: {why}"
                     self.publish(Event("started_fresh", message, fields={"rank": worker.assignment.rank, "why": why}))
             case SpawnFailed(tag, error) if worker := self._workers.get(tag):
                 return self._fail(tag, self._incident(worker, IncidentKind.START_FAILED, message=error))
@@ -502,10 +502,10 @@ def _lines_about_use(*texts: str) -> list[str]:
     return [line for line in lines if "EADDRINUSE" in line or "already in use" in line]
 
 
-def _line_prefix(template: str, assignment: Assignment) -> str:
-    """What stands before each teed line of one worker; what the template names and we do not know stays as it is."""
+def _line_prefix(fork_server: str, assignment: Assignment) -> str:
+    """What stands before each teed line of one worker; what the fork server names and we do not know stays as it is."""
     place = {"role_name": assignment.role, "rank": assignment.rank, "local_rank": assignment.local_rank}
-    return Template(template).safe_substitute(place)
+    return Template(fork_server).safe_substitute(place)
 
 
 def start_failure(group: WorkerGroup, current: Round, error: ElasticError | OSError) -> WorkerFailed:

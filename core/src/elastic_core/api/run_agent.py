@@ -1,6 +1,6 @@
-"""An agent's first steps, in the order of what they hold up: the warden, the template on its way, and all the rest.
+"""An agent's first steps, in the order of what they hold up: the warden, the fork server on its way, and all the rest.
 
-The template imports for seconds what this process never does, so it is sent off before plugins are known, and before
+The fork server imports for seconds what this process never does, so it is sent off before plugins are known, and before
 most of the agent is even imported here: that takes a quarter of a second, which a second core has to spare. The warden,
 which starts it, starts while the command line is read. What is imported up to then is on every launch's way, and short.
 """
@@ -42,8 +42,8 @@ def begun(*, alone: bool = True) -> Iterator[Warden]:
             warden.close(CLOSING)
 
 
-def send_template(config: RunConfig, warden: Warden) -> None:
-    """Have it start the template, with what the run itself wants imported.
+def send_fork_server(config: RunConfig, warden: Warden) -> None:
+    """Have it start the fork server, with what the run itself wants imported.
 
     Args:
         config: The run; what it runs, in how many workers, and how the start is to be warm must be right already.
@@ -58,7 +58,7 @@ def run(config: RunConfig, plugins: Plugins, warden: Warden | None = None, *, al
     Args:
         config: The run.
         plugins: Those loaded for it.
-        warden: What :func:`send_template` was called with for the same run, to be closed here; None to begin now.
+        warden: What :func:`send_fork_server` was called with for the same run, to be closed here; None to begin now.
         alone: As for :func:`begun`.
 
     Raises:
@@ -78,18 +78,18 @@ def _run_once(config: RunConfig, plugins: Plugins, warden: Warden | None, *, alo
     with ExitStack() as stack:
         if warden is None:
             warden = stack.enter_context(begun(alone=alone))
-            send_template(config, warden)
+            send_fork_server(config, warden)
 
         from elastic_core.agent import supervisor  # see the top
         from elastic_core.agent.runtime import handled
         from elastic_core.agent.state_dump import StateDump
         from elastic_core.agent.status import Status
-        from elastic_core.host.identity import Seat
+        from elastic_core.host.identity import Slot
 
         dump = stack.enter_context(closing(StateDump(handled(config), Status.of(config).describe_joining)))
-        seat = stack.enter_context(closing(Seat.take(config.rdzv_id)))  # not the endpoint too: it has many spellings
-        stack.callback(warden.close, CLOSING)  # before the seat is free for the next agent
-        warden.hold(seat.fileno())
+        slot = stack.enter_context(closing(Slot.take(config.rdzv_id)))  # not the endpoint too: it has many spellings
+        stack.callback(warden.close, CLOSING)  # before the slot is free for the next agent
+        warden.hold(slot.fileno())
         warden.keep_off()  # plugins may have started something
         names = preload.complete(warden, config, plugins)
-        return supervisor.supervise(config, plugins, seat, warden, names, again=again, show_state=dump.show)
+        return supervisor.supervise(config, plugins, slot, warden, names, again=again, show_state=dump.show)

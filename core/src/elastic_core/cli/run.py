@@ -59,7 +59,7 @@ def run(warden: Warden | None, **flags: Any) -> int:
     given = Flags(**flags)
     with _told_whence():
         known = outline(given, os.environ)
-        run_agent.send_template(known, warden)
+        run_agent.send_fork_server(known, warden)
         config, loaded = _complete(known, given)
     code: int = ExitCode.JOB_FAILED
     try:
@@ -137,7 +137,7 @@ def warn(warning: str) -> None:
 
 
 def outline(flags: Flags, environ: Mapping[str, str]) -> RunConfig:
-    """As much of the run as the template has to know: what to run, in how many workers, and what to import for it.
+    """As much of the run as the fork server has to know: what to run, in how many workers, and what to import for it.
 
     Args:
         flags: The command line's.
@@ -186,7 +186,7 @@ def configure(
     check_node_rank(node_rank, flags.nnodes)
     check_reach(backend, endpoint, flags.nnodes, options, standalone=flags.standalone)
     conf = parse(flags.rdzv_conf, backend=backend, options=options)
-    import uuid  # the template does not wait for it
+    import uuid  # the fork server does not wait for it
 
     for warning in (*without_effect(flags, backend, polled=options.handler), *conf.without_effect):
         warn(warning)

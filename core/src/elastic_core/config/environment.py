@@ -22,7 +22,7 @@ class Use(enum.Enum):
 
     READ = "read by the agent"
     SET = "set for each worker"
-    TEMPLATE = "set for the template while it starts; workers do not see it"
+    FORK_SERVER = "set for the fork server while it starts; workers do not see it"
     SERVICE = "set for a service that starts as a fresh interpreter; workers do not see it"
     DEFAULTED = "set for each worker, unless the agent has it already"
 
@@ -87,10 +87,12 @@ VARIABLES = (
     Variable(
         "PYTHONPATH",
         Use.READ,
-        "Where workers find modules. The template has a directory of ours in front of it while it starts.",
+        "Where workers find modules. The fork server has a directory of ours in front of it while it starts.",
     ),
-    Variable("ELASTIC_TEMPLATE", Use.TEMPLATE, "Why our sitecustomize is there: probe or hooked."),
-    Variable("ELASTIC_TEMPLATE_ROOM", Use.TEMPLATE, "Spaces, in whose place /proc shows the variables of a worker."),
+    Variable("ELASTIC_FORK_SERVER", Use.FORK_SERVER, "Why our sitecustomize is there: probe or hooked."),
+    Variable(
+        "ELASTIC_FORK_SERVER_ROOM", Use.FORK_SERVER, "Spaces, in whose place /proc shows the variables of a worker."
+    ),
     Variable("ELASTIC_SERVICE", Use.SERVICE, "What it is to call: JSON with the entry, the arguments and descriptors."),
     Variable("PYTHON_EXEC", Use.READ, "The interpreter for workers; the agent's own where it is not set."),
     Variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", Use.READ, "As --shutdown_timeout, which goes before it."),

@@ -87,7 +87,7 @@ class Timing:
     """How long to wait for one more node once the minimum is there; forming only, never on a recovery."""
     beat_interval: float = 2.0
     lost_after: float = 6.0
-    """A node whose beat stood still this long is lost."""
+    """A node whose heartbeat stood still this long is lost."""
     fence_after: float = 600.0
     """How long a round whose members are all unreachable blocks the next; they stop themselves at 80 % of it."""
     plan_timeout: float = 300.0
@@ -100,8 +100,9 @@ class Timing:
                 raise UsageError(f"--rdzv_conf {item.name}={value:g} is not a positive number of seconds.")
         if self.lost_after < 2 * self.beat_interval:
             raise UsageError(
-                f"--rdzv_conf lost_after={self.lost_after:g} is less than two beats of {self.beat_interval:g} s.",
-                hint=f"One late beat would cost a healthy node. Set lost_after to at least {3 * self.beat_interval:g}.",
+                f"--rdzv_conf lost_after={self.lost_after:g} is less than two heartbeats of {self.beat_interval:g} s.",
+                hint="One late heartbeat would cost a healthy node. "
+                f"Set lost_after to at least {3 * self.beat_interval:g}.",
             )
 
 
@@ -171,7 +172,7 @@ class RunConfig:
     event_log: bool = False
     """Whether each event is written to stderr as a JSON line."""
     warm_start: bool = True
-    """Whether workers are forked from a template, a process that has imported ``preload``."""
+    """Whether workers are forked from a fork server, a process that has imported ``preload``."""
     preload: tuple[str, ...] | None = None
     """The modules that it imports; None for torch, where it is installed."""
     virtual_local_rank: bool = False

@@ -5,7 +5,7 @@ General layout, from what is found to how it is found:
 * ``findings``: what one check has come to.
 * ``host``: checks of this host: the address that it would advertise, names, limits, what is installed.
 * ``store``: checks of a store: every operation that the protocol needs, on a job id that no job uses.
-* ``speed``: how long a beat and a wake-up take, and whether that is fast enough.
+* ``speed``: how long a heartbeat and a wake-up take, and whether that is fast enough.
 * ``examination``: the checks in their order. What depends on something that is wrong is not tried.
 * ``runner``: a process that is examined in, so that nothing hangs, and that nothing is left in the store.
 * ``report``: findings as text, and as JSON.

@@ -33,7 +33,7 @@ ANSWER = 3.0
 IMPORT = 120.0
 """The same for ``import torch``, which may come from a slow network mount."""
 
-OF_STORE = ("connect", "connections", "roster", "ledger", "waiting", "isolation", "beat time", "wake-up time")
+OF_STORE = ("connect", "connections", "roster", "ledger", "waiting", "isolation", "heartbeat time", "wake-up time")
 _QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
 """What torch reads when it is imported, so that it starts no thread before a store is forked, and prints nothing."""
 
@@ -240,7 +240,7 @@ class _Trial:
                     "ledger": lambda: store.check_ledger(first, second, self._at),
                     "waiting": lambda: store.check_wake_up(first, second, self._at),
                     "isolation": lambda: _isolation(self._subject, first, self._at),
-                    "beat time": lambda: speed.measure_beats(first, timing, self._at),
+                    "heartbeat time": lambda: speed.measure_heartbeats(first, timing, self._at),
                     "wake-up time": lambda: speed.measure_wake_ups(first, second, self._at),
                 }
                 for self._name, check in checks.items():

@@ -1,4 +1,5 @@
-"""How long a beat and a wake-up take, and whether that is fast enough for the limits that a job judges its nodes by."""
+"""How long a heartbeat and a wake-up take, and whether that is fast enough for the limits that a job judges its nodes
+by."""
 
 from __future__ import annotations
 
@@ -14,25 +15,25 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.protocol.leader_view import SUSPICION
 from elastic_core.rendezvous.backend import Cursor, Link, RendezvousBackend
 
-BEATS, WAKE_UPS = 20, 10
+HEARTBEATS, WAKE_UPS = 20, 10
 """How many are measured, at most."""
 ENOUGH = 2.0
 """Seconds after which no further one is begun."""
 
 
-def measure_beats(store: RendezvousBackend, timing: Timing, at: At) -> Finding:
-    """Beat, again and again, as each node of a job does with one connection."""
+def measure_heartbeats(store: RendezvousBackend, timing: Timing, at: At) -> Finding:
+    """Heartbeat, again and again, as each node of a job does with one connection."""
     count = 0
 
-    def beat() -> float:
+    def heartbeat() -> float:
         nonlocal count
         count += 1
-        at(f"beat {count}")
+        at(f"heartbeat {count}")
         began = time.monotonic()
-        store.beat(OTHER, count, OTHER)
+        store.heartbeat(OTHER, count, OTHER)
         return time.monotonic() - began
 
-    return judge_beats(_repeat(beat, BEATS), timing)
+    return judge_heartbeats(_repeat(heartbeat, HEARTBEATS), timing)
 
 
 def measure_wake_ups(store: RendezvousBackend, second: RendezvousBackend, at: At) -> Finding:
@@ -54,19 +55,21 @@ def measure_wake_ups(store: RendezvousBackend, second: RendezvousBackend, at: At
     return judge_wake_ups(_repeat(wake, WAKE_UPS))
 
 
-def judge_beats(seconds: Sequence[float], timing: Timing) -> Finding:
-    """Whether beats that took so long are fast enough."""
+def judge_heartbeats(seconds: Sequence[float], timing: Timing) -> Finding:
+    """Whether heartbeats that took so long are fast enough."""
     seen, figures = _figures(seconds)
     interval, limit = timing.beat_interval, timing.lost_after
-    limits = f"a node beats every {interval:g} s, and is lost after {limit:g} s of silence"
+    limits = f"a node heartbeats every {interval:g} s, and is lost after {limit:g} s of silence"
     faster = "Use a store nearer to the nodes, or one with less to do"
     if median(seconds) >= interval or max(seconds) >= limit:
         times = f"--rdzv_conf beat_interval={_round(5 * max(seconds))},lost_after={_round(15 * max(seconds))}"
-        advice = f"{faster}; or let nodes beat more seldom: {times}."
-        return wrong("beat time", f"{seen}: too slow, since {limits}", advice, ExitCode.UNREACHABLE, **figures)
+        advice = f"{faster}; or let nodes heartbeat more seldom: {times}."
+        return wrong("heartbeat time", f"{seen}: too slow, since {limits}", advice, ExitCode.UNREACHABLE, **figures)
     if median(seconds) >= interval / 10 or max(seconds) >= interval / 2:
-        return warning("beat time", f"{seen}: slow, since {limits}", f"{faster}; healthy nodes may be lost.", **figures)
-    return ok("beat time", f"{seen}; {limits}", **figures)
+        return warning(
+            "heartbeat time", f"{seen}: slow, since {limits}", f"{faster}; healthy nodes may be lost.", **figures
+        )
+    return ok("heartbeat time", f"{seen}; {limits}", **figures)
 
 
 def judge_wake_ups(seconds: Sequence[float]) -> Finding:

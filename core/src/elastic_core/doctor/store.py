@@ -38,15 +38,15 @@ _HINT = (
 
 
 def check_roster(store: RendezvousBackend, second: RendezvousBackend, at: At) -> Finding:
-    """Enter, amend, beat, list and remove; one row stays for the checks that follow."""
+    """Enter, amend, heartbeat, list and remove; one row stays for the checks that follow."""
     at("enter")
     serial = store.enter(NODE, b"waiting")
     _expect(serial >= 1 and store.enter(NODE, b"again") == serial, "a node that entered twice has two serials")
     at("amend")
     store.amend(NODE, 2, b"running")
     second.amend(NODE, 1, b"a late write")
-    at("beat")
-    reply = store.beat(NODE, 7)
+    at("heartbeat")
+    reply = store.heartbeat(NODE, 7)
     _expect(reply.revision == 2, f"the row is at revision {reply.revision} after it was amended to 2")
     at("roster")
     rows = second.roster()
@@ -56,8 +56,8 @@ def check_roster(store: RendezvousBackend, second: RendezvousBackend, at: At) ->
     store.remove(NODE)
     left = [row.node_id for row in second.roster()]
     _expect(left == [OTHER], f"with one of two rows removed, the roster has {left}")
-    _expect(second.beat(NODE, 8).revision is None, "a beat brings a removed row back")
-    return ok("roster", "a row can be entered, amended, beaten, listed and removed")
+    _expect(second.heartbeat(NODE, 8).revision is None, "a heartbeat brings a removed row back")
+    return ok("roster", "a row can be entered, amended, given a heartbeat, listed and removed")
 
 
 def check_ledger(store: RendezvousBackend, second: RendezvousBackend, at: At) -> Finding:
@@ -98,7 +98,7 @@ def check_wake_up(store: RendezvousBackend, second: RendezvousBackend, at: At) -
 def check_isolation(store: RendezvousBackend, stranger: RendezvousBackend, at: At) -> Finding:
     """Another job id must see nothing of this one, whose row and entries are still there."""
     at("another job id")
-    seen = [*(row.node_id for row in stranger.roster()), stranger.read(1), stranger.beat(OTHER, 99).revision]
+    seen = [*(row.node_id for row in stranger.roster()), stranger.read(1), stranger.heartbeat(OTHER, 99).revision]
     _expect(seen == [None, None], f"a job of another id sees {seen}")
     _expect(stranger.append(ORIGIN, Link(1, "doctor-elsewhere"), b"elsewhere"), "a job of another id cannot begin")
     _expect(store.read(2) == b"second", "a job of another id has changed this one")

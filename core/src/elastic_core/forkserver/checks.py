@@ -1,6 +1,6 @@
-"""Whether a worker may be forked from the template: a pure function over facts. What it objects to starts fresh.
+"""Whether a worker may be forked from the fork server: a pure function over facts. What it objects to starts fresh.
 
-A fork shares with the template what the interpreter and the libraries read and set up when they were started. So it
+A fork shares with the fork server what the interpreter and the libraries read and set up when they were started. So it
 may be had where that would have come out the same, and where nothing was set up that does not survive a fork: threads,
 devices.
 """
@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 BINDS_THREADS = ("OMP_PROC_BIND", "OMP_PLACES", "KMP_", "GOMP_")
-"""Variables (or their beginnings) that tie threads to CPUs when a library is loaded: then to the template's."""
+"""Variables (or their beginnings) that tie threads to CPUs when a library is loaded: then to the fork server's."""
 READ_ONCE = (
     "PYTHON",  # the interpreter's own: PYTHONPATH, PYTHONHASHSEED, PYTHONWARNINGS
     "LC_",
@@ -60,7 +60,7 @@ SHOWN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What there is to know of the template when a worker is to be forked."""
+    """What there is to know of the fork server when a worker is to be forked."""
 
     command: tuple[str, ...]
     """How it was started, up to the program's arguments."""
@@ -87,16 +87,16 @@ class Wanted:
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     directory: str
-    """Its working directory, '' for the template's."""
+    """Its working directory, '' for the fork server's."""
     cpus: frozenset[int] | None
 
 
 def objection(facts: Facts, wanted: Wanted) -> str | None:
-    """Why this worker must not be forked from this template, in one line; None when it may."""
+    """Why this worker must not be forked from this fork server, in one line; None when it may."""
     if wanted.argv[: len(facts.command)] != facts.command:
-        return f"the template is for {' '.join(facts.command)}, not for {' '.join(wanted.argv)}"
+        return f"the fork server is for {' '.join(facts.command)}, not for {' '.join(wanted.argv)}"
     if wanted.directory not in ("", facts.directory):
-        return f"the template runs in {facts.directory}, not in {wanted.directory}"
+        return f"the fork server runs in {facts.directory}, not in {wanted.directory}"
     return _of_the_environment(facts, wanted) or unfit(facts)
 
 
@@ -104,7 +104,7 @@ def _of_the_environment(facts: Facts, wanted: Wanted) -> str | None:
     if binding := sorted(name for name in wanted.environment if name.startswith(BINDS_THREADS)):
         return f"{_listed(binding)} is set, which ties threads to CPUs while libraries are loaded"
     if differing := sorted(name for name in _differing(facts.environment, wanted.environment) if _is_read_once(name)):
-        return f"{_listed(differing)} differs from the template's, and is read while libraries are loaded"
+        return f"{_listed(differing)} differs from the fork server's, and is read while libraries are loaded"
     if wanted.cpus not in (None, facts.cpus) and "OMP_NUM_THREADS" not in wanted.environment:
         return "it is bound to CPUs of its own without OMP_NUM_THREADS, and libraries count CPUs while they are loaded"
     return None
@@ -115,11 +115,10 @@ def unfit(facts: Facts) -> str | None:
     if (reason := threaded(facts)) is not None:
         return reason
     if facts.initialised or facts.devices:
-        return (
-            f"the template has set up a device, which a fork cannot use ({_listed(facts.initialised + facts.devices)})"
-        )
+        devices = _listed(facts.initialised + facts.devices)
+        return f"the fork server has set up a device, which a fork cannot use ({devices})"
     if facts.memory_policy:
-        return "a NUMA memory policy is set, and the template's memory was placed by it"
+        return "a NUMA memory policy is set, and the fork server's memory was placed by it"
     if facts.shadowed:
         name, path = facts.shadowed[0]
         return f"{path} takes the place of the preloaded module {name}"
@@ -136,7 +135,7 @@ def beside_main(names: Sequence[str]) -> str | None:
     tasks = [name for name in names if name not in FORK_SAFE_THREADS]
     if len(tasks) <= 1:
         return None
-    return f"the template has {len(tasks)} threads, which a fork does not get ({_listed(tasks)})"
+    return f"the fork server has {len(tasks)} threads, which a fork does not get ({_listed(tasks)})"
 
 
 def _differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:

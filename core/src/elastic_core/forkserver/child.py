@@ -1,4 +1,5 @@
-"""What a fork of the template changes about itself to be the worker that was asked for, down to what nobody looks at.
+"""What a fork of the fork server changes about itself to be the worker that was asked for, down to what nobody looks
+at.
 
 The rest is right by itself, since it goes on as a fresh interpreter does; see the package.
 """
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from elastic_core.warden.channel import Message
-from elastic_core.warden.spawn import SEAT_DESCRIPTOR, STANDARD_STREAMS, inheritable, volunteer_for_oom
+from elastic_core.warden.spawn import SLOT_DESCRIPTOR, STANDARD_STREAMS, inheritable, volunteer_for_oom
 from elastic_core.worker.channel import CONTROL_VARIABLE
 
 
@@ -30,8 +31,8 @@ def become(request: Message, given: Mapping[str, int], environment: Mapping[str,
     replace_environment(environment)
     if "control" in given:
         os.environ[CONTROL_VARIABLE] = str(inheritable(given["control"]))
-    if "seat" in given:
-        inheritable(given["seat"], SEAT_DESCRIPTOR)
+    if "slot" in given:
+        inheritable(given["slot"], SLOT_DESCRIPTOR)
     for number, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__)):
         if stream is not None:
             renew(stream, number)
@@ -62,7 +63,7 @@ class _Alias(types.ModuleType):
 
 
 def renew_main(*, dynamic_alias: bool) -> None:
-    """Give the program a module of its own: the template's is frozen, and would never be cleared at the end.
+    """Give the program a module of its own: the fork server's is frozen, and would never be cleared at the end.
 
     What was preloaded may have given it a second name (multiprocessing does), by which children look for its classes.
     """

@@ -18,7 +18,7 @@ WHILE_IMPORTING = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # torch counts devices without CUDA, which no fork survives
     "OPENBLAS_NUM_THREADS": "1",  # no fork gets its threads; each worker starts them itself
 }
-"""What the template's environment has besides the job's while it imports."""
+"""What the fork server's environment has besides the job's while it imports."""
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _OPENBLAS = re.compile(r"/\S*openblas\S*\.so\S*$")
 _SETTERS = tuple(
@@ -44,7 +44,7 @@ def without_empty_cache() -> Iterator[None]:
 
 
 class Libraries:
-    """What was found in the template, so that its forks need not look for it."""
+    """What was found in the fork server, so that its forks need not look for it."""
 
     def __init__(self) -> None:
         self._blas = [setter for path in _mapped(_OPENBLAS) if (setter := _setter(path)) is not None]

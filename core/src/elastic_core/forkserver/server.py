@@ -1,4 +1,4 @@
-"""The template: imports once what every worker imports, and forks workers from there on request.
+"""The fork server: imports once what every worker imports, and forks workers from there on request.
 
 It has one thread and touches no device. A worker is forked twice, so that the warden, a subreaper, becomes its parent:
 it reaps it, and the parent-death signal means the right one. Each request brings a pipe to the warden, on which the
@@ -41,22 +41,22 @@ from elastic_core.worker.channel import FAILED, INITIALIZED, OVER, report
 _NOT_THEIRS = (__file__, importlib.__file__, "<frozen importlib")
 """Files whose frames come before those of a module that is being imported."""
 MOST_REFUSED = 20
-"""Modules that workers import and the template must not, of which it tells."""
+"""Modules that workers import and the fork server must not, of which it tells."""
 REST = 0.2
-"""Seconds without a request after which the template does something for itself."""
+"""Seconds without a request after which the fork server does something for itself."""
 COERCED = "LC_CTYPE"
 """A variable that the interpreter itself may set when it starts (PEP 538)."""
 
 
 def run(control: int, usual: Iterable[str]) -> None:
-    """Be the template until the warden hangs up; returns in workers only, and in each once."""
+    """Be the fork server until the warden hangs up; returns in workers only, and in each once."""
     os.set_inheritable(control, False)
     channel = Channel(socket.socket(fileno=control))
     [(order, _), *requests] = _wait(channel)
     environment = order["env"]
     own = {COERCED: os.environ[COERCED]} if COERCED in os.environ and COERCED not in environment else {}
     title = Title()
-    title.show_template()
+    title.show_fork_server()
     child.replace_environment({**environment, **own, **libraries.WHILE_IMPORTING})
     farewell = Farewell()
     modules, seconds = order["modules"], _preload(order["modules"], channel)
@@ -64,12 +64,12 @@ def run(control: int, usual: Iterable[str]) -> None:
         [(rest, _), *requests] = requests or _wait(channel)
         modules, seconds = rest["modules"], seconds + _preload(rest["modules"], channel)
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    _Template(channel, environment, own, title, farewell, usual, Learning(), Sources(library_roots())).stay(
+    _ForkServer(channel, environment, own, title, farewell, usual, Learning(), Sources(library_roots())).stay(
         modules, seconds, requests
     )
 
 
-class _Template:
+class _ForkServer:
     """What is the same for all forks."""
 
     def __init__(
@@ -110,14 +110,14 @@ class _Template:
             requests = _wait(self._channel)
 
     def _serve(self, requests: list[tuple[Message, list[int]]]) -> bool:
-        """Fork what was asked for; True in a worker that is ready for its program, False in the template."""
+        """Fork what was asked for; True in a worker that is ready for its program, False in the fork server."""
         firsts = []
         changed = self._sources.changed() if requests else None
         while requests:
             request, descriptors = requests.pop(0)
             given = dict(zip(request["descriptors"], descriptors, strict=False))
             if len(given) < len(request["descriptors"]):
-                reason: str | None = "no descriptors are left for its streams in the template"
+                reason: str | None = "no descriptors are left for its streams in the fork server"
             else:
                 reason = self._objection(request, changed)
             if reason is not None:
@@ -132,7 +132,7 @@ class _Template:
                 record = self._new_record(request)
                 first = child.fork()
             except OSError as exc:
-                _answer(given["pipe"], "no", f"the template cannot fork: {exc}")
+                _answer(given["pipe"], "no", f"the fork server cannot fork: {exc}")
                 close_all(descriptors)
                 continue
             if first == 0:
@@ -147,7 +147,7 @@ class _Template:
         return False
 
     def _objection(self, request: Message, changed: str | None) -> str | None:
-        if request["kind"] == "TEMPLATE":
+        if request["kind"] == "FORK_SERVER":
             if changed is not None or (
                 request["learns"]
                 and not self._learning.candidates()
@@ -196,7 +196,7 @@ class _Template:
             os._exit(127)
         if request["kind"] == "SERVICE":
             _serve(request, given)
-        if request["kind"] == "TEMPLATE":
+        if request["kind"] == "FORK_SERVER":
             _well(pipe)
             self._succeed(request["modules"], given["control"], learns=request["learns"])
             return
@@ -209,7 +209,7 @@ class _Template:
         _go(pipe, unlearned)
 
     def _succeed(self, modules: list[str], control: int, *, learns: bool) -> None:
-        """In the second fork: be the next template, that has imported more. Returns in workers only.
+        """In the second fork: be the next fork server, that has imported more. Returns in workers only.
 
         Modules that were named are imported first, and then, if it learns, what workers have imported.
         """
@@ -219,7 +219,7 @@ class _Template:
         tempfile: Any = sys.modules.get("tempfile")
         if tempfile is not None:  # torch._dynamo has asked it where temporary files go; a script may say so later
             tempfile.tempdir = None
-        successor = _Template(
+        successor = _ForkServer(
             channel,
             self._environment,
             self._own,
@@ -238,7 +238,7 @@ class _Template:
 
     def _prepare(self, request: Message, given: dict[str, int]) -> str | None:
         """Everything that needs no parent yet; an objection that comes up only now."""
-        if request["kind"] == "TEMPLATE":
+        if request["kind"] == "FORK_SERVER":
             return None
         if request["kind"] == "SERVICE":
             self._title.show_service(request["entry"])

@@ -1,4 +1,4 @@
-"""The workers' store of one round, as a service that the template forks: torch's TCPStore, and nothing else.
+"""The workers' store of one round, as a service that the fork server forks: torch's TCPStore, and nothing else.
 
 It listens before the round's workers are started, so none of them has to open it, and it outlives rank 0.
 """

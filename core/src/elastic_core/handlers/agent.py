@@ -43,7 +43,7 @@ from elastic_core.handlers.state_machine import (
     step,
 )
 from elastic_core.handlers.thread import Asker, Blind, Failed, Sealed, ShutDown
-from elastic_core.host.identity import Seat
+from elastic_core.host.identity import Slot
 from elastic_core.incidents import History, Incident, IncidentKind
 from elastic_core.plugins import handler_registry
 from elastic_core.plugins.manager import Plugins
@@ -53,7 +53,7 @@ from elastic_core.protocol.roster import NodeInfo
 from elastic_core.rendezvous.handler import RendezvousHandler
 from elastic_core.session.join import Clock
 from elastic_core.warden.client import CLOSING, Warden
-from elastic_core.warden.messages import Died, Gone, Stuck, TemplateEvent
+from elastic_core.warden.messages import Died, ForkServerEvent, Gone, Stuck
 
 ANSWER_WITHIN = 5.0
 """Seconds after which a look that has no answer counts as one that failed."""
@@ -92,7 +92,7 @@ def run(
     config: RunConfig,
     plugins: Plugins,
     handler: RendezvousHandler,
-    seat: Seat,
+    slot: Slot,
     warden: Warden,
     *,
     warm: bool = False,
@@ -106,14 +106,14 @@ def run(
     config = replace(config, rdzv_id=handler.get_run_id() or config.rdzv_id)
     clock, cpus = Clock(new_id=lambda: uuid.uuid4().hex[:12]), cpus_of_workers(config)
     with ExitStack() as stack:
-        info = applicant_for(config, plugins, seat, clock).info
+        info = applicant_for(config, plugins, slot, clock).info
         publish = partial(publish_as, plugins, info)
         message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {info}"
         publish(Event("joining", message, fields={"node_id": info.node_id}))
         cost = COST.format(exit_barrier=config.exit_barrier)
         publish(Event("no_ledger", f"{config.rdzv_backend}: {cost}", Level.WARNING))
         given = stack.enter_context(
-            hands(config, plugins, publish, info, clock.new_id(), warden, seat, warm=warm, cpus=cpus)
+            hands(config, plugins, publish, info, clock.new_id(), warden, slot, warm=warm, cpus=cpus)
         )
         agent = PollingAgent(config, plugins, publish, handler, info, clock, given)
         show_state(agent.describe)
@@ -121,7 +121,7 @@ def run(
 
 
 class PollingAgent:
-    """The agent's state, and what it does with its hands when the node's mind says so."""
+    """The agent's state, and what it does with its hands when the node's state machine says so."""
 
     def __init__(
         self,
@@ -222,8 +222,8 @@ class PollingAgent:
                 pass
             case Died(reason):
                 self._on_warden_death(reason)
-            case _ if isinstance(event, TemplateEvent):
-                self._publish(report.template(event))
+            case _ if isinstance(event, ForkServerEvent):
+                self._publish(report.fork_server(event))
             case _:
                 self._on_worker(event)
 

@@ -1,4 +1,4 @@
-"""A node's mind where a handler keeps no ledger: what torchrun's agent does, as one pure function.
+"""A node's state machine where a handler keeps no ledger: what torchrun's agent does, as one pure function.
 
 There is nothing to read what all do. Each node decides for itself from what it sees: its own workers, and how many
 nodes the handler says are waiting. :func:`step` folds an event into the state and says what follows; the driver is

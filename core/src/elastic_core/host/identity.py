@@ -1,4 +1,4 @@
-"""Who this node is: the machine that it runs on, and its seat there."""
+"""Who this node is: the machine that it runs on, and its slot there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from elastic_core.errors import ElasticError
-from elastic_core.protocol.roster import SEATS, Seats
+from elastic_core.protocol.roster import SLOTS, Slots
 
 _MACHINE_ID = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -22,7 +22,7 @@ _CLOCK_OFFSETS = Path("/proc/self/timens_offsets")
 
 
 def host_id() -> str:
-    """16 hex digits: the same for all agents that share their seats and the clock by which these are taken.
+    """16 hex digits: the same for all agents that share their slots and the clock by which these are taken.
 
     So they run on one machine that has not booted since, in one network namespace, with one clock, as one user, and
     have one name for the machine: those that were started from one image of a running one must have names of their own.
@@ -43,29 +43,29 @@ def host_name() -> str:
     return socket.gethostname()
 
 
-class Seat:
+class Slot:
     """One of this host's places in a job: whoever holds it is the only one (rule S8).
 
     It is the name of an abstract unix socket. Binding that is atomic, it is known throughout the network namespace, and
     it vanishes with the last process that holds the descriptor, without a file to be left behind. The warden holds it
-    until its last process is gone, so that who finds a seat free knows that all of its former holder is dead.
+    until its last process is gone, so that who finds a slot free knows that all of its former holder is dead.
 
     Attributes:
         number: Which one it is, from 0.
-        seats: What was seen of the others when it had just been taken.
+        slots: What was seen of the others when it had just been taken.
     """
 
     def __init__(self, number: int, held: socket.socket, name: str) -> None:
         self.number = number
         self._held, self._name = held, name
-        self._others = tuple(other for other in range(SEATS) if other != number)
+        self._others = tuple(other for other in range(SLOTS) if other != number)
         self._dated = bool(boot_id())  # else its clock may be another boot's
-        self._looked = Seats(0, self._others)
-        self.seats = self.look()
+        self._looked = Slots(0, self._others)
+        self.slots = self.look()
 
     @classmethod
-    def take(cls, job: str) -> Seat:
-        """Take the lowest free seat of ``job``, any text that is the same for all its agents.
+    def take(cls, job: str) -> Slot:
+        """Take the lowest free slot of ``job``, any text that is the same for all its agents.
 
         Raises:
             ElasticError: This host lets nobody sit down.
@@ -79,25 +79,25 @@ class Seat:
             except OSError as exc:
                 if exc.errno != errno.EADDRINUSE:
                     held.close()
-                    raise ElasticError(f"No seat on this host could be taken for the job: {exc}.") from exc
+                    raise ElasticError(f"No slot on this host could be taken for the job: {exc}.") from exc
                 number += 1
             else:
                 return cls(number, held, name)
 
-    def look(self) -> Seats:
-        """Which of the host's other seats are held now; what was seen last, where too many files are open to look."""
+    def look(self) -> Slots:
+        """Which of the host's other slots are held now; what was seen last, where too many files are open to look."""
         at = time.monotonic_ns() if self._dated else 0  # before the look, which says nothing of who sits down meanwhile
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
             held = tuple(other for other in self._others if _is_held(asking, f"{self._name}{other}"))
-            self._looked = Seats(at, held)
+            self._looked = Slots(at, held)
         return self._looked
 
     def fileno(self) -> int:
-        """The descriptor that is the seat, to be held by the warden, too."""
+        """The descriptor that is the slot, to be held by the warden, too."""
         return self._held.fileno()
 
     def keep(self, fd: int) -> None:
-        """Keep a copy of a descriptor open until the seat is free: in the queue of its socket, which nobody reads.
+        """Keep a copy of a descriptor open until the slot is free: in the queue of its socket, which nobody reads.
 
         Raises:
             OSError: The system does not let it be kept.
@@ -112,7 +112,7 @@ class Seat:
 
 
 def _is_held(asking: socket.socket, name: str) -> bool:
-    """Whether a seat's name is bound. Asking does not bind it, so that who comes meanwhile does not find it taken."""
+    """Whether a slot's name is bound. Asking does not bind it, so that who comes meanwhile does not find it taken."""
     try:
         asking.connect(name)
     except ConnectionRefusedError:

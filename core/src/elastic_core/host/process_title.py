@@ -1,4 +1,4 @@
-"""What ``ps`` and ``/proc`` show: no passwords, and a template that does not look like the workers that it forks.
+"""What ``ps`` and ``/proc`` show: no passwords, and a fork server that does not look like the workers that it forks.
 
 Every user of a host may read the command lines of all its processes.
 """
@@ -38,11 +38,11 @@ class Title:
         """Be the same command with ``***`` for its passwords, to whoever looks from now on."""
         self._show(_without_passwords(self._line))
 
-    def show_template(self) -> None:
-        """Be a template, to whoever looks."""
+    def show_fork_server(self) -> None:
+        """Be a fork server, to whoever looks."""
         _rename(NAME.encode())
         line = _without_passwords(self._line)
-        self._show(b"elastic: template of " + line.replace(b"\0", b" ").rstrip(b" "))
+        self._show(b"elastic: fork server of " + line.replace(b"\0", b" ").rstrip(b" "))
 
     def show_service(self, entry: str) -> None:
         """Be a service, which calls a function; as much of that as there is room for."""
@@ -50,7 +50,7 @@ class Title:
         self._show(f"elastic: service {entry}".encode())
 
     def show(self, argv: list[str]) -> None:
-        """Be the process that this command starts, as far as it has room where the template's command line was.
+        """Be the process that this command starts, as far as it has room where the fork server's command line was.
 
         Passwords are not shown.
         """

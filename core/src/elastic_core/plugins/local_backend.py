@@ -15,8 +15,8 @@ from elastic_core.hookspecs import RendezvousOptions, hookimpl
 from elastic_core.rendezvous.backend import (
     MAX_VALUE_BYTES,
     TOMBSTONE,
-    BeatReply,
     Cursor,
+    HeartbeatReply,
     Link,
     RendezvousBackend,
     RosterRow,
@@ -35,7 +35,7 @@ class MemoryStore:
         """In order of arrival."""
         self.arrivals = 0
         self.version = 0
-        """The roster's: it counts changes other than beats."""
+        """The roster's: it counts changes other than heartbeats."""
 
     @property
     def head(self) -> int:
@@ -72,7 +72,7 @@ class LocalBackend(RendezvousBackend):
         with self._opened() as store:
             if node_id not in store.rows:
                 store.arrivals += 1
-                store.put(RosterRow(node_id=node_id, serial=store.arrivals, revision=0, value=value, beat=0))
+                store.put(RosterRow(node_id=node_id, serial=store.arrivals, revision=0, value=value, heartbeat=0))
             return store.rows[node_id].serial
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
@@ -83,17 +83,17 @@ class LocalBackend(RendezvousBackend):
             if row is not None and row.revision < revision:
                 store.put(replace(row, revision=revision, value=value))
 
-    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
-        """Set the row's beat, and report."""
+    def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
+        """Set the row's heartbeat, and report."""
         with self._opened() as store:
             row = store.rows.get(node_id)
             if row is not None:
-                store.rows[node_id] = replace(row, beat=count)
+                store.rows[node_id] = replace(row, heartbeat=count)
             watched = store.rows.get(watch) if watch is not None else None
-            return BeatReply(
+            return HeartbeatReply(
                 head=store.head,
                 revision=None if row is None else row.revision,
-                watched=None if watched is None else watched.beat,
+                watched=None if watched is None else watched.heartbeat,
             )
 
     def remove(self, node_id: str) -> None:

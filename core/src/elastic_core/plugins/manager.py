@@ -200,7 +200,7 @@ class Plugins:
     # Worker start ----------------------------------------------------------------------------------------------------
 
     def preload(self, config: RunConfig) -> tuple[str, ...]:
-        """The modules that plugins want the template to import, in order of their registration.
+        """The modules that plugins want the fork server to import, in order of their registration.
 
         Raises:
             PluginError: A plugin failed.

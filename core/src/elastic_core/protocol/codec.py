@@ -17,11 +17,11 @@ from typing import Any, TypeGuard, cast
 from elastic_core import __version__
 from elastic_core.errors import ElasticError, RendezvousStateError
 from elastic_core.protocol.entries import (
-    Chair,
     Closed,
     Drain,
     Entry,
     Halt,
+    Leader,
     Member,
     Open,
     Over,
@@ -38,7 +38,7 @@ from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, SEAL_BYTES
 
 _KINDS: Mapping[str, type] = {
     "OPEN": Open,
-    "CHAIR": Chair,
+    "LEADER": Leader,
     "ROUND": Round,
     "HALT": Halt,
     "PLAN": Plan,

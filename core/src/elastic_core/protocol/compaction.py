@@ -8,14 +8,14 @@ from elastic_core.protocol.ledger import Ledger
 WHOLE = 64
 """The newest entries, which stay whole: who reads a history that went wrong needs its end."""
 AT_ONCE = 16
-"""Entries to shrink in one turn of the chair, at most: a long history must not hold up a decision."""
+"""Entries to shrink in one turn of the leader, at most: a long history must not hold up a decision."""
 
 
 def due(ledger: Ledger, watch: Watch, kept: int) -> range:
     """The entries to shrink next.
 
     Args:
-        ledger: What the chair has read.
+        ledger: What the leader has read.
         watch: Who is in the roster. A node that has only just come has passed nothing yet.
         kept: All before this one are tombstones already, but for those that the head stands on.
     """

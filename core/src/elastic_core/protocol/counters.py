@@ -12,7 +12,7 @@ from typing import TypeGuard
 
 from elastic_core.incidents import Action, Incident, IncidentKind
 from elastic_core.protocol.entries import HostLosses
-from elastic_core.protocol.leader_view import Scene
+from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Counters, Halt, Round
 from elastic_core.protocol.limits import MAX_HOSTS
 
@@ -25,68 +25,68 @@ def charged(incident: Incident | None) -> TypeGuard[Incident]:
     return incident is not None and incident.kind in (IncidentKind.WORKER_FAILED, IncidentKind.START_FAILED)
 
 
-def restarted(scene: Scene, old: Round, incident: Incident) -> tuple[Counters, bool]:
+def restarted(view: LeaderView, old: Round, incident: Incident) -> tuple[Counters, bool]:
     """The counters after ``ROUND(same as old)``, and whether that round spends a restart."""
-    counters, spends = scene.ledger.counters, charged(incident)
-    return replace(counters, restarts=counters.restarts + spends, barren=_barren(scene, old)), spends
+    counters, spends = view.ledger.counters, charged(incident)
+    return replace(counters, restarts=counters.restarts + spends, barren=_barren(view, old)), spends
 
 
-def reformed(scene: Scene, old: Round, halt: Halt, unreachable: str | None = None) -> tuple[Counters, bool]:
+def reformed(view: LeaderView, old: Round, halt: Halt, unreachable: str | None = None) -> tuple[Counters, bool]:
     """The counters after a round that follows ``halt``, and whether it spends a restart.
 
     Members that leave or are lost are not in that round, nor is one that is ``unreachable``: its host stays out while
     others suffice (L5).
     """
-    anchors, counters = scene.ledger.head.anchors, scene.ledger.counters
-    unseen = scene.unseen(old, anchors.halt)
-    left = [node_id for node_id in old.group_ranks if scene.leaving(node_id)]
-    silent = [node_id for node_id in old.group_ranks if node_id in unseen or scene.dead(node_id)]
+    anchors, counters = view.ledger.head.anchors, view.ledger.counters
+    unseen = view.unseen(old, anchors.halt)
+    left = [node_id for node_id in old.group_ranks if view.leaving(node_id)]
+    silent = [node_id for node_id in old.group_ranks if node_id in unseen or view.dead(node_id)]
     lost = [node_id for node_id in silent if node_id not in left]
-    sightings = [seen for node_id in lost if (seen := scene.seen(node_id)) is not None]
+    node_views = [seen for node_id in lost if (seen := view.seen(node_id)) is not None]
     spends = charged(halt.incident) and not lost and not left and unreachable is None
     # Of a ROUND from before the run was resumed, only its number tells who saw it.
-    never_saw = [seen for seen in sightings if seen.row.head < anchors.latest and seen.row.round < old.number]
+    never_saw = [seen for seen in node_views if seen.row.head < anchors.latest and seen.row.round < old.number]
     given_back = old.charged and bool(never_saw)
     after = replace(
         counters,
         restarts=counters.restarts + spends - given_back,
-        barren=_barren(scene, old),
-        losses=_losses(scene, [seen.row.info.host_id for seen in sightings]),
-        excluded=_excluded(scene, halt, unreachable),
+        barren=_barren(view, old),
+        losses=_losses(view, [seen.row.info.host_id for seen in node_views]),
+        excluded=_excluded(view, halt, unreachable),
     )
     return after, spends
 
 
-def _losses(scene: Scene, lost: list[str]) -> dict[str, HostLosses]:
+def _losses(view: LeaderView, lost: list[str]) -> dict[str, HostLosses]:
     """The losses by host, now that the hosts ``lost`` were lost (one of them twice, if two of its nodes were).
 
     Kept are hosts that have a row, and those that were lost within the last hour. If there are too many, those with the
     most losses stay, and among equals the last that were lost.
     """
-    age = scene.age
-    losses = dict(scene.ledger.counters.losses)
+    age = view.age
+    losses = dict(view.ledger.counters.losses)
     for host in lost:
         before = losses.get(host)
         losses[host] = HostLosses(1 if before is None else before.count + 1, age)
-    here = scene.hosts
+    here = view.hosts
     kept = [(host, one) for host, one in losses.items() if host in here or age - one.age < LOSSES_KEPT_SECONDS]
     return dict(sorted(kept, key=lambda item: (item[1].count, item[1].age))[-MAX_HOSTS:])
 
 
-def _barren(scene: Scene, old: Round) -> int:
+def _barren(view: LeaderView, old: Round) -> int:
     """Rounds in a row without progress, now that ``old`` is over (rule L4)."""
-    progressed = any(seen.row.progressed and seen.row.round == old.number for seen in scene.sightings(old))
-    return 0 if progressed else scene.ledger.counters.barren + 1
+    progressed = any(seen.row.progressed and seen.row.round == old.number for seen in view.node_views(old))
+    return 0 if progressed else view.ledger.counters.barren + 1
 
 
-def _excluded(scene: Scene, halt: Halt, unreachable: str | None) -> tuple[str, ...]:
-    before, verdict = scene.ledger.counters.excluded, scene.verdict(halt.round)
+def _excluded(view: LeaderView, halt: Halt, unreachable: str | None) -> tuple[str, ...]:
+    before, verdict = view.ledger.counters.excluded, view.verdict(halt.round)
     out = [unreachable]
     if verdict is not None and verdict.action is Action.EXCLUDE_HOST and halt.incident is not None:
         out.append(halt.incident.node_id)
-    hosts = [seen.row.info.host_id for seen in scene.watch.nodes.values() if seen.node_id in out]
+    hosts = [seen.row.info.host_id for seen in view.watch.nodes.values() if seen.node_id in out]
     every = tuple(dict.fromkeys((*before, *hosts)))
     if len(every) <= MAX_HOSTS:
         return every
-    here = scene.hosts
+    here = view.hosts
     return tuple(sorted(every, key=lambda host: host in here)[-MAX_HOSTS:])  # stable: among equals the newest stay

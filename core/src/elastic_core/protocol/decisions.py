@@ -1,4 +1,4 @@
-"""What the chair can decide."""
+"""What the leader can decide."""
 
 from __future__ import annotations
 

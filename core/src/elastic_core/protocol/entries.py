@@ -28,7 +28,7 @@ class HostLosses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """What the job remembers across rounds and chairs; every entry carries it."""
+    """What the job remembers across rounds and leaders; every entry carries it."""
 
     restarts: int = 0
     """Restarts spent, of ``--max_restarts``."""
@@ -51,8 +51,8 @@ class Anchors:
     """Indices of the entries that the present state stands on; 0 for none."""
 
     open: int = 0
-    chair: int = 0
-    """The newest OPEN or CHAIR: rule S7 seats only nodes that have seen it."""
+    leader: int = 0
+    """The newest OPEN or LEADER: rule S7 slots only nodes that have seen it."""
     round: int = 0
     """The newest ROUND that spells out its members."""
     latest: int = 0
@@ -125,8 +125,8 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chair:
-    """Who decides from here on is ``Entry.chair``; the term has grown by one."""
+class Leader:
+    """Who decides from here on is ``Entry.leader``; the term has grown by one."""
 
     why: str
 
@@ -271,7 +271,7 @@ class Resume:
     why: str = ""
 
 
-Body: TypeAlias = "Open | Chair | Round | Halt | Plan | StopAt | Over | Drain | Closed | Resume"
+Body: TypeAlias = "Open | Leader | Round | Halt | Plan | StopAt | Over | Drain | Closed | Resume"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,8 +285,8 @@ class Entry:
     """The run's own random uid; a job id can see many runs."""
     term: int
     author: str
-    chair: str
-    """Who decides after this entry: the author, unless a leaving chair names its successor."""
+    leader: str
+    """Who decides after this entry: the author, unless a leaving leader names its successor."""
     elapsed: float
     """Seconds since the previous entry, by the author's monotonic clock: a duration, never an instant."""
     since_halt: float = 0.0

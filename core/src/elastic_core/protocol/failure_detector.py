@@ -1,9 +1,9 @@
-"""What the chair sees of the nodes: roster rows, and how long each beat has stood still.
+"""What the leader sees of the nodes: roster rows, and how long each heartbeat has stood still.
 
-Liveness is judged here and nowhere else (rule L1): by values that stop changing over the chair's *own successful
-reads*, on its own monotonic clock; or, sooner, by what others on a node's host have seen of its seat (rule S8), which a
-beat that goes on contradicts. No host's wall clock is compared with another's, and no store's time to live is believed.
-:func:`observe` is pure; the driver calls it once for every successful read of the roster.
+Liveness is judged here and nowhere else (rule L1): by values that stop changing over the leader's *own successful
+reads*, on its own monotonic clock; or, sooner, by what others on a node's host have seen of its slot (rule S8), which a
+heartbeat that goes on contradicts. No host's wall clock is compared with another's, and no store's time to live is
+believed. :func:`observe` is pure; the driver calls it once for every successful read of the roster.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ LOOKS_PER_SILENCE = 4
 """Looks at the roster that the leader takes while a node is silent for ``lost_after``, at least: a heartbeat is seen up
 to one distance of looks after it was sent, so a silent node is found within ``lost_after`` and a quarter of it."""
 
-PROOF_BEATS = 1.5
-"""Beats for which the beat of a node that is proved to be gone must have stood still, before the proof counts: that of
-a node which lives never stands still for so long, unless it is cut off. (Two machines may have one host id.)"""
+PROOF_HEARTBEATS = 1.5
+"""Heartbeats for which the heartbeat of a node that is proved to be gone must have stood still, before the proof
+counts: that of a node which lives never stands still for so long, unless it is cut off. (Two machines may have one
+host id.)"""
 CONTRADICTIONS = 2
-"""How often the beat of a node that is proved to be gone must have grown, until its host is distrusted. Once is no
-contradiction: the last beat of a dead node may arrive late, and it has only one on its way."""
+"""How often the heartbeat of a node that is proved to be gone must have grown, until its host is distrusted. Once is no
+contradiction: the last heartbeat of a dead node may arrive late, and it has only one on its way."""
 
 
 def contact_gap(timing: Timing, look: float = 0.0) -> float:
     """Seconds without contact after which a node judges nobody for one full period (rule L1).
 
-    More than a beat, since it looks once a beat; and well below what others are judged by. Where one look at the
-    roster takes ``look`` seconds, half as much more than that, too: thousands of rows take time to read.
+    More than a heartbeat, since it looks once a heartbeat; and well below what others are judged by. Where one look at
+    the roster takes ``look`` seconds, half as much more than that, too: thousands of rows take time to read.
     """
     return max(min(CONTACT_GAP, timing.lost_after / 2), 1.5 * timing.beat_interval, 1.5 * look)
 
@@ -46,25 +47,26 @@ def look_interval(timing: Timing) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """One node, as the chair sees it. Instants are the chair's monotonic clock, in seconds."""
+class NodeView:
+    """One node, as the leader sees it. Instants are the leader's monotonic clock, in seconds."""
 
     row: NodeRow
     serial: int
-    beat: int
+    heartbeat: int
     arrived_at: float
     changed_at: float
-    """When its beat or its row last changed."""
+    """When its heartbeat or its row last changed."""
     seen_at: float
     """When its row first showed its present :attr:`NodeRow.head`."""
     sign_at: float = -math.inf
-    """When the chair itself saw its beat or its row change; that it was seen for the first time is no such sign."""
+    """When the leader itself saw its heartbeat or its row change; that it was seen for the first time is no such
+    sign."""
     listed: bool = True
-    """Whether the newest read still had it, and no older one; without it the node is judged by its beats alone."""
+    """Whether the newest read still had it, and no older one; without it the node is judged by its heartbeats alone."""
     revision: int = 0
     """The row's, which grows for as long as the node lives, whatever its store forgets (rule S7)."""
     highest: int = 0
-    """The highest beat that was seen of it; a store that has gone back to a copy of itself shows lower ones."""
+    """The highest heartbeat that was seen of it; a store that has gone back to a copy of itself shows lower ones."""
     contradictions: int = 0
     """How often that has grown since the node was proved to be gone."""
     reported_at: float = -math.inf
@@ -78,40 +80,40 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a node had heard of the old chair when it took its place: it need not be silent for another period."""
+    """What a node had heard of the old leader when it took its place: it need not be silent for another period."""
 
     node_id: str
-    beat: int
+    heartbeat: int
     changed_at: float
     unanswered: bool = False
-    """Whether it was deposed because an incident got no entry, and not for a beat that stood still (rule L2)."""
+    """Whether it was deposed because an incident got no entry, and not for a heartbeat that stood still (rule L2)."""
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Everybody that the chair has ever seen in this run and not yet forgotten, in order of arrival."""
+    """Everybody that the leader has ever seen in this run and not yet forgotten, in order of arrival."""
 
-    nodes: Mapping[str, Sighting] = field(default_factory=dict)
+    nodes: Mapping[str, NodeView] = field(default_factory=dict)
     read_at: float | None = None
     began_at: float = -math.inf
-    """When it first looked: who has no row then gets as long as one whose beat stopped (rule L1)."""
+    """When it first looked: who has no row then gets as long as one whose heartbeat stopped (rule L1)."""
     gap_at: float = -math.inf
-    """Until when the chair was last not looking; what it then saw may have been there for long."""
+    """Until when the leader was last not looking; what it then saw may have been there for long."""
     heard: Heard | None = None
     proven: frozenset[str] = frozenset()
     """Who was proved, or vouched for, to be gone before: that stands, whatever becomes of the row that said so."""
     distrusted: frozenset[str] = frozenset()
     """The host ids of which a proof was contradicted: two machines have it, and no row proves anything there."""
 
-    def get(self, node_id: str) -> Sighting | None:
-        """The sighting of a node; None for one that was never seen."""
+    def get(self, node_id: str) -> NodeView | None:
+        """The node view of a node; None for one that was never seen."""
         return self.nodes.get(node_id)
 
     # Of all nodes, once for each look: whatever is asked of every node must not look at every other one.
 
     @cached_property
     def gone(self) -> frozenset[str]:
-        """The ids of those whose last process is gone, as far as rows and seats show (rule S8); see :func:`proved`."""
+        """The ids of those whose last process is gone, as far as rows and slots show (rule S8); see :func:`proved`."""
         rows = [seen.row for seen in self.nodes.values() if seen.row.info.host_id not in self.distrusted]
         return self.proven & {row.info.node_id for row in rows} | gone(rows)
 
@@ -127,12 +129,12 @@ class Observation:
 
     row: NodeRow
     serial: int
-    beat: int
+    heartbeat: int
     revision: int = 0
 
 
 def interrupted(watch: Watch) -> Watch:
-    """The watch of a chair whose connection has broken: that is a gap, however short it was (rule L1).
+    """The watch of a leader whose connection has broken: that is a gap, however short it was (rule L1).
 
     Others were cut off as well, and need not all be back at once.
     """
@@ -140,7 +142,7 @@ def interrupted(watch: Watch) -> Watch:
 
 
 def resumed(watch: Watch, epoch: int) -> Watch:
-    """The watch of a chair that decides in this epoch: what rows said of an older one says nothing of it.
+    """The watch of a leader that decides in this epoch: what rows said of an older one says nothing of it.
 
     That goes for those above all that the store has lost, and that nobody may ever enter again.
     """
@@ -170,12 +172,12 @@ def observe(
         old = watch.get(seen.row.info.node_id)
         highest, contradictions = _highest(watch, old, seen)
         if old is not None and seen.revision < old.revision:  # from a copy of the store; the node will send it again
-            changed_at = now if cut_off or old.beat != seen.beat else old.changed_at
-            sign_at = now if old.beat != seen.beat else old.sign_at
+            changed_at = now if cut_off or old.heartbeat != seen.heartbeat else old.changed_at
+            sign_at = now if old.heartbeat != seen.heartbeat else old.sign_at
             nodes[old.node_id] = replace(
                 old,
                 serial=seen.serial,
-                beat=seen.beat,
+                heartbeat=seen.heartbeat,
                 changed_at=changed_at,
                 sign_at=sign_at,
                 listed=False,
@@ -183,11 +185,11 @@ def observe(
                 contradictions=contradictions,
             )
             continue
-        sign = old is not None and (old.beat, old.row) != (seen.beat, seen.row)
-        sighting = Sighting(
+        sign = old is not None and (old.heartbeat, old.row) != (seen.heartbeat, seen.row)
+        node_view = NodeView(
             row=seen.row,
             serial=seen.serial,
-            beat=seen.beat,
+            heartbeat=seen.heartbeat,
             arrived_at=now if old is None else old.arrived_at,
             changed_at=_last_sign(watch, seen, now) if old is None else now if cut_off or sign else old.changed_at,
             seen_at=now if old is None or old.row.head != seen.row.head else old.seen_at,
@@ -197,7 +199,7 @@ def observe(
             contradictions=contradictions,
             reported_at=now if old is None or old.row.incident != seen.row.incident else old.reported_at,
         )
-        nodes[sighting.node_id] = sighting
+        nodes[node_view.node_id] = node_view
     for node_id, old in watch.nodes.items():
         if node_id not in nodes:
             nodes[node_id] = replace(old, listed=False, changed_at=now if cut_off else old.changed_at)
@@ -217,22 +219,22 @@ def observe(
     )
 
 
-def _highest(watch: Watch, old: Sighting | None, seen: Observation) -> tuple[int, int]:
-    """The highest beat, and how often one that grew has contradicted that the node is gone."""
+def _highest(watch: Watch, old: NodeView | None, seen: Observation) -> tuple[int, int]:
+    """The highest heartbeat, and how often one that grew has contradicted that the node is gone."""
     if old is None:
-        return seen.beat, 0
-    if seen.beat <= old.highest:
+        return seen.heartbeat, 0
+    if seen.heartbeat <= old.highest:
         return old.highest, old.contradictions
-    return seen.beat, old.contradictions + (old.node_id in watch.gone)
+    return seen.heartbeat, old.contradictions + (old.node_id in watch.gone)
 
 
 def _last_sign(watch: Watch, seen: Observation, now: float) -> float:
-    """When a node that is seen for the first time last gave a sign: now, unless it is the old chair, and still.
+    """When a node that is seen for the first time last gave a sign: now, unless it is the old leader, and still.
 
-    A row that was not there when the chair first looked is a sign by itself.
+    A row that was not there when the leader first looked is a sign by itself.
     """
     heard = watch.heard if watch.read_at is None else None
-    if heard is not None and (heard.node_id, heard.beat) == (seen.row.info.node_id, seen.beat):
+    if heard is not None and (heard.node_id, heard.heartbeat) == (seen.row.info.node_id, seen.heartbeat):
         return heard.changed_at
     return now
 
@@ -250,7 +252,7 @@ def forget(watch: Watch, node_ids: Iterable[str]) -> Watch:
 
 
 def dead(watch: Watch, node_id: str, timing: Timing, now: float) -> bool:
-    """Whether a node is lost: silent beyond the limit, which is less for one that is gone from its seat, or without a
+    """Whether a node is lost: silent beyond the limit, which is less for one that is gone from its slot, or without a
     row for as long.
     """
     seen = watch.get(node_id)
@@ -259,19 +261,19 @@ def dead(watch: Watch, node_id: str, timing: Timing, now: float) -> bool:
     return now >= silent_at(watch, seen, timing)
 
 
-def proved(watch: Watch, seen: Sighting, timing: Timing, now: float) -> bool:
-    """Whether a node is proved to be gone from its seat, and its beat does not contradict that (rule S8)."""
+def proved(watch: Watch, seen: NodeView, timing: Timing, now: float) -> bool:
+    """Whether a node is proved to be gone from its slot, and its heartbeat does not contradict that (rule S8)."""
     return seen.node_id in watch.gone and now >= silent_at(watch, seen, timing)
 
 
-def silent_at(watch: Watch, seen: Sighting, timing: Timing) -> float:
+def silent_at(watch: Watch, seen: NodeView, timing: Timing) -> float:
     """The instant at which a node counts as lost if nothing is heard of it until then.
 
     When most of three or more others fall silent together, the store is the likelier cause, and they get twice the
     time (rule L1). One that is proved to be gone has less.
     """
     if seen.node_id in watch.gone:
-        return seen.changed_at + PROOF_BEATS * timing.beat_interval
+        return seen.changed_at + PROOF_HEARTBEATS * timing.beat_interval
     limit = timing.lost_after
     if len(watch.nodes) > 3 and watch.read_at is not None and watch.read_at - watch.most_changed_at >= limit:
         limit *= 2

@@ -1,4 +1,4 @@
-"""Graceful stops, as the chair sees them: a PLAN, the members' answers, STOP_AT, and the HALT when all have stopped.
+"""Graceful stops, as the leader sees them: a PLAN, the members' answers, STOP_AT, and the HALT when all have stopped.
 
 A PLAN is for workers that take notices. On reading it each agent writes the notice to its workers and *then* takes in
 what they have reported; a worker reports its step and *then* reads its notices. So a rank whose last report is in the
@@ -9,92 +9,92 @@ collective in it, and nobody holds inside one.
 from __future__ import annotations
 
 from elastic_core.protocol.decisions import Append, Decision, LookAgain
-from elastic_core.protocol.failure_detector import Sighting
+from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader_entries import end_round
-from elastic_core.protocol.leader_view import Scene
+from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Drain, HaltReason, Plan, Round, StopAt
 from elastic_core.protocol.limits import MAX_DRAINED, listing
 from elastic_core.protocol.roster import Phase
 
 
-def take_notices(scene: Scene, current: Round) -> bool:
+def take_notices(view: LeaderView, current: Round) -> bool:
     """Whether the workers of every member would take a PLAN."""
-    found = scene.sightings(current)
+    found = view.node_views(current)
     return len(found) == len(current.members) and all(
         seen.row.phase is Phase.RUNNING and seen.row.round == current.number and seen.row.takes_notices
         for seen in found
     )
 
 
-def stop_gracefully(scene: Scene, current: Round, reason: HaltReason, why: str, deadline: float) -> Append:
+def stop_gracefully(view: LeaderView, current: Round, reason: HaltReason, why: str, deadline: float) -> Append:
     """The PLAN for a healthy round, where its workers take notices; else its HALT, and they get the time to save."""
-    if not take_notices(scene, current):
-        return end_round(scene, current, reason, why, planned=True)
-    body = Plan(round=current.number, reason=reason, why=why, deadline=min(deadline, scene.timing.plan_timeout))
-    return Append(body, scene.ledger.counters)
+    if not take_notices(view, current):
+        return end_round(view, current, reason, why, planned=True)
+    body = Plan(round=current.number, reason=reason, why=why, deadline=min(deadline, view.timing.plan_timeout))
+    return Append(body, view.ledger.counters)
 
 
-def departs(scene: Scene, current: Round, seen: Sighting) -> Append | None:
+def departs(view: LeaderView, current: Round, seen: NodeView) -> Append | None:
     """What follows from it that a member leaves; None while a PLAN has it that all stop together."""
-    why = f"{scene.names([seen.node_id])} leaves"
+    why = f"{view.names([seen.node_id])} leaves"
     if not seen.row.grace or seen.row.phase is not Phase.RUNNING:
-        return end_round(scene, current, HaltReason.NODE_LEFT, why)
-    if scene.ledger.plan is not None:
+        return end_round(view, current, HaltReason.NODE_LEFT, why)
+    if view.ledger.plan is not None:
         return None
-    return stop_gracefully(scene, current, HaltReason.NODE_LEFT, why, seen.row.grace)
+    return stop_gracefully(view, current, HaltReason.NODE_LEFT, why, seen.row.grace)
 
 
-def stepped_down(current: Round, seen: Sighting | None) -> bool:
+def stepped_down(current: Round, seen: NodeView | None) -> bool:
     """Whether a member's workers have stopped by themselves, and are gone."""
     if seen is None or seen.row.round != current.number:
         return False
     return seen.row.phase is Phase.STOPPED and seen.row.stepped_down
 
 
-def pursue(scene: Scene, current: Round, plan: Plan, finished: set[str]) -> Decision:
+def pursue(view: LeaderView, current: Round, plan: Plan, finished: set[str]) -> Decision:
     """What follows a PLAN while nothing else happens: STOP_AT, and the HALT when all have stopped or it is time."""
-    ledger = scene.ledger
+    ledger = view.ledger
     ids = [node_id for node_id in current.group_ranks if node_id not in finished]
-    left = [node_id for node_id in ids if not stepped_down(current, scene.seen(node_id))]
+    left = [node_id for node_id in ids if not stepped_down(current, view.seen(node_id))]
     if not left:
-        return end_round(scene, current, plan.reason, plan.why, planned=True)
+        return end_round(view, current, plan.reason, plan.why, planned=True)
     deadline = ledger.plan_at + plan.deadline
-    if scene.now >= deadline:
+    if view.now >= deadline:
         where = "" if ledger.stop_at is None else f" at step {ledger.stop_at.step}"
-        why = f"{plan.why}; {scene.names(left)} had not stopped{where} after {plan.deadline:g} s"
-        return end_round(scene, current, plan.reason, why, planned=True)
-    if ledger.stop_at is None and (steps := _answers(scene, ids)) is not None:
-        leaving = plan.reason is not HaltReason.RESIZE or any(map(scene.leaving, current.group_ranks))
+        why = f"{plan.why}; {view.names(left)} had not stopped{where} after {plan.deadline:g} s"
+        return end_round(view, current, plan.reason, why, planned=True)
+    if ledger.stop_at is None and (steps := _answers(view, ids)) is not None:
+        leaving = plan.reason is not HaltReason.RESIZE or any(map(view.leaving, current.group_ranks))
         return Append(StopAt(round=current.number, step=max(steps) + 1, leaving=leaving), ledger.counters)
-    return LookAgain(scene.look(deadline, nodes=scene.sightings(current)))
+    return LookAgain(view.look(deadline, nodes=view.node_views(current)))
 
 
-def _answers(scene: Scene, ids: list[str]) -> list[int] | None:
+def _answers(view: LeaderView, ids: list[str]) -> list[int] | None:
     """The steps of all ranks; None while somebody has yet to answer this very PLAN."""
-    rows = [seen.row for node_id in ids if (seen := scene.seen(node_id)) is not None]
-    answered = [row for row in rows if row.answered == scene.ledger.head.anchors.plan and row.steps]
+    rows = [seen.row for node_id in ids if (seen := view.seen(node_id)) is not None]
+    answered = [row for row in rows if row.answered == view.ledger.head.anchors.plan and row.steps]
     return [step for row in answered for step in row.steps] if len(answered) == len(ids) else None
 
 
-def drain(scene: Scene) -> Append | None:
+def drain(view: LeaderView) -> Append | None:
     """The DRAIN that somebody has asked for, of agents that do not yet know of it; None where there is none.
 
     A request is a row. Whoever can write to the store can enter one, and nobody else. It is for those who were there
     before it: if its author is killed it stays for a while, and must not send away who comes in their place.
     """
-    requests = {seen.row.drain: seen for seen in scene.watch.nodes.values() if seen.row.drain}  # in order of arrival
+    requests = {seen.row.drain: seen for seen in view.watch.nodes.values() if seen.row.drain}  # in order of arrival
     nodes = tuple(
         seen.node_id
-        for seen in scene.watch.nodes.values()
+        for seen in view.watch.nodes.values()
         if (request := requests.get(seen.row.info.host)) is not None
         and seen.serial < request.serial
         and not seen.row.leaving
-        and seen.row.run == scene.ledger.head.run
-        and seen.node_id not in scene.ledger.asked
-        and not scene.dead(seen.node_id)
+        and seen.row.run == view.ledger.head.run
+        and seen.node_id not in view.ledger.asked
+        and not view.dead(seen.node_id)
     )[:MAX_DRAINED]
     if not nodes:
         return None
-    asked = {requests[seen.row.info.host].row.info.host for n in nodes if (seen := scene.seen(n)) is not None}
+    asked = {requests[seen.row.info.host].row.info.host for n in nodes if (seen := view.seen(n)) is not None}
     why = f"asked to leave by elastic drain on {listing(sorted(asked))}"
-    return Append(Drain(nodes=nodes, why=why), scene.ledger.counters)
+    return Append(Drain(nodes=nodes, why=why), view.ledger.counters)

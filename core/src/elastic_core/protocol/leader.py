@@ -1,6 +1,6 @@
-"""The chair's mind: one pure function from what it knows to what it does next.
+"""The leader's decision: one pure function from what it knows to what it does next.
 
-:func:`decide` is called after every change that the chair notices and at every instant that it asked to be called
+:func:`decide` is called after every change that the leader notices and at every instant that it asked to be called
 at. It answers with one ledger entry to append, with the question that the failure policies must answer first, or
 with when to look again. The rules that it follows are named S1-S8 and L1-L7 in ``docs/architecture.md``; a comment
 names the rule where one is obeyed.
@@ -17,7 +17,7 @@ from elastic_core.config.run import OnNodeLoss
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict, by_cause
 from elastic_core.protocol.counters import charged
 from elastic_core.protocol.decisions import Append, Ask, Decision, LookAgain
-from elastic_core.protocol.failure_detector import Sighting
+from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.graceful_stop import departs, drain, pursue, stepped_down, stop_gracefully
 from elastic_core.protocol.leader_entries import (
     MAX_BARREN_ROUNDS,
@@ -30,7 +30,7 @@ from elastic_core.protocol.leader_entries import (
     too_few,
     waiting,
 )
-from elastic_core.protocol.leader_view import SUSPICION_FACTOR, Scene
+from elastic_core.protocol.leader_view import SUSPICION_FACTOR, LeaderView
 from elastic_core.protocol.ledger import Halt, HaltReason, Over, Round
 from elastic_core.protocol.limits import MAX_LEFT
 from elastic_core.protocol.reachability import accused, told, unprobed
@@ -49,176 +49,177 @@ RECORDED_AFTER = 1.0
 """Seconds without an entry after which a leader that waits writes an OVER (rule S4); the wait is told no sooner."""
 
 
-def decide(scene: Scene) -> Decision:
-    """What the chair does next; see the module's docstring."""
-    ledger = scene.ledger
+def decide(view: LeaderView) -> Decision:
+    """What the leader does next; see the module's docstring."""
+    ledger = view.ledger
     if ledger.closed is not None:
         return LookAgain(None)
     decision: Decision
-    if (asked := drain(scene)) is not None:
+    if (asked := drain(view)) is not None:
         decision = asked
     elif ledger.round is None:
-        decision = _form(scene)
+        decision = _form(view)
     elif ledger.halt is None:
-        decision = _supervise(scene, ledger.round)
+        decision = _supervise(view, ledger.round)
     else:
-        decision = _or_record(scene, ledger.round, _reform(scene, ledger.round, ledger.halt))
+        decision = _or_record(view, ledger.round, _reform(view, ledger.round, ledger.halt))
     if isinstance(decision, Append):
-        worst = max(decision.counters.worst_seen, _slowest(scene))
+        worst = max(decision.counters.worst_seen, _slowest(view))
         return replace(decision, counters=replace(decision.counters, worst_seen=worst))
     return decision
 
 
-def _slowest(scene: Scene) -> float:
-    """The longest that a member took to show that it saw the head, in seconds; never so long that beats judge sooner.
+def _slowest(view: LeaderView) -> float:
+    """The longest that a member took to show that it saw the head, in seconds; never so long that heartbeats judge
+    sooner.
 
-    Who came later saw it later, and what the chair itself saw late says nothing of others. For how long members keep a
+    Who came later saw it later, and what the leader itself saw late says nothing of others. For how long members keep a
     ROUND to themselves is no slowness.
     """
-    ledger, head, head_at = scene.ledger, scene.ledger.head, scene.ledger.head_at
-    if ledger.round is None or not isinstance(head.body, Round | Halt) or scene.watch.gap_at >= head_at:
+    ledger, head, head_at = view.ledger, view.ledger.head, view.ledger.head_at
+    if ledger.round is None or not isinstance(head.body, Round | Halt) or view.watch.gap_at >= head_at:
         return 0.0
     delays = [
         seen.seen_at - head_at
-        for seen in scene.sightings(ledger.round)
+        for seen in view.node_views(ledger.round)
         if seen.row.head == head.index and seen.arrived_at <= head_at
     ]
     slowest = max([0.0, *delays]) - (longest(head.body) if isinstance(head.body, Round) else 0.0)
-    return round(min(max(0.0, slowest), scene.timing.lost_after / SUSPICION_FACTOR), 3)
+    return round(min(max(0.0, slowest), view.timing.lost_after / SUSPICION_FACTOR), 3)
 
 
 # Forming the first round ---------------------------------------------------------------------------------------------
 
 
-def _form(scene: Scene) -> Decision:
-    ledger, agreement = scene.ledger, scene.agreement
-    came = scene.newcomers()
-    deadline = ledger.opened_at + scene.timing.join_timeout
+def _form(view: LeaderView) -> Decision:
+    ledger, agreement = view.ledger, view.agreement
+    came = view.newcomers()
+    deadline = ledger.opened_at + view.timing.join_timeout
     if len(came) >= agreement.min_nodes:
-        ready = ledger.opened_at + (SETTLING if scene.may_forget else 0.0)
+        ready = ledger.opened_at + (SETTLING if view.may_forget else 0.0)
         if len(came) < agreement.max_nodes:
-            ready = max(ready, max(seen.arrived_at for seen in came) + scene.timing.last_call_timeout)
-        if scene.now >= ready:
-            return seal(scene, came[: agreement.max_nodes], why="the first round")
+            ready = max(ready, max(seen.arrived_at for seen in came) + view.timing.last_call_timeout)
+        if view.now >= ready:
+            return seal(view, came[: agreement.max_nodes], why="the first round")
         return LookAgain(ready)
-    if scene.now >= deadline:
-        return too_few(scene, came, since=ledger.opened_at)
-    return LookAgain(scene.look(deadline, nodes=came), waiting(scene, came, deadline))
+    if view.now >= deadline:
+        return too_few(view, came, since=ledger.opened_at)
+    return LookAgain(view.look(deadline, nodes=came), waiting(view, came, deadline))
 
 
 # A live round --------------------------------------------------------------------------------------------------------
 
 
-def _supervise(scene: Scene, current: Round) -> Decision:
-    ledger, ids = scene.ledger, current.group_ranks
-    finished = {node_id for node_id in ids if scene.finished(current, node_id)}
+def _supervise(view: LeaderView, current: Round) -> Decision:
+    ledger, ids = view.ledger, current.group_ranks
+    finished = {node_id for node_id in ids if view.finished(current, node_id)}
     if len(finished) == len(ids):
-        return succeed(scene, current)
-    if incidents := scene.incidents(current):
-        if not scene.judged(current.number) and scene.now < (until := scene.cause_known_at(current)):
+        return succeed(view, current)
+    if incidents := view.incidents(current):
+        if not view.judged(current.number) and view.now < (until := view.cause_known_at(current)):
             return LookAgain(until)
-        return _judge(scene, current, incidents[0])
+        return _judge(view, current, incidents[0])
     for node_id in ids:
-        if node_id not in finished and (halt := _departure(scene, current, node_id)) is not None:
+        if node_id not in finished and (halt := _departure(view, current, node_id)) is not None:
             return halt
-    late, suspect_at = scene.late(current, ledger.head.anchors.latest), scene.suspected_at
-    if late and scene.now >= suspect_at:
-        why = f"{scene.names(late)} did not show that it saw round {current.number}"
-        return end_round(scene, current, HaltReason.UNSEEN, why)
+    late, suspect_at = view.late(current, ledger.head.anchors.latest), view.suspected_at
+    if late and view.now >= suspect_at:
+        why = f"{view.names(late)} did not show that it saw round {current.number}"
+        return end_round(view, current, HaltReason.UNSEEN, why)
     if ledger.plan is not None:
-        return pursue(scene, current, ledger.plan, finished)
+        return pursue(view, current, ledger.plan, finished)
     looks = [suspect_at] if late else []
     # L7: after the first FINISHED nobody joins. S8: while a member may be gone, this is no planned stop.
-    if scene.room(current) and not finished and scene.watch.gone.isdisjoint(ids):
-        resize_at = _resize_allowed_at(scene)
-        if scene.now >= resize_at:
-            who = scene.names(seen.node_id for seen in scene.newcomers())
+    if view.room(current) and not finished and view.watch.gone.isdisjoint(ids):
+        resize_at = _resize_allowed_at(view)
+        if view.now >= resize_at:
+            who = view.names(seen.node_id for seen in view.newcomers())
             why = f"{who} joins the {len(ids)} node(s) of the round"
-            return stop_gracefully(scene, current, HaltReason.RESIZE, why, scene.timing.plan_timeout)
+            return stop_gracefully(view, current, HaltReason.RESIZE, why, view.timing.plan_timeout)
         looks.append(resize_at)
-    return LookAgain(scene.look(*looks, nodes=scene.sightings(current)))
+    return LookAgain(view.look(*looks, nodes=view.node_views(current)))
 
 
-def _judge(scene: Scene, current: Round, first: Incident) -> Decision:
+def _judge(view: LeaderView, current: Round, first: Incident) -> Decision:
     """A worker failed in a live round."""
-    verdict = scene.verdict(current.number)
+    verdict = view.verdict(current.number)
     if not charged(first):
         verdict = Verdict(Action.RESTART, first.message)
-    elif not scene.judged(current.number):
+    elif not view.judged(current.number):
         return Ask(first)
     if verdict is None:  # they still think: the broken round need not go on meanwhile
-        return end_round_for(scene, current, HaltReason.FAILURE, first)
+        return end_round_for(view, current, HaltReason.FAILURE, first)
     if verdict.action is Action.GIVE_UP:
-        return end_round_for(scene, current, HaltReason.GIVING_UP, first)
-    whole = _whole(scene, current) and not scene.room(current)
-    if verdict.action is Action.RESTART and whole and accused(scene, current) is None:
-        return seal_again(scene, current, first)
-    return end_round_for(scene, current, HaltReason.FAILURE, first)
+        return end_round_for(view, current, HaltReason.GIVING_UP, first)
+    whole = _whole(view, current) and not view.room(current)
+    if verdict.action is Action.RESTART and whole and accused(view, current) is None:
+        return seal_again(view, current, first)
+    return end_round_for(view, current, HaltReason.FAILURE, first)
 
 
-def _whole(scene: Scene, current: Round) -> bool:
+def _whole(view: LeaderView, current: Round) -> bool:
     """Whether every member is here and stays, as far as is known: then one entry restarts them all.
 
     Who has not seen this round yet may see the next one as well; who does not is suspected then (rule L2).
     """
     ids = current.group_ranks
-    if any(scene.leaving(node_id) or scene.owed_answer(node_id) for node_id in ids):
+    if any(view.leaving(node_id) or view.owed_answer(node_id) for node_id in ids):
         return False
-    if any(stepped_down(current, scene.seen(node_id)) for node_id in ids):
+    if any(stepped_down(current, view.seen(node_id)) for node_id in ids):
         return False
-    return not any(_departure(scene, current, node_id) for node_id in ids)
+    return not any(_departure(view, current, node_id) for node_id in ids)
 
 
-def _departure(scene: Scene, current: Round, node_id: str) -> Append | None:
+def _departure(view: LeaderView, current: Round, node_id: str) -> Append | None:
     """The HALT for a member that is lost, leaves, or stopped its workers by itself; None for one that stays.
 
     That it leaves can be a PLAN as well. Who has stopped as a PLAN wants it may be gone.
     """
-    seen = scene.seen(node_id)
-    if scene.ledger.plan is not None and stepped_down(current, seen):
+    seen = view.seen(node_id)
+    if view.ledger.plan is not None and stepped_down(current, seen):
         return None
     if seen is not None and seen.row.leaving:
-        return departs(scene, current, seen)
-    if scene.dead(node_id):
+        return departs(view, current, seen)
+    if view.dead(node_id):
         lost = Incident(
             kind=IncidentKind.NODE_LOST,
             round=current.number,
             node_id=node_id,
-            host=scene.names([node_id]),
-            message=_how_lost(scene, seen),
+            host=view.names([node_id]),
+            message=_how_lost(view, seen),
         )
-        return end_round_for(scene, current, HaltReason.NODE_LOST, lost)
+        return end_round_for(view, current, HaltReason.NODE_LOST, lost)
     if seen is None:  # the store lost its row, and it will be back
         return None
     stopped = seen.row.phase is Phase.STOPPED and seen.row.round == current.number
     if stopped and seen.row.incident is None:
         return end_round(
-            scene,
+            view,
             current,
             HaltReason.NODE_LEFT,
-            f"{scene.names([node_id])} stopped its workers: it had lost sight of the store",
+            f"{view.names([node_id])} stopped its workers: it had lost sight of the store",
         )
     return None
 
 
-def _how_lost(scene: Scene, seen: Sighting | None) -> str:
+def _how_lost(view: LeaderView, seen: NodeView | None) -> str:
     if seen is None:
         return "its roster row is gone"
-    if scene.proved(seen):
-        return "its seat on the host is free, or a newer agent's, or somebody vouches for it: its last process is gone"
-    return f"no beat for {scene.now - seen.changed_at:.1f} s"
+    if view.proved(seen):
+        return "its slot on the host is free, or a newer agent's, or somebody vouches for it: its last process is gone"
+    return f"no heartbeat for {view.now - seen.changed_at:.1f} s"
 
 
-def _resize_allowed_at(scene: Scene) -> float:
+def _resize_allowed_at(view: LeaderView) -> float:
     """When the next planned resize may begin (rule L4).
 
-    A chair that was cut off since the last one began does not know what that cost: it may have been the time without
+    A leader that was cut off since the last one began does not know what that cost: it may have been the time without
     the store.
     """
-    ledger = scene.ledger
+    ledger = view.ledger
     if ledger.resized_at is None:
         return ledger.round_at
-    cost = ledger.resize_cost if scene.watch.gap_at < ledger.resized_at - ledger.resize_cost else 0.0
+    cost = ledger.resize_cost if view.watch.gap_at < ledger.resized_at - ledger.resize_cost else 0.0
     return ledger.resized_at + max(RESIZE_PAUSE, RESIZE_PAUSE_FACTOR * cost)
 
 
@@ -235,88 +236,88 @@ class _Muster:
     fit: list[str]
     busy: list[str]
     """Those of ``fit`` that have not yet answered SEEN and STOPPED."""
-    joining: list[Sighting]
+    joining: list[NodeView]
     unreachable: str | None
     """One of ``fit`` that the others cannot reach and can do without (rule L5)."""
 
-    def gone(self, scene: Scene, old: Round) -> list[str]:
+    def gone(self, view: LeaderView, old: Round) -> list[str]:
         """Members that went away without having finished."""
         out = [] if self.unreachable is None else [self.unreachable]
-        return [i for i in (*self.lost, *self.suspected, *out) if not scene.finished(old, i)]
+        return [i for i in (*self.lost, *self.suspected, *out) if not view.finished(old, i)]
 
 
-def _muster(scene: Scene, old: Round) -> _Muster:
+def _muster(view: LeaderView, old: Round) -> _Muster:
     ids = old.group_ranks
-    leaving = [node_id for node_id in ids if scene.leaving(node_id)]
-    lost = [node_id for node_id in ids if not scene.leaving(node_id) and scene.dead(node_id)]
+    leaving = [node_id for node_id in ids if view.leaving(node_id)]
+    lost = [node_id for node_id in ids if not view.leaving(node_id) and view.dead(node_id)]
     gone = {*leaving, *lost}
     fit = [node_id for node_id in ids if node_id not in gone]
-    unseen = set(scene.unseen(old, scene.ledger.head.anchors.halt))
-    joining = scene.waiting()
-    late = set(scene.late(old, scene.ledger.head.anchors.halt))
-    suspected = [node_id for node_id in fit if node_id in late and scene.now >= scene.suspect_at(node_id)]
-    enough = len(fit) - len(suspected) + len(joining) >= scene.agreement.min_nodes
-    if not enough or scene.agreement.on_node_loss is OnNodeLoss.FAIL:
-        suspected = []  # L2: suspicion never takes a job below min, nor ends it; the beat limit does
+    unseen = set(view.unseen(old, view.ledger.head.anchors.halt))
+    joining = view.waiting()
+    late = set(view.late(old, view.ledger.head.anchors.halt))
+    suspected = [node_id for node_id in fit if node_id in late and view.now >= view.suspect_at(node_id)]
+    enough = len(fit) - len(suspected) + len(joining) >= view.agreement.min_nodes
+    if not enough or view.agreement.on_node_loss is OnNodeLoss.FAIL:
+        suspected = []  # L2: suspicion never takes a job below min, nor ends it; the heartbeat limit does
     gone |= set(suspected)
     fit = [node_id for node_id in fit if node_id not in gone]
-    busy = [node_id for node_id in fit if node_id in unseen or scene.running(node_id) or scene.seen(node_id) is None]
-    out = accused(scene, old) if scene.agreement.on_node_loss is OnNodeLoss.REPLACE else None
-    if out not in fit or len(fit) - 1 + len(joining) < scene.agreement.min_nodes:
+    busy = [node_id for node_id in fit if node_id in unseen or view.running(node_id) or view.seen(node_id) is None]
+    out = accused(view, old) if view.agreement.on_node_loss is OnNodeLoss.REPLACE else None
+    if out not in fit or len(fit) - 1 + len(joining) < view.agreement.min_nodes:
         out = None
     return _Muster(
         leaving=leaving, lost=lost, suspected=suspected, fit=fit, busy=busy, joining=joining, unreachable=out
     )
 
 
-def _reform(scene: Scene, old: Round, halt: Halt) -> Decision:
-    ledger, muster = scene.ledger, _muster(scene, old)
-    if all(scene.finished(old, member.node_id) for member in old.members):  # the HALT came too late
-        return succeed(scene, old)
-    if (until := unprobed(scene, old, halt, muster.fit)) is not None:
-        return LookAgain(scene.look(until, nodes=scene.sightings(old)))
-    if (ending := _ending(scene, old, halt, muster)) is not None:
+def _reform(view: LeaderView, old: Round, halt: Halt) -> Decision:
+    ledger, muster = view.ledger, _muster(view, old)
+    if all(view.finished(old, member.node_id) for member in old.members):  # the HALT came too late
+        return succeed(view, old)
+    if (until := unprobed(view, old, halt, muster.fit)) is not None:
+        return LookAgain(view.look(until, nodes=view.node_views(old)))
+    if (ending := _ending(view, old, halt, muster)) is not None:
         return ending
     if muster.busy:
-        return LookAgain(scene.look(*map(scene.suspect_at, muster.busy), nodes=scene.sightings(old)))
-    fence = max([ledger.halted_at, *(seen.sign_at for seen in scene.sightings(old))]) + scene.timing.fence_after
-    if scene.now < fence and not _is_over(scene, old):
+        return LookAgain(view.look(*map(view.suspect_at, muster.busy), nodes=view.node_views(old)))
+    fence = max([ledger.halted_at, *(seen.sign_at for seen in view.node_views(old))]) + view.timing.fence_after
+    if view.now < fence and not _is_over(view, old):
         silent = [*muster.lost, *muster.suspected]
         if not silent:
             return LookAgain(
-                scene.look(fence, nodes=scene.sightings(old)), f"{scene.names(muster.leaving)} to stop its workers"
+                view.look(fence, nodes=view.node_views(old)), f"{view.names(muster.leaving)} to stop its workers"
             )
-        hosts = sorted({seen.row.info.host for node_id in silent if (seen := scene.seen(node_id)) is not None})
+        hosts = sorted({seen.row.info.host for node_id in silent if (seen := view.seen(node_id)) is not None})
         who = (
-            f"{scene.names(silent)}, which may still be training, to answer or be fenced off, "
-            f"for up to {fence - scene.now:.0f} s (--rdzv_conf fence_after={scene.timing.fence_after:g})"
+            f"{view.names(silent)}, which may still be training, to answer or be fenced off, "
+            f"for up to {fence - view.now:.0f} s (--rdzv_conf fence_after={view.timing.fence_after:g})"
         )
         if hosts:  # nobody can be vouched for without a row
             who += f", or until somebody says that it is gone for good: elastic release {hosts[0]}"
-        return LookAgain(scene.look(fence, nodes=scene.sightings(old)), who, tuple(silent))
+        return LookAgain(view.look(fence, nodes=view.node_views(old)), who, tuple(silent))
     out = muster.unreachable
-    survivors = [seen for i in muster.fit if i != out and (seen := scene.seen(i)) is not None]
-    nodes = _choose(scene, halt, survivors, muster.joining)[: scene.agreement.max_nodes]
-    if len(nodes) >= scene.agreement.min_nodes:
-        why = halt.why if out is None else told(scene, old, out)
-        return seal(scene, nodes, why=why, unreachable=out)
-    deadline = ledger.halt_at + scene.timing.join_timeout
-    if scene.now >= deadline:
-        return too_few(scene, nodes, since=ledger.halt_at)
-    return LookAgain(scene.look(deadline, nodes=nodes), waiting(scene, nodes, deadline))
+    survivors = [seen for i in muster.fit if i != out and (seen := view.seen(i)) is not None]
+    nodes = _choose(view, halt, survivors, muster.joining)[: view.agreement.max_nodes]
+    if len(nodes) >= view.agreement.min_nodes:
+        why = halt.why if out is None else told(view, old, out)
+        return seal(view, nodes, why=why, unreachable=out)
+    deadline = ledger.halt_at + view.timing.join_timeout
+    if view.now >= deadline:
+        return too_few(view, nodes, since=ledger.halt_at)
+    return LookAgain(view.look(deadline, nodes=nodes), waiting(view, nodes, deadline))
 
 
-def _ending(scene: Scene, old: Round, halt: Halt, muster: _Muster) -> Decision | None:
+def _ending(view: LeaderView, old: Round, halt: Halt, muster: _Muster) -> Decision | None:
     """The CLOSED (or the question before it) that this HALT leads to; None when the job goes on, or has yet to stop."""
-    gone = muster.gone(scene, old)
-    if gone and scene.agreement.on_node_loss is OnNodeLoss.FAIL:
-        why = f"{scene.names(gone)} is lost, and --on_node_loss=fail ends the job then"
-        return fail(scene, why, _first_cause(scene, old, halt))
+    gone = muster.gone(view, old)
+    if gone and view.agreement.on_node_loss is OnNodeLoss.FAIL:
+        why = f"{view.names(gone)} is lost, and --on_node_loss=fail ends the job then"
+        return fail(view, why, _first_cause(view, old, halt))
     if not charged(halt.incident):
         return None
-    verdict = scene.verdict(old.number)
+    verdict = view.verdict(old.number)
     if halt.reason is HaltReason.FAILURE:
-        if not scene.judged(old.number):
+        if not view.judged(old.number):
             return Ask(halt.incident)
         if verdict is None:
             return LookAgain(None)  # they still think, and their answer wakes us
@@ -327,59 +328,59 @@ def _ending(scene: Scene, old: Round, halt: Halt, muster: _Muster) -> Decision |
     if muster.busy:  # every follower's report first: the first cause is found among them
         return None
     reason = verdict.reason if verdict is not None else "the failure policy gave up"
-    if (blamed := accused(scene, old)) is not None:
-        reason += f"; {told(scene, old, blamed)}"
-    return fail(scene, reason, _first_cause(scene, old, halt), requeue=verdict is not None and verdict.requeue)
+    if (blamed := accused(view, old)) is not None:
+        reason += f"; {told(view, old, blamed)}"
+    return fail(view, reason, _first_cause(view, old, halt), requeue=verdict is not None and verdict.requeue)
 
 
-def _first_cause(scene: Scene, old: Round, halt: Halt) -> Incident | None:
+def _first_cause(view: LeaderView, old: Round, halt: Halt) -> Incident | None:
     """The incident of a HALT, or a member's report that explains more."""
     if not charged(halt.incident):
         return halt.incident
-    return min((*scene.incidents(old), halt.incident), key=by_cause)
+    return min((*view.incidents(old), halt.incident), key=by_cause)
 
 
-def _is_over(scene: Scene, old: Round) -> bool:
+def _is_over(view: LeaderView, old: Round) -> bool:
     """Rule S4: some member of the old round has stopped or lost a rank, so that training cannot go on behind our back.
 
-    That it is gone from its seat proves it as well. What a row said before its node was lost still holds: a rank that
+    That it is gone from its slot proves it as well. What a row said before its node was lost still holds: a rank that
     is gone stays gone. An OVER says that some leader has seen such a row.
     """
-    if scene.ledger.over is not None:
+    if view.ledger.over is not None:
         return True
-    for seen in scene.sightings(old):
+    for seen in view.node_views(old):
         row = seen.row
         stopped = row.round == old.number and row.phase in (Phase.STOPPED, Phase.FINISHED)
         failed = row.incident is not None and row.incident.round == old.number
-        idle = row.phase is not Phase.RUNNING and row.head >= scene.ledger.head.anchors.halt
-        if stopped or failed or idle or scene.proved(seen):
+        idle = row.phase is not Phase.RUNNING and row.head >= view.ledger.head.anchors.halt
+        if stopped or failed or idle or view.proved(seen):
             return True
     return False
 
 
-def _or_record(scene: Scene, old: Round, decision: Decision) -> Decision:
+def _or_record(view: LeaderView, old: Round, decision: Decision) -> Decision:
     """Instead of a wait the OVER of a round that is over (rule S4), where the store can lose the rows that prove it."""
-    if not isinstance(decision, LookAgain) or not scene.may_forget or not _is_over(scene, old):
+    if not isinstance(decision, LookAgain) or not view.may_forget or not _is_over(view, old):
         return decision
-    left, over = tuple(filter(scene.leaving, old.group_ranks))[:MAX_LEFT], scene.ledger.over
+    left, over = tuple(filter(view.leaving, old.group_ranks))[:MAX_LEFT], view.ledger.over
     if over is not None and over.left == left:
         return decision
-    due = scene.ledger.head_at + RECORDED_AFTER
-    if scene.now >= due:
-        return Append(Over(round=old.number, left=left), scene.ledger.counters)
+    due = view.ledger.head_at + RECORDED_AFTER
+    if view.now >= due:
+        return Append(Over(round=old.number, left=left), view.ledger.counters)
     return replace(decision, at=due if decision.at is None else min(due, decision.at))
 
 
-def _choose(scene: Scene, halt: Halt, survivors: list[Sighting], joining: list[Sighting]) -> list[Sighting]:
+def _choose(view: LeaderView, halt: Halt, survivors: list[NodeView], joining: list[NodeView]) -> list[NodeView]:
     """Leave out bad hosts if that can be; the order stays, so that rank 0 is somebody who has the state.
 
     Those who have stopped for newcomers have that state, and stay: their host was not lost now.
     """
     if halt.reason is HaltReason.RESIZE:
-        return [*survivors, *scene.without_bad_hosts(joining, survivors)]
+        return [*survivors, *view.without_bad_hosts(joining, survivors)]
     nodes = [*survivors, *joining]
-    verdict = scene.verdict(halt.round)
+    verdict = view.verdict(halt.round)
     if verdict is not None and verdict.action is Action.EXCLUDE_HOST and halt.incident is not None:
         others = [seen for seen in nodes if seen.node_id != halt.incident.node_id]
-        nodes = others if len(others) >= scene.agreement.min_nodes else nodes
-    return scene.without_bad_hosts(nodes)
+        nodes = others if len(others) >= view.agreement.min_nodes else nodes
+    return view.without_bad_hosts(nodes)

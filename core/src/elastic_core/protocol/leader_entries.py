@@ -6,8 +6,8 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind, by_cause
 from elastic_core.protocol.counters import reformed, restarted
 from elastic_core.protocol.decisions import Append, Decision, LookAgain
-from elastic_core.protocol.failure_detector import Sighting
-from elastic_core.protocol.leader_view import Scene, by_rank, head_patience
+from elastic_core.protocol.failure_detector import NodeView
+from elastic_core.protocol.leader_view import LeaderView, by_rank, head_patience
 from elastic_core.protocol.ledger import Closed, Halt, HaltReason, Member, Round
 from elastic_core.protocol.limits import HOSTS_BYTES, fitting, listing
 
@@ -16,7 +16,7 @@ MAX_BARREN_ROUNDS = 10
 
 
 def end_round(
-    scene: Scene,
+    view: LeaderView,
     current: Round,
     reason: HaltReason,
     why: str,
@@ -26,12 +26,12 @@ def end_round(
 ) -> Append:
     """The HALT of a live round."""
     halt = Halt(round=current.number, reason=reason, why=why, incident=incident, planned=planned)
-    return Append(halt, scene.ledger.counters)
+    return Append(halt, view.ledger.counters)
 
 
-def end_round_for(scene: Scene, current: Round, reason: HaltReason, incident: Incident) -> Append:
+def end_round_for(view: LeaderView, current: Round, reason: HaltReason, incident: Incident) -> Append:
     """The HALT of a live round, for what an incident tells."""
-    return end_round(scene, current, reason, _clause(incident), incident)
+    return end_round(view, current, reason, _clause(incident), incident)
 
 
 def _clause(incident: Incident) -> str:
@@ -43,58 +43,58 @@ def _clause(incident: Incident) -> str:
     return f"rank {incident.rank} on {incident.host} {incident.cause()}"
 
 
-def waiting(scene: Scene, here: list[Sighting], deadline: float) -> str:
+def waiting(view: LeaderView, here: list[NodeView], deadline: float) -> str:
     """Whom the job waits for, for people."""
-    missing = _missing(scene, here)
+    missing = _missing(view, here)
     who = f" to replace {missing}" if missing else ""
-    more = scene.agreement.min_nodes - len(here)
-    return f"{more} more node(s){who}, for up to {deadline - scene.now:.0f} s"
+    more = view.agreement.min_nodes - len(here)
+    return f"{more} more node(s){who}, for up to {deadline - view.now:.0f} s"
 
 
-def _missing(scene: Scene, here: list[Sighting]) -> str:
+def _missing(view: LeaderView, here: list[NodeView]) -> str:
     """Members of the newest round that are not here any more, or ''."""
-    old = scene.ledger.round.members if scene.ledger.round is not None else ()
+    old = view.ledger.round.members if view.ledger.round is not None else ()
     present = {seen.node_id for seen in here}
     absent = [member.node_id for member in old if member.node_id not in present]
-    return scene.names(absent) if absent else ""
+    return view.names(absent) if absent else ""
 
 
-def seal(scene: Scene, nodes: list[Sighting], *, why: str, unreachable: str | None = None) -> Decision:
+def seal(view: LeaderView, nodes: list[NodeView], *, why: str, unreachable: str | None = None) -> Decision:
     """A ROUND of ``nodes`` in this order, with the books brought up to date; without one that is unreachable (L5)."""
-    old, halt = scene.ledger.round, scene.ledger.halt
+    old, halt = view.ledger.round, view.ledger.halt
     nodes = by_rank(nodes)
     offer = nodes[0].row.offer
     if offer is None or (old is not None and offer == old.offer):
-        return LookAgain(scene.look(nodes=nodes))  # rank 0's next offer is on its way; its row's change wakes us
+        return LookAgain(view.look(nodes=nodes))  # rank 0's next offer is on its way; its row's change wakes us
     members = tuple(Member(seen.node_id, seen.row.info.local_world_size, seen.row.info.role) for seen in nodes)
     hosts = fitting((seen.row.info.host for seen in nodes), HOSTS_BYTES)
     if old is None or halt is None:
-        return Append(Round(number=1, offer=offer, members=members, hosts=hosts, why=why), scene.ledger.counters)
-    counters, spends = reformed(scene, old, halt, unreachable)
+        return Append(Round(number=1, offer=offer, members=members, hosts=hosts, why=why), view.ledger.counters)
+    counters, spends = reformed(view, old, halt, unreachable)
     body = Round(number=old.number + 1, offer=offer, members=members, hosts=hosts, charged=spends, why=why)
-    return _unless_barren(scene, old, Append(body, counters))
+    return _unless_barren(view, old, Append(body, counters))
 
 
-def seal_again(scene: Scene, current: Round, incident: Incident) -> Decision:
+def seal_again(view: LeaderView, current: Round, incident: Incident) -> Decision:
     """``ROUND(same as k)``: everybody is here and stays."""
-    host = scene.seen(current.members[0].node_id)
+    host = view.seen(current.members[0].node_id)
     offer = host.row.offer if host is not None else None
     if offer is None or offer == current.offer:
-        # Who reported it gives the chair twice that, and does not know of the chair's gaps (rule L2).
-        offered_by = scene.ledger.round_at + head_patience(scene.ledger) / 2
-        if scene.now < offered_by:
+        # Who reported it gives the leader twice that, and does not know of the leader's gaps (rule L2).
+        offered_by = view.ledger.round_at + head_patience(view.ledger) / 2
+        if view.now < offered_by:
             return LookAgain(offered_by)
-        return end_round_for(scene, current, HaltReason.FAILURE, incident)
+        return end_round_for(view, current, HaltReason.FAILURE, incident)
     shared = offer != current.offer and (offer.address, offer.port) == (current.offer.address, current.offer.port)
     if shared and len(current.members) > 1:  # the workers of this round must be gone everywhere before the next begins
-        return end_round_for(scene, current, HaltReason.FAILURE, incident)
-    counters, spends = restarted(scene, current, incident)
+        return end_round_for(view, current, HaltReason.FAILURE, incident)
+    counters, spends = restarted(view, current, incident)
     number, why = current.number + 1, _clause(incident)
     body = Round(number=number, offer=offer, same_as=current.number, charged=spends, why=why)
-    return _unless_barren(scene, current, Append(body, counters))
+    return _unless_barren(view, current, Append(body, counters))
 
 
-def _unless_barren(scene: Scene, old: Round, sealed: Append) -> Append:
+def _unless_barren(view: LeaderView, old: Round, sealed: Append) -> Append:
     """Rule L4: rounds that never get anywhere end the job, whatever their cause."""
     if sealed.counters.barren < MAX_BARREN_ROUNDS:
         return sealed
@@ -102,30 +102,30 @@ def _unless_barren(scene: Scene, old: Round, sealed: Append) -> Append:
         f"{MAX_BARREN_ROUNDS} rounds in a row ended without progress: no report from a worker, "
         "and never all of them alive for 30 s"
     )
-    halt = scene.ledger.halt
-    first = [*scene.incidents(old), *([halt.incident] if halt is not None and halt.incident is not None else [])]
-    return fail(scene, why, min(first, key=by_cause, default=None))
+    halt = view.ledger.halt
+    first = [*view.incidents(old), *([halt.incident] if halt is not None and halt.incident is not None else [])]
+    return fail(view, why, min(first, key=by_cause, default=None))
 
 
-def succeed(scene: Scene, current: Round) -> Append:
+def succeed(view: LeaderView, current: Round) -> Append:
     """The CLOSED of a job that is done."""
     why = f"all workers of round {current.number} exited with 0"
-    return Append(Closed(success=True, why=why, exit_code=ExitCode.SUCCESS), scene.ledger.counters)
+    return Append(Closed(success=True, why=why, exit_code=ExitCode.SUCCESS), view.ledger.counters)
 
 
-def fail(scene: Scene, why: str, incident: Incident | None, *, requeue: bool = False) -> Append:
+def fail(view: LeaderView, why: str, incident: Incident | None, *, requeue: bool = False) -> Append:
     """The CLOSED of a job that has failed."""
     closed = Closed(success=False, why=why, exit_code=ExitCode.JOB_FAILED, incident=incident, requeue=requeue)
-    return Append(closed, scene.ledger.counters)
+    return Append(closed, view.ledger.counters)
 
 
-def too_few(scene: Scene, came: list[Sighting], since: float) -> Append:
+def too_few(view: LeaderView, came: list[NodeView], since: float) -> Append:
     """The CLOSED of a job that has waited for more nodes ``since`` then, in vain (rule L6)."""
     here = listing(str(seen.row.info) for seen in came) or "nobody"
-    missing = _missing(scene, came)
-    who = f"missing: {missing}" if missing else f"{scene.agreement.min_nodes - len(came)} more never came"
+    missing = _missing(view, came)
+    who = f"missing: {missing}" if missing else f"{view.agreement.min_nodes - len(came)} more never came"
     why = (
-        f"{len(came)} of at least {scene.agreement.min_nodes} nodes are here after {scene.now - since:.0f} s "
+        f"{len(came)} of at least {view.agreement.min_nodes} nodes are here after {view.now - since:.0f} s "
         f"({here}); {who}"
     )
-    return Append(Closed(success=False, why=why, exit_code=ExitCode.TOO_FEW_NODES), scene.ledger.counters)
+    return Append(Closed(success=False, why=why, exit_code=ExitCode.TOO_FEW_NODES), view.ledger.counters)

@@ -1,4 +1,4 @@
-"""All that the chair knows, and the questions that it asks of it."""
+"""All that the leader knows, and the questions that it asks of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 
 from elastic_core.config.run import Timing
 from elastic_core.incidents import Incident, Verdict, by_cause, follows_peer_loss
-from elastic_core.protocol.failure_detector import Sighting, Watch, dead, proved, silent_at
+from elastic_core.protocol.failure_detector import NodeView, Watch, dead, proved, silent_at
 from elastic_core.protocol.ledger import HaltReason, Ledger, Resume, Round
 from elastic_core.protocol.limits import listing
 from elastic_core.protocol.roster import Phase
@@ -26,12 +26,13 @@ LAST_CHANCE = 0.1
 
 
 def patience(ledger: Ledger) -> float:
-    """Seconds that whoever reports an incident gives the chair, as both know from the ledger (rule L2)."""
+    """Seconds that whoever reports an incident gives the leader, as both know from the ledger (rule L2)."""
     return max(SUSPICION, SUSPICION_FACTOR * ledger.counters.worst_seen)
 
 
 def head_patience(ledger: Ledger) -> float:
-    """Seconds from the newest entry on to show that it was seen: that the run was resumed, nodes learn by a beat."""
+    """Seconds from the newest entry on to show that it was seen: that the run was resumed, nodes learn by a
+    heartbeat."""
     return ledger.settings.timing.lost_after if isinstance(ledger.head.body, Resume) else patience(ledger)
 
 
@@ -44,8 +45,8 @@ class Judgement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
-    """What the chair decides from. Instants are its own monotonic clock, in seconds."""
+class LeaderView:
+    """What the leader decides from. Instants are its own monotonic clock, in seconds."""
 
     ledger: Ledger
     watch: Watch
@@ -85,15 +86,15 @@ class Scene:
 
     # One node --------------------------------------------------------------------------------------------------------
 
-    def seen(self, node_id: str) -> Sighting | None:
-        """The sighting of a node; None for one without a row."""
+    def seen(self, node_id: str) -> NodeView | None:
+        """The node view of a node; None for one without a row."""
         return self.watch.get(node_id)
 
     def dead(self, node_id: str) -> bool:
         """Whether a node is lost."""
         return dead(self.watch, node_id, self.timing, self.now)
 
-    def proved(self, seen: Sighting) -> bool:
+    def proved(self, seen: NodeView) -> bool:
         """Whether a node is proved to be gone, with its last process (rule S8)."""
         return proved(self.watch, seen, self.timing, self.now)
 
@@ -113,25 +114,25 @@ class Scene:
         return seen is not None and seen.row.phase is Phase.FINISHED and seen.row.round == current.number
 
     def owed_answer(self, node_id: str) -> bool:
-        """Whether a node is the old chair, deposed for its silence about an incident, and still silent.
+        """Whether a node is the old leader, deposed for its silence about an incident, and still silent.
 
         What it says of an older epoch shows neither.
         """
-        heard, seen, chair = self.watch.heard, self.seen(node_id), self.ledger.head.anchors.chair
+        heard, seen, leader = self.watch.heard, self.seen(node_id), self.ledger.head.anchors.leader
         if heard is None or not heard.unanswered or heard.node_id != node_id:
             return False
-        return seen is None or (seen.row.epoch == self.ledger.head.epoch and seen.row.head < chair)
+        return seen is None or (seen.row.epoch == self.ledger.head.epoch and seen.row.head < leader)
 
     def suspect_at(self, node_id: str) -> float:
         """When a member that has not shown that it saw the HALT is suspected (rule L2), for what follows that HALT.
 
-        Who has had its second already has a last chance, which a living agent takes in milliseconds: the old chair
+        Who has had its second already has a last chance, which a living agent takes in milliseconds: the old leader
         that was deposed for its silence, and whoever was silent about the ROUND that was halted for it. That is not
         known of who has yet to learn that the run was resumed.
         """
         ledger, at = self.ledger, self.ledger.head.anchors
         seen = self.seen(node_id)
-        deposed = at.halt == at.chair + 1 and self.owed_answer(node_id)
+        deposed = at.halt == at.leader + 1 and self.owed_answer(node_id)
         unseen = ledger.halt is not None and ledger.halt.reason is HaltReason.UNSEEN
         silent = seen is not None and seen.row.epoch == ledger.head.epoch and seen.row.head < at.latest
         if deposed or (unseen and silent):
@@ -142,7 +143,7 @@ class Scene:
     def suspected_at(self) -> float:
         """When members that have not shown that they saw the newest ROUND or HALT are suspected (rule L2).
 
-        Where the chair was cut off, others were, too, and have a full period to be back.
+        Where the leader was cut off, others were, too, and have a full period to be back.
         """
         return max(self.answered_at + head_patience(self.ledger), self.watch.gap_at + self.timing.lost_after)
 
@@ -160,17 +161,17 @@ class Scene:
             if ledger.halt is None
             else (ledger.halt_at, ledger.head.anchors.halt)
         )
-        return max([at, *(seen.seen_at for seen in self.sightings(ledger.round) if seen.row.head >= index)])
+        return max([at, *(seen.seen_at for seen in self.node_views(ledger.round) if seen.row.head >= index)])
 
     # Several nodes ---------------------------------------------------------------------------------------------------
 
-    def sightings(self, current: Round) -> list[Sighting]:
+    def node_views(self, current: Round) -> list[NodeView]:
         """The members of a round that have a row, in rank order."""
         return [seen for member in current.members if (seen := self.seen(member.node_id)) is not None]
 
     def incidents(self, current: Round) -> list[Incident]:
         """What the members report of a round, the first cause first (``incidents.by_cause``)."""
-        found = [seen.row.incident for seen in self.sightings(current) if seen.row.incident is not None]
+        found = [seen.row.incident for seen in self.node_views(current) if seen.row.incident is not None]
         return sorted((i for i in found if i.round == current.number), key=by_cause)
 
     def cause_known_at(self, current: Round) -> float:
@@ -181,27 +182,27 @@ class Scene:
         incidents = self.incidents(current)
         if not follows_peer_loss(incidents[0]) or len(incidents) == len(current.members):
             return -math.inf
-        told = [(seen.row.incident, seen.reported_at) for seen in self.sightings(current)]
+        told = [(seen.row.incident, seen.reported_at) for seen in self.node_views(current)]
         reported_at = min(at for incident, at in told if incident is not None and incident.round == current.number)
         return CAUSE_PATIENCE_SECONDS + reported_at
 
     def unseen(self, current: Round, index: int) -> list[str]:
         """Members that have not shown that they saw ledger entry ``index``; who is leaving need not."""
-        return [seen.node_id for seen in self.sightings(current) if seen.row.head < index and not seen.row.leaving]
+        return [seen.node_id for seen in self.node_views(current) if seen.row.head < index and not seen.row.leaving]
 
     def late(self, current: Round, index: int) -> list[str]:
         """The same, as far as rule L2 may suspect them: not whose row the store has lost, with what it said."""
-        listed = {seen.node_id for seen in self.sightings(current) if seen.listed}
+        listed = {seen.node_id for seen in self.node_views(current) if seen.listed}
         return [node_id for node_id in self.unseen(current, index) if node_id in listed]
 
-    def newcomers(self) -> list[Sighting]:
+    def newcomers(self) -> list[NodeView]:
         """Those that wait, without bad hosts where members are enough."""
         members = self.ledger.round.members if self.ledger.round is not None else ()
         known = [seen for member in members if (seen := self.seen(member.node_id)) is not None]
         return self.without_bad_hosts(self.waiting(), known, len(members) - len(known))
 
-    def waiting(self) -> list[Sighting]:
-        """Living nodes that wait for a seat and have seen the newest OPEN or CHAIR (rule S7), in order of arrival.
+    def waiting(self) -> list[NodeView]:
+        """Living nodes that wait for a slot and have seen the newest OPEN or LEADER (rule S7), in order of arrival.
 
         A row that is gone was taken out by its node, or lost with the store; in that case the node will enter it again.
         """
@@ -213,7 +214,7 @@ class Scene:
             if seen.row.phase is Phase.WAITING
             and seen.listed
             and seen.row.run == ledger.head.run
-            and seen.row.head >= ledger.head.anchors.chair
+            and seen.row.head >= ledger.head.anchors.leader
             and seen.row.offer is not None
             and not seen.row.leaving
             and seen.node_id not in members
@@ -226,8 +227,8 @@ class Scene:
         return self.dead(node_id) or self.leaving(node_id)
 
     def without_bad_hosts(
-        self, nodes: list[Sighting], staying: Sequence[Sighting] = (), unknown: int = 0
-    ) -> list[Sighting]:
+        self, nodes: list[NodeView], staying: Sequence[NodeView] = (), unknown: int = 0
+    ) -> list[NodeView]:
         """Leave out hosts that a policy excluded or that were lost too often, while the rest suffice (rule L4).
 
         Args:
@@ -256,18 +257,18 @@ class Scene:
         host = None if self.ledger.round is None else self.ledger.round.host_of(node_id)
         return host or node_id
 
-    def silences(self, nodes: Iterable[Sighting]) -> list[float]:
+    def silences(self, nodes: Iterable[NodeView]) -> list[float]:
         """When each of these would be lost, if nothing more is heard of it."""
         return [silent_at(self.watch, seen, self.timing) for seen in nodes]
 
-    def look(self, *deadlines: float, nodes: Iterable[Sighting] = ()) -> float | None:
+    def look(self, *deadlines: float, nodes: Iterable[NodeView] = ()) -> float | None:
         """The next instant at which something may have changed: a deadline, or a silence that becomes a loss."""
         members = self.ledger.round.members if self.ledger.round is not None else ()
         missing = [self.watch.began_at + self.timing.lost_after for m in members if self.seen(m.node_id) is None]
         return min((at for at in (*deadlines, *self.silences(nodes), *missing) if at > self.now), default=None)
 
 
-def without_doubles(first: Sequence[Sighting], then: Iterable[Sighting]) -> list[Sighting]:
+def without_doubles(first: Sequence[NodeView], then: Iterable[NodeView]) -> list[NodeView]:
     """Those of ``then`` whose node rank, given by hand, nobody of ``first`` or before them has."""
     taken, found = {seen.row.info.node_rank for seen in first} - {None}, []
     for seen in then:
@@ -277,6 +278,6 @@ def without_doubles(first: Sequence[Sighting], then: Iterable[Sighting]) -> list
     return found
 
 
-def by_rank(nodes: Iterable[Sighting]) -> list[Sighting]:
+def by_rank(nodes: Iterable[NodeView]) -> list[NodeView]:
     """The nodes in the order of the ranks that were given by hand; as they are where none were."""
     return sorted(nodes, key=lambda seen: math.inf if seen.row.info.node_rank is None else seen.row.info.node_rank)

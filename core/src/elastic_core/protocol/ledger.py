@@ -17,13 +17,13 @@ from elastic_core.errors import RendezvousStateError
 from elastic_core.protocol.entries import (
     Anchors,
     Body,
-    Chair,
     Closed,
     Counters,
     Drain,
     Entry,
     Halt,
     HaltReason,
+    Leader,
     Member,
     Offer,
     Open,
@@ -40,7 +40,6 @@ from elastic_core.rendezvous.backend import ORIGIN, Link
 __all__ = [
     "Anchors",
     "Body",
-    "Chair",
     "Closed",
     "Counters",
     "Drain",
@@ -48,6 +47,7 @@ __all__ = [
     "Halt",
     "HaltReason",
     "HistoryChangedError",
+    "Leader",
     "Ledger",
     "Member",
     "Offer",
@@ -101,8 +101,8 @@ class Ledger:
     resized_at: float | None = None
     """When the last planned resize was over; None before the first."""
     resize_cost: float = 0.0
-    """Seconds from that resize's HALT to its ROUND by the chair's clock, since others may have read them late; 0 if a
-    member or the chair was lost on the way."""
+    """Seconds from that resize's HALT to its ROUND by the leader's clock, since others may have read them late; 0 if a
+    member or the leader was lost on the way."""
     resumed_from: tuple[int, int] = (0, 0)
     """The :attr:`position` of what the newest RESUME put back."""
 
@@ -125,9 +125,9 @@ class Ledger:
         return min(self.halt_at, self.head_at - self.head.since_halt)
 
     @property
-    def chair(self) -> str:
+    def leader(self) -> str:
         """The node that decides."""
-        return self.head.chair
+        return self.head.leader
 
     @property
     def counters(self) -> Counters:
@@ -163,7 +163,7 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
             f"Ledger entry {entry.index} (run {entry.run}, term {entry.term}) cannot follow run {head.run}, "
             f"term {head.term}" + (", which is closed." if ledger.closed else ".")
         )
-    _check_author(entry, head.chair)
+    _check_author(entry, head.leader)
     after = partial(replace, ledger, head=entry, head_at=now)
     match entry.body:
         case Round() as body:
@@ -191,20 +191,20 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
     return after()
 
 
-def _check_author(entry: Entry, chair: str) -> None:
-    """Refuse an entry of a node that does not decide: who did before it is ``chair`` (rule S1).
+def _check_author(entry: Entry, leader: str) -> None:
+    """Refuse an entry of a node that does not decide: who did before it is ``leader`` (rule S1).
 
-    A CHAIR may be anybody's who takes the place; only who has it can give it to somebody else.
+    A LEADER may be anybody's who takes the place; only who has it can give it to somebody else.
     """
-    takes = isinstance(entry.body, Chair)
-    if entry.author == chair and (takes or entry.chair == chair):
+    takes = isinstance(entry.body, Leader)
+    if entry.author == leader and (takes or entry.leader == leader):
         return
-    if takes and entry.author == entry.chair:
+    if takes and entry.author == entry.leader:
         return
     kind = type(entry.body).__name__.upper()
-    made = "" if entry.chair == entry.author else f", which makes {entry.chair!r} the one who decides,"
+    made = "" if entry.leader == entry.author else f", which makes {entry.leader!r} the one who decides,"
     raise RendezvousStateError(
-        f"Ledger entry {entry.index}{made} is a {kind} by {entry.author!r}, but {chair!r} decides.",
+        f"Ledger entry {entry.index}{made} is a {kind} by {entry.author!r}, but {leader!r} decides.",
         hint="Something else writes to the store: docs/security.md says how to keep it out. Use another --rdzv_id.",
     )
 
@@ -236,8 +236,8 @@ def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
         RendezvousStateError: An anchor is missing or is not the kind of entry that it should be, or the newest entry is
             by a node that does not decide.
     """
-    if not isinstance(head.body, (Chair, Open, Resume)):
-        _check_author(head, head.chair)
+    if not isinstance(head.body, (Leader, Open, Resume)):
+        _check_author(head, head.leader)
     at, bodies = head.anchors, {index: entry.body for index, entry in anchors.items()}
     rounds = {i: body.round if isinstance(body, Resume) else body for i, body in bodies.items()}
 
@@ -250,7 +250,7 @@ def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
     ledger = replace(ledger, plan=None, stop_at=None, over=None)
     if at.round:
         spelled = a_round(at.round)
-        # When it was resized last is not told: a newcomer that becomes chair takes it for just now (rule L4).
+        # When it was resized last is not told: a newcomer that becomes leader takes it for just now (rule L4).
         ledger = replace(ledger, round=_as_in(a_round(at.latest), spelled), round_at=now, resized_at=now)
     if not at.halt:
         return _restored_plan(ledger, bodies, now)
@@ -291,13 +291,13 @@ def _restored_plan(ledger: Ledger, bodies: Mapping[int, Body], now: float) -> Le
 def _resize(ledger: Ledger, sealed: Round, now: float, since_halt: float) -> tuple[float | None, float]:
     """When the last planned resize was over, and what it cost, now that ``sealed`` follows.
 
-    One on which a member or the chair was lost cost what the loss did: the wait for a fence, a replacement or a
+    One on which a member or the leader was lost cost what the loss did: the wait for a fence, a replacement or a
     successor says nothing of the next resize.
     """
     if ledger.halt is None or ledger.halt.reason is not HaltReason.RESIZE or ledger.round is None:
         return ledger.resized_at, ledger.resize_cost
     at = ledger.head.anchors
-    kept = ledger.round.group_ranks.keys() <= sealed.group_ranks.keys() and at.chair < at.halt
+    kept = ledger.round.group_ranks.keys() <= sealed.group_ranks.keys() and at.leader < at.halt
     return now, min(since_halt, now - ledger.opened_at) if kept else 0.0
 
 
@@ -322,13 +322,15 @@ def next_anchors(ledger: Ledger | None, body: Body, index: int) -> Anchors:
     before = Anchors() if ledger is None else ledger.head.anchors
     match body:
         case Open():
-            return Anchors(open=index, chair=index, kept=before.kept)
+            return Anchors(open=index, leader=index, kept=before.kept)
         case Resume():
-            at = Anchors(open=index, chair=index, round=index, latest=index, halt=index if body.halt else 0, kept=index)
+            at = Anchors(
+                open=index, leader=index, round=index, latest=index, halt=index if body.halt else 0, kept=index
+            )
             at = replace(at, plan=index if body.plan else 0, stop_at=index if body.stop_at else 0)
             return replace(at, over=index if body.over else 0)
-        case Chair():
-            return replace(before, chair=index)
+        case Leader():
+            return replace(before, leader=index)
         case Round():
             round_at = before.round if body.same_as else index
             return replace(before, latest=index, round=round_at, halt=0, plan=0, stop_at=0, over=0)
@@ -352,16 +354,16 @@ def compose(
     author: str,
     now: float,
     counters: Counters | None = None,
-    chair: str | None = None,
+    leader: str | None = None,
     run: str | None = None,
     kept: int | None = None,
     store: Link | None = None,
 ) -> Entry:
     """The entry with ``body`` that ``author`` would append after ``ledger``; None stands for an empty store.
 
-    An OPEN starts a run (named ``run``) at term 1 with fresh counters, a CHAIR raises the term, and everything else
-    goes on from the head. ``chair`` is given by a leaving chair that names its successor; the author stays, or
-    becomes, chair otherwise. ``kept`` says which entries are no tombstones yet. A RESUME is built on ``store``, the
+    An OPEN starts a run (named ``run``) at term 1 with fresh counters, a LEADER raises the term, and everything else
+    goes on from the head. ``leader`` is given by a leaving leader that names its successor; the author stays, or
+    becomes, leader otherwise. ``kept`` says which entries are no tombstones yet. A RESUME is built on ``store``, the
     newest entry of a store that has lost this ledger, and starts an epoch.
 
     Texts that are longer than an entry has room for are cut (``limits``).
@@ -381,9 +383,9 @@ def compose(
         id=entry_id,
         prev=prev.id,
         run=run or ("" if ledger is None else ledger.head.run),
-        term=1 if head is None else head.term + isinstance(body, Chair),
+        term=1 if head is None else head.term + isinstance(body, Leader),
         author=author,
-        chair=chair or author,
+        leader=leader or author,
         elapsed=elapsed,
         since_halt=since_halt,
         counters=counters or (Counters() if head is None else head.counters),

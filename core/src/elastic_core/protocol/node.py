@@ -1,4 +1,4 @@
-"""A node's mind: one pure function from what happened to what it does next.
+"""A node's state machine: one pure function from what happened to what it does next.
 
 The ledger says what should run; the node makes it so, one step at a time. :func:`step` folds an event into the
 state, then reconciles: workers that the ledger does not want are stopped, and only when the last of their processes
@@ -222,7 +222,7 @@ def _is_better_cause(state: NodeState, incident: Incident) -> bool:
 
 def _nobody_asks(state: NodeState, found: Probed) -> bool:
     """Whether that all peers were reached makes no difference any more: this node never said otherwise, and the next
-    round is live. It is so after every restart, and saves each node a row that the chair would read.
+    round is live. It is so after every restart, and saves each node a row that the leader would read.
     """
     current = state.ledger.round
     following = state.ledger.live and current is not None and current.number > found.round

@@ -1,4 +1,4 @@
-"""The words of a node's mind: what can happen to it (events), and what it can do about it (effects)."""
+"""The words of a node's state machine: what can happen to it (events), and what it can do about it (effects)."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from elastic_core.protocol.leader_view import Scene
+from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Halt, HaltReason, Round
 from elastic_core.protocol.roster import NodeRow, Phase
 
@@ -15,19 +15,19 @@ FAILURES = (HaltReason.FAILURE, HaltReason.GIVING_UP)
 """Why a round is halted that has failed: all who took part in it probe then."""
 
 
-def complaints(scene: Scene, old: Round) -> list[tuple[str, str]]:
+def broken_connections(view: LeaderView, old: Round) -> list[tuple[str, str]]:
     """Who could not reach whom, among the members of a round that has failed, by what counts of what they found."""
     ids = old.group_ranks
     return [
         (seen.node_id, other)
-        for seen in scene.sightings(old)
-        if _counts(scene, old, seen.row)
+        for seen in view.node_views(old)
+        if _counts(view, old, seen.row)
         for other in seen.row.unreachable
         if other in ids and other != seen.node_id
     ]
 
 
-def _counts(scene: Scene, old: Round, row: NodeRow) -> bool:
+def _counts(view: LeaderView, old: Round, row: NodeRow) -> bool:
     """Whether what a node has found out says something of this round.
 
     Until there is a HALT, what it found after the one before does. At one for a failure all who took part probe anew:
@@ -36,42 +36,42 @@ def _counts(scene: Scene, old: Round, row: NodeRow) -> bool:
     """
     if row.probed == old.number:
         return True
-    halt = scene.ledger.halt
+    halt = view.ledger.halt
     stale = halt is not None and (halt.reason not in FAILURES or row.round >= old.number)
     return row.probed == old.number - 1 and not stale
 
 
-def accused(scene: Scene, old: Round) -> str | None:
+def accused(view: LeaderView, old: Round) -> str | None:
     """The member with most broken connections; None without complaints.
 
     One that hears nobody complains of all, and one that nobody hears is complained of by all: so both ends count. Where
     that says nothing, more complaints of others decide, then those of nodes outside the round, which may have been left
     out before for the same member's sake, and then the place in rank order: rank 0 has the state.
     """
-    found = complaints(scene, old)
+    found = broken_connections(view, old)
     ends = Counter(node_id for pair in found for node_id in pair)
     blamed = Counter(other for _, other in found)
     ids = old.group_ranks
-    outside = Counter(o for seen in scene.watch.nodes.values() if seen.node_id not in ids for o in seen.row.unreachable)
+    outside = Counter(o for seen in view.watch.nodes.values() if seen.node_id not in ids for o in seen.row.unreachable)
     worst = max((ends[i], blamed[i], outside[i], rank, i) for rank, i in enumerate(ids))
     return worst[-1] if worst[0] else None
 
 
-def told(scene: Scene, old: Round, node_id: str) -> str:
+def told(view: LeaderView, old: Round, node_id: str) -> str:
     """What is wrong with a node, for people."""
-    found = complaints(scene, old)
+    found = broken_connections(view, old)
     by = sorted({one for one, other in found if other == node_id})
     if by:
-        return f"{scene.names([node_id])} cannot be reached from {scene.names(by)}"
+        return f"{view.names([node_id])} cannot be reached from {view.names(by)}"
     missed = sorted({other for one, other in found if one == node_id})
-    return f"{scene.names([node_id])} cannot reach {scene.names(missed)}"
+    return f"{view.names([node_id])} cannot reach {view.names(missed)}"
 
 
-def unprobed(scene: Scene, old: Round, halt: Halt, fit: list[str]) -> float | None:
+def unprobed(view: LeaderView, old: Round, halt: Halt, fit: list[str]) -> float | None:
     """Until when to wait for probes that are still under way; None when there is nothing to wait for."""
-    until = scene.ledger.halt_at + PROBING
-    if halt.reason not in FAILURES or len(old.members) < 2 or scene.now >= until:
+    until = view.ledger.halt_at + PROBING
+    if halt.reason not in FAILURES or len(old.members) < 2 or view.now >= until:
         return None
-    rows = [seen.row for node_id in fit if (seen := scene.seen(node_id)) is not None]
+    rows = [seen.row for node_id in fit if (seen := view.seen(node_id)) is not None]
     took_part = [row for row in rows if row.round == old.number and row.phase is not Phase.FINISHED]
     return until if any(row.info.port and row.probed < old.number for row in took_part) else None

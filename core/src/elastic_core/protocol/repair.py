@@ -138,8 +138,8 @@ def _settle_own(mine: Ledger, memory: Memory, theirs: Ledger) -> Settlement:
 
 
 def _ruled_since(mine: Ledger, theirs: Ledger) -> bool:
-    """Whether a chair that ``mine`` has not heard of has decided there, which is no copy of its past then."""
-    another = theirs.head.term == mine.head.term and theirs.chair != mine.chair
+    """Whether a leader that ``mine`` has not heard of has decided there, which is no copy of its past then."""
+    another = theirs.head.term == mine.head.term and theirs.leader != mine.leader
     return another or theirs.head.term > mine.head.term
 
 

@@ -24,16 +24,16 @@ class Phase(str, Enum):
     """Every worker of round k exited with 0. Stands even if the node is lost afterwards (rule L7)."""
 
 
-SEATS = 64
-"""Seats of a host that its nodes look at; of who sits beyond them, only a newer node on that seat shows anything.
+SLOTS = 64
+"""Slots of a host that its nodes look at; of who sits beyond them, only a newer node on that slot shows anything.
 
 Who looks and who reads of it must mean the same ones: another number is another version of the protocol.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Seats:
-    """A look at the seats of a host, which shows who is gone (rule S8)."""
+class Slots:
+    """A look at the slots of a host, which shows who is gone (rule S8)."""
 
     at: int = 0
     """When it began: nanoseconds of the host's monotonic clock; 0 where nothing can be proved."""
@@ -49,10 +49,10 @@ class NodeInfo:
     """This incarnation's random id, never used again."""
     host: str
     host_id: str
-    """The same for every incarnation that shares seats and their clock, until the machine is booted again."""
-    seat: int
-    """Which of its host's seats it holds; two live nodes never hold one seat (rule S8)."""
-    seats: Seats = Seats()
+    """The same for every incarnation that shares slots and their clock, until the machine is booted again."""
+    slot: int
+    """Which of its host's slots it holds; two live nodes never hold one slot (rule S8)."""
+    slots: Slots = Slots()
     """What it saw of the others when it had just taken its own."""
     local_world_size: int
     role: str
@@ -66,7 +66,7 @@ class NodeInfo:
     """The TCP port there; 0 where nobody needs to know."""
 
     def __str__(self) -> str:
-        return self.host if self.seat == 0 else f"{self.host} (agent {self.seat + 1})"
+        return self.host if self.slot == 0 else f"{self.host} (agent {self.slot + 1})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +111,8 @@ class NodeRow:
     (``elastic release``)."""
     unread: tuple[str, ...] = ()
     """The ids of nodes whose rows this node, which decides, cannot read; at most MAX_UNREAD."""
-    seats: Seats | None = None
-    """What it had last seen of its host's seats when it amended this; None before it has."""
+    slots: Slots | None = None
+    """What it had last seen of its host's slots when it amended this; None before it has."""
 
     def within(self, epoch: int) -> NodeRow:
         """What it says of this epoch: who stands in another one has seen nothing of it, and offers nothing for it.
@@ -127,7 +127,7 @@ class NodeRow:
 def gone(rows: Iterable[NodeRow]) -> frozenset[str]:
     """The ids of those whose last process is gone, as rows of their hosts prove (rule S8).
 
-    A seat is held for as long as one of its node's processes lives. So who sat down before an instant at which the seat
+    A slot is held for as long as one of its node's processes lives. So who sat down before an instant at which the slot
     was free, or was taken by somebody else, is gone, for good. Both instants are of the clock of their host: whatever a
     store forgets, and in which order it takes rows, makes no difference.
     """
@@ -139,11 +139,11 @@ def gone(rows: Iterable[NodeRow]) -> frozenset[str]:
 
 def _gone_from(rows: list[NodeRow]) -> list[str]:
     """The same, of one host."""
-    looked_at = {row.info.seat for row in rows if row.info.seat < SEATS}
-    freed: dict[int, int] = {}  # when each seat was last known to be free
+    looked_at = {row.info.slot for row in rows if row.info.slot < SLOTS}
+    freed: dict[int, int] = {}  # when each slot was last known to be free
     for row in rows:
-        own, look = row.info.seat, row.seats or row.info.seats
-        for seat in looked_at.difference(look.held, (own,)):
-            freed[seat] = max(look.at, freed.get(seat, 0))
-        freed[own] = max(row.info.seats.at, freed.get(own, 0))
-    return [row.info.node_id for row in rows if 0 < row.info.seats.at < freed[row.info.seat]]
+        own, look = row.info.slot, row.slots or row.info.slots
+        for slot in looked_at.difference(look.held, (own,)):
+            freed[slot] = max(look.at, freed.get(slot, 0))
+        freed[own] = max(row.info.slots.at, freed.get(own, 0))
+    return [row.info.node_id for row in rows if 0 < row.info.slots.at < freed[row.info.slot]]

@@ -1,6 +1,7 @@
 """Plain JSON values from dataclasses and back, by the annotations of their fields.
 
-What to do with a class is found out once, and kept: thousands of nodes read each entry, and a chair reads as many rows.
+What to do with a class is found out once, and kept: thousands of nodes read each entry, and a leader reads as many
+rows.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from importlib import metadata
 
 from elastic_core.config.run import OnNodeLoss, Timing
 
-PROTOCOL = 2
+PROTOCOL = 3
 """The version of entries and rows that this release writes, and the newest that it reads."""
-OLDEST_PROTOCOL = 2
+OLDEST_PROTOCOL = 3
 """The oldest version that it reads. A node that reads an older or newer one stops and says so."""
 
 

@@ -8,10 +8,10 @@ General layout, from what a backend's author writes up to what the agent uses:
   ``exchange`` what such nodes tell each other.
 * ``settings``, ``entries`` with the ``ledger`` that they make, and ``rows`` are the vocabulary: immutable records.
   ``codec`` turns them into JSON and back.
-* ``decide`` (with ``planning``, ``scene``, ``books`` and ``watch``) is the chair's mind, ``node`` is a node's,
-  ``admission`` says who may join and ``succession`` who follows a chair that is gone. All are pure functions
+* ``decide`` (with ``planning``, ``view``, ``books`` and ``watch``) is the leader's decision, ``node`` is a node's,
+  ``admission`` says who may join and ``succession`` who follows a leader that is gone. All are pure functions
   of what is known and what time it is.
-* ``join``, ``reading``, ``chair``, ``pulse``, ``writer`` and ``session`` drive them: they read the store, call the
+* ``join``, ``reading``, ``leader``, ``heartbeat``, ``writer`` and ``session`` drive them: they read the store, call the
   minds, and write what these say. ``retry`` says how long they wait after a failure.
 * ``places`` turns a round's members into ranks.
 

@@ -3,7 +3,7 @@
 A store holds two things under one prefix per job id (``docs/architecture.md``):
 
 * the **roster**, one row per node incarnation: an opaque value, a revision that only grows, a serial in order of
-  arrival, and a beat counter;
+  arrival, and a heartbeat counter;
 * the **ledger**, numbered entries from 1 on, each written once; old ones shrink to tombstones and never vanish.
 
 Everything else (who decides, what an entry means, when a node is lost) is decided above, the same for every backend,
@@ -37,19 +37,19 @@ class RosterRow:
     """1, 2, 3, … in order of arrival, never reused within a job id."""
     revision: int
     value: bytes
-    beat: int
+    heartbeat: int
     broken: str = ""
     """Why what the store has in this row's place is no row; '' for a row. Of a broken one only the node id counts."""
 
     @classmethod
     def unreadable(cls, node_id: str, why: str) -> RosterRow:
         """What :meth:`RendezvousBackend.roster` lists in the place of a row that somebody else has written over."""
-        return cls(node_id=node_id, serial=0, revision=0, value=b"", beat=0, broken=why)
+        return cls(node_id=node_id, serial=0, revision=0, value=b"", heartbeat=0, broken=why)
 
 
 @dataclass(frozen=True, slots=True)
-class BeatReply:
-    """What one beat brings back."""
+class HeartbeatReply:
+    """What one heartbeat brings back."""
 
     head: int
     """Index of the newest ledger entry in the store; 0 when the ledger is empty. To an agent that has not been told of
@@ -57,7 +57,7 @@ class BeatReply:
     revision: int | None
     """The revision of the caller's own row; None when the store has no such row."""
     watched: int | None
-    """The beat of the watched node; None when it has no row, or none that can be read (or nobody is watched)."""
+    """The heartbeat of the watched node; None when it has no row, or none that can be read (or nobody is watched)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ class RendezvousBackend(ABC):
 
     * A call takes effect at one instant between its beginning and its return, and its result is what the store holds at
       that instant: whoever asks after it has returned sees what it did (linearizability).
-    * :meth:`roster` reads each row at an instant of its own, and each row's beat at an instant of its own, all of them
-      within the call. It need not be a snapshot. A row that is there during the whole call is listed.
+    * :meth:`roster` reads each row at an instant of its own, and each row's heartbeat at an instant of its own, all of
+      them within the call. It need not be a snapshot. A row that is there during the whole call is listed.
     * A :meth:`wait` that tells of something new may tell of less than there is by then, but of nothing that is not
       there. One that returns the cursor as it was given says that this was all there was at an instant of the call.
     * A call that raises RendezvousConnectionError takes effect once, at any time after it began, or never.
@@ -155,15 +155,17 @@ class RendezvousBackend(ABC):
 
     @abstractmethod
     def enter(self, node_id: str, value: bytes) -> int:
-        """Add a row with revision 0 and beat 0; return its serial, the same one when repeated after a lost reply."""
+        """Add a row with revision 0 and heartbeat 0; return its serial, the same one when repeated after a lost
+        reply."""
 
     @abstractmethod
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
         """Replace a row's value, unless the store already holds this revision or a newer one, or has no such row."""
 
     @abstractmethod
-    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
-        """Set the row's beat to ``count`` (its value and revision stay) and report; one round trip where the store can.
+    def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
+        """Set the row's heartbeat to ``count`` (its value and revision stay) and report; one round trip where the
+        store can.
 
         A row that is gone is not made again.
         """
@@ -227,7 +229,7 @@ class RendezvousBackend(ABC):
 
         Returns the cursor of now, or of a little earlier if it differs from ``cursor``, at the latest after ``timeout``
         seconds (unchanged then). The roster's version counts :meth:`enter`, :meth:`amend` and :meth:`remove`, not
-        beats; only the chair waits for it. Woken by the store, not by polling. Spurious wake-ups are
+        heartbeats; only the leader waits for it. Woken by the store, not by polling. Spurious wake-ups are
         allowed, lost ones are not: what happened before the call and is not in ``cursor`` returns at once. Without
         ``roster`` the returned ``roster`` may be stale. Who passes a head of 0 may be told of one a little behind: an
         append on it fails, and a wait from there goes on.
@@ -236,11 +238,11 @@ class RendezvousBackend(ABC):
     def confirm(self) -> bool:
         """Whether the server at the other end of this connection is still the one to which new connections are led.
 
-        Asked only where ``stale_reads`` is true: every quarter of ``fence_after``, for the connection that beats, and
-        from a thread of its own, at the same time as that connection's other calls. It may take seconds. False is no
-        error, and neither is RendezvousConnectionError: either way the server is not confirmed, and the heartbeats that
-        it takes from then on count as contact only once it is (rule S4). A store that cannot tell is right to say True;
-        nothing but its refusal of writes then tells a node of a server that was replaced.
+        Asked only where ``stale_reads`` is true: every quarter of ``fence_after``, for the connection that heartbeats,
+        and from a thread of its own, at the same time as that connection's other calls. It may take seconds. False is
+        no error, and neither is RendezvousConnectionError: either way the server is not confirmed, and the heartbeats
+        that it takes from then on count as contact only once it is (rule S4). A store that cannot tell is right to say
+        True; nothing but its refusal of writes then tells a node of a server that was replaced.
         """
         return True
 

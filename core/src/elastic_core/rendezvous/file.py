@@ -6,12 +6,12 @@ On one host the kernel tells of changes; on a network mount every agent looks fi
     serials/00000003            the third arrival's node id; a number is taken by linking its file
     roster/00000003-n7.5        the third arrival, node n7, is at revision 5; empty, and renamed to amend it
     values/00000003-n7.5        the value that goes with it, complete before ``roster`` says 5
-    beats/00000003-n7           its beat, overwritten in place
+    heartbeats/00000003-n7           its heartbeat, overwritten in place
     scratch/                    drafts, by host and process id; what stays here never matters
 
 The empty file in ``roster`` *is* the row. Renaming it from one revision to a greater is a compare-and-set, which no
 late writer wins and which brings no removed row back; and the names alone tell a waiter whether anything has changed.
-Beats are files that nobody watches.
+Heartbeats are files that nobody watches.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from elastic_core.errors import RendezvousConnectionError, RendezvousStateError,
 from elastic_core.hookspecs import RendezvousOptions, hookimpl
 from elastic_core.rendezvous.backend import (
     TOMBSTONE,
-    BeatReply,
     Cursor,
+    HeartbeatReply,
     Link,
     RendezvousBackend,
     RosterRow,
@@ -53,19 +53,19 @@ from elastic_core.rendezvous.handler import RendezvousParameters
 from elastic_core.rendezvous.inotify import POLL_INTERVAL, Alarm
 from elastic_core.rendezvous.job_directory import JobDirectory
 from elastic_core.rendezvous.records import (
-    BEAT_SIZE,
+    HEARTBEAT_SIZE,
     RECORD_LIMIT,
     Mark,
     marks_in,
-    pack_beat,
+    pack_heartbeat,
     pack_record,
     rows_in,
-    unpack_beat,
+    unpack_heartbeat,
     unpack_record,
 )
 
 _TORN = 10
-"""Reads of a beat that may be torn in a row, before it counts as something else than a beat."""
+"""Reads of a heartbeat that may be torn in a row, before it counts as something else than a heartbeat."""
 
 
 class FileBackend(RendezvousBackend):
@@ -121,7 +121,7 @@ class FileBackend(RendezvousBackend):
                 return mark.serial
             mark = Mark(self._arrive(node_id), safe_name(node_id), 0)
             publish(self._store.scratch, f"{self._store.values}/{mark}", content)
-            publish(self._store.scratch, f"{self._store.beats}/{mark.key}", pack_beat(0))
+            publish(self._store.scratch, f"{self._store.heartbeats}/{mark.key}", pack_heartbeat(0))
             publish(self._store.scratch, f"{self._store.roster}/{mark}", b"")
             return mark.serial
 
@@ -144,13 +144,13 @@ class FileBackend(RendezvousBackend):
             if draft is not None and draft != mark:
                 discard(f"{values}/{draft}")
 
-    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
-        """Set the row's beat, and report; a fixed number of look-ups, however large the job is."""
+    def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
+        """Set the row's heartbeat, and report; a fixed number of look-ups, however large the job is."""
         with self._io():
             mark = self._find(safe_name(node_id))
             if mark is not None:
-                overwrite(f"{self._store.beats}/{mark.key}", pack_beat(count))
-            return BeatReply(
+                overwrite(f"{self._store.heartbeats}/{mark.key}", pack_heartbeat(count))
+            return HeartbeatReply(
                 head=self._store.ledger.last(),
                 revision=None if mark is None else mark.revision,
                 watched=count if watch == node_id and mark is not None else self._watched(watch),
@@ -162,17 +162,18 @@ class FileBackend(RendezvousBackend):
             while (mark := self._find(safe_name(node_id))) is not None:
                 if discard(f"{self._store.roster}/{mark}"):  # else an amendment came first
                     discard(f"{self._store.values}/{mark}")
-                    discard(f"{self._store.beats}/{mark.key}")
+                    discard(f"{self._store.heartbeats}/{mark.key}")
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
         """The rows, in order of serial; two listings, and two reads a row.
 
-        A mark that is renamed during the listing may be missing in it, and is then looked for; beats keep their names.
+        A mark that is renamed during the listing may be missing in it, and is then looked for; heartbeats keep their
+        names.
         """
         with self._io():
             marks = self._marks()
             if ids is None:
-                names = marks.keys() | rows_in(os.listdir(self._store.beats))
+                names = marks.keys() | rows_in(os.listdir(self._store.heartbeats))
             else:
                 names = {safe_name(node_id) for node_id in ids}
             found = [marks.get(name) or self._find(name) for name in names]
@@ -290,8 +291,10 @@ class FileBackend(RendezvousBackend):
                 with store_errors(self._store.directory):
                     if (content := fetch(path, RECORD_LIMIT)) is not None:
                         node_id, value = unpack_record(content, path)
-                        beat = self._beat_of(at)
-                        return None if beat is None else RosterRow(node_id, at.serial, at.revision, value, beat)
+                        heartbeat = self._heartbeat_of(at)
+                        return (
+                            None if heartbeat is None else RosterRow(node_id, at.serial, at.revision, value, heartbeat)
+                        )
             except RendezvousStateError as exc:
                 return RosterRow.unreadable(unquote(at.name), str(exc))
             found = self._find(mark.name)
@@ -303,18 +306,18 @@ class FileBackend(RendezvousBackend):
     def _watched(self, node_id: str | None) -> int | None:
         mark = None if node_id is None else self._find(safe_name(node_id))
         with suppress(RendezvousStateError), store_errors(self._store.directory):
-            return None if mark is None else self._beat_of(mark)
+            return None if mark is None else self._heartbeat_of(mark)
         return None
 
-    def _beat_of(self, mark: Mark) -> int | None:
-        path = f"{self._store.beats}/{mark.key}"
+    def _heartbeat_of(self, mark: Mark) -> int | None:
+        path = f"{self._store.heartbeats}/{mark.key}"
         for _ in range(_TORN):
-            content = fetch(path, BEAT_SIZE)
+            content = fetch(path, HEARTBEAT_SIZE)
             if content is None:
                 return None
-            if (count := unpack_beat(content)) is not None:
+            if (count := unpack_heartbeat(content)) is not None:
                 return count
-        raise RendezvousStateError(f"{path!r} is no beat: {content!r}.", hint=PLANTED)
+        raise RendezvousStateError(f"{path!r} is no heartbeat: {content!r}.", hint=PLANTED)
 
 
 # The plugin ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
-from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RendezvousBackend, RosterRow, take_after
+from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, RendezvousBackend, RosterRow, take_after
 
 
 class Asked(NamedTuple):
@@ -84,10 +84,10 @@ class GuardedBackend(RendezvousBackend):
         with self._asking("amend"):
             self.inner.amend(node_id, revision, value)
 
-    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
+    def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
         """As the backend's."""
-        with self._asking("beat"):
-            reply = self.inner.beat(node_id, count, watch)
+        with self._asking("heartbeat"):
+            reply = self.inner.heartbeat(node_id, count, watch)
             _check_count("the index of its newest entry", reply.head)
             _check_count(f"the revision of the row of {node_id}", reply.revision or 0)
             return reply

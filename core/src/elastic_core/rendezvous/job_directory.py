@@ -30,7 +30,7 @@ class JobDirectory:
         self.serials = Numbered(f"{directory}/serials")
         self.roster = f"{directory}/roster"
         self.values = f"{directory}/values"
-        self.beats = f"{directory}/beats"
+        self.heartbeats = f"{directory}/heartbeats"
         self.scratch = f"{directory}/scratch"
         self._device: int | None = None
         """The file system that it was on when it was first seen."""
@@ -55,7 +55,7 @@ class JobDirectory:
             if not self._shared:
                 self._check_private(status)
             numbered = (self.ledger.directory, self.serials.directory)
-            for part in (*numbered, self.roster, self.values, self.beats, self.scratch):
+            for part in (*numbered, self.roster, self.values, self.heartbeats, self.scratch):
                 Path(part).mkdir(exist_ok=True)
 
     def erase(self) -> None:

@@ -1,4 +1,4 @@
-"""How the ``file`` backend spells what it keeps: rows, beats, values. Nothing here touches a file."""
+"""How the ``file`` backend spells what it keeps: rows, heartbeats, values. Nothing here touches a file."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from elastic_core.rendezvous.disk import PLANTED
 
 RECORD_LIMIT = MAX_VALUE_BYTES + 4096
 """The most bytes of a record: its value, and the line before it."""
-BEAT_SIZE = 16
-"""The bytes of a beat."""
+HEARTBEAT_SIZE = 16
+"""The bytes of a heartbeat."""
 
 _KEY = re.compile(r"[0-9]{8,}-(.+)")
 _MARK = re.compile(r"([0-9]{8,})-(.+)\.([0-9]+)")
-_BEAT = struct.Struct(">QQ")
+_HEARTBEAT = struct.Struct(">QQ")
 _ONES = 2**64 - 1
 
 
@@ -79,14 +79,14 @@ def unpack_record(content: bytes, path: str) -> tuple[str, bytes]:
     return unquote(name.decode("ascii"), errors="surrogateescape"), value
 
 
-def pack_beat(count: int) -> bytes:
+def pack_heartbeat(count: int) -> bytes:
     """The count and its complement, so that a torn read is seen to be one."""
-    return _BEAT.pack(count, count ^ _ONES)
+    return _HEARTBEAT.pack(count, count ^ _ONES)
 
 
-def unpack_beat(content: bytes) -> int | None:
+def unpack_heartbeat(content: bytes) -> int | None:
     """The count; None when the read was torn, and is to be repeated."""
-    if len(content) != BEAT_SIZE:
+    if len(content) != HEARTBEAT_SIZE:
         return None
-    count, complement = _BEAT.unpack(content)
+    count, complement = _HEARTBEAT.unpack(content)
     return int(count) if count ^ complement == _ONES else None

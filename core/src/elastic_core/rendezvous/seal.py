@@ -2,8 +2,8 @@
 
 A seal is a line before the value: HMAC-SHA256 over the value and its place, under a key of the job. A ledger entry's
 place is its index; the ids of the entry and of the one before are part of the entry. A row's place is its node and its
-revision. So nothing can be moved to another place, nor into another job: its key is another one. Beats, serials and
-tombstones are not sealed: ``docs/security.md`` says what somebody can do with those.
+revision. So nothing can be moved to another place, nor into another job: its key is another one. Heartbeats, serials
+and tombstones are not sealed: ``docs/security.md`` says what somebody can do with those.
 """
 
 from __future__ import annotations

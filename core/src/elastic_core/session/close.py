@@ -1,10 +1,11 @@
-"""Closing a run from outside the chair, for a node that has no session any more: take the chair, then decide (S1)."""
+"""Closing a run from outside the leader, for a node that has no session any more: become the leader, then decide
+(S1)."""
 
 from __future__ import annotations
 
 from elastic_core.exit_codes import ExitCode
 from elastic_core.protocol.codec import encode_entry
-from elastic_core.protocol.ledger import Body, Chair, Closed, advance, compose
+from elastic_core.protocol.ledger import Body, Closed, Leader, advance, compose
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.join import Clock
 from elastic_core.session.ledger_reader import load
@@ -18,7 +19,7 @@ def close_run(store: RendezvousBackend, author: str, why: str, clock: Clock) -> 
         RendezvousStateError: The store holds something that cannot be.
     """
     while (ledger := load(store, clock.now())) is not None and ledger.closed is None:
-        bodies: tuple[Body, ...] = (Chair(why=why), Closed(success=False, why=why, exit_code=ExitCode.JOB_FAILED))
+        bodies: tuple[Body, ...] = (Leader(why=why), Closed(success=False, why=why, exit_code=ExitCode.JOB_FAILED))
         for body in bodies:
             now = clock.now()
             entry = compose(ledger, body, entry_id=clock.new_id(), author=author, now=now)

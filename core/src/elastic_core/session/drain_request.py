@@ -1,7 +1,7 @@
 """Requests of people: a row of the roster that is no node's.
 
-``elastic drain`` asks the agents of a host to leave, and the chair answers with a DRAIN. ``elastic release`` vouches
-that a host is gone for good, which the chair takes for a proof (rule S8), and removes the row.
+``elastic drain`` asks the agents of a host to leave, and the leader answers with a DRAIN. ``elastic release`` vouches
+that a host is gone for good, which the leader takes for a proof (rule S8), and removes the row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from elastic_core.errors import RendezvousRefusedError, RendezvousTimeoutError, UsageError
 from elastic_core.host.identity import host_name
 from elastic_core.protocol.codec import encode_row
-from elastic_core.protocol.failure_detector import PROOF_BEATS, Observation
+from elastic_core.protocol.failure_detector import PROOF_HEARTBEATS, Observation
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.limits import listing
 from elastic_core.protocol.roster import NodeInfo, NodeRow
@@ -25,7 +25,7 @@ from elastic_core.session.leave import readable
 from elastic_core.session.ledger_reader import load, peek
 
 PATIENCE = 20.0
-"""Seconds in which the agents must have said that they leave: more than it takes to replace a chair that is gone."""
+"""Seconds in which the agents must have said that they leave: more than it takes to replace a leader that is gone."""
 
 
 def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = PATIENCE) -> int:
@@ -71,24 +71,26 @@ def release(store: RendezvousBackend, host: str, job: str, *, patience: float = 
         patience: Seconds to wait for the leader.
 
     Raises:
-        UsageError: There is no such job, no agent of it was there, or all of them still beat.
+        UsageError: There is no such job, no agent of it was there, or all of them still heartbeat.
         RendezvousTimeoutError: No agent of the job is there to decide.
         RendezvousConnectionError: The store cannot be reached.
         RendezvousStateError: It holds something that cannot be.
     """
     ledger = _running(store, job)
 
-    def beats() -> dict[str, int]:
+    def heartbeats() -> dict[str, int]:
         found = readable(store.roster())
-        return {seen.row.info.node_id: seen.beat for seen in found if seen.row.info.host == host and not _asks(seen)}
+        return {
+            seen.row.info.node_id: seen.heartbeat for seen in found if seen.row.info.host == host and not _asks(seen)
+        }
 
-    before = beats()
+    before = heartbeats()
     if not before:
         hosts = listing(sorted({seen.row.info.host for seen in readable(store.roster()) if not _asks(seen)}))
         raise UsageError(f"No agent of job {job!r} was on {host!r}.", hint=f"They are or were on: {hosts or 'none'}.")
-    time.sleep(PROOF_BEATS * ledger.settings.timing.beat_interval)
-    after = beats()
-    still = tuple(node_id for node_id, beat in before.items() if after.get(node_id) == beat)
+    time.sleep(PROOF_HEARTBEATS * ledger.settings.timing.beat_interval)
+    after = heartbeats()
+    still = tuple(node_id for node_id, heartbeat in before.items() if after.get(node_id) == heartbeat)
     if not still:
         raise UsageError(
             f"{host!r} is not gone: the heartbeats of all its agents in job {job!r} go on.",
@@ -136,7 +138,7 @@ def _requested(store: RendezvousBackend, what: str, **asked: Any) -> Iterator[st
         node_id=request,
         host=host_name(),
         host_id=request,
-        seat=0,
+        slot=0,
         local_world_size=0,
         role=what,
         versions=Versions.here(),

@@ -1,10 +1,10 @@
-"""The beat: a small counter that says "I am alive", on a thread and a connection of its own (rule L1).
+"""The heartbeat: a small counter that says "I am alive", on a thread and a connection of its own (rule L1).
 
-Nothing else runs here: no hooks, no reconnects, no name look-ups. A beat's value is the count of beat replies
-received, so that a node which can send but not receive is seen to stop. Beats also stop when the agent's own loop
+Nothing else runs here: no hooks, no reconnects, no name look-ups. A heartbeat's value is the count of heartbeat replies
+received, so that a node which can send but not receive is seen to stop. Heartbeats also stop when the agent's own loop
 does not tick, because a stuck agent is of no use to anybody.
 
-Each beat watches the chair's, and so this thread is the one that notices when the chair's has stopped.
+Each heartbeat watches the leader's, and so this thread is the one that notices when the leader's has stopped.
 """
 
 from __future__ import annotations
@@ -18,37 +18,38 @@ from elastic_core.errors import ElasticError, RendezvousConnectionError, Rendezv
 from elastic_core.protocol.failure_detector import CONTACT_GAP, Heard, contact_gap
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.row_delay import share
-from elastic_core.protocol.succession import ChairSigns, standing, takeover_at
-from elastic_core.rendezvous.backend import BeatReply, RendezvousBackend
+from elastic_core.protocol.succession import LeaderSigns, standing, takeover_at
+from elastic_core.rendezvous.backend import HeartbeatReply, RendezvousBackend
 
 LOOKS_APART = 0.02
-"""How much later than the one that came before it a node looks how many take the chair before it, in places: 10 ms."""
+"""How much later than the one that came before it a node looks how many become the leader before it, in places: 10
+ms."""
 RETRY = 0.1
-"""Seconds between two looks at a chair that seems to be gone, while others stand before us."""
+"""Seconds between two looks at a leader that seems to be gone, while others stand before us."""
 
 
 @dataclass(frozen=True, slots=True)
-class PulseCalls:
-    """What the pulse tells its session; each call must return at once."""
+class HeartbeatCalls:
+    """What the heartbeat tells its session; each call must return at once."""
 
     contact: Callable[[float, bool], None]
-    """A beat was taken that was begun then; whether this node had read all that the store held when it took it."""
+    """A heartbeat was taken that was begun then; whether this node had read all that the store held when it took it."""
     lost: Callable[[RendezvousConnectionError], None]
-    """The connection broke; give the pulse a new one by :meth:`Pulse.reconnected`."""
+    """The connection broke; give the heartbeat a new one by :meth:`Heartbeat.reconnected`."""
     row: Callable[[int | None], None]
     """The revision that the store holds of our row, None for no row (rule S7)."""
     behind: Callable[[], None]
     """The store has fewer entries than this node has read (rule S3)."""
-    take_chair: Callable[[Ledger, Heard, str], None]
-    """The chair is gone, and it is our turn: the ledger that this was judged by, what was last heard, and why."""
+    take_leader: Callable[[Ledger, Heard, str], None]
+    """The leader is gone, and it is our turn: the ledger that this was judged by, what was last heard, and why."""
     given_up: Callable[[ElasticError], None]
-    """The store holds what cannot be; whoever hears of it ends the pulse."""
+    """The store holds what cannot be; whoever hears of it ends the heartbeat."""
     crashed: Callable[[BaseException], None]
     """The thread met a defect."""
 
 
-class Pulse:
-    """The beat's thread."""
+class Heartbeat:
+    """The heartbeat's thread."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class Pulse:
         store: RendezvousBackend | None,
         ledger: Ledger,
         now: Callable[[], float],
-        calls: PulseCalls,
+        calls: HeartbeatCalls,
     ) -> None:
         self._node_id = node_id
         self._store = store
@@ -64,25 +65,25 @@ class Pulse:
         self._now = now
         self._calls = calls
         self._count = 1
-        self._contact_at = self._chair_changed_at = self._ticked_at = self._tried_at = now()
-        self._chair_beat: int | None = None
-        self._watched = ledger.chair
+        self._contact_at = self._leader_changed_at = self._ticked_at = self._tried_at = now()
+        self._leader_heartbeat: int | None = None
+        self._watched = ledger.leader
         self._reported_at: float | None = None
         self._cut_off = False
-        """Whether the connection has broken since the last beat."""
+        """Whether the connection has broken since the last heartbeat."""
         self._gap_at = -math.inf
         """When this node had the store back after it had last been cut off."""
         self._place = 0.0
-        """How many take the chair before us; a node without a rank finds that out when it matters."""
+        """How many become the leader before us; a node without a rank finds that out when it matters."""
         self._guessed = False
         self._stopped = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="elastic-pulse", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="elastic-heartbeat", daemon=True)
         self.follow(ledger)
 
     @property
     def store(self) -> RendezvousBackend | None:
-        """What it beats over; None while it has no connection."""
+        """What it heartbeats over; None while it has no connection."""
         return self._store
 
     @property
@@ -91,7 +92,7 @@ class Pulse:
         return self._gap_at
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Begin to heartbeat."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -132,13 +133,13 @@ class Pulse:
             self._changed.notify()
 
     def reported(self) -> None:
-        """This node has reported an incident, and the chair owes an entry (rule L2)."""
+        """This node has reported an incident, and the leader owes an entry (rule L2)."""
         with self._changed:
             self._reported_at = self._now()
             self._changed.notify()
 
     def reconnected(self, store: RendezvousBackend) -> None:
-        """Beat over this connection from now on."""
+        """Heartbeat over this connection from now on."""
         with self._changed:
             if not self._stopped:
                 self._store, self._cut_off = store, True
@@ -148,36 +149,36 @@ class Pulse:
 
     def _run(self) -> None:
         try:
-            self._beat_on()
+            self._heartbeat_on()
         except Exception as exc:
             self._calls.crashed(exc)
 
-    def _beat_on(self) -> None:
-        beat_at = self._now() + share(self._node_id) * self._ledger.settings.timing.beat_interval
+    def _heartbeat_on(self) -> None:
+        heartbeat_at = self._now() + share(self._node_id) * self._ledger.settings.timing.beat_interval
         while True:
             with self._changed:
-                while not self._stopped and (wait := self._pause(beat_at)) > 0:
+                while not self._stopped and (wait := self._pause(heartbeat_at)) > 0:
                     self._changed.wait(wait)
                 if self._stopped:
                     return
                 store, ledger = self._store, self._ledger
             interval, self._tried_at = ledger.settings.timing.beat_interval, self._now()
             if store is not None and self._now() - self._ticked_at < 2 * interval + CONTACT_GAP:
-                self._beat(store, ledger)
-            if self._now() >= beat_at:
-                beat_at = self._now() + interval
+                self._heartbeat(store, ledger)
+            if self._now() >= heartbeat_at:
+                heartbeat_at = self._now() + interval
 
-    def _pause(self, beat_at: float) -> float:
+    def _pause(self, heartbeat_at: float) -> float:
         """Seconds until there is something to do."""
-        due = beat_at
+        due = heartbeat_at
         if self._store is not None and self._heir(self._ledger):
             takeover = takeover_at(self._ledger, self._signs(), self._place)
             due = min(due, max(takeover, self._tried_at + RETRY))
         return due - self._now()
 
-    def _beat(self, store: RendezvousBackend, ledger: Ledger) -> None:
+    def _heartbeat(self, store: RendezvousBackend, ledger: Ledger) -> None:
         try:
-            reply = store.beat(self._node_id, self._count, ledger.chair)
+            reply = store.heartbeat(self._node_id, self._count, ledger.leader)
             self._absorb(reply, ledger)
             if reply.head < ledger.head.index and ledger.closed is None:
                 self._calls.behind()
@@ -187,7 +188,7 @@ class Pulse:
                 if not ledger.is_member(self._node_id):
                     self._place = self._find_place(store, ledger)
                 if self._now() >= takeover_at(ledger, signs, self._place):
-                    self._calls.take_chair(ledger, self._heard(ledger), self._why(ledger))
+                    self._calls.take_leader(ledger, self._heard(ledger), self._why(ledger))
         except RendezvousConnectionError as exc:
             with self._changed:
                 self._store = None
@@ -199,41 +200,43 @@ class Pulse:
     def _find_place(self, store: RendezvousBackend, ledger: Ledger) -> float:
         """The place of a node without a rank, in order of arrival.
 
-        Only the whole roster tells, and thousands must not read it at once: those who came long after the chair (or
+        Only the whole roster tells, and thousands must not read it at once: those who came long after the leader (or
         before it) look a little later, by when mostly somebody has taken its place.
         """
         if self._guessed:
             return standing(ledger, [row.node_id for row in store.roster() if not row.broken], self._node_id)
         self._guessed = True
-        serials = {row.node_id: row.serial for row in store.roster((self._node_id, ledger.chair))}
-        return LOOKS_APART * max(1, abs(serials.get(self._node_id, 0) - serials.get(ledger.chair, 0)))
+        serials = {row.node_id: row.serial for row in store.roster((self._node_id, ledger.leader))}
+        return LOOKS_APART * max(1, abs(serials.get(self._node_id, 0) - serials.get(ledger.leader, 0)))
 
-    def _absorb(self, reply: BeatReply, ledger: Ledger) -> None:
+    def _absorb(self, reply: HeartbeatReply, ledger: Ledger) -> None:
         now = self._now()
         self._count += 1
         gap = self._cut_off or now - self._contact_at > contact_gap(ledger.settings.timing)
         if gap:
             self._gap_at, self._cut_off = now, False
-        if gap or self._watched != ledger.chair or reply.watched != self._chair_beat:
-            self._watched, self._chair_beat, self._chair_changed_at = ledger.chair, reply.watched, now
+        if gap or self._watched != ledger.leader or reply.watched != self._leader_heartbeat:
+            self._watched, self._leader_heartbeat, self._leader_changed_at = ledger.leader, reply.watched, now
         self._contact_at = now
         self._calls.contact(self._tried_at, ledger.head.index <= reply.head <= self._ledger.head.index)
         self._calls.row(reply.revision)
 
     def _heir(self, ledger: Ledger) -> bool:
-        return ledger.chair != self._node_id and ledger.closed is None
+        return ledger.leader != self._node_id and ledger.closed is None
 
-    def _signs(self) -> ChairSigns:
-        return ChairSigns(beat_changed_at=self._chair_changed_at, reported_at=self._reported_at, gap_at=self._gap_at)
+    def _signs(self) -> LeaderSigns:
+        return LeaderSigns(
+            heartbeat_changed_at=self._leader_changed_at, reported_at=self._reported_at, gap_at=self._gap_at
+        )
 
     def _heard(self, ledger: Ledger) -> Heard:
         unanswered = self._silence() < ledger.settings.timing.lost_after
-        return Heard(ledger.chair, self._chair_beat or 0, self._chair_changed_at, unanswered)
+        return Heard(ledger.leader, self._leader_heartbeat or 0, self._leader_changed_at, unanswered)
 
     def _why(self, ledger: Ledger) -> str:
         if self._heard(ledger).unanswered:
-            return f"the chair, {ledger.chair}, did not answer an incident"
-        return f"no beat from the chair, {ledger.chair}, for {self._silence():.1f} s"
+            return f"the leader, {ledger.leader}, did not answer an incident"
+        return f"no heartbeat from the leader, {ledger.leader}, for {self._silence():.1f} s"
 
     def _silence(self) -> float:
-        return self._now() - self._chair_changed_at
+        return self._now() - self._leader_changed_at

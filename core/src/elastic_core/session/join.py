@@ -28,12 +28,12 @@ from elastic_core.protocol.admission import (
     takes,
 )
 from elastic_core.protocol.codec import encode_entry, encode_row
-from elastic_core.protocol.failure_detector import PROOF_BEATS
+from elastic_core.protocol.failure_detector import PROOF_HEARTBEATS
 from elastic_core.protocol.ledger import (
     Body,
-    Chair,
     Closed,
     HistoryChangedError,
+    Leader,
     Ledger,
     Offer,
     Open,
@@ -284,7 +284,7 @@ def _open(
 
     if abandoned and ledger is not None:
         why = "abandoned: nobody of this run is alive"
-        took = append(ledger, Chair(why=why))
+        took = append(ledger, Leader(why=why))
         verdict = Closed(success=False, why=why, exit_code=ExitCode.JOB_FAILED, abandoned=True)
         closed = took and append(took, verdict)
         if closed is None:
@@ -328,9 +328,9 @@ def _check_single(store: RendezvousBackend, applicant: Applicant, clock: Clock, 
 def _alive(
     store: RendezvousBackend, ledger: Ledger, applicant: Applicant, clock: Clock, *, node_rank: int | None = None
 ) -> list[str]:
-    """Hosts of the run whose beats move, watched for as long as losing a node takes; at once where there are none.
+    """Hosts of the run whose heartbeats move, watched for as long as losing a node takes; at once where there are none.
 
-    Nodes whose seats show that they are gone are watched for less (rule S8). With a ``node_rank`` only those that have
+    Nodes whose slots show that they are gone are watched for less (rule S8). With a ``node_rank`` only those that have
     it.
     """
     timing, me = ledger.settings.timing, applicant.info
@@ -338,7 +338,7 @@ def _alive(
     first: dict[str, tuple[int, int]] = {}
     moving: dict[str, str] = {}
     began = clock.now()
-    deadline, proved_at = began + timing.lost_after, began + PROOF_BEATS * timing.beat_interval
+    deadline, proved_at = began + timing.lost_after, began + PROOF_HEARTBEATS * timing.beat_interval
     while True:
         here, now = set(), clock.now()
         for seen in store.roster():
@@ -346,7 +346,7 @@ def _alive(
                 row = said_by(seen)
             except RendezvousStateError:
                 continue
-            state = (seen.revision, seen.beat)
+            state = (seen.revision, seen.heartbeat)
             if first.setdefault(seen.node_id, state) != state:
                 moving[seen.node_id] = str(row.info)
             shown = now >= proved_at and seen.node_id not in moving and seen.node_id in gone((row, NodeRow(info=me)))

@@ -1,6 +1,6 @@
-"""The chair's driver: read the roster, let :func:`~elastic_core.protocol.leader.decide` decide, write the entry.
+"""The leader's driver: read the roster, let :func:`~elastic_core.protocol.leader.decide` decide, write the entry.
 
-It holds no opinion of its own. One :meth:`ChairDriver.turn` is one look; the session's reader thread calls it after
+It holds no opinion of its own. One :meth:`LeaderDriver.turn` is one look; the session's reader thread calls it after
 every change and at the instants that it asked for.
 """
 
@@ -28,7 +28,7 @@ from elastic_core.protocol.failure_detector import (
     vouched,
 )
 from elastic_core.protocol.leader import Append, Ask, LookAgain, decide
-from elastic_core.protocol.leader_view import Judgement, Scene
+from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import Closed, Counters, Entry, Ledger, Round, compose, next_anchors
 from elastic_core.protocol.limits import MAX_UNREAD, UNREAD_ID_LENGTH
 from elastic_core.protocol.roster import NodeInfo, NodeRow
@@ -50,7 +50,7 @@ LOOKS = 2
 TIDYING_SECONDS = 0.5
 """Seconds from the end of a look within which a turn may begin to remove a row or shrink an entry; see THINKING."""
 THINKING = 0.3
-"""Seconds that the policies may think before the broken round is halted; reporters give a chair 1 s (rule L2)."""
+"""Seconds that the policies may think before the broken round is halted; reporters give a leader 1 s (rule L2)."""
 
 
 PATIENCE = 1.0
@@ -58,8 +58,8 @@ PATIENCE = 1.0
 
 
 @dataclass
-class ChairDriver:
-    """The chair's memory and its hands. Used by one thread."""
+class LeaderDriver:
+    """The leader's memory and its hands. Used by one thread."""
 
     node_id: str
     judge: Judge
@@ -128,10 +128,10 @@ class ChairDriver:
             return self._append_at
         if (lost := self._taken) is not None and lost.prev == ledger.head.id:
             return self._append(store, ledger, lost)
-        decision = decide(self._scene(store, ledger))
+        decision = decide(self._view(store, ledger))
         if isinstance(decision, Ask):
             self._ask(decision.incident, ledger)
-            decision = decide(self._scene(store, ledger))
+            decision = decide(self._view(store, ledger))
         match decision:
             case Append(body, counters):
                 now = self.clock.now()
@@ -184,12 +184,13 @@ class ChairDriver:
         return self._append_at
 
     def alone(self, ledger: Ledger) -> bool:
-        """Whether there is nobody else to look for: the store wakes a chair when somebody comes."""
+        """Whether there is nobody else to look for: the store wakes a leader when somebody comes."""
         members = ledger.round.group_ranks if ledger.round is not None else {}
         return not {*self.watch.nodes, *members} - {self.node_id}
 
     def successor(self, ledger: Ledger) -> str | None:
-        """Who should take the chair when this node leaves: the first living member, else the first living newcomer."""
+        """Who should become the leader when this node leaves: the first living member, else the first living
+        newcomer."""
         members = ledger.round.group_ranks if ledger.round is not None else {}
         timing, now = ledger.settings.timing, self._looked_at
         for node_id in [*members, *(other for other in self.watch.nodes if other not in members)]:
@@ -200,11 +201,11 @@ class ChairDriver:
                 return node_id
         return None
 
-    def _scene(self, store: RendezvousBackend, ledger: Ledger) -> Scene:
+    def _view(self, store: RendezvousBackend, ledger: Ledger) -> LeaderView:
         if self._thinking is not None and self._thinking.done() and self._judgement is not None:
             self._judgement = Judgement(round=self._judgement.round, verdict=self._thinking.result())
             self._thinking = None
-        return Scene(
+        return LeaderView(
             ledger=ledger,
             watch=self.watch,
             now=self._looked_at,
@@ -227,7 +228,7 @@ class ChairDriver:
             if row.info.node_id == seen.node_id:
                 decoded[seen.node_id] = (seen.value, row)
                 current = row.within(ledger.head.epoch)
-                found.append(Observation(current, seen.serial, seen.beat, seen.revision))
+                found.append(Observation(current, seen.serial, seen.heartbeat, seen.revision))
         named = sorted(node_id for node_id in unread if len(node_id) <= UNREAD_ID_LENGTH)
         self._decoded, self.unread = decoded, tuple(named[:MAX_UNREAD])
         return found

@@ -1,4 +1,5 @@
-"""The last things that a node does with its store: it gives the chair away, and waits for those who need its store."""
+"""The last things that a node does with its store: it gives the leadership away, and waits for those who need its
+store."""
 
 from __future__ import annotations
 
@@ -8,14 +9,16 @@ from collections.abc import Callable, Collection, Iterable
 from elastic_core.errors import ElasticError, RendezvousStateError
 from elastic_core.protocol.codec import encode_entry
 from elastic_core.protocol.failure_detector import Observation, Watch, dead, observe
-from elastic_core.protocol.ledger import Chair, Ledger, advance, compose
+from elastic_core.protocol.ledger import Leader, Ledger, advance, compose
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend, RosterRow
 from elastic_core.session.join import Clock
 from elastic_core.session.ledger_reader import check_head, news, said_by
 
 
-def append_chair(store: RendezvousBackend, ledger: Ledger, chair: str, why: str, *, author: str, clock: Clock) -> bool:
+def append_leader(
+    store: RendezvousBackend, ledger: Ledger, leader: str, why: str, *, author: str, clock: Clock
+) -> bool:
     """Say who decides from here on; False when somebody else has said something first.
 
     Raises:
@@ -23,8 +26,8 @@ def append_chair(store: RendezvousBackend, ledger: Ledger, chair: str, why: str,
         RendezvousStateError: It holds something that cannot be.
         RendezvousConnectionError: It cannot be reached; the entry may or may not have landed.
     """
-    body, now = Chair(why=why), clock.now()
-    entry = compose(ledger, body, entry_id=clock.new_id(), author=author, now=now, chair=chair)
+    body, now = Leader(why=why), clock.now()
+    entry = compose(ledger, body, entry_id=clock.new_id(), author=author, now=now, leader=leader)
     if store.append(ledger.head.link, entry.link, encode_entry(entry)):
         return True
     check_head(store, ledger)
@@ -39,10 +42,10 @@ def hand_over(
     node_id: str,
     clock: Clock,
 ) -> tuple[Ledger, str | None]:
-    """Give the chair to somebody else, if this node has it; its own reader may be writing at the same time.
+    """Give the leader to somebody else, if this node has it; its own reader may be writing at the same time.
 
     Returns:
-        The ledger as it was then, and who has the chair now if it was given away.
+        The ledger as it was then, and who leads now if it was given away.
 
     Raises:
         RendezvousStateError: The store holds something that cannot be, or has lost what this node has read.
@@ -52,9 +55,9 @@ def hand_over(
         for entry in news(store, ledger):
             if ledger.closed is None:
                 ledger = advance(ledger, entry, clock.now())
-        if ledger.closed is not None or ledger.chair != node_id or (heir := heir_to(ledger)) is None:
+        if ledger.closed is not None or ledger.leader != node_id or (heir := heir_to(ledger)) is None:
             return ledger, None
-        if append_chair(store, ledger, heir, f"{node_id} leaves", author=node_id, clock=clock):
+        if append_leader(store, ledger, heir, f"{node_id} leaves", author=node_id, clock=clock):
             return ledger, heir
 
 
@@ -68,12 +71,12 @@ def part(
     node_id: str,
     clock: Clock,
 ) -> None:
-    """Leave: give the chair away, wait for those who need the store that goes along, take the row out.
+    """Leave: give the leadership away, wait for those who need the store that goes along, take the row out.
 
     Args:
         store: The connection.
         ledger: What this node has read.
-        heir_to: Who is to have the chair.
+        heir_to: Who is to lead.
         changed: Told who has it, if it was given away.
         timeout: Seconds to wait for others, at most.
         node_id: Who leaves.
@@ -144,9 +147,9 @@ def let_go(store: RendezvousBackend | None) -> None:
 
 
 def readable(found: Iterable[RosterRow]) -> list[Observation]:
-    """What can be read of these rows; the chair reports what cannot."""
+    """What can be read of these rows; the leader reports what cannot."""
     rows = []
     for seen in found:
         with contextlib.suppress(RendezvousStateError):
-            rows.append(Observation(said_by(seen), seen.serial, seen.beat, seen.revision))
+            rows.append(Observation(said_by(seen), seen.serial, seen.heartbeat, seen.revision))
     return rows

@@ -1,4 +1,4 @@
-"""Follows the ledger while the template imports, so that the node hears its run's verdict if the run ends (rule S6).
+"""Follows the ledger while the fork server imports, so that the node hears its run's verdict if the run ends (rule S6).
 
 An embedded store ends with the agent that hosts it, and the verdict with it. On such a store the lookout enters a row
 with a heartbeat of its own. The row takes part in no round; the store's host waits until it has left the roster.
@@ -101,7 +101,7 @@ class Lookout:
                         self._tell.send(b"!")
 
     def _watch(self, store: RendezvousBackend) -> Closed | None:
-        beats, interval = 0, self._applicant.settings.timing.beat_interval
+        heartbeats, interval = 0, self._applicant.settings.timing.beat_interval
         if store.embedded:
             row = NodeRow(info=replace(self._applicant.info, node_id=self._node_id))
             store.enter(self._node_id, encode_row(row))
@@ -114,6 +114,6 @@ class Lookout:
             head = Cursor() if ledger is None else Cursor(ledger.head.index)
             while not self._stopping.is_set() and store.wait(head, roster=False, timeout=interval).head == head.head:
                 if store.embedded:
-                    beats += 1
-                    store.beat(self._node_id, beats)
+                    heartbeats += 1
+                    store.heartbeat(self._node_id, heartbeats)
         return None

@@ -25,7 +25,7 @@ from elastic_core.session.join import Clock
 from elastic_core.session.ledger_reader import check_head, load, news, peek
 
 ATTEMPTS = 8
-"""Times to look again after others have written meanwhile; then the next beat tries again."""
+"""Times to look again after others have written meanwhile; then the next heartbeat tries again."""
 AWAY = "this node was away for long"
 """Why a node goes on from another entry than the next."""
 
@@ -90,7 +90,7 @@ def restore(
         lost = lost or missing(head, mine)
         prev = ORIGIN if theirs is None else theirs.head.link
         body, now = resume(mine, lost), clock.now()
-        entry = compose(mine, body, entry_id=clock.new_id(), author=node_id, chair=mine.chair, now=now, store=prev)
+        entry = compose(mine, body, entry_id=clock.new_id(), author=node_id, leader=mine.leader, now=now, store=prev)
         if store.append(prev, entry.link, encode_entry(entry)):
             return lost, opened(entry, now)
     if gone is not None:

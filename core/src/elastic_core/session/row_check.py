@@ -35,10 +35,10 @@ class RowCheck:
 
     def is_due(self, ledger: Ledger, now: float) -> bool:
         """Whether to :meth:`look` now; to be asked with every heartbeat."""
-        if ledger.chair != self._leader:
-            self._leader, self._pause = ledger.chair, ledger.settings.timing.lost_after
+        if ledger.leader != self._leader:
+            self._leader, self._pause = ledger.leader, ledger.settings.timing.lost_after
             self._due_at = now + self._pause
-        waits = ledger.closed is None and not ledger.is_member(self._node_id) and ledger.chair != self._node_id
+        waits = ledger.closed is None and not ledger.is_member(self._node_id) and ledger.leader != self._node_id
         if not waits or now < self._due_at:
             return False
         self._pause *= 2
@@ -51,11 +51,11 @@ class RowCheck:
         Raises:
             RendezvousConnectionError: The store cannot be reached.
         """
-        for found in store.roster([ledger.chair]):
+        for found in store.roster([ledger.leader]):
             try:
                 row = said_by(found)
             except RendezvousStateError as exc:
-                self._tell(f"This node cannot read the roster row of {ledger.chair}, which decides: {exc}")
+                self._tell(f"This node cannot read the roster row of {ledger.leader}, which decides: {exc}")
                 return
             if self._node_id in row.unread:
                 self._tell(

@@ -39,7 +39,7 @@ class WriterCalls:
     given_up: Callable[[ElasticError], None]
     """The store holds what cannot be; the thread ends."""
     is_owed: Callable[[Incident], bool]
-    """Whether the chair owes an entry for an incident; its answer may have come before the store had the row."""
+    """Whether the leader owes an entry for an incident; its answer may have come before the store had the row."""
     reported: Callable[[], None]
     """From now on it does."""
     cut_off: Callable[[], bool]
@@ -164,7 +164,7 @@ class Writer:
         return self._calls.cut_off()
 
     def _tell(self, store: RendezvousBackend, row: NodeRow, revision: int) -> None:
-        """Bring our row up to date; the chair owes an answer from when it can have read what happened here."""
+        """Bring our row up to date; the leader owes an answer from when it can have read what happened here."""
         if unlisted := self._unlisted:
             store.enter(self._node_id, encode_row(row))
         store.amend(self._node_id, revision, encode_row(row))

@@ -1,10 +1,10 @@
 """A node's dealings with its store: threads of their own, so that nothing the store does can hold up the agent.
 
-* The **reader** waits for the ledger to grow and posts what is new. While this node is chair it also waits for the
-  roster, and takes the chair's turns.
-* The **writer** (``writer``) keeps the node's roster row up to date, and does the rare jobs (taking the chair, handing
-  it over).
-* The **pulse** beats.
+* The **reader** waits for the ledger to grow and posts what is new. While this node is leader it also waits for the
+  roster, and becomes the leader's turns.
+* The **writer** (``writer``) keeps the node's roster row up to date, and does the rare jobs (becoming the leader,
+  handing it over).
+* The **heartbeat** heartbeats.
 * Where a store's server can be replaced behind its back, a fourth thread has it confirmed now and then (rule S4).
 
 Each of the three has a connection of its own. They reconnect for as long as it takes, since losing sight of the store
@@ -27,7 +27,7 @@ from elastic_core.errors import (
 )
 from elastic_core.events import Event, Level
 from elastic_core.incidents import Incident
-from elastic_core.protocol.failure_detector import Heard, Sighting, Watch, dead, interrupted, look_interval
+from elastic_core.protocol.failure_detector import Heard, NodeView, Watch, dead, interrupted, look_interval
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance
 from elastic_core.protocol.node import EntriesRead, HistoryReplaced, NodeEvent, Outrun, StoreLost
 from elastic_core.protocol.repair import Memory, Rejoin
@@ -36,10 +36,10 @@ from elastic_core.protocol.row_delay import deferral
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
 from elastic_core.session.callbacks import SessionCalls
 from elastic_core.session.contact import FENCE_SHARE, Contact
-from elastic_core.session.heartbeat import Pulse, PulseCalls
+from elastic_core.session.heartbeat import Heartbeat, HeartbeatCalls
 from elastic_core.session.join import Clock, Joined
-from elastic_core.session.leader_driver import ChairDriver
-from elastic_core.session.leave import append_chair, others_finished, part, readable
+from elastic_core.session.leader_driver import LeaderDriver
+from elastic_core.session.leave import append_leader, others_finished, part, readable
 from elastic_core.session.ledger_reader import MissingHeadError, missing_entry, news
 from elastic_core.session.repair import restore
 from elastic_core.session.retry import RETRY_FIRST, RETRY_MOST, Backoff
@@ -61,7 +61,7 @@ UNTOLD = 0.2
 PROOF = 1.0
 """Seconds of the first wait after a failure: that it can read does not show that it can wait."""
 REST = 0.0001
-"""Seconds that the chair lets things happen after a look, for each row that it looked at: when a thousand rows change
+"""Seconds that the leader lets things happen after a look, for each row that it looked at: when a thousand rows change
 one after another, looking at all of them for each change would keep their store from taking the changes."""
 
 _UNNAMED = "with Redis, a majority of the sentinels in --rdzv_endpoint must answer and name it as the master"
@@ -94,16 +94,16 @@ class Session:
         self._missing_since: tuple[bool, float] | None = None
         """Whether the store's newest entry is missing, or one that it stands on, and since when, as far as nothing else
         was read meanwhile; None where neither is. The reader's."""
-        self._chair = ChairDriver(node_id, calls.judge, clock, calls.publish, calls.node_gone)
+        self._leader = LeaderDriver(node_id, calls.judge, clock, calls.publish, calls.node_gone)
         self._heard: Heard | None = None
         self._wake = threading.Condition()
         self._stopping = threading.Event()
         self._reading: RendezvousBackend | None = None
-        self._connecting: dict[str, float | None] = dict.fromkeys(("reader", "writer", "pulse"))
+        self._connecting: dict[str, float | None] = dict.fromkeys(("reader", "writer", "heartbeat"))
         """Since when each of the three makes a connection; None while it does not."""
         self._hung_up: dict[str, RendezvousBackend] = {}
         """The connection of each thread that was closed last because nothing came over it."""
-        self._checked_at = self._beaten_at = clock.now()
+        self._checked_at = self._heartbeat_at = clock.now()
         """When answers were last checked, and when the last heartbeat that was answered began."""
         self._unread_since: float | None = None
         """Since when heartbeats bring that the store has other entries than this node has read."""
@@ -128,20 +128,20 @@ class Session:
             doubtful=self._compare,
             given_up=self._give_up,
             is_owed=self._is_owed,
-            reported=lambda: self._pulse.reported(),
+            reported=lambda: self._heartbeat.reported(),
             cut_off=self._cut_off,
         )
         self._writer = Writer(joined.row, clock, self._wake, self._stopping, writer_calls)
-        pulse_calls = PulseCalls(
-            contact=self._beaten,
-            lost=self._pulse_lost,
+        heartbeat_calls = HeartbeatCalls(
+            contact=self._heartbeat_answered,
+            lost=self._heartbeat_lost,
             row=self._writer.row_seen,
             behind=self._compare,
-            take_chair=self._take_chair,
+            take_leader=self._take_leader,
             given_up=self._give_up,
             crashed=calls.crashed,
         )
-        self._pulse = Pulse(node_id, _connection_to(store), ledger, clock.now, pulse_calls)
+        self._heartbeat = Heartbeat(node_id, _connection_to(store), ledger, clock.now, heartbeat_calls)
         bodies = {"reader": self._read, "writer": self._writer.run}
         if store.stale_reads:
             bodies["confirmer"] = self._confirm
@@ -154,15 +154,15 @@ class Session:
 
     def start(self) -> None:
         """Start the threads."""
-        if self._pulse.store is None:
+        if self._heartbeat.store is None:
             self._start_mending()
-        self._pulse.start()
+        self._heartbeat.start()
         for thread in self._threads:
             thread.start()
 
     def tick(self) -> None:
-        """The agent's loop is alive; beats go on only while it says so."""
-        self._pulse.tick()
+        """The agent's loop is alive; heartbeats go on only while it says so."""
+        self._heartbeat.tick()
 
     def check_answers(self, endpoint: str, *, within: float = ANSWER_WITHIN_SECONDS) -> None:
         """Say so once if a call has had no answer for long, and close a connection that alone has none for longer.
@@ -179,7 +179,7 @@ class Session:
                 continue
             error = unanswered(call, silence, endpoint, FENCE_SHARE * timing.fence_after)
             self.contact.failed(call.who, error, surely=True)
-            if may_be_renewed(call, silence, self._beaten_at, within=within):
+            if may_be_renewed(call, silence, self._heartbeat_at, within=within):
                 self._hang_up(call)
 
     def _calls_under_way(self) -> list[Call]:
@@ -188,7 +188,7 @@ class Session:
         calls = [
             call_of("reader", reading, unread_since),
             call_of("writer", writing),
-            call_of("pulse", self._pulse.store),
+            call_of("heartbeat", self._heartbeat.store),
         ]
         return [*made, *filter(None, calls)]
 
@@ -199,16 +199,16 @@ class Session:
             threading.Thread(target=self._guard, args=(call.store.close,), name="elastic-hang-up", daemon=True).start()
 
     @property
-    def sightings(self) -> Mapping[str, Sighting]:
+    def node_views(self) -> Mapping[str, NodeView]:
         """The nodes that this one, as leader, sees in the roster, by id; empty where another one leads."""
-        return self._chair.watch.nodes
+        return self._leader.watch.nodes
 
     def lost(self, node_ids: Iterable[str]) -> set[str]:
         """Which of these nodes were lost at this one's newest look as leader; none where it was deposed, or never led.
 
         A node that leaves gives the leadership away, perhaps to one that leaves too, and still knows what it saw.
         """
-        watch, timing = self._closing_watch or self._chair.watch, self._ledger.settings.timing
+        watch, timing = self._closing_watch or self._leader.watch, self._ledger.settings.timing
         if watch.read_at is None:
             return set()
         return {node_id for node_id in node_ids if dead(watch, node_id, timing, watch.read_at)}
@@ -216,7 +216,7 @@ class Session:
     @property
     def waiting_for(self) -> str:
         """Whom the job waits for, where this node leads and knows it; else ''."""
-        return self._chair.waiting_for if self._chair.watch.nodes else ""
+        return self._leader.waiting_for if self._leader.watch.nodes else ""
 
     def publish_row(self, row: NodeRow) -> None:
         """Make the roster say this, at once or soon, as the news is; returns at once, and the newest row wins."""
@@ -243,24 +243,24 @@ class Session:
         self._writer.later(look)
 
     def close(self, timeout: float) -> None:
-        """Hand over the chair, bring the row up to date or take it out, stop the threads: ``timeout`` s at most."""
-        self._closing_watch = self._chair.watch
+        """Hand over the leader, bring the row up to date or take it out, stop the threads: ``timeout`` s at most."""
+        self._closing_watch = self._leader.watch
         self._writer.later(lambda store: self._farewell(store, timeout))
         self._writer.done.wait(timeout)
         self._stopping.set()
         self._unconfirmed.set()
         self._first_confirmed.set()
-        self._pulse.stop()
+        self._heartbeat.stop()
         with self._wake:
             self._wake.notify()
             busy = [store for store in (self._reading, self._writer.connection) if store is not None]
         for store in busy:  # which ends whatever they wait for
             store.close()
-        self._pulse.hang_up()
+        self._heartbeat.hang_up()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(1.0)
-        self._pulse.close(1.0)
+        self._heartbeat.close(1.0)
 
     # The reader ------------------------------------------------------------------------------------------------------
 
@@ -275,7 +275,7 @@ class Session:
             if connected_before:
                 self._back_at = self._clock.now()
             connected_before = True
-            self._chair.watch = interrupted(self._chair.watch)
+            self._leader.watch = interrupted(self._leader.watch)
             try:
                 if self._doubt or self._unread is not None or not store.embedded:
                     self._restore(store)
@@ -321,7 +321,7 @@ class Session:
         return now - self._missing_since[1] >= (timing.lost_after if newest else timing.fence_after)
 
     def _look(self, store: RendezvousBackend, seen: Cursor | None) -> Cursor | None:
-        """Read what is new, take the chair's turn if it is ours, and wait for more.
+        """Read what is new, become the leader's turn if it is ours, and wait for more.
 
         ``seen`` is what the last look returned: how far the store has come, None where that is not known.
         """
@@ -341,24 +341,24 @@ class Session:
             self._stopping.wait()
             return seen
         wait, rest = IDLE_WAIT, 0.0
-        chairs = self._ledger.chair == self._node_id
-        if chairs and not (self.contact.ever_confirmed or self._await_confirmation()):
+        leaders = self._ledger.leader == self._node_id
+        if leaders and not (self.contact.ever_confirmed or self._await_confirmation()):
             return seen
-        if chairs and store.stale_reads and self._cut_off():
+        if leaders and store.stale_reads and self._cut_off():
             wait = self._ledger.settings.timing.beat_interval
-        elif chairs:
-            if self._chair.watch.read_at is None:
-                self._chair.watch = Watch(heard=self._heard, gap_at=max(self._pulse.gap_at, self._back_at))
+        elif leaders:
+            if self._leader.watch.read_at is None:
+                self._leader.watch = Watch(heard=self._heard, gap_at=max(self._heartbeat.gap_at, self._back_at))
             looked_at = self._clock.now()
-            at = self._chair.turn(store, self._ledger)
-            self._writer.publish_unread(self._chair.unread)
-            now, rest = self._clock.now(), REST * len(self._chair.watch.nodes)
-            if not self._chair.alone(self._ledger):  # their beats, or that there is none, wake nobody
+            at = self._leader.turn(store, self._ledger)
+            self._writer.publish_unread(self._leader.unread)
+            now, rest = self._clock.now(), REST * len(self._leader.watch.nodes)
+            if not self._leader.alone(self._ledger):  # their heartbeats, or that there is none, wake nobody
                 wait = max(rest, looked_at + look_interval(self._ledger.settings.timing) - now)
             wait = wait if at is None else min(wait, max(0.0, at - now))
             rest = min(rest, wait)
-        elif self._chair.watch.nodes:
-            self._chair.watch = Watch()  # deposed: what was seen then must not be judged by later
+        elif self._leader.watch.nodes:
+            self._leader.watch = Watch()  # deposed: what was seen then must not be judged by later
             self._writer.publish_unread(())
         if "reader" in self.contact.failing:
             wait = min(wait, PROOF)
@@ -367,8 +367,8 @@ class Session:
         if rest:
             self._stopping.wait(rest)
         waits_at = self._clock.now()
-        seen = store.wait(cursor, roster=chairs, timeout=max(0.0, wait - rest))
-        self._chair.slept = min(self._clock.now() - rests_at, wait)
+        seen = store.wait(cursor, roster=leaders, timeout=max(0.0, wait - rest))
+        self._leader.slept = min(self._clock.now() - rests_at, wait)
         if seen.head <= cursor.head:  # else there is more to be read
             self.contact.worked("reader")
         if seen.head == cursor.head and not store.stale_reads:
@@ -404,7 +404,7 @@ class Session:
         with self._wake:  # together, for who reports meanwhile
             self._ledger, self._unread_since = ledger, None
             self.contact.live(ledger.live)
-            self._pulse.follow(ledger)
+            self._heartbeat.follow(ledger)
 
     def _restore(self, store: RendezvousBackend) -> None:
         """Compare the store's history with ours, and make them one (rule S3)."""
@@ -428,7 +428,7 @@ class Session:
             self._calls.publish(Event("history_restored", f"{lost}; {what}", Level.WARNING))
             if ledger is not None:
                 if ledger.head.epoch == self._ledger.head.epoch:  # what rows said was of another branch
-                    self._chair.watch, self._heard = Watch(), None
+                    self._leader.watch, self._heard = Watch(), None
                 self._memory = Memory((ledger.head,))
                 self._follow(ledger)
                 self._calls.post(HistoryReplaced(ledger))
@@ -447,8 +447,8 @@ class Session:
             part(
                 store,
                 self._ledger,
-                self._chair.successor,
-                lambda heir: self._chair_changed(heir, f"{self._node_id} leaves"),
+                self._leader.successor,
+                lambda heir: self._leader_changed(heir, f"{self._node_id} leaves"),
                 timeout,
                 node_id=self._node_id,
                 clock=self._clock,
@@ -467,28 +467,29 @@ class Session:
         if not self._stopping.wait(RETRY_FIRST):
             self._farewell(store, timeout)
 
-    def _take_chair(self, ledger: Ledger, heard: Heard, why: str) -> None:
+    def _take_leader(self, ledger: Ledger, heard: Heard, why: str) -> None:
         def take(store: RendezvousBackend) -> None:
-            if append_chair(store, ledger, self._node_id, why, author=self._node_id, clock=self._clock):
-                self._chair_changed(self._node_id, why)
+            if append_leader(store, ledger, self._node_id, why, author=self._node_id, clock=self._clock):
+                self._leader_changed(self._node_id, why)
 
         with self._wake:
             self._heard = heard
             self._writer.later(take)
 
-    def _chair_changed(self, chair: str, why: str) -> None:
-        self._calls.publish(Event("chair_changed", f"{chair} decides from here on: {why}", Level.DEBUG))
+    def _leader_changed(self, leader: str, why: str) -> None:
+        self._calls.publish(Event("leader_changed", f"{leader} decides from here on: {why}", Level.DEBUG))
 
     def _is_owed(self, incident: Incident) -> bool:
-        """Whether the chair owes an entry for an incident; the answer may have come before the store had the report."""
+        """Whether the leader owes an entry for an incident; the answer may have come before the store had the
+        report."""
         current = self._ledger.round
         return self._ledger.live and current is not None and incident.round == current.number
 
     # Contact ---------------------------------------------------------------------------------------------------------
 
-    def _beaten(self, began: float, current: bool) -> None:
-        self.contact.worked("pulse")
-        self._beaten_at = began
+    def _heartbeat_answered(self, began: float, current: bool) -> None:
+        self.contact.worked("heartbeat")
+        self._heartbeat_at = began
         if current:
             self._unread_since = None
             self.contact.current(began)
@@ -523,10 +524,10 @@ class Session:
         """Have the server confirmed to which the heartbeats go, again and again (rule S4)."""
         while not (self._stopping.is_set() or self._lost):
             self._unconfirmed.clear()
-            began, store, confirmed = self._clock.now(), self._pulse.store, False
+            began, store, confirmed = self._clock.now(), self._heartbeat.store, False
             with contextlib.suppress(RendezvousConnectionError):
                 confirmed = store is not None and store.confirm()
-            if confirmed and self._pulse.store is store:
+            if confirmed and self._heartbeat.store is store:
                 self.contact.confirmed(began)
                 self._first_confirmed.set()
             timing = self._ledger.settings.timing
@@ -537,7 +538,7 @@ class Session:
     def _connected(self, who: str) -> RendezvousBackend | None:
         """A new connection, however long it takes; None when there is none to be had any more.
 
-        A chair that finds the store back first gives others ``lost_after`` to be back (rule L1): they try more often.
+        A leader that finds the store back first gives others ``lost_after`` to be back (rule L1): they try more often.
         """
         backoff = Backoff(most=min(RETRY_MOST, self._ledger.settings.timing.lost_after / 3))
         while not (self._stopping.is_set() or self._lost):
@@ -561,17 +562,17 @@ class Session:
                 return store
         return None
 
-    def _pulse_lost(self, exc: RendezvousConnectionError) -> None:
-        self._store_failed("pulse", exc)
+    def _heartbeat_lost(self, exc: RendezvousConnectionError) -> None:
+        self._store_failed("heartbeat", exc)
         self._start_mending()
 
     def _start_mending(self) -> None:
-        threading.Thread(target=self._guard, args=(self._mend_pulse,), name="elastic-mend", daemon=True).start()
+        threading.Thread(target=self._guard, args=(self._mend_heartbeat,), name="elastic-mend", daemon=True).start()
 
-    def _mend_pulse(self) -> None:
-        if (store := self._connected("pulse")) is not None:
+    def _mend_heartbeat(self) -> None:
+        if (store := self._connected("heartbeat")) is not None:
             self.contact.moved()
-            self._pulse.reconnected(store)
+            self._heartbeat.reconnected(store)
             self._unconfirmed.set()
 
     def _store_failed(self, who: str, exc: ElasticError) -> None:
@@ -586,8 +587,8 @@ class Session:
     def _end_for(self, end: NodeEvent, told: Event) -> None:
         """Deal with the store no more.
 
-        Beats stop, and so does contact: should others go on without this node, they wait for the fence, which stops
-        the workers here first (rule S4).
+        Heartbeats stop, and so does contact: should others go on without this node, they wait for the fence, which
+        stops the workers here first (rule S4).
         """
         with self._wake:
             first, self._lost = not (self._lost or self._stopping.is_set()), True
@@ -595,7 +596,7 @@ class Session:
         self.contact.end()
         self._unconfirmed.set()
         self._first_confirmed.set()
-        self._pulse.stop()
+        self._heartbeat.stop()
         self._writer.done.set()
         if first and self._ledger.closed is None:
             self._calls.publish(told)

@@ -22,7 +22,7 @@ RENEWED_AFTER = 2.0
 """Times :data:`ANSWER_WITHIN_SECONDS` after which its connection is closed, so that the thread makes another one."""
 JOINING = "joining"
 """Who calls before there is a session."""
-WHAT = {"pulse": "a heartbeat to", "reader": "a read from", "writer": "a write to", JOINING: "a question to"}
+WHAT = {"heartbeat": "a heartbeat to", "reader": "a read from", "writer": "a write to", JOINING: "a question to"}
 """What the threads of a session, and a node that joins, ask of the store."""
 
 
@@ -58,7 +58,7 @@ def call_of(who: str, store: object, unread_since: float | None = None) -> Call 
     return Call(who, due, store)
 
 
-def may_be_renewed(call: Call, silence: float, beaten_at: float, *, within: float) -> bool:
+def may_be_renewed(call: Call, silence: float, heartbeat_at: float, *, within: float) -> bool:
     """Whether a call has been out for so long that its connection is to be made anew.
 
     A reader or a writer is given up only where a heartbeat that began later has been answered: else the store itself is
@@ -67,12 +67,12 @@ def may_be_renewed(call: Call, silence: float, beaten_at: float, *, within: floa
     Args:
         call: The call.
         silence: Seconds for which its answer is overdue.
-        beaten_at: When the last heartbeat that was answered began.
+        heartbeat_at: When the last heartbeat that was answered began.
         within: Seconds after which a call without an answer is told of.
     """
     if call.store is None or call.store.embedded or silence < RENEWED_AFTER * within:
         return False
-    return call.who == "pulse" or beaten_at > call.due
+    return call.who == "heartbeat" or heartbeat_at > call.due
 
 
 @contextmanager

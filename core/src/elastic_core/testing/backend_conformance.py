@@ -27,7 +27,7 @@ from elastic_core.testing.ledger_suite import JobConformance, LedgerConformance
 from elastic_core.testing.line_suite import LineConformance
 from elastic_core.testing.process_suite import ProcessConformance
 from elastic_core.testing.restart_suite import RestartConformance
-from elastic_core.testing.roster_suite import BeatConformance, RosterConformance
+from elastic_core.testing.roster_suite import HeartbeatConformance, RosterConformance
 from elastic_core.testing.run_suite import PlantConformance, RunConformance
 from elastic_core.testing.wait_suite import WaitConformance
 
@@ -45,7 +45,7 @@ __all__ = [
 class BackendConformance(
     LedgerConformance,
     RosterConformance,
-    BeatConformance,
+    HeartbeatConformance,
     WaitConformance,
     JobConformance,
     RunConformance,

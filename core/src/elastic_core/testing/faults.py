@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousError
-from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RendezvousBackend, RosterRow, take_after
+from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, RendezvousBackend, RosterRow, take_after
 
 _T = TypeVar("_T")
 _CHUNK = 1 << 16
@@ -362,9 +362,9 @@ class LossyBackend(RendezvousBackend):
         """As the backend's, if the line lets it."""
         self._line.call(lambda: self._inner.amend(node_id, revision, value), self)
 
-    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
+    def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
         """As the backend's, if the line lets it."""
-        return self._line.call(lambda: self._inner.beat(node_id, count, watch), self)
+        return self._line.call(lambda: self._inner.heartbeat(node_id, count, watch), self)
 
     def remove(self, node_id: str) -> None:
         """As the backend's, if the line lets it."""

@@ -25,7 +25,7 @@ FIRST, SECOND, THIRD, RIVAL = Link(1, "first"), Link(2, "second"), Link(3, "thir
 class Operation:
     """One operation, and what a store must hold after it was done once, or once and a second time.
 
-    Each begins in a job with one entry, and one row with revision 0 and beat 0.
+    Each begins in a job with one entry, and one row with revision 0 and heartbeat 0.
     """
 
     do: Callable[[RendezvousBackend], Any]
@@ -38,7 +38,7 @@ OPERATIONS = {
     "read": Operation(lambda store: store.read(1)),
     "enter": Operation(lambda store: store.enter("late", b"0"), rows=(("node", 0, b"0"), ("late", 0, b"0"))),
     "amend": Operation(lambda store: store.amend("node", 2, b"2"), rows=(("node", 2, b"2"),)),
-    "beat": Operation(lambda store: store.beat("node", 5)),
+    "heartbeat": Operation(lambda store: store.heartbeat("node", 5)),
     "remove": Operation(lambda store: store.remove("node"), rows=()),
     "roster": Operation(lambda store: store.roster()),
     "wait": Operation(lambda store: store.wait(Cursor(), roster=False, timeout=0).head),
@@ -68,7 +68,7 @@ class HeldLineConformance(Connections):
             assert same(found, operation.do(other)), "the second time"
             check(other, operation)
 
-    @pytest.mark.parametrize("name", ["append", "amend", "remove", "beat", "enter"])
+    @pytest.mark.parametrize("name", ["append", "amend", "remove", "heartbeat", "enter"])
     def test_a_request_that_arrives_after_its_connection_was_given_up_undoes_nothing(
         self, open_job: MakeBackend, line: BadLine, name: str
     ) -> None:
@@ -87,8 +87,8 @@ class HeldLineConformance(Connections):
                     row = ("node", 3, b"3")
                 case "remove":
                     other.remove("node")
-                case "beat":
-                    assert other.beat("node", 6).revision == 0
+                case "heartbeat":
+                    assert other.heartbeat("node", 6).revision == 0
                 case "enter":
                     serial = other.enter("late", b"0")
             line.release()
@@ -101,9 +101,9 @@ class HeldLineConformance(Connections):
             elif name == "enter":
                 assert [each.serial for each in other.roster()][1:] == [serial]
                 assert other.enter("another", b"") > serial
-            elif name == "beat":
-                assert [each.beat in (5, 6) for each in other.roster()] == [True]
-                assert other.beat("node", 7).head == 1
+            elif name == "heartbeat":
+                assert [each.heartbeat in (5, 6) for each in other.roster()] == [True]
+                assert other.heartbeat("node", 7).head == 1
 
     def test_a_waiter_hears_of_what_came_while_its_line_was_held(
         self, connect: Connect, line: BadLine, store: RendezvousBackend

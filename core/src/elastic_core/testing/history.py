@@ -1,7 +1,7 @@
 """What processes asked of one job's store and were answered, and whether the contract of a backend allows it.
 
-The calls are divided by object: the ledger is one, and so is each row, and each row's beat. A call that reads several,
-such as a listing of the roster, counts as a read of each. What is required of the objects is in
+The calls are divided by object: the ledger is one, and so is each row, and each row's heartbeat. A call that reads
+several, such as a listing of the roster, counts as a read of each. What is required of the objects is in
 :class:`~elastic_core.rendezvous.backend.RendezvousBackend`, under "Several connections".
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-from elastic_core.rendezvous.backend import BeatReply, Cursor, Link, RosterRow
+from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, RosterRow
 from elastic_core.testing.linearizability import IMPOSSIBLE, Apply, Contradiction, State, Step, contradiction
 
 Chain: TypeAlias = tuple[tuple[str, bytes], ...]
@@ -52,8 +52,8 @@ class Call:
 def check_history(calls: Sequence[Call]) -> None:
     """Fail unless the contract allows this history of one job's store, which was empty at first.
 
-    An append, amendment or beat of unknown outcome counts only if what it wrote was read. So a history should end with
-    a read of every entry.
+    An append, amendment or heartbeat of unknown outcome counts only if what it wrote was read. So a history should end
+    with a read of every entry.
 
     Raises:
         AssertionError: No order explains it. The message names the call, and what was possible when it returned.
@@ -73,7 +73,7 @@ def objects(calls: Sequence[Call]) -> Iterator[tuple[str, State, list[Step]]]:
     listed = [row.node_id for call in calls for row in _listed(call)]
     for node_id in dict.fromkeys([*entered, *listed]):
         yield f"the row of {node_id}", None, list(_row_steps(calls, node_id))
-        yield f"the beat of {node_id}", None, list(_beat_steps(calls, node_id))
+        yield f"the heartbeat of {node_id}", None, list(_heartbeat_steps(calls, node_id))
 
 
 # The ledger: entries in a chain --------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def _ledger_steps(calls: Sequence[Call]) -> Iterator[Step]:
                 continue
             case Call(method="read", arguments=(index,)):
                 yield _step(call, partial(_read, index, call.result))
-            case Call(method="beat"):
+            case Call(method="heartbeat"):
                 yield _step(call, partial(_head if known else _head_at_least, call.result.head))
             case Call(method="wait", arguments=(cursor, roster)):
                 same = call.result == cursor if roster else call.result.head == cursor.head
@@ -127,7 +127,7 @@ def _head_at_least(head: int, chain: Chain) -> State:
 def _shows_an_entry(result: object) -> bool:
     """Whether who is answered this knows of an entry from then on."""
     match result:
-        case BeatReply(head=head) | Cursor(head=head):
+        case HeartbeatReply(head=head) | Cursor(head=head):
             return head > 0
         case bool():  # an append's
             return result
@@ -152,7 +152,7 @@ def _row_steps(calls: Sequence[Call], node_id: str) -> Iterator[Step]:
                 yield _step(call, _remove)
             case Call(returned=None):
                 continue
-            case Call(method="beat", arguments=(name, *_)) if name == node_id:
+            case Call(method="heartbeat", arguments=(name, *_)) if name == node_id:
                 yield _step(call, partial(_is_at, call.result.revision))
             case Call(method="roster", arguments=(ids,)) if ids is None or node_id in ids:
                 rows = [(row.revision, row.value) for row in call.result if row.node_id == node_id]
@@ -179,11 +179,12 @@ def _is(seen: State, state: State) -> State:
     return state if seen == state else IMPOSSIBLE
 
 
-# A beat: a register --------------------------------------------------------------------------------------------------
+# A heartbeat: a register
+# --------------------------------------------------------------------------------------------------
 
 
-def _beat_steps(calls: Sequence[Call], node_id: str) -> Iterator[Step]:
-    seen = {row.beat for call in calls for row in _listed(call) if row.node_id == node_id}
+def _heartbeat_steps(calls: Sequence[Call], node_id: str) -> Iterator[Step]:
+    seen = {row.heartbeat for call in calls for row in _listed(call) if row.node_id == node_id}
     seen |= {call.result.watched for call in _replies(calls) if call.arguments[2] == node_id}
     for call in calls:
         match call:
@@ -191,16 +192,16 @@ def _beat_steps(calls: Sequence[Call], node_id: str) -> Iterator[Step]:
                 yield _step(call, partial(_enter, 0))
             case Call(method="remove", arguments=(name,)) if name == node_id:
                 yield _step(call, _remove)
-            case Call(method="beat", arguments=(name, count, _), returned=returned) if name == node_id:
+            case Call(method="heartbeat", arguments=(name, count, _), returned=returned) if name == node_id:
                 if returned is not None or count in seen:
                     yield _step(call, partial(_set, count))
             case Call(returned=None):
                 continue
-            case Call(method="beat", arguments=(_, _, watched)) if watched == node_id:
+            case Call(method="heartbeat", arguments=(_, _, watched)) if watched == node_id:
                 yield _step(call, partial(_is, call.result.watched))
             case Call(method="roster", arguments=(ids,)) if ids is None or node_id in ids:
-                beats = [row.beat for row in call.result if row.node_id == node_id]
-                yield _step(call, partial(_is, beats[0] if beats else None))
+                heartbeats = [row.heartbeat for row in call.result if row.node_id == node_id]
+                yield _step(call, partial(_is, heartbeats[0] if heartbeats else None))
 
 
 def _set(count: int, state: State) -> State:
@@ -275,7 +276,7 @@ def _listed(call: Call) -> list[RosterRow]:
 
 
 def _replies(calls: Sequence[Call]) -> Iterator[Call]:
-    return (call for call in calls if call.method == "beat" and call.returned is not None)
+    return (call for call in calls if call.method == "heartbeat" and call.returned is not None)
 
 
 def _explained(name: str, steps: Sequence[Step], found: Contradiction) -> str:

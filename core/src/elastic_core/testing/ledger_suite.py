@@ -114,7 +114,7 @@ class JobConformance(Connections):
         before = other.wait(Cursor(), roster=True, timeout=0)
         assert one.enter("node", b"one") == 1
         assert one.append(ORIGIN, Link(1, "one"), b"one")
-        assert (other.roster(), other.read(1), other.beat("node", 1).revision) == ([], None, None)
+        assert (other.roster(), other.read(1), other.heartbeat("node", 1).revision) == ([], None, None)
         assert other.wait(before, roster=True, timeout=0) == before
         assert other.enter("node", b"other") == 1
         assert other.append(ORIGIN, Link(1, "other"), b"other")
@@ -136,7 +136,7 @@ class JobConformance(Connections):
         if not erased:  # a backend need not be able to
             assert ([row.value for row in again.roster()], again.read(2)) == ([b"here"], b"two")
             return
-        assert (again.roster(), again.read(1), again.read(2), again.beat("node", 1).head) == ([], None, None, 0)
+        assert (again.roster(), again.read(1), again.read(2), again.heartbeat("node", 1).head) == ([], None, None, 0)
         assert again.enter("node", b"again") == 1
         assert again.append(ORIGIN, Link(1, "another"), b"another")
         assert ([row.value for row in other.roster()], other.read(2)) == ([b"here"], b"two")

@@ -115,23 +115,25 @@ class LineConformance(LinearizabilityConformance):
             hurt(line, lost, job, node.remove, "node")
             other.remove("node")
             assert other.roster() == []
-            assert other.beat("node", 1).revision is None
+            assert other.heartbeat("node", 1).revision is None
 
     @pytest.mark.parametrize("lost", list(Lost))
-    def test_a_beat_of_unknown_outcome_harms_nothing(self, open_job: MakeBackend, line: BadLine, lost: Lost) -> None:
+    def test_a_heartbeat_of_unknown_outcome_harms_nothing(
+        self, open_job: MakeBackend, line: BadLine, lost: Lost
+    ) -> None:
         for job in at_every_request(line):
             node, other = open_job(job), open_job(job)
             node.enter("node", b"value")
-            hurt(line, lost, job, node.beat, "node", 5)
-            assert [(row.value, row.beat in (0, 5)) for row in other.roster()] == [(b"value", True)]
-            assert other.beat("node", 6).revision == 0
-            assert [row.beat for row in other.roster()] == [6]
+            hurt(line, lost, job, node.heartbeat, "node", 5)
+            assert [(row.value, row.heartbeat in (0, 5)) for row in other.roster()] == [(b"value", True)]
+            assert other.heartbeat("node", 6).revision == 0
+            assert [row.heartbeat for row in other.roster()] == [6]
 
     def test_a_broken_line_is_a_connection_error_and_heals(self, store: RendezvousBackend, line: BadLine) -> None:
         operations: list[Callable[[], object]] = [
             lambda: store.enter("node", b""),
             lambda: store.amend("node", 1, b""),
-            lambda: store.beat("node", 1),
+            lambda: store.heartbeat("node", 1),
             lambda: store.remove("node"),
             store.roster,
             lambda: store.append(ORIGIN, Link(1, "first"), b"1"),
@@ -166,7 +168,7 @@ class LineConformance(LinearizabilityConformance):
     def test_an_operation_costs_the_same_however_large_the_job_is(
         self, store: RendezvousBackend, connect: Connect, line: BadLine
     ) -> None:
-        """Requests for what every node does in every round and every beat, after all that is cached was cached."""
+        """Requests for what every node does in every round and every heartbeat, after all that is cached was cached."""
         node = connect()
         node.enter("node", b"0")
         revisions, links = count(1), iter(chain(200))
@@ -180,7 +182,7 @@ class LineConformance(LinearizabilityConformance):
                 prev, entry = next(links)
                 assert node.append(prev, entry, b"entry")
                 assert node.read(entry.index) == b"entry"
-                node.beat("node", entry.index, "node")
+                node.heartbeat("node", entry.index, "node")
                 assert node.wait(Cursor(prev.index), roster=False, timeout=0).head == entry.index
                 costs.append(line.requests - before)
             return costs

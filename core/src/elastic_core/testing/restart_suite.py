@@ -24,12 +24,12 @@ class RestartConformance(LinearizabilityConformance):
 
     @pytest.fixture
     def begun(self, store: RendezvousBackend) -> RendezvousBackend:
-        """``store``, with three entries, and a row that has been amended and has beaten."""
+        """``store``, with three entries, and a row that has been amended and has sent a heartbeat."""
         store.enter("gone", b"")
         store.enter("node", b"0")
         store.remove("gone")
         store.amend("node", 3, ALL_BYTES)
-        store.beat("node", 7)
+        store.heartbeat("node", 7)
         for prev, entry in chain(3):
             assert store.append(prev, entry, entry.id.encode())
         return store
@@ -42,7 +42,7 @@ class RestartConformance(LinearizabilityConformance):
         assert [store.read(index) for index in (1, 2, 3, 4)] == [b"entry 1", b"entry 2", b"entry 3", None]
         assert store.enter("another", b"") == 3
         assert store.append(Link(3, "entry 3"), Link(4, "entry 4"), b"4")
-        assert store.beat("node", 8, "another").head == 4
+        assert store.heartbeat("node", 8, "another").head == 4
         store.close()
 
     def test_an_empty_store_is_a_new_one(self, begun: RendezvousBackend, keeper: Keeper) -> None:
@@ -50,7 +50,7 @@ class RestartConformance(LinearizabilityConformance):
         store = begun.connect()
         assert (store.roster(), store.read(1), store.read(3)) == ([], None, None)
         assert store.wait(Cursor(3, 1), roster=True, timeout=10 * PATIENCE).head == 0, "the head has changed"
-        reply = store.beat("node", 8, "node")
+        reply = store.heartbeat("node", 8, "node")
         assert (reply.head, reply.revision, reply.watched) == (0, None, None)
         store.amend("node", 4, b"4")
         assert store.roster() == [], "an amendment makes no row"
@@ -69,7 +69,7 @@ class RestartConformance(LinearizabilityConformance):
         begun.enter("late", b"")
         keeper.restart(Data.COPY)
         store, other = begun.connect(), begun.connect()
-        assert store.beat("node", 8).head == 3
+        assert store.heartbeat("node", 8).head == 3
         assert [(row.node_id, row.revision) for row in store.roster()] == [("node", 3)]
         assert store.wait(Cursor(6), roster=False, timeout=10 * PATIENCE).head == 3, "the head has changed"
         assert not store.append(*links[5], b"a gap"), "what it was built on is gone"

@@ -1,4 +1,4 @@
-"""The roster's part of the contract: rows, amendments, beats."""
+"""The roster's part of the contract: rows, amendments, heartbeats."""
 
 # ruff: noqa: D102  (a test's name says what it checks)
 
@@ -11,17 +11,17 @@ from functools import partial
 import pytest
 
 from elastic_core.errors import RendezvousStateError
-from elastic_core.rendezvous.backend import BeatReply, Cursor, RendezvousBackend, RosterRow
+from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, RendezvousBackend, RosterRow
 from elastic_core.testing.connections import ALL_BYTES, Connect, Connections, chain
 from elastic_core.testing.racing import PATIENCE, RACERS, background, outcome, race
 
 
 class RosterConformance(Connections):
-    """Rows come, are amended by their owners, beat, and go."""
+    """Rows come, are amended by their owners, heartbeat, and go."""
 
     def test_a_row_is_seen_by_every_connection(self, store: RendezvousBackend, connect: Connect) -> None:
         store.enter("node", ALL_BYTES)
-        expected = [RosterRow(node_id="node", serial=1, revision=0, value=ALL_BYTES, beat=0)]
+        expected = [RosterRow(node_id="node", serial=1, revision=0, value=ALL_BYTES, heartbeat=0)]
         assert store.roster() == expected
         assert connect().roster() == expected
 
@@ -56,7 +56,11 @@ class RosterConformance(Connections):
         store.remove("node")
         other = store.enter("other", b"other")
         assert store.enter("node", b"new") != other
-        assert {row.node_id: (row.revision, row.value, row.beat) for row in store.roster()}["node"] == (0, b"new", 0)
+        assert {row.node_id: (row.revision, row.value, row.heartbeat) for row in store.roster()}["node"] == (
+            0,
+            b"new",
+            0,
+        )
 
     def test_rows_entered_by_threads_have_serials_of_their_own(self, connect: Connect) -> None:
         names = [f"node-{racer}" for racer in range(RACERS)]
@@ -108,7 +112,7 @@ class RosterConformance(Connections):
                 store.enter(node_id, b"0")
                 for revision in range(1, 6):
                     store.amend(node_id, revision, b"%d" % revision)
-                    store.beat(node_id, revision)
+                    store.heartbeat(node_id, revision)
                 store.remove(node_id)
 
         def read(store: RendezvousBackend) -> None:
@@ -177,59 +181,59 @@ class RosterConformance(Connections):
         assert [(row.node_id, row.revision, row.value) for row in store.roster()] == [("node", 0, b"small")]
 
 
-class BeatConformance(Connections):
-    """A beat touches nothing but the beat, and brings back what a node must know."""
+class HeartbeatConformance(Connections):
+    """A heartbeat touches nothing but the heartbeat, and brings back what a node must know."""
 
-    def test_others_see_a_beat(self, store: RendezvousBackend, connect: Connect) -> None:
+    def test_others_see_a_heartbeat(self, store: RendezvousBackend, connect: Connect) -> None:
         store.enter("node", b"value")
         other = connect()
         for count in (1, 2, 7):
-            store.beat("node", count)
-            assert [row.beat for row in other.roster()] == [count]
+            store.heartbeat("node", count)
+            assert [row.heartbeat for row in other.roster()] == [count]
 
-    def test_a_beat_leaves_value_and_revision_alone(self, store: RendezvousBackend, connect: Connect) -> None:
+    def test_a_heartbeat_leaves_value_and_revision_alone(self, store: RendezvousBackend, connect: Connect) -> None:
         store.enter("node", b"0")
         connect().amend("node", 3, b"3")
-        store.beat("node", 9)
+        store.heartbeat("node", 9)
         connect().amend("node", 4, b"4")
-        assert store.roster() == [RosterRow(node_id="node", serial=1, revision=4, value=b"4", beat=9)]
+        assert store.roster() == [RosterRow(node_id="node", serial=1, revision=4, value=b"4", heartbeat=9)]
 
-    def test_the_reply_tells_head_revision_and_the_watched_beat(
+    def test_the_reply_tells_head_revision_and_the_watched_heartbeat(
         self, store: RendezvousBackend, connect: Connect
     ) -> None:
-        chair = connect()
-        chair.enter("chair", b"")
+        leader = connect()
+        leader.enter("leader", b"")
         store.enter("node", b"")
-        assert store.beat("node", 1, "chair") == BeatReply(head=0, revision=0, watched=0)
+        assert store.heartbeat("node", 1, "leader") == HeartbeatReply(head=0, revision=0, watched=0)
         for prev, entry in chain(3):
-            assert chair.append(prev, entry, b"entry")
-        chair.beat("chair", 12)
+            assert leader.append(prev, entry, b"entry")
+        leader.heartbeat("leader", 12)
         store.amend("node", 4, b"4")
-        assert store.beat("node", 2, "chair") == BeatReply(head=3, revision=4, watched=12)
-        assert connect().beat("node", 3, "chair") == BeatReply(head=3, revision=4, watched=12)
+        assert store.heartbeat("node", 2, "leader") == HeartbeatReply(head=3, revision=4, watched=12)
+        assert connect().heartbeat("node", 3, "leader") == HeartbeatReply(head=3, revision=4, watched=12)
 
     @pytest.mark.parametrize("watch", [None, "unheard of", "gone"])
     def test_nobody_watched_is_reported_as_none(self, store: RendezvousBackend, watch: str | None) -> None:
         store.enter("node", b"")
         store.enter("gone", b"")
-        store.beat("gone", 1)
+        store.heartbeat("gone", 1)
         store.remove("gone")
-        assert store.beat("node", 1, watch) == BeatReply(head=0, revision=0, watched=None)
+        assert store.heartbeat("node", 1, watch) == HeartbeatReply(head=0, revision=0, watched=None)
 
-    def test_a_beat_does_not_bring_a_removed_row_back(self, store: RendezvousBackend, connect: Connect) -> None:
+    def test_a_heartbeat_does_not_bring_a_removed_row_back(self, store: RendezvousBackend, connect: Connect) -> None:
         store.enter("node", b"")
-        store.beat("node", 1)
+        store.heartbeat("node", 1)
         connect().remove("node")
-        assert store.beat("node", 2).revision is None
-        assert store.beat("unheard of", 1).revision is None
+        assert store.heartbeat("node", 2).revision is None
+        assert store.heartbeat("unheard of", 1).revision is None
         assert store.roster() == []
-        assert connect().beat("other", 1, "node").watched is None
+        assert connect().heartbeat("other", 1, "node").watched is None
 
-    def test_a_beat_does_not_move_the_roster_version(self, store: RendezvousBackend, connect: Connect) -> None:
+    def test_a_heartbeat_does_not_move_the_roster_version(self, store: RendezvousBackend, connect: Connect) -> None:
         store.enter("node", b"")
         before = connect().wait(Cursor(), roster=True, timeout=0)
         for count in (1, 2, 3):
-            store.beat("node", count, "node")
+            store.heartbeat("node", count, "node")
         waiter = connect()
         assert waiter.wait(before, roster=True, timeout=0) == before
         assert store.wait(before, roster=True, timeout=0) == before

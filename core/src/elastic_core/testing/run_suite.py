@@ -33,7 +33,7 @@ It says whether the store took them: some take no value of 100 MiB from anybody.
 
 PlantRow: TypeAlias = Callable[[str, str, bytes], bool]
 """Puts bytes where the record of a job's roster row is: the job's id, that of a node which has entered, all that is
-stored there (but for the beat, where that is kept elsewhere). It says whether the store took them.
+stored there (but for the heartbeat, where that is kept elsewhere). It says whether the store took them.
 """
 
 _ids = count(1)
@@ -82,14 +82,14 @@ class RunConformance(Connections):
         closed = [entry.body for entry in news(store, first) if isinstance(entry.body, Closed)]
         assert [verdict.success for verdict in closed] == [False]
 
-    def test_a_run_whose_nodes_beat_refuses_another_run_and_names_them(
+    def test_a_run_whose_nodes_heartbeat_refuses_another_run_and_names_them(
         self, store: RendezvousBackend, connect: Connect
     ) -> None:
         ledger = joined(store, "a", uid="scheduler-1")
-        node, beats = connect(), count(1)
+        node, heartbeats = connect(), count(1)
         row = NodeRow(info=applicant("a").info, run=ledger.head.run)
         node.amend("a", 1, encode_row(row))
-        clock, ticks = replace(CLOCK, sleep=lambda seconds: (node.beat("a", next(beats)), None)[1]), count()
+        clock, ticks = replace(CLOCK, sleep=lambda seconds: (node.heartbeat("a", next(heartbeats)), None)[1]), count()
         clock = replace(clock, now=lambda: float(next(ticks)))
         with pytest.raises(RendezvousRefusedError, match="is alive under this job id on host-a"):
             join(connect(), applicant("b", uid="scheduler-2"), clock)
@@ -97,10 +97,12 @@ class RunConformance(Connections):
 
     def test_other_settings_are_refused_and_leave_no_row(self, store: RendezvousBackend, connect: Connect) -> None:
         ledger = joined(store, "a")
-        node, beats, ticks = connect(), count(1), count()
+        node, heartbeats, ticks = connect(), count(1), count()
         node.amend("a", 1, encode_row(NodeRow(info=applicant("a").info, run=ledger.head.run)))
         clock = replace(
-            CLOCK, sleep=lambda seconds: (node.beat("a", next(beats)), None)[1], now=lambda: float(next(ticks))
+            CLOCK,
+            sleep=lambda seconds: (node.heartbeat("a", next(heartbeats)), None)[1],
+            now=lambda: float(next(ticks)),
         )
         with pytest.raises(RendezvousRefusedError, match="max_nodes: 3 here, 2 there"):
             join(connect(), applicant("b", max_nodes=3), clock)
@@ -217,7 +219,7 @@ class PlantConformance(Connections):
             return
         look()
         look(["a", "evil", "c"])
-        assert connect().beat("a", 1, "evil").revision == 0, "who watches it beats on"
+        assert connect().heartbeat("a", 1, "evil").revision == 0, "who watches it heartbeats on"
         before = reader.wait(Cursor(), roster=True, timeout=0)
         connect().amend("a", 1, encode_row(NodeRow(info=applicant("a").info)))
         assert reader.wait(before, roster=True, timeout=0).roster != before.roster
@@ -232,7 +234,7 @@ def applicant(name: str, *, max_nodes: int = 2, uid: str | None = None) -> Appli
         node_id=name,
         host=f"host-{name}",
         host_id=f"host-{name}",
-        seat=0,
+        slot=0,
         local_world_size=1,
         role="default",
         versions=versions,
@@ -251,7 +253,7 @@ def joined(store: RendezvousBackend, name: str, *, uid: str | None = None) -> Le
 
 def write(store: RendezvousBackend, ledger: Ledger, body: Body) -> Ledger:
     """The ledger with one entry more, which is in the store."""
-    entry = compose(ledger, body, entry_id=CLOCK.new_id(), author=ledger.chair, now=0.0)
+    entry = compose(ledger, body, entry_id=CLOCK.new_id(), author=ledger.leader, now=0.0)
     assert store.append(ledger.head.link, entry.link, encode_entry(entry))
     return advance(ledger, entry, 0.0)
 

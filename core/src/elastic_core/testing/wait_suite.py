@@ -65,10 +65,10 @@ class WaitConformance(Connections):
             stores.reverse()
 
     def test_a_roster_change_wakes_a_waiter_that_asks_for_them(self, connect: Connect) -> None:
-        node, chair = connect(), connect()
-        cursor = chair.wait(Cursor(), roster=True, timeout=0)
+        node, leader = connect(), connect()
+        cursor = leader.wait(Cursor(), roster=True, timeout=0)
         for name, change in roster_changes(node).items():
-            waiting = long_wait(chair, cursor, roster=True)
+            waiting = long_wait(leader, cursor, roster=True)
             change()
             cursor = woken(waiting, name)
 
@@ -101,7 +101,7 @@ class WaitConformance(Connections):
         race(partial(play, connect(), remainder) for remainder in (0, 1))
 
     def test_no_roster_change_is_missed_that_comes_while_a_waiter_looks(self, connect: Connect) -> None:
-        """A node and a chair take turns as fast as they can."""
+        """A node and a leader take turns as fast as they can."""
         links = chain(30)
 
         def node(store: RendezvousBackend) -> None:
@@ -111,14 +111,14 @@ class WaitConformance(Connections):
                 woken(long_wait(store, Cursor(prev.index), roster=False, settled=False), "append()")
                 assert store.read(entry.index) is not None
 
-        def chair(store: RendezvousBackend, cursor: Cursor) -> None:
+        def leader(store: RendezvousBackend, cursor: Cursor) -> None:
             for prev, entry in links:
                 cursor = Cursor(prev.index, cursor.roster)
                 cursor = woken(long_wait(store, cursor, roster=True, settled=False), "a change of the roster")
                 assert store.append(prev, entry, b"entry")
 
-        chairs = connect()
-        race([partial(node, connect()), partial(chair, chairs, chairs.wait(Cursor(), roster=True, timeout=0))])
+        leaders = connect()
+        race([partial(node, connect()), partial(leader, leaders, leaders.wait(Cursor(), roster=True, timeout=0))])
 
     def test_a_waiter_that_ignores_the_roster_still_hears_of_appends(
         self, store: RendezvousBackend, connect: Connect

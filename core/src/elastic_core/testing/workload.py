@@ -62,7 +62,7 @@ class Worker:
         """An append of unknown outcome, and what it was built on."""
         self._lives = 0
         self._entered = False
-        self._revision = self._beats = 0
+        self._revision = self._heartbeats = 0
         self._others: list[str] = []
 
     def run(self, over: Callable[[], bool], progress: Callable[[int], None]) -> list[Call]:
@@ -72,7 +72,7 @@ class Worker:
             self._read,
             self._wait,
             self._write_row,
-            self._beat,
+            self._heartbeat,
             self._list,
         ]
         while not over():
@@ -165,11 +165,11 @@ class Worker:
         elif self.call("remove", node, make=lambda: self._store.remove(node))[0]:
             self._lives, self._entered, self._revision = self._lives + 1, False, 0
 
-    def _beat(self) -> None:
-        self._beats += 1
-        node, count = self._node, self._beats
+    def _heartbeat(self) -> None:
+        self._heartbeats += 1
+        node, count = self._node, self._heartbeats
         watched = self._random.choice([None, *self._others])
-        self.call("beat", node, count, watched, make=lambda: self._store.beat(node, count, watched))
+        self.call("heartbeat", node, count, watched, make=lambda: self._store.heartbeat(node, count, watched))
 
     def _list(self) -> None:
         few = self._random.sample(self._others, min(len(self._others), 2))

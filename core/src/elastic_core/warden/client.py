@@ -97,9 +97,9 @@ class Warden:
         """Count what has been started below this process besides, up to now, among what is none of the warden's."""
         self._others |= {process for process in descendants(os.getpid(), without={self.pid}) if process[0] != self.pid}
 
-    def hold(self, seat: int) -> None:
-        """Have it keep the node's seat open until its last descendant is gone, and every worker inherit a copy."""
-        self._send({"do": "hold", "descriptors": ["seat"]}, [seat])
+    def hold(self, slot: int) -> None:
+        """Have it keep the node's slot open until its last descendant is gone, and every worker inherit a copy."""
+        self._send({"do": "hold", "descriptors": ["slot"]}, [slot])
 
     def spawn(
         self,
@@ -117,9 +117,9 @@ class Warden:
     ) -> None:
         """Start a worker: Spawned or SpawnFailed will come, with ``tag``. While a stop is under way it fails.
 
-        With ``warm`` the template forks it, as soon as there is one (:meth:`preload`) that has imported everything, and
-        if its command is the template's but for the program's arguments. Else StartedFresh comes before Spawned, with
-        the reason, and ``argv`` is run as a fresh process.
+        With ``warm`` the fork server forks it, as soon as there is one (:meth:`preload`) that has imported everything,
+        and if its command is the fork server's but for the program's arguments. Else StartedFresh comes before
+        Spawned, with the reason, and ``argv`` is run as a fresh process.
 
         Args:
             tag: The caller's name for it.
@@ -131,7 +131,7 @@ class Warden:
             stderr: As stdin.
             control: One more descriptor for it to inherit, whose number it finds in ``ELASTIC_CONTROL_FD``.
             cpus: The CPUs that it may run on; None for the agent's.
-            warm: Whether to have it forked by the template.
+            warm: Whether to have it forked by the fork server.
         """
         streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "control": control}
         given = {name: fd for name, fd in streams.items() if fd is not None}
@@ -150,8 +150,8 @@ class Warden:
         env: Mapping[str, str],
         whole: bool = True,
     ) -> None:
-        """Start the template, once: TemplateReady or TemplateFailed will come, and TemplateDied whenever it has to be
-        made again; TemplateGrown or TemplateStayed, if there is something to import later.
+        """Start the fork server, once: ForkServerReady or ForkServerFailed will come, and ForkServerDied whenever it
+        has to be made again; ForkServerGrown or ForkServerStayed, if there is something to import later.
 
         It imports in the agent's directory, from where ``python`` finds modules by itself: not from the script's.
 
@@ -168,17 +168,17 @@ class Warden:
         self._send({"do": "preload", **imports, "python": list(python), "program": list(program), "env": dict(env)})
 
     def preload_rest(self, modules: Sequence[str]) -> None:
-        """Say once what a template imports that was started with less; ``modules`` names that, too."""
+        """Say once what a fork server imports that was started with less; ``modules`` names that, too."""
         self._send({"do": "preload_rest", "modules": list(modules)})
 
     def serve(
         self, tag: int, entry: str, arguments: Mapping[str, Any], *, descriptors: Mapping[str, int] | None = None
     ) -> None:
-        """Have the template fork a process that is no round's, and call a function there; if it may not fork, the
+        """Have the fork server fork a process that is no round's, and call a function there; if it may not fork, the
         process is an interpreter of its own (``forkserver/service.py``). ServiceStarted or ServiceFailed will come, and
         ServiceEnded when it has returned, exited or been killed.
 
-        A stop does not touch it. It has the template's environment and streams, and leads a session of its own.
+        A stop does not touch it. It has the fork server's environment and streams, and leads a session of its own.
 
         Args:
             tag: The caller's name for it, among services.

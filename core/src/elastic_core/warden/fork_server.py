@@ -1,11 +1,11 @@
-"""The template as the warden sees it: started, restarted, asked to fork, and not waited for too long.
+"""The fork server as the warden sees it: started, restarted, asked to fork, and not waited for too long.
 
-The template is ``python -u train.py`` like any worker, with a ``sitecustomize`` of ours in front: while ``site`` is
+The fork server is ``python -u train.py`` like any worker, with a ``sitecustomize`` of ours in front: while ``site`` is
 being imported it imports what is to be preloaded, and from then on it forks. A fork goes on from there as a fresh
 interpreter does (``elastic_core.forkserver``).
 
 What most programs import only later, and would import again in each life of each worker, need not hold up the first
-start. Once the template has nothing to do, it forks a successor that imports that too, and gives way to it.
+start. Once the fork server has nothing to do, it forks a successor that imports that too, and gives way to it.
 
 Imported by the warden process, so by few and cheap means. Nothing in here blocks.
 """
@@ -24,10 +24,10 @@ from elastic_core.warden.channel import Channel, Message, close_all
 from elastic_core.warden.linux import signal_group
 from elastic_core.warden.spawn import STANDARD_STREAMS, Child, Kind, start
 
-STAGE = "ELASTIC_TEMPLATE"
+STAGE = "ELASTIC_FORK_SERVER"
 """Tells our ``sitecustomize`` what it is there for."""
-ROOM = "ELASTIC_TEMPLATE_ROOM"
-"""Holds the place where a worker shows the variables that it has and the template has not (``title.py``)."""
+ROOM = "ELASTIC_FORK_SERVER_ROOM"
+"""Holds the place where a worker shows the variables that it has and the fork server has not (``title.py``)."""
 ROOM_SIZE = 4096
 """Bytes; those variables have about a thousand."""
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -36,10 +36,11 @@ STARTUP = os.path.join(_PACKAGE, "forkserver", "startup")
 PROBE = f"""
 import os, sys
 if os.environ["{STAGE}"] != "hooked":
-    sys.exit("elastic: this interpreter takes no sitecustomize from PYTHONPATH, so it cannot be a template")
+    sys.exit("elastic: this interpreter takes no sitecustomize from PYTHONPATH, so it cannot be a fork server")
 os.execvp(sys.argv[1], sys.argv[1:])
 """
-"""Runs first, and becomes the template. An interpreter without the hook would simply run the user's program there."""
+"""Runs first, and becomes the fork server. An interpreter without the hook would simply run the user's program
+there."""
 SERVICE = f"""
 import sys
 sys.path[:1] = []
@@ -49,30 +50,30 @@ main()
 """
 """What a service runs that starts fresh: the current directory is not searched, and our package is searched last."""
 IMPORT_WITHIN = 60.0
-"""Seconds that a template may import, from its start, before nobody waits for it any more."""
+"""Seconds that a fork server may import, from its start, before nobody waits for it any more."""
 ANSWER_WITHIN = 10.0
-"""Seconds that a worker waits for a template to fork it. It takes milliseconds."""
+"""Seconds that a worker waits for a fork server to fork it. It takes milliseconds."""
 ANSWER_A_STOP_WITHIN = 1.0
 """The same, once everything is being stopped."""
 GROWS_AFTER = (2.0, 10.0, 30.0, 120.0, 600.0)
-"""Seconds after the newest worker was forked when the template is asked for a successor: at first for one that imports
-what was named, once; and then for one that also imports what workers have imported by then."""
+"""Seconds after the newest worker was forked when the fork server is asked for a successor: at first for one that
+imports what was named, once; and then for one that also imports what workers have imported by then."""
 SUCCEEDS_WITHIN = 600.0
-"""Seconds that a successor may import; the template serves meanwhile."""
+"""Seconds that a successor may import; the fork server serves meanwhile."""
 NOTHING_NEW = "nothing is left to be imported"
-"""A template's answer where a successor would be what it is."""
+"""A fork server's answer where a successor would be what it is."""
 Tell = Callable[..., None]
 
 
 class Nursery:
-    """The template, and the children that wait for it.
+    """The fork server, and the children that wait for it.
 
     Args:
         tell: Tells the agent of an event.
         clock: Seconds, monotonic.
 
     Attributes:
-        template: The process; None when there is none and will be none.
+        fork server: The process; None when there is none and will be none.
         refusal: Why nothing starts warm; '' when something may.
         waiting: Children that wait until it has imported everything.
     """
@@ -88,33 +89,35 @@ class Nursery:
         self._forked_at, self._grown = math.inf, 0
         self._successor: Child | None = None
         self._successors_channel: Channel | None = None
-        self.template: Child | None = None
-        self.refusal = "there is no template"
+        self.fork_server: Child | None = None
+        self.refusal = "there is no fork server"
         self.waiting: list[Child] = []
 
     @property
     def channels(self) -> list[Channel]:
-        """The sockets to the template and to its successor, to be polled."""
+        """The sockets to the fork server and to its successor, to be polled."""
         return [channel for channel in (self._channel, self._hearable()) if channel is not None]
 
     def _hearable(self) -> Channel | None:
-        """The successor's, unless something is still to be sent to the template: what was asked of it is not lost."""
+        """The successor's, unless something is still to be sent to the fork server: what was asked of it is not
+        lost."""
         return None if self._channel is not None and self._channel.pending else self._successors_channel
 
     def begin(self, settings: Message) -> Child | None:
-        """Start the template for the first time: its process, or None if there can be none."""
+        """Start the fork server for the first time: its process, or None if there can be none."""
         self._settings = settings
         self.refusal = ""
         return self._start()
 
     def complete(self, modules: list[str]) -> None:
-        """Tell the template everything that it is to import, and the next ones too, where ``begin`` did not say all."""
+        """Tell the fork server everything that it is to import, and the next ones too, where ``begin`` did not say
+        all."""
         self._settings.update(modules=modules, whole=True)
         if self._channel is not None:
             self._channel.send({"modules": modules})
 
     def listen(self) -> None:
-        """Take in what the template says."""
+        """Take in what the fork server says."""
         if self._channel is None:
             return
         self._channel.flush()
@@ -122,15 +125,15 @@ class Nursery:
             match message:
                 case {"event": "ready", "seconds": seconds, "modules": modules}:
                     self._ready, self._early_deaths = True, 0
-                    assert self.template is not None
-                    self._tell("template_ready", pid=self.template.pid, seconds=seconds, modules=modules)
+                    assert self.fork_server is not None
+                    self._tell("fork_server_ready", pid=self.fork_server.pid, seconds=seconds, modules=modules)
                 case {"event": "failed", "reason": reason}:
                     self._give_up(reason)
         if self._channel.closed:
             self._hang_up()  # its death will be noticed
 
     def listen_to_successor(self) -> None:
-        """Take in what the successor says; once it is ready, it is the template."""
+        """Take in what the successor says; once it is ready, it is the fork server."""
         channel, successor = self._hearable(), self._successor
         if channel is None or successor is None:
             return
@@ -138,13 +141,13 @@ class Nursery:
             match message:
                 case {"event": "ready", "seconds": seconds, "modules": modules}:
                     if not self._ready:  # it has taken the place of a dead one, and still imports
-                        self.kill(self.template)
+                        self.kill(self.fork_server)
                     self._hang_up()  # a living one ends then, when it has done what it was asked for
-                    self.template, self._channel, self._ready = successor, channel, True
+                    self.fork_server, self._channel, self._ready = successor, channel, True
                     self.refusal, self._early_deaths = "", 0
                     self._successor = self._successors_channel = None
                     more = {"learned": message["learned"], "refused": message["refused"]}
-                    self._tell("template_grown", pid=successor.pid, seconds=seconds, modules=modules, **more)
+                    self._tell("fork_server_grown", pid=successor.pid, seconds=seconds, modules=modules, **more)
                     return
                 case {"event": "failed", "reason": reason}:
                     self._give_up_successor(reason)
@@ -159,11 +162,11 @@ class Nursery:
 
     @property
     def ready(self) -> bool:
-        """Whether the template forks at once."""
+        """Whether the fork server forks at once."""
         return self._ready and self._channel is not None
 
     def ask(self, child: Child) -> None:
-        """Have a child forked: now, or when the template is ready.
+        """Have a child forked: now, or when the fork server is ready.
 
         Raises:
             OSError: No descriptor is left.
@@ -172,7 +175,7 @@ class Nursery:
         if not self.ready or self._channel is None:
             self.waiting.append(child)
             return
-        child.forked, child.asked = True, self.template
+        child.forked, child.asked = True, self.fork_server
         if child.kind is Kind.WORKER:
             self._forked_at, self._grown = self._clock(), min(self._grown, 1)
         given = {name: number for number, name in enumerate(STANDARD_STREAMS)} if child.kind is Kind.WORKER else {}
@@ -205,7 +208,7 @@ class Nursery:
         return min(waits_until, self._succeeds_at())
 
     def _succeeds_at(self) -> float:
-        """When the template is asked for a successor, or when the one that imports has taken too long."""
+        """When the fork server is asked for a successor, or when the one that imports has taken too long."""
         if self._successor is not None:
             return self._successor.since + SUCCEEDS_WITHIN
         wanted = self.ready and self._settings.get("later") and self._grown < len(GROWS_AFTER)
@@ -224,7 +227,7 @@ class Nursery:
         self._grown += 1
         try:
             ours, theirs = socket.socketpair()
-            child = Child(Kind.TEMPLATE, request, [theirs.detach()])
+            child = Child(Kind.FORK_SERVER, request, [theirs.detach()])
             self._successor, self._successors_channel = child, Channel(ours)
             self.ask(child)
         except OSError as exc:
@@ -233,7 +236,7 @@ class Nursery:
         return child
 
     def late(self) -> bool:
-        """Whether the template still imports, and has done so for so long that nobody waits for it."""
+        """Whether the fork server still imports, and has done so for so long that nobody waits for it."""
         return not self.ready and self._clock() >= self._began + IMPORT_WITHIN
 
     def dismiss(self) -> list[Child]:
@@ -243,14 +246,14 @@ class Nursery:
         return dismissed
 
     def not_started(self, child: Child, reason: str) -> None:
-        """The template's program could not be run at all, or the successor could not be forked."""
+        """The fork server's program could not be run at all, or the successor could not be forked."""
         if child is self._successor:
             self._give_up_successor(reason)
-        elif child is self.template:
+        elif child is self.fork_server:
             self._give_up(reason)
 
     def died(self, child: Child, returncode: int, *, closing: bool) -> Child | None:
-        """A template is dead; the next one, if there is to be one. Its children live on.
+        """A fork server is dead; the next one, if there is to be one. Its children live on.
 
         One that dies while it imports is given a second chance, and no third.
         """
@@ -258,11 +261,11 @@ class Nursery:
             self.listen_to_successor()  # its last words
         if child is self._successor:
             self._give_up_successor(f"the process that imported it {describe_exit(returncode)}")
-        if child is not self.template:
+        if child is not self.fork_server:
             return None
         self.listen()  # its last words
         self._hang_up()
-        self.template = None
+        self.fork_server = None
         if closing or self.refusal:
             return None
         was_ready, self._ready = self._ready, False
@@ -271,13 +274,13 @@ class Nursery:
             imported = ", ".join(self._settings["modules"])
             self._give_up(f"it died twice while it imported {imported} (it {describe_exit(returncode)})")
             return None
-        self._tell("template_died", returncode=returncode)
+        self._tell("fork_server_died", returncode=returncode)
         return self._start()
 
-    def kill(self, template: Child | None) -> None:
+    def kill(self, fork_server: Child | None) -> None:
         """End one that does not answer, with whatever it is about to fork: they are one process group still."""
-        if template is not None and template.pid is not None:
-            signal_group(template.pid, signal.SIGKILL)
+        if fork_server is not None and fork_server.pid is not None:
+            signal_group(fork_server.pid, signal.SIGKILL)
 
     def _hang_up(self) -> None:
         if self._channel is not None:
@@ -287,7 +290,7 @@ class Nursery:
     def _give_up_successor(self, reason: str) -> None:
         if reason != NOTHING_NEW:
             self._settings["later"] = []  # the next one would come to the same end
-            self._tell("template_stayed", reason=reason)
+            self._tell("fork_server_stayed", reason=reason)
         if self._successor is not None:
             close_all(self._successor.descriptors)
         if self._successors_channel is not None:
@@ -295,9 +298,9 @@ class Nursery:
         self._successor = self._successors_channel = None
 
     def _give_up(self, reason: str) -> None:
-        self.refusal = "the template could not be made"
+        self.refusal = "the fork server could not be made"
         self._ready = False
-        self._tell("template_failed", reason=reason)
+        self._tell("fork_server_failed", reason=reason)
 
     def _start(self) -> Child | None:
         environment = dict(self._settings["env"])
@@ -312,12 +315,12 @@ class Nursery:
             descriptors = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), theirs.detach()]
             channel = Channel(ours)
             channel.send({name: self._settings[name] for name in ("modules", "whole", "env")})
-            child = Child(Kind.TEMPLATE, {**request, "descriptors": ["stdin", "control"]}, descriptors)
+            child = Child(Kind.FORK_SERVER, {**request, "descriptors": ["stdin", "control"]}, descriptors)
             start(child)
         except OSError as exc:
             close_all(descriptors)
             self._give_up(str(exc))
             return None
-        self.template, self._channel, self._began = child, channel, self._clock()
+        self.fork_server, self._channel, self._began = child, channel, self._clock()
         self._forked_at, self._grown = self._clock(), 0
         return child

@@ -13,6 +13,12 @@ __all__ = [
     "Died",
     "Exited",
     "Fenced",
+    "ForkServerDied",
+    "ForkServerEvent",
+    "ForkServerFailed",
+    "ForkServerGrown",
+    "ForkServerReady",
+    "ForkServerStayed",
     "Gone",
     "ServiceEnded",
     "ServiceFailed",
@@ -22,12 +28,6 @@ __all__ = [
     "Spawned",
     "StartedFresh",
     "Stuck",
-    "TemplateDied",
-    "TemplateEvent",
-    "TemplateFailed",
-    "TemplateGrown",
-    "TemplateReady",
-    "TemplateStayed",
     "WardenEvent",
     "death",
     "event",
@@ -41,14 +41,14 @@ class Spawned:
     tag: int
     pid: int
     warm: bool = False
-    """Whether the template forked it."""
+    """Whether the fork server forked it."""
     unlearned: int = 0
     """How many modules a worker before it has imported that the fork server has neither imported nor tried to."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartedFresh:
-    """A worker that was to be forked by the template is started as a fresh process, and why: a line."""
+    """A worker that was to be forked by the fork server is started as a fresh process, and why: a line."""
 
     tag: int
     why: str
@@ -111,8 +111,8 @@ class Fenced:
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateReady:
-    """The template has imported its modules, and workers may start warm from now on."""
+class ForkServerReady:
+    """The fork server has imported its modules, and workers may start warm from now on."""
 
     pid: int
     seconds: float
@@ -121,23 +121,23 @@ class TemplateReady:
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateFailed:
-    """There is no template and will be none; ``reason`` is the traceback of the import that raised, or a line."""
+class ForkServerFailed:
+    """There is no fork server and will be none; ``reason`` is the traceback of the import that raised, or a line."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateDied:
-    """The template is dead. The next one is being made; what it had forked lives on."""
+class ForkServerDied:
+    """The fork server is dead. The next one is being made; what it had forked lives on."""
 
     how: str
     """``exited with code 1``, ``was killed by SIGKILL``."""
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateGrown:
-    """A template that has imported these modules too has taken the place of the one before."""
+class ForkServerGrown:
+    """A fork server that has imported these modules too has taken the place of the one before."""
 
     pid: int
     seconds: float
@@ -150,14 +150,14 @@ class TemplateGrown:
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateStayed:
-    """Nothing comes of that; the template stays as it is."""
+class ForkServerStayed:
+    """Nothing comes of that; the fork server stays as it is."""
 
     reason: str
 
 
-TemplateEvent: TypeAlias = TemplateReady | TemplateFailed | TemplateDied | TemplateGrown | TemplateStayed
-"""What becomes of the template."""
+ForkServerEvent: TypeAlias = ForkServerReady | ForkServerFailed | ForkServerDied | ForkServerGrown | ForkServerStayed
+"""What becomes of the fork server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +192,9 @@ class Died:
 
 
 WardenEvent: TypeAlias = (
-    "Spawned | StartedFresh | SpawnFailed | Exited | Signalled | Gone | Stuck | Fenced | Died | TemplateReady "
-    "| TemplateFailed | TemplateDied | TemplateGrown | TemplateStayed | ServiceStarted | ServiceFailed | ServiceEnded"
+    "Spawned | StartedFresh | SpawnFailed | Exited | Signalled | Gone | Stuck | Fenced | Died | ForkServerReady "
+    "| ForkServerFailed | ForkServerDied | ForkServerGrown | ForkServerStayed "
+    "| ServiceStarted | ServiceFailed | ServiceEnded"
 )
 
 
@@ -212,16 +213,16 @@ def event(message: Message) -> WardenEvent:
             return Signalled(signum, tuple(pids))
         case {"event": "stuck", "pid": pid, "name": name, "wchan": wchan}:
             return Stuck(pid, name, wchan)
-        case {"event": "template_ready", "pid": pid, "seconds": seconds, "modules": modules}:
-            return TemplateReady(pid, seconds, tuple(modules))
-        case {"event": "template_grown", "pid": pid, "seconds": seconds, "modules": modules, **learned}:
-            return TemplateGrown(pid, seconds, tuple(modules), learned.get("learned", 0), learned.get("refused", {}))
-        case {"event": "template_stayed", "reason": reason}:
-            return TemplateStayed(reason)
-        case {"event": "template_failed", "reason": reason}:
-            return TemplateFailed(reason)
-        case {"event": "template_died", "returncode": returncode}:
-            return TemplateDied(describe_exit(returncode))
+        case {"event": "fork_server_ready", "pid": pid, "seconds": seconds, "modules": modules}:
+            return ForkServerReady(pid, seconds, tuple(modules))
+        case {"event": "fork_server_grown", "pid": pid, "seconds": seconds, "modules": modules, **learned}:
+            return ForkServerGrown(pid, seconds, tuple(modules), learned.get("learned", 0), learned.get("refused", {}))
+        case {"event": "fork_server_stayed", "reason": reason}:
+            return ForkServerStayed(reason)
+        case {"event": "fork_server_failed", "reason": reason}:
+            return ForkServerFailed(reason)
+        case {"event": "fork_server_died", "returncode": returncode}:
+            return ForkServerDied(describe_exit(returncode))
         case {"event": "service_started", "tag": tag, "pid": pid}:
             return ServiceStarted(tag, pid)
         case {"event": "service_failed", "tag": tag, "error": error}:

@@ -3,12 +3,12 @@
 It runs as ``python -I -S process.py SOCKET_FD``, has one thread, and imports a little of the standard library and
 two modules of ours. It is a child subreaper, so whatever a worker forks, however often and in whatever session, stays
 among its descendants: *no child left* means *no descendant left*. It outlives the agent in order to clean up:
-end-of-file on the socket is the order to kill everything and exit. It holds the node's seat until then. Each worker
-inherits a copy of the seat's descriptor, so that the seat stays taken also where the warden itself is killed and a
+end-of-file on the socket is the order to kill everything and exit. It holds the node's slot until then. Each worker
+inherits a copy of the slot's descriptor, so that the slot stays taken also where the warden itself is killed and a
 process that a worker has started lives on (rule S8).
 
-Workers start fresh (``spawning``) or are forked by the template (``nursery``). The template and what else is to outlive
-a round, *services*, are left alone by a stop; they end by name, or last of all.
+Workers start fresh (``spawning``) or are forked by the fork server (``nursery``). The fork server and what else is to
+outlive a round, *services*, are left alone by a stop; they end by name, or last of all.
 
 Nothing in here blocks: the sockets are buffered on both sides, and a child that hangs before its program runs is one
 more descriptor to poll. So the dead-man's switch works while the agent is frozen, and a frozen agent does not keep it
@@ -68,7 +68,7 @@ class Warden:
         self._fence_at = math.inf
         self._fences = 0
         self._sweep: list[str] = []
-        self._seat: int | None = None
+        self._slot: int | None = None
         self._wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing is written there
         signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
@@ -115,7 +115,7 @@ class Warden:
     def _obey(self, message: Message, descriptors: list[int]) -> None:
         match message["do"]:
             case "spawn":
-                child = Child(Kind.WORKER, message, descriptors[:], self._seat)
+                child = Child(Kind.WORKER, message, descriptors[:], self._slot)
                 descriptors.clear()  # they are the child's
                 if not message["warm"]:
                     self._start_fresh(child)
@@ -130,8 +130,8 @@ class Warden:
                 self._sweep.append(message["path"])
             case "hold":
                 if not descriptors:
-                    raise SystemExit("elastic: too many files are open for the warden to hold the node's seat")
-                self._seat = descriptors.pop()  # this process never closes it
+                    raise SystemExit("elastic: too many files are open for the warden to hold the node's slot")
+                self._slot = descriptors.pop()  # this process never closes it
             case "preload":
                 self._adopt(self._nursery.begin(message))
             case "preload_rest":
@@ -148,13 +148,13 @@ class Warden:
     # A start ---------------------------------------------------------------------------------------------------------
 
     def _start_warm(self, child: Child) -> None:
-        """Have it forked by the template, or else started fresh."""
+        """Have it forked by the fork server, or else started fresh."""
         if self._nursery.refusal:
             self._do_without(child, self._nursery.refusal)
         elif self._is_late(child):
             self._fail(child, BEING_STOPPED)
         elif self._nursery.late():
-            self._do_without(child, "the template takes too long to import")
+            self._do_without(child, "the fork server takes too long to import")
         else:
             try:
                 self._nursery.ask(child)
@@ -164,19 +164,19 @@ class Warden:
                 self._young.append(child)
 
     def _do_without(self, child: Child, why: str) -> None:
-        """No template forks this one."""
+        """No fork server forks this one."""
         if child.kind is Kind.SERVICE:
             self._serve_without(child, why)
         elif self._is_late(child):
             self._fail(child, BEING_STOPPED)
         else:
             self._tell("started_fresh", tag=child.tag, why=why)
-            fresh = Child(child.kind, child.request, child.descriptors[:], child.seat)
+            fresh = Child(child.kind, child.request, child.descriptors[:], child.slot)
             child.descriptors.clear()
             self._start_fresh(fresh)
 
     def _serve_without(self, child: Child, why: str) -> None:
-        """Start a service fresh, unless what the template had forked says that it cannot be, or it is too late."""
+        """Start a service fresh, unless what the fork server had forked says that it cannot be, or it is too late."""
         over = child.unwanted or self._channel.closed or child.pid is not None
         fresh = None if over else self._nursery.fresh_service(child)
         if fresh is None:
@@ -229,11 +229,11 @@ class Warden:
             elif child.kind is Kind.SERVICE:
                 self._tell("service_started", tag=child.tag, pid=child.pid)
         else:
-            self._not_started(child, "the template died, or what it had forked")
+            self._not_started(child, "the fork server died, or what it had forked")
 
     def _not_started(self, child: Child, why: str) -> None:
         """Its own words say why, or else ``why`` does."""
-        if child.kind is Kind.TEMPLATE:
+        if child.kind is Kind.FORK_SERVER:
             self._nursery.not_started(child, child.complaint() or why)
         elif child.forked:
             self._do_without(child, child.complaint() or why)
@@ -241,11 +241,11 @@ class Warden:
             self._fail(child, child.complaint())
 
     def _unborn(self) -> list[Child]:
-        """Those whom the template was asked for, and has not forked yet."""
+        """Those whom the fork server was asked for, and has not forked yet."""
         return [child for child in self._young if child.pid is None]
 
     def _patience(self, child: Child) -> float:
-        """Until when the template may take its time to fork this one."""
+        """Until when the fork server may take its time to fork this one."""
         if self._ending is None:
             return child.since + ANSWER_WITHIN
         return min(child.since + ANSWER_WITHIN, max(self._ending.deadline, child.since + ANSWER_A_STOP_WITHIN))
@@ -273,7 +273,7 @@ class Warden:
             if child in self._young and child.pid is None:  # killed or not, it may never die, nor let go of the pipe
                 self._young.remove(child)
                 child.give_up()
-                self._not_started(child, "the template does not answer")
+                self._not_started(child, "the fork server does not answer")
         self._reap()
         ending = self._ending
         if ending is None:
@@ -303,14 +303,14 @@ class Warden:
             self._childless = False
             if pid == 0:
                 return
-            for child in self._young[:]:  # a worker of the template's may have lived too short to be known by now
+            for child in self._young[:]:  # a worker of the fork server's may have lived too short to be known by now
                 self._hear(child)
             if pid in self._children:
                 self._bury(self._children.pop(pid), os.waitstatus_to_exitcode(status))
 
     def _bury(self, child: Child, returncode: int) -> None:
         match child.kind:
-            case Kind.TEMPLATE:
+            case Kind.FORK_SERVER:
                 self._adopt(self._nursery.died(child, returncode, closing=self._channel.closed))
             case Kind.SERVICE if child.started:
                 self._tell("service_ended", tag=child.tag, returncode=returncode)

@@ -1,6 +1,6 @@
 """How the warden starts a process: fork and exec, and the pipe on which every child says how its start went.
 
-Imported by the warden process, so by few and cheap means. A worker that starts warm is forked by the template
+Imported by the warden process, so by few and cheap means. A worker that starts warm is forked by the fork server
 (``nursery``), not here, but speaks on the same kind of pipe.
 """
 
@@ -20,8 +20,8 @@ from elastic_core.worker.channel import CONTROL_VARIABLE
 
 OUT_OF_THE_WAY = 48
 """From here on a control channel gets its number: a script's files have theirs from 3 on, a shell's near 63 and 255."""
-SEAT_DESCRIPTOR = 200
-"""From here on the node's seat gets its number: below 255, where bash keeps its script."""
+SLOT_DESCRIPTOR = 200
+"""From here on the node's slot gets its number: below 255, where bash keeps its script."""
 SERVICE_VARIABLE = "ELASTIC_SERVICE"
 """Tells a service that starts fresh what to call (``forkserver/service.py``): JSON with the entry, the arguments, and
 the descriptors' numbers by name."""
@@ -36,7 +36,7 @@ class Kind(enum.Enum):
     WORKER = enum.auto()
     SERVICE = enum.auto()
     """Started by name, ended by name; a round's stop does not touch it."""
-    TEMPLATE = enum.auto()
+    FORK_SERVER = enum.auto()
     """The service that forks the others."""
 
 
@@ -47,15 +47,16 @@ class Child:
         kind: What it is.
         request: What was asked for.
         descriptors: What it is to be given, for as long as it may be needed once more.
-        seat: The warden's own descriptor of the node's seat, of which a worker inherits a copy; None where there is
+        slot: The warden's own descriptor of the node's slot, of which a worker inherits a copy; None where there is
             none (rule S8).
-        forked: Whether it is the template that forks it. It then says ``pid N``, and in the end ``ok N UNLEARNED`` or
+        forked: Whether it is the fork server that forks it. It then says ``pid N``, and in the end ``ok N UNLEARNED``
+        or
             ``no`` and the reason. What we fork ourselves says an error's text, or nothing but the end: its program
             runs.
         pid: Its number, as soon as that is known.
         pipe: What it says, to be read; None before it was asked for, and after its end.
         since: When it was last asked for.
-        asked: The template that was asked to fork it.
+        asked: The fork server that was asked to fork it.
         started: Its program runs, or has run.
         unlearned: How many modules a worker before it has imported, and its fork server has neither imported nor
             tried to.
@@ -71,19 +72,19 @@ class Child:
         "pid",
         "pipe",
         "request",
-        "seat",
         "since",
+        "slot",
         "started",
         "tag",
         "unlearned",
         "unwanted",
     )
 
-    def __init__(self, kind: Kind, request: Message, descriptors: list[int], seat: int | None = None) -> None:
+    def __init__(self, kind: Kind, request: Message, descriptors: list[int], slot: int | None = None) -> None:
         self.kind = kind
         self.request = request
         self.descriptors = descriptors
-        self.seat = seat
+        self.slot = slot
         self.tag: int | None = request.get("tag")
         self.forked = False
         self.pid: int | None = None
@@ -105,7 +106,7 @@ class Child:
         if len(self.descriptors) < len(names):
             raise OSError("no descriptors are left for its streams: raise the limit of open files (ulimit -n)")
         given = dict(zip(names, self.descriptors, strict=True))
-        return given if self.seat is None else {**given, "seat": self.seat}
+        return given if self.slot is None else {**given, "slot": self.slot}
 
     def hear(self) -> bool:
         """Take in what it has said; whether that was all."""
@@ -122,7 +123,10 @@ class Child:
                 line, self._said = self._said.split(b"\n", 1)
                 word, number, *more = line.split()
                 # Both say the same number: whoever is to say the first may be killed just before.
-                self.pid, ok = int(number), word == b"ok"  # the template may hold the other end a little longer than it
+                self.pid, ok = (
+                    int(number),
+                    word == b"ok",
+                )  # the fork server may hold the other end a little longer than it
                 self.unlearned = int(more[0]) if more else 0
             if ok or not said:
                 os.close(self.pipe)
@@ -205,8 +209,8 @@ def _become(request: Message, given: dict[str, int], pipe: int, warden: int) -> 
         environment = request["env"]
         if "control" in given:
             environment[CONTROL_VARIABLE] = str(inheritable(given["control"]))
-        if "seat" in given:
-            inheritable(given["seat"], SEAT_DESCRIPTOR)
+        if "slot" in given:
+            inheritable(given["slot"], SLOT_DESCRIPTOR)
         if "entry" in request:  # a service
             numbers = {name: inheritable(fd) for name, fd in given.items()}
             call = {"entry": request["entry"], "arguments": request["arguments"], "descriptors": numbers}

@@ -6,7 +6,7 @@ program and the interpreter is about to follow, ``over`` that it has ended other
 has come (``notices.py``, which also reads what the agent sends: ``plan``, ``stop_at``, ``go_on``).
 ``agent/worker_channels.py`` is the agent's end. What is left with the agent (``holding.py``) goes the same way.
 
-Imported by the warden and the template too, so by few and cheap means.
+Imported by the warden and the fork server too, so by few and cheap means.
 """
 
 from __future__ import annotations

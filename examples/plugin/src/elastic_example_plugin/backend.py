@@ -27,11 +27,11 @@ from elastic_core import (
     UsageError,
     hookimpl,
 )
-from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, BeatReply, Cursor, Link, RosterRow
+from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, Cursor, HeartbeatReply, Link, RosterRow
 
 TABLES = (
     "job (name TEXT PRIMARY KEY, arrivals INTEGER DEFAULT 0, version INTEGER DEFAULT 0)",
-    "node (job TEXT, id TEXT, serial INTEGER, revision INTEGER DEFAULT 0, value BLOB, beat INTEGER DEFAULT 0,"
+    "node (job TEXT, id TEXT, serial INTEGER, revision INTEGER DEFAULT 0, value BLOB, heartbeat INTEGER DEFAULT 0,"
     " PRIMARY KEY (job, id))",
     "entry (job TEXT, number INTEGER, id TEXT, data BLOB, PRIMARY KEY (job, number))",
     "bell (job TEXT, name BLOB, PRIMARY KEY (job, name))",
@@ -111,16 +111,16 @@ class SqliteBackend(RendezvousBackend):
             if amended.rowcount:
                 self._roster_changed(database)
 
-    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
-        """Set the row's beat, and report."""
+    def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
+        """Set the row's heartbeat, and report."""
         with self._transaction() as database:
-            database.execute("UPDATE node SET beat = ? WHERE job = ? AND id = ?", (count, self._job, node_id))
+            database.execute("UPDATE node SET heartbeat = ? WHERE job = ? AND id = ?", (count, self._job, node_id))
             row = self._row(database, node_id)
             watched = None if watch is None else self._row(database, watch)
-            return BeatReply(
+            return HeartbeatReply(
                 head=self._cursor(database).head,
                 revision=None if row is None else row.revision,
-                watched=None if watched is None else watched.beat,
+                watched=None if watched is None else watched.heartbeat,
             )
 
     def remove(self, node_id: str) -> None:
@@ -133,7 +133,7 @@ class SqliteBackend(RendezvousBackend):
         """The rows, in order of serial."""
         with self._transaction() as database:
             found = database.execute(
-                "SELECT id, serial, revision, value, beat FROM node WHERE job = ? ORDER BY serial", (self._job,)
+                "SELECT id, serial, revision, value, heartbeat FROM node WHERE job = ? ORDER BY serial", (self._job,)
             )
             return [RosterRow(*row) for row in found if ids is None or row[0] in ids]
 
@@ -208,7 +208,7 @@ class SqliteBackend(RendezvousBackend):
 
     def _row(self, database: sqlite3.Connection, node_id: str) -> RosterRow | None:
         found = database.execute(
-            "SELECT id, serial, revision, value, beat FROM node WHERE job = ? AND id = ?", (self._job, node_id)
+            "SELECT id, serial, revision, value, heartbeat FROM node WHERE job = ? AND id = ?", (self._job, node_id)
         ).fetchone()
         return None if found is None else RosterRow(*found)
 

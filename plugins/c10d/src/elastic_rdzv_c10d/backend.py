@@ -25,8 +25,8 @@ from elastic_core.errors import RendezvousConnectionError, RendezvousStateError,
 from elastic_core.rendezvous.backend import (
     ORIGIN,
     TOMBSTONE,
-    BeatReply,
     Cursor,
+    HeartbeatReply,
     Link,
     RendezvousBackend,
     RosterRow,
@@ -145,7 +145,7 @@ class C10dBackend(RendezvousBackend):
                 if number(found) != serial:  # it was here before, or is entered over another connection
                     claimed = found
                     continue
-                self._client.put_all({self._keys.row(serial): record, self._keys.beat(serial): b"0"})
+                self._client.put_all({self._keys.row(serial): record, self._keys.heartbeat(serial): b"0"})
                 found = record
             else:
                 serial = number(claimed)
@@ -169,22 +169,22 @@ class C10dBackend(RendezvousBackend):
                 return
             found = self._find(node_id)
 
-    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
-        """Set the row's beat, and report; four round trips, however large the job is."""
+    def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
+        """Set the row's heartbeat, and report; four round trips, however large the job is."""
         mine = self._find(node_id)
         if mine is not None:
-            self._client.put(self._keys.beat(mine[0]), b"%d" % count)
-        return BeatReply(
+            self._client.put(self._keys.heartbeat(mine[0]), b"%d" % count)
+        return HeartbeatReply(
             revision=None if mine is None else Row.unpack(mine[1]).revision,
-            watched=None if watch is None else self._beat_of(watch),
+            watched=None if watch is None else self._heartbeat_of(watch),
             head=self._newest(),
         )
 
-    def _beat_of(self, node_id: str) -> int | None:
-        """A node's beat; None where it has no row, or no beat that can be read."""
+    def _heartbeat_of(self, node_id: str) -> int | None:
+        """A node's heartbeat; None where it has no row, or no heartbeat that can be read."""
         with contextlib.suppress(RendezvousStateError):
             if (found := self._find(node_id)) is not None:
-                return self._client.count(self._keys.beat(found[0]))
+                return self._client.count(self._keys.heartbeat(found[0]))
         return None
 
     def remove(self, node_id: str) -> None:
@@ -203,13 +203,13 @@ class C10dBackend(RendezvousBackend):
         serials = [serial for serial in range(1, arrived + 1) if serial not in self._gone]
         self._make_readable([serial for serial in serials if serial > self._listed])
         self._listed = arrived
-        values = self._client.fetch([*map(self._keys.row, serials), *map(self._keys.beat, serials)])
+        values = self._client.fetch([*map(self._keys.row, serials), *map(self._keys.heartbeat, serials)])
         found, broken = [], []
-        for serial, record, beat in zip(serials, values[: len(serials)], values[len(serials) :], strict=True):
+        for serial, record, heartbeat in zip(serials, values[: len(serials)], values[len(serials) :], strict=True):
             try:
                 row = None if record == UNWRITTEN else self._row(serial, record)
                 if row is not None and (ids is None or row.node_id in ids):
-                    found.append(RosterRow(row.node_id, serial, row.revision, row.value, number(beat or b"0")))
+                    found.append(RosterRow(row.node_id, serial, row.revision, row.value, number(heartbeat or b"0")))
             except RendezvousStateError as exc:
                 broken.append(RosterRow.unreadable(f"row/{serial}", str(exc)))
         return [*broken, *found]
@@ -232,8 +232,8 @@ class C10dBackend(RendezvousBackend):
         for node_id in ids:
             try:
                 if (place := self._find(node_id)) is not None:
-                    row, beat = Row.unpack(place[1]), self._client.count(self._keys.beat(place[0]))
-                    found.append(RosterRow(node_id, place[0], row.revision, row.value, beat))
+                    row, heartbeat = Row.unpack(place[1]), self._client.count(self._keys.heartbeat(place[0]))
+                    found.append(RosterRow(node_id, place[0], row.revision, row.value, heartbeat))
             except RendezvousStateError as exc:
                 found.append(RosterRow.unreadable(node_id, str(exc)))
         return sorted(found, key=lambda row: row.serial)
@@ -256,7 +256,7 @@ class C10dBackend(RendezvousBackend):
 
         When a thousand come at once that is so with few of them, which are found by halving.
         """
-        keys = [key for serial in serials for key in (self._keys.row(serial), self._keys.beat(serial))]
+        keys = [key for serial in serials for key in (self._keys.row(serial), self._keys.heartbeat(serial))]
         if not keys or self._client.exist(*keys):
             return
         if len(serials) > 1:

@@ -11,7 +11,7 @@ seconds in case that bell was deleted before the waiter came to wait for it::
     node/<id>       the serial of this node's newest row
     row/3           the row of serial 3: revision and node id, a line break, its value
                     ('-' once it is removed, and '' while it is not written yet)
-    beat/3          its beat
+    heartbeat/3          its heartbeat
     changes         how often anything changed: the ledger or a row in the low 32 bits, a row in the 31 bits above
     change/12       set when the twelfth change is complete; what waiters wait for; the newest KEPT_BELLS exist
 """
@@ -48,7 +48,7 @@ _HINT = "Something that is not part of this job has written to the store. It has
 
 
 class Keys:
-    """The keys of one job. (The chair names all rows' at every look.)
+    """The keys of one job. (The leader names all rows' at every look.)
 
     Attributes:
         prefix: What the names of all of them begin with.
@@ -73,9 +73,9 @@ class Keys:
         """A row."""
         return f"{self.prefix}row/{serial}"
 
-    def beat(self, serial: int) -> str:
-        """A row's beat."""
-        return f"{self.prefix}beat/{serial}"
+    def heartbeat(self, serial: int) -> str:
+        """A row's heartbeat."""
+        return f"{self.prefix}heartbeat/{serial}"
 
     def change(self, number: int) -> str:
         """The bell of one change; the count of changes is modulo 2^32, and so are the names."""
@@ -125,7 +125,7 @@ def unpack_newest(found: bytes) -> tuple[int, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A roster row, as the store holds it; its serial is in its key, and its beat has a key of its own."""
+    """A roster row, as the store holds it; its serial is in its key, and its heartbeat has a key of its own."""
 
     node_id: str
     revision: int

@@ -7,7 +7,7 @@ twice when a request is made again after its reply was lost:
 * **A serial** is how often ``arrivals`` was written. Etcd counts that itself, so nobody has to try twice.
 * **An amendment** compares bytes: a row's begin with its revision, in 19 digits. An older one never wins, and a row
   that is gone is not made again.
-* **A beat** is written, and what it brings back is read, in one round trip.
+* **A heartbeat** is written, and what it brings back is read, in one round trip.
 
 A waiter looks once, and is then told of every change by its watch, a new entry included: whoever is woken need neither
 look, nor ask for the entry, nor look again before it sleeps the next time.
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from elastic_core.config.run import Timing
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, StoreLostError
-from elastic_core.rendezvous.backend import ORIGIN, BeatReply, Cursor, Link, RendezvousBackend, RosterRow
+from elastic_core.rendezvous.backend import ORIGIN, Cursor, HeartbeatReply, Link, RendezvousBackend, RosterRow
 from elastic_rdzv_etcd.client import Client, Lost
 from elastic_rdzv_etcd.cluster import Cluster
 from elastic_rdzv_etcd.history import history_warning
@@ -81,7 +81,7 @@ class Common:
     made: dict[str, Made] = field(default_factory=dict)
     """The rows that it has entered or amended."""
     renew_at: float = field(default_factory=lambda: time.monotonic() + RENEW)
-    """When its next beat renews the job's lease."""
+    """When its next heartbeat renews the job's lease."""
 
 
 class EtcdBackend(RendezvousBackend):
@@ -190,7 +190,7 @@ class EtcdBackend(RendezvousBackend):
                 serial = int(answers[0].get("prev_kv", {}).get("version", "0")) + 1
                 made = [
                     self._put(keys.row(node_id), Row(0, serial, value).pack()),
-                    self._put(keys.beat(node_id), b"0"),
+                    self._put(keys.heartbeat(node_id), b"0"),
                     self._put(keys.roster, b""),
                     _get(keys.row(node_id), keys_only=True),
                 ]
@@ -227,8 +227,8 @@ class EtcdBackend(RendezvousBackend):
                 return
             self._common.made[node_id] = Made(row.serial, str(found[0]["create_revision"]))
 
-    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
-        """Set the row's beat, and report: one round trip.
+    def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
+        """Set the row's heartbeat, and report: one round trip.
 
         A second one, which renews the job's lease, once an hour, and after an append: whoever decides in a job that was
         left for days renews it at once, and nobody else has to.
@@ -237,41 +237,41 @@ class EtcdBackend(RendezvousBackend):
         if time.monotonic() >= self._common.renew_at:
             self._client.call(KEEP_ALIVE, {"ID": self._lease})
             self._common.renew_at = time.monotonic() + RENEW
-        common = [_get(keys.head), *([] if watch is None else [_get(keys.beat(watch))])]
+        common = [_get(keys.head), *([] if watch is None else [_get(keys.heartbeat(watch))])]
         there = _compare(keys.row(node_id), "VERSION", "GREATER", version="0")
-        mine = [self._put(keys.beat(node_id), b"%d" % count), _get(keys.row(node_id))]
+        mine = [self._put(keys.heartbeat(node_id), b"%d" % count), _get(keys.row(node_id))]
         done, answers = self._txn([there], [*common, *mine], [])
-        if not done:  # a question that is seldom needed is not sent along with every beat
+        if not done:  # a question that is seldom needed is not sent along with every heartbeat
             _, answers = self._txn([], common, [])
         head, *others = [_values(answer) for answer in answers]
-        return BeatReply(
+        return HeartbeatReply(
             head=unpack_link(head[0] if head else None).index,
             revision=Row.unpack(others[-1][0]).revision if done else None,
             watched=if_number(others[0][0]) if watch is not None and others[0] else None,
         )
 
     def remove(self, node_id: str) -> None:
-        """Delete a row, and its beat."""
+        """Delete a row, and its heartbeat."""
         keys = self._keys
         there = _compare(keys.row(node_id), "VERSION", "GREATER", version="0")
-        gone = [_delete(keys.row(node_id)), _delete(keys.beat(node_id)), self._put(keys.roster, b"")]
+        gone = [_delete(keys.row(node_id)), _delete(keys.heartbeat(node_id)), self._put(keys.roster, b"")]
         self._common.made.pop(node_id, None)
         self._txn([there], gone, [])
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
-        """The rows, with their beats as they are at one instant: one round trip, however many they are."""
+        """The rows, with their heartbeats as they are at one instant: one round trip, however many they are."""
         keys = self._keys
         if ids is not None and len(ids) <= FEW:
-            wanted = [*map(keys.row, ids), *map(keys.beat, ids)]
+            wanted = [*map(keys.row, ids), *map(keys.heartbeat, ids)]
             _, answers = self._txn([], [_get(key) for key in wanted], []) if wanted else (True, [])
         else:
-            _, answers = self._txn([], [_get(keys.rows, prefix=True), _get(keys.beats, prefix=True)], [])
+            _, answers = self._txn([], [_get(keys.rows, prefix=True), _get(keys.heartbeats, prefix=True)], [])
         values = {_key(kv): _value(kv) for answer in answers for kv in answer.get("kvs", ())}
         names = {key[len(keys.rows) :] for key in values if key.startswith(keys.rows)}
         if ids is not None:
             names &= {quoted(node_id).encode() for node_id in ids}
         found = [
-            listed(unquoted(name), partial(Row.unpack, values[keys.rows + name]), values.get(keys.beats + name))
+            listed(unquoted(name), partial(Row.unpack, values[keys.rows + name]), values.get(keys.heartbeats + name))
             for name in names
         ]
         return sorted(found, key=lambda row: row.serial)

@@ -1,6 +1,6 @@
 """Roster and ledger on etcd's API v2, which changes one key at a time, each by compare-and-swap.
 
-What one job keeps, below ``PREFIX/-<job id>/``, in a directory that lives for a week after the last beat
+What one job keeps, below ``PREFIX/-<job id>/``, in a directory that lives for a week after the last heartbeat
 (with etcd 3.5, which cannot lengthen that, for ever)::
 
     state/head      the newest entry: its index and its id
@@ -9,7 +9,7 @@ What one job keeps, below ``PREFIX/-<job id>/``, in a directory that lives for a
     ledger/7        the id of entry 7, once there is an eighth
     arrivals/…      one for each serial; etcd puts them in order
     row/<node>      a row, in base64
-    beat/<node>     its beat
+    heartbeat/<node>     its heartbeat
 
 * **An append** writes the entry's data under a name of its own, and then swaps the head from the entry that it was
   built on: that is the one step which counts (S2). Before it goes on, ``ledger/<index>`` notes who stood there.
@@ -32,7 +32,7 @@ from typing import Any
 import etcd
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
-from elastic_core.rendezvous.backend import ORIGIN, BeatReply, Cursor, Link, RendezvousBackend, RosterRow
+from elastic_core.rendezvous.backend import ORIGIN, Cursor, HeartbeatReply, Link, RendezvousBackend, RosterRow
 from elastic_rdzv_etcd.backend import LOOK_AGAIN
 from elastic_rdzv_etcd.client_v2 import ClientV2
 from elastic_rdzv_etcd.members import Members
@@ -108,7 +108,7 @@ class EtcdV2Backend(RendezvousBackend):
             arrived = self._ask(lambda client: client.write(f"{self._root}/arrivals", node_id, append=True))
             order = sorted(key for key, _ in self._list("arrivals"))
             serial = order.index(arrived.key.rpartition("/")[2]) + 1
-            self._put(f"beat/{name}", "0")
+            self._put(f"heartbeat/{name}", "0")
             if self._swap(f"row/{name}", _encoded(Row(0, serial, value).pack()), prevExist=False):
                 self._mark()
                 return serial
@@ -125,35 +125,36 @@ class EtcdV2Backend(RendezvousBackend):
                 self._mark()
                 return
 
-    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
-        """Set the row's beat, and report: four round trips. Once an hour one more, so that the job's keys stay."""
+    def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
+        """Set the row's heartbeat, and report: four round trips. Once an hour one more, so that the job's keys stay."""
         self._renew()
-        self._swap(f"beat/{_name(node_id)}", str(count), prevExist=True)
+        self._swap(f"heartbeat/{_name(node_id)}", str(count), prevExist=True)
         mine = self._peek(f"row/{_name(node_id)}")
-        watched = None if watch is None else self._peek(f"beat/{_name(watch)}")
+        watched = None if watch is None else self._peek(f"heartbeat/{_name(watch)}")
         head, _ = self._head()
-        return BeatReply(
+        return HeartbeatReply(
             head=head.index,
             revision=None if mine is None else _row(mine).revision,
             watched=None if watched is None else if_number(watched[0].encode()),
         )
 
     def remove(self, node_id: str) -> None:
-        """Delete a row, and its beat."""
-        gone = [self._delete(f"{kind}/{_name(node_id)}") for kind in ("row", "beat")]
+        """Delete a row, and its heartbeat."""
+        gone = [self._delete(f"{kind}/{_name(node_id)}") for kind in ("row", "heartbeat")]
         if any(gone):
             self._mark()
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
         """The rows: two round trips, however many they are.
 
-        Beats come first: a row that is removed between the two looks is then not listed, and has no beat that is gone.
+        Heartbeats come first: a row that is removed between the two looks is then not listed, and has no heartbeat
+        that is gone.
         """
-        beats = dict(self._list("beat"))
+        heartbeats = dict(self._list("heartbeat"))
         rows = self._list("row")
         wanted = None if ids is None else {_name(node_id) for node_id in ids}
         found = [
-            listed(_id(name), partial(_row, row), beats[name][0].encode() if name in beats else None)
+            listed(_id(name), partial(_row, row), heartbeats[name][0].encode() if name in heartbeats else None)
             for name, row in rows
             if wanted is None or name in wanted
         ]

@@ -4,7 +4,7 @@ A request that fails is made again, on the next member, until its time is up. Th
 ``backend`` may be made twice: its conditions see to it that the second one changes nothing. A request whose time is up
 is an error, and its outcome unknown.
 
-Names are not looked up here, since a beat must not wait for a resolver: see :meth:`Cluster.look_up_again`.
+Names are not looked up here, since a heartbeat must not wait for a resolver: see :meth:`Cluster.look_up_again`.
 """
 
 from __future__ import annotations

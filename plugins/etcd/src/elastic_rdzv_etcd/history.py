@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elastic_core.rendezvous.backend import StoreWarning
 
-BYTES_PER_BEAT = 200
+BYTES_PER_HEARTBEAT = 200
 """What one heartbeat adds to etcd's history, measured (``docs/performance.md``)."""
 DEFAULT_QUOTA = 2 << 30
 """Bytes after which etcd takes no more writes, unless ``--quota-backend-bytes`` says otherwise
@@ -17,7 +17,7 @@ LEAST_DAYS = 30.0
 
 def days_until_full(nodes: int, beat_interval: float, used: int) -> float:
     """Days until the heartbeats of so many nodes fill the default quota, of which ``used`` bytes are taken."""
-    return max(0, DEFAULT_QUOTA - used) / (BYTES_PER_BEAT * nodes / beat_interval) / 86_400
+    return max(0, DEFAULT_QUOTA - used) / (BYTES_PER_HEARTBEAT * nodes / beat_interval) / 86_400
 
 
 def history_warning(

@@ -26,7 +26,7 @@ LOOK_UP = 7.0
 LOOK_UP_ANY = 30.0
 """The same as long as none of them has an address, without which there is nothing to begin with."""
 LOOK_UP_AGAIN = 0.5
-"""Seconds that anybody waits for new addresses later, when a node's beats may hang on it."""
+"""Seconds that anybody waits for new addresses later, when a node's heartbeats may hang on it."""
 
 
 class Members:

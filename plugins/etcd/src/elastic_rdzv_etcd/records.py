@@ -1,14 +1,14 @@
 """The names of a job's keys, and the bytes that they hold. Nothing here talks to a store.
 
-What one job keeps, below ``PREFIX/<job id>/``, all on one lease of a week that beats renew::
+What one job keeps, below ``PREFIX/<job id>/``, all on one lease of a week that heartbeats renew::
 
-    head            the newest entry: its index and its id; what an append compares, and a beat reads
+    head            the newest entry: its index and its id; what an append compares, and a heartbeat reads
     state/newest    the same, a line break, and the entry's data; what followers watch, who so need not read it
     state/roster    rewritten with every enter, amend and remove; its revision is the roster's version
     ledger/7        entry 7: its id, a line break, its data; written once
     arrivals        rewritten for every serial that is handed out; how often that was, etcd counts
     row/<node>      a row: revision, serial, a line break, its value
-    beat/<node>     its beat
+    heartbeat/<node>     its heartbeat
 
 API v2 changes one key at a time, and so has a little more (``backend_v2``).
 """
@@ -26,7 +26,7 @@ from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, Link, RosterRow
 
 EXPIRY = 7 * 86400
-"""Seconds after the last beat at which a job's keys are gone."""
+"""Seconds after the last heartbeat at which a job's keys are gone."""
 RENEW = 3600.0
 """Seconds between two renewals of that by one agent."""
 
@@ -80,13 +80,13 @@ class Keys:
         return self._key("row", quoted(node_id))
 
     @property
-    def beats(self) -> bytes:
-        """What the keys of all beats begin with."""
-        return self._key("beat", "")
+    def heartbeats(self) -> bytes:
+        """What the keys of all heartbeats begin with."""
+        return self._key("heartbeat", "")
 
-    def beat(self, node_id: str) -> bytes:
-        """A row's beat."""
-        return self._key("beat", quoted(node_id))
+    def heartbeat(self, node_id: str) -> bytes:
+        """A row's heartbeat."""
+        return self._key("heartbeat", quoted(node_id))
 
     @property
     def lease(self) -> int:
@@ -100,7 +100,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A roster row, as the store holds it; its beat has a key of its own."""
+    """A roster row, as the store holds it; its heartbeat has a key of its own."""
 
     revision: int
     serial: int
@@ -127,15 +127,15 @@ class Row:
             raise _no_record(record)
         return cls(number(revision), number(serial), value)
 
-    def seen(self, node_id: str, beat: bytes | None) -> RosterRow:
-        """The row with its beat, for the roster."""
-        return RosterRow(node_id, self.serial, self.revision, self.value, number(beat or b"0"))
+    def seen(self, node_id: str, heartbeat: bytes | None) -> RosterRow:
+        """The row with its heartbeat, for the roster."""
+        return RosterRow(node_id, self.serial, self.revision, self.value, number(heartbeat or b"0"))
 
 
-def listed(node_id: str, read: Callable[[], Row], beat: bytes | None) -> RosterRow:
-    """What the roster has of a node whose row is read so, and has this beat."""
+def listed(node_id: str, read: Callable[[], Row], heartbeat: bytes | None) -> RosterRow:
+    """What the roster has of a node whose row is read so, and has this heartbeat."""
     try:
-        return read().seen(node_id, beat)
+        return read().seen(node_id, heartbeat)
     except RendezvousStateError as exc:
         return RosterRow.unreadable(node_id, str(exc))
 

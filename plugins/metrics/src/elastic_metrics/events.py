@@ -74,7 +74,7 @@ class EventLines:
             "node": str(node),
             "node_id": node.node_id,
             "host": node.host,
-            "seat": node.seat,
+            "slot": node.slot,
             "role": node.role,
             "local_world_size": node.local_world_size,
             "backend": config.rdzv_backend,

@@ -55,7 +55,7 @@ class Measures:
     """Local, by the cause of the round that ended them."""
     events: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Local, by name and level."""
-    seated: bool = False
+    placed: bool = False
     """Whether this node has a place in the newest round."""
     cause: str | None = None
     """Why the newest round came; None for the first."""
@@ -79,19 +79,19 @@ def after(measures: Measures, event: Event) -> Measures:
         case "workers_done":
             return replace(measures, workers_running=0)
         case "job_closed" | "left":
-            return replace(measures, workers_running=0, seated=False, trouble_at=None)
+            return replace(measures, workers_running=0, placed=False, trouble_at=None)
     return measures
 
 
 def _troubled(measures: Measures, at: float) -> Measures:
-    if not measures.seated:  # a node that only waits has nothing to recover
+    if not measures.placed:  # a node that only waits has nothing to recover
         return measures
     return replace(measures, workers_running=0, trouble_at=at if measures.trouble_at is None else measures.trouble_at)
 
 
 def _round_started(measures: Measures, event: Event) -> Measures:
     measures, cause = _troubled(measures, event.at), event.fields.get("cause")
-    seated = bool(event.fields.get("member", True))
+    placed = bool(event.fields.get("member", True))
     restarts = measures.restarts
     if isinstance(cause, str):
         restarts = {**restarts, cause: restarts.get(cause, 0) + 1}
@@ -103,8 +103,8 @@ def _round_started(measures: Measures, event: Event) -> Measures:
         restarts_spent=_number(event, "restarts"),
         restarts=restarts,
         cause=cause if isinstance(cause, str) else None,
-        seated=seated,
-        trouble_at=measures.trouble_at if seated else None,
+        placed=placed,
+        trouble_at=measures.trouble_at if placed else None,
     )
 
 

@@ -1,6 +1,6 @@
 """The plugin ``prometheus``: off until ``ELASTIC_METRICS_PORT`` names a port, then the run's numbers over HTTP.
 
-Agents that share a host get a port each: the one in seat k of its job listens at the port plus k. A port that is taken
+Agents that share a host get a port each: the one in slot k of its job listens at the port plus k. A port that is taken
 costs one warning and the endpoint, never the job: a hook that raises is reported, and its plugin switched off.
 """
 
@@ -56,18 +56,18 @@ class Place:
         address = environ.get(ADDRESS_VARIABLE, "").strip() or LOOPBACK
         return cls(address, int(text)) if int(text) else None
 
-    def of_seat(self, seat: int) -> Place:
-        """Where the agent in this seat of its host listens.
+    def of_slot(self, slot: int) -> Place:
+        """Where the agent in this slot of its host listens.
 
         Raises:
             EndpointError: There are no more ports.
         """
-        if self.port + seat > LAST_PORT:
+        if self.port + slot > LAST_PORT:
             raise EndpointError(
-                f"{PORT_VARIABLE}={self.port} leaves no port to agent {seat + 1} of this host.",
+                f"{PORT_VARIABLE}={self.port} leaves no port to agent {slot + 1} of this host.",
                 hint="Choose a lower one.",
             )
-        return Place(self.address, self.port + seat)
+        return Place(self.address, self.port + slot)
 
     def __str__(self) -> str:
         host = f"[{self.address}]" if ":" in self.address else self.address
@@ -100,7 +100,7 @@ class Prometheus:
             return
         from elastic_metrics.endpoint import Endpoint, Identity  # imports prometheus_client
 
-        place = self._place.of_seat(node.seat)
+        place = self._place.of_slot(node.slot)
         who = Identity(
             job=config.rdzv_id, run=run_uid, node=str(node), role=node.role, restarts_allowed=config.max_restarts
         )

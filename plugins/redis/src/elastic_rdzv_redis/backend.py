@@ -21,8 +21,8 @@ from urllib.parse import quote
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.rendezvous.backend import (
     MAX_VALUE_BYTES,
-    BeatReply,
     Cursor,
+    HeartbeatReply,
     Link,
     RendezvousBackend,
     RosterRow,
@@ -155,12 +155,14 @@ class RedisBackend(RendezvousBackend):
         _check_size(f"The row of {node_id}", value)
         self._run(scripts.AMEND, node_id, revision, value)
 
-    def beat(self, node_id: str, count: int, watch: str | None = None) -> BeatReply:
-        """Set the row's beat, and report; one round trip."""
+    def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
+        """Set the row's heartbeat, and report; one round trip."""
         watched = () if watch is None else (watch,)
-        reply = self._known(list, self._run(scripts.BEAT, node_id, count, *watched), length=3)
-        head, revision, beat = (self._known(int, number) for number in reply)
-        return BeatReply(self._head(head), None if revision < 0 else revision, None if beat < 0 else beat)
+        reply = self._known(list, self._run(scripts.HEARTBEAT, node_id, count, *watched), length=3)
+        head, revision, heartbeat = (self._known(int, number) for number in reply)
+        return HeartbeatReply(
+            self._head(head), None if revision < 0 else revision, None if heartbeat < 0 else heartbeat
+        )
 
     def remove(self, node_id: str) -> None:
         """Delete a row."""
@@ -178,8 +180,8 @@ class RedisBackend(RendezvousBackend):
     def _row(self, name: bytes, fields: dict[bytes, bytes]) -> RosterRow:
         try:
             serial, revision = map(int, fields[b"n:" + name].split(b" "))
-            value, beat = fields[b"v:" + name], int(fields[b"b:" + name])
-            return RosterRow(_text(name), serial, revision, value, beat)
+            value, heartbeat = fields[b"v:" + name], int(fields[b"b:" + name])
+            return RosterRow(_text(name), serial, revision, value, heartbeat)
         except (KeyError, ValueError):
             return RosterRow.unreadable(_text(name), str(self._planted(f"the row of {_text(name)!r}")))
 

@@ -1,7 +1,7 @@
 """One connection to a Redis server, with every wait bounded and every error one of ours.
 
 redis-py speaks the protocol; the socket is made and kept here. So a name is looked up by who connects, and never by
-who beats; another thread can end a wait; and a connection that broke is never silently made anew, since what was
+who heartbeats; another thread can end a wait; and a connection that broke is never silently made anew, since what was
 agreed on it (which server, that it will do) is to be asked again.
 """
 

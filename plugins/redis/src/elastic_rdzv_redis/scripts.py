@@ -1,13 +1,13 @@
 """What the server does in one atomic step each, in Lua. All take the same four keys, in the order of ``Keys``.
 
 * ``KEYS[1]``, the ledger: a hash of ``N`` → entry n's id, a line break, its data; and ``head`` → the newest index.
-* ``KEYS[2]``, the roster: a hash of ``n:ID`` → ``SERIAL REVISION``, ``v:ID`` → the value, ``b:ID`` → the beat;
+* ``KEYS[2]``, the roster: a hash of ``n:ID`` → ``SERIAL REVISION``, ``v:ID`` → the value, ``b:ID`` → the heartbeat;
   and ``arrivals`` and ``version``, two counters.
 * ``KEYS[3]`` and ``KEYS[4]``, the bells of the ledger and of the roster: streams of one element each, ``now`` → the
   newest index or the roster's version, and ``what`` → the entry, which whoever is woken so need not ask for. A waiter
   blocks on the element after the last one that it knows of, so that no change can come between its look and its sleep.
 
-Every change of a key sets the expiry of all four anew, and so does a beat.
+Every change of a key sets the expiry of all four anew, and so does a heartbeat.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import cached_property
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES
 
 EXPIRY = 3 * 24 * 3600
-"""Seconds for which a job's keys outlive the last beat."""
+"""Seconds for which a job's keys outlive the last heartbeat."""
 OVERSIZED = MAX_VALUE_BYTES + 1
 """The most bytes of a row's value that are read: enough to see that it has too many."""
 
@@ -97,7 +97,7 @@ local id = ARGV[1]
 if redis.call('HDEL', roster, 'n:' .. id, 'v:' .. id, 'b:' .. id) > 0 then changed() end
 """)
 
-BEAT = Script("""
+HEARTBEAT = Script("""
 local id, count, watch = ARGV[1], ARGV[2], ARGV[3]
 local serial, revision = row(id)
 if serial then redis.call('HSET', roster, 'b:' .. id, count) end
@@ -105,7 +105,7 @@ keep()
 local watched = watch and row(watch) and number(roster, 'b:' .. watch)
 return {head(), serial and revision or -1, watched or -1}
 """)
-"""The newest index (-1 if that is none), the row's revision and the watched beat; -1 for what is not there."""
+"""The newest index (-1 if that is none), the row's revision and the watched heartbeat; -1 for what is not there."""
 
 ROSTER = Script(f"""
 local found = {{}}

@@ -1,10 +1,10 @@
-"""Where the template leaves the usual way of a starting interpreter, and a worker forked from it comes back to it.
+"""Where the fork server leaves the usual way of a starting interpreter, and a worker forked from it comes back to it.
 
 ``site`` imports a module of this name when everything else is set up and the program's turn has not come. Whoever put
-this directory onto PYTHONPATH says in ``ELASTIC_TEMPLATE`` why:
+this directory onto PYTHONPATH says in ``ELASTIC_FORK_SERVER`` why:
 
 * ``probe``: to see that this file is found at all;
-* ``hooked``: it was, and this process is the template.
+* ``hooked``: it was, and this process is the fork server.
 
 To everybody else, a process that somebody starts at the wrong moment, it is as if it were not there. That is also what
 a worker shall find: the last act is an ``ImportError`` that says that no such module exists, which ``site`` takes for
@@ -31,7 +31,7 @@ def _stand_aside() -> None:
     site.execsitecustomize()
 
 
-def _be_the_template() -> None:
+def _be_the_fork_server() -> None:
     """Returns in workers only. Without them no way leads out: the interpreter would run the user's program here."""
     try:
         _stand_aside()
@@ -57,11 +57,11 @@ def _be_the_template() -> None:
         os._exit(1)
 
 
-_stage = os.environ.pop("ELASTIC_TEMPLATE", None)
+_stage = os.environ.pop("ELASTIC_FORK_SERVER", None)
 if _stage == "probe":
-    os.environ["ELASTIC_TEMPLATE"] = "hooked"
+    os.environ["ELASTIC_FORK_SERVER"] = "hooked"
 elif _stage == "hooked":
-    _be_the_template()
+    _be_the_fork_server()
 else:
     _stand_aside()
 if sys.modules.get(__name__) is None or sys.modules[__name__].__dict__ is globals():

@@ -4,13 +4,15 @@ A backend's distribution announces a function of the group ``torchrun.handlers``
 its plugin. torchrun loads all of that group whenever it starts, so nothing here imports torch before a run asks.
 
 torchrun's agent stays what it is: it starts and stops workers, and counts restarts. The handler does the rest, with
-the same session, the same chair and the same node's mind as ``elastic run``: who is in, who is lost, when a round ends.
+the same session, the same leader and the same node's state machine as ``elastic run``: who is in, who is lost, when a
+round ends.
 
 * The agent asks every ``--monitor_interval`` how many nodes wait. One more than none makes it stop its workers and ask
   for the next round; so that is how the handler says that this round is over, whatever the reason.
 * It asks for the next round unbidden when a worker failed here: that is how the handler hears of it.
 * It says nothing when its workers have finished, but enters a barrier on the round's store: the handler sees that key.
-* It says nothing when it is killed. Its beats stop with it; its workers may live on, so it takes no seat on its host.
+* It says nothing when it is killed. Its heartbeats stop with it; its workers may live on, so it takes no slot on its
+  host.
 """
 
 from __future__ import annotations

@@ -231,8 +231,8 @@ class TorchrunHandler(RendezvousHandler):
         info = NodeInfo(
             node_id=self._clock.new_id(),
             host=host_name(),
-            host_id=self._clock.new_id(),  # without a seat there, and so as a host of its own: see the top
-            seat=0,
+            host_id=self._clock.new_id(),  # without a slot there, and so as a host of its own: see the top
+            slot=0,
             local_world_size=1,  # torchrun's agents tell each other
             role="torchrun",
             versions=versions,

@@ -7,7 +7,7 @@ from typing import Any
 
 from elastic_core.config.run import OnNodeLoss, Timing
 from elastic_core.incidents import Incident, IncidentKind
-from elastic_core.protocol.failure_detector import Sighting, Watch
+from elastic_core.protocol.failure_detector import NodeView, Watch
 from elastic_core.protocol.ledger import (
     Body,
     Counters,
@@ -23,7 +23,7 @@ from elastic_core.protocol.ledger import (
     compose,
     opened,
 )
-from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, Seats
+from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, Slots
 from elastic_core.protocol.settings import Agreement, Settings, Versions
 
 VERSIONS = Versions(python="3.11.7", torch="2.13.0")
@@ -48,17 +48,17 @@ def info(
     name: str,
     size: int = 2,
     role: str = "default",
-    seat: int = 0,
+    slot: int = 0,
     host: str | None = None,
-    seats: Seats = Seats(1),  # noqa: B008  # a value
+    slots: Slots = Slots(1),  # noqa: B008  # a value
 ) -> NodeInfo:
     host = host or f"host-{name}"
     return NodeInfo(
         node_id=name,
         host=host,
         host_id=f"id-{host}",
-        seat=seat,
-        seats=seats,
+        slot=slot,
+        slots=slots,
         local_world_size=size,
         role=role,
         versions=VERSIONS,
@@ -89,7 +89,7 @@ def start(
 
 def entry(ledger: Ledger, body: Body, *, at: float, author: str | None = None, **more: Any) -> Entry:
     entry_id = f"e{ledger.head.index + 1}"
-    return compose(ledger, body, entry_id=entry_id, author=author or ledger.chair, now=at, **more)
+    return compose(ledger, body, entry_id=entry_id, author=author or ledger.leader, now=at, **more)
 
 
 def then(ledger: Ledger, body: Body, *, at: float, author: str | None = None, **more: Any) -> Ledger:
@@ -100,7 +100,7 @@ def then(ledger: Ledger, body: Body, *, at: float, author: str | None = None, **
 def live(
     names: str, the_settings: Settings | None = None, *, at: float = 10.0, counters: Counters | None = None
 ) -> Ledger:
-    """A run whose first round, of ``names``, was sealed at ``at``; the chair is a."""
+    """A run whose first round, of ``names``, was sealed at ``at``; the leader is a."""
     sealed = Round(number=1, offer=offer(names[0]), members=members(names))
     return then(start(the_settings), sealed, at=at, counters=counters)
 
@@ -132,23 +132,23 @@ def seen(
     arrived: float = 0.0,
     seen_at: float = 0.0,
     **row: Any,
-) -> Sighting:
-    """One node as the chair sees it: alive unless ``changed`` says that its beat stood still since then."""
+) -> NodeView:
+    """One node as the leader sees it: alive unless ``changed`` says that its heartbeat stood still since then."""
     node = node or info(name)
     number = number if number is not None else (0 if phase is Phase.WAITING else 1)
     row.setdefault("offer", offer(name, 2))
-    return Sighting(
+    return NodeView(
         row=NodeRow(info=node, run=RUN, phase=phase, round=number, head=head, **row),
         serial=serial or ord(name[0]) - ord("a") + 1,
-        beat=7,
+        heartbeat=7,
         arrived_at=arrived,
         changed_at=now if changed is None else changed,
         seen_at=seen_at,
     )
 
 
-def watch(*sightings: Sighting, now: float = 100.0) -> Watch:
-    ordered = sorted(sightings, key=lambda one: one.serial)
+def watch(*node_views: NodeView, now: float = 100.0) -> Watch:
+    ordered = sorted(node_views, key=lambda one: one.serial)
     return Watch({one.node_id: one for one in ordered}, now)
 
 
