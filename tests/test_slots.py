@@ -152,11 +152,12 @@ def test_a_spare_beside_a_node_that_vanishes_takes_its_place(
 
 TWIN = """
 import sys
-from elastic_core.agent import enrolment, identity, start
+from elastic_core.agent import registration
+from elastic_core.api import run_agent
 
-machine, take = sys.argv.pop(1), identity.Slot.take
-enrolment.host_id = lambda: "of both"
-identity.Slot.take = lambda job: take(f"{job} on {machine}")  # its slots, and those of the other, are two machines'
+machine, take = sys.argv.pop(1), registration.Slot.take
+registration.host_id = lambda: "of both"
+registration.Slot.take = lambda job: take(f"{job} on {machine}")  # its slots, and those of the other, are two machines'
 
 from elastic_core.__main__ import main
 sys.exit(main())
@@ -186,7 +187,7 @@ def test_two_machines_with_one_host_id_do_not_take_each_others_nodes_for_gone(
 
 def as_host(stage: Stage, host: str, *command: object, env: dict[str, str] | None = None) -> Agent:
     """An agent on a machine of this name."""
-    script = f"from elastic_core.agent import enrolment\nenrolment.host_name = lambda: {host!r}\n{TWIN}"
+    script = f"from elastic_core.agent import registration\nregistration.host_name = lambda: {host!r}\n{TWIN}"
     argv = [sys.executable, "-c", script.replace('"of both"', repr(host)), host, "run", *map(str, command)]
     return stage.start(argv, env=env)
 
