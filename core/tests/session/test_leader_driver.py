@@ -191,7 +191,8 @@ asked.wait()
 
 def test_a_question_that_no_plugin_answers_does_not_keep_the_agent_from_ending() -> None:
     """Plugins are asked about one node after the other: that can take longer than the agent lives."""
-    subprocess.run([sys.executable, "-c", NEVER_ANSWERED], cwd=Path(__file__).parents[1] / "protocol", check=True, timeout=20.0)
+    views = Path(__file__).parents[1] / "protocol"
+    subprocess.run([sys.executable, "-c", NEVER_ANSWERED], cwd=views, check=True, timeout=20.0)
 
 
 def test_who_tidies_up_over_a_slow_store_still_answers_an_incident_in_time() -> None:
