@@ -18,15 +18,14 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.config import OnNodeLoss, Timing
+from elastic_core.config.run import OnNodeLoss, Timing
 from elastic_core.defaults import MaxRestartsPolicy
 from elastic_core.incidents import History, Incident, IncidentKind
-from elastic_core.rendezvous.admission import Join, OpenNext, Report, admit
-from elastic_core.rendezvous.backend import ORIGIN
-from elastic_core.rendezvous.contact import FENCE_SHARE
-from elastic_core.rendezvous.decide import Append, Ask, LookAgain, decide
-from elastic_core.rendezvous.history import Diverged, Memory, WriteResume, missing, overlap, resume, settle
-from elastic_core.rendezvous.ledger import (
+from elastic_core.protocol.admission import Join, OpenNext, Report, admit
+from elastic_core.protocol.failure_detector import Heard, Observation, Watch, contact_gap, observe, resumed
+from elastic_core.protocol.leader import Append, Ask, LookAgain, decide
+from elastic_core.protocol.leader_view import Judgement, Scene
+from elastic_core.protocol.ledger import (
     Body,
     Chair,
     Closed,
@@ -46,7 +45,7 @@ from elastic_core.rendezvous.ledger import (
     opened,
     restored,
 )
-from elastic_core.rendezvous.node import (
+from elastic_core.protocol.node import (
     Answered,
     Effect,
     EntriesRead,
@@ -73,11 +72,12 @@ from elastic_core.rendezvous.node import (
     row_of,
     step,
 )
-from elastic_core.rendezvous.rows import NodeInfo, NodeRow
-from elastic_core.rendezvous.scene import Judgement, Scene
-from elastic_core.rendezvous.settings import Agreement, Settings, Versions
-from elastic_core.rendezvous.succession import ChairSigns, standing, takeover_at
-from elastic_core.rendezvous.watch import Heard, Observation, Watch, contact_gap, observe, resumed
+from elastic_core.protocol.repair import Diverged, Memory, WriteResume, missing, overlap, resume, settle
+from elastic_core.protocol.roster import NodeInfo, NodeRow
+from elastic_core.protocol.settings import Agreement, Settings, Versions
+from elastic_core.protocol.succession import ChairSigns, standing, takeover_at
+from elastic_core.rendezvous.backend import ORIGIN
+from elastic_core.session.contact import FENCE_SHARE
 
 SCENARIOS = Path(__file__).with_name("scenarios")
 TICK = 0.5
