@@ -1,4 +1,4 @@
-"""The leader's rules, one table row or test each; names follow docs/architecture.md."""
+"""The leader's rules, one table row or test each; names follow docs/protocol.md."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from elastic_core.config.run import OnNodeLoss, Timing
-from elastic_core.defaults import MaxRestartsPolicy
 from elastic_core.incidents import History, Incident, IncidentKind
+from elastic_core.plugins.builtin import MaxRestartsPolicy
 from elastic_core.protocol.admission import Join, OpenNext, Report, admit
 from elastic_core.protocol.failure_detector import Heard, Observation, Watch, contact_gap, observe, resumed
 from elastic_core.protocol.leader import Append, Ask, LookAgain, decide
