@@ -1,0 +1,16 @@
+"""The tutorial: a reader who follows it sees what it shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pages import Reader
+from stage import Stage
+
+TUTORIAL = (Path(__file__).parents[1] / "docs" / "tutorial.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.timeout(300)
+def test_who_follows_the_tutorial_sees_what_it_shows(stage: Stage, tmp_path: Path) -> None:
+    Reader(stage, tmp_path).follow(TUTORIAL)
