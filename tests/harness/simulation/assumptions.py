@@ -2,7 +2,7 @@
 
 A profile names the invariants that do not hold without its assumption. They are measured, not asked for: whatever else
 is violated is a violation as ever, and so are two rounds of one run that train at once for longer than is said here.
-``docs/architecture.md`` has the consequences as a table; ``python -m simulation.measure`` measures them.
+``docs/protocol.md`` has the consequences as a table; ``python -m simulation.measure`` measures them.
 """
 
 from __future__ import annotations

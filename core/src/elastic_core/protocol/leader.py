@@ -2,7 +2,7 @@
 
 :func:`decide` is called after every change that the leader notices and at every instant that it asked to be called
 at. It answers with one ledger entry to append, with the question that the failure policies must answer first, or
-with when to look again. The rules that it follows are named S1-S8 and L1-L7 in ``docs/architecture.md``; a comment
+with when to look again. The rules that it follows are named S1-S8 and L1-L9 in ``docs/protocol.md``; a comment
 names the rule where one is obeyed.
 
 Three situations: no round yet (:func:`_form`), a live round (:func:`_supervise`), a round that was halted

@@ -15,7 +15,7 @@ General layout, from what a backend's author writes up to what the agent uses:
   minds, and write what these say. ``retry`` says how long they wait after a failure.
 * ``places`` turns a round's members into ranks.
 
-``docs/architecture.md`` explains the protocol and names its rules.
+``docs/protocol.md`` explains the protocol and defines its rules.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a store must be able to do: the one small class that a backend's author writes.
 
-A store holds two things under one prefix per job id (``docs/architecture.md``):
+A store holds two things under one prefix per job id (``docs/protocol.md``):
 
 * the **roster**, one row per node incarnation: an opaque value, a revision that only grows, a serial in order of
   arrival, and a heartbeat counter;
