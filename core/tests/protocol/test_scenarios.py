@@ -24,15 +24,15 @@ from elastic_core.plugins.builtin import MaxRestartsPolicy
 from elastic_core.protocol.admission import Join, OpenNext, Report, admit
 from elastic_core.protocol.failure_detector import Heard, Observation, Watch, contact_gap, observe, resumed
 from elastic_core.protocol.leader import Append, Ask, LookAgain, decide
-from elastic_core.protocol.leader_view import Judgement, Scene
+from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import (
     Body,
-    Chair,
     Closed,
     Counters,
     Drain,
     Entry,
     Halt,
+    Leader,
     Ledger,
     Offer,
     Open,
@@ -75,7 +75,7 @@ from elastic_core.protocol.node import (
 from elastic_core.protocol.repair import Diverged, Memory, WriteResume, missing, overlap, resume, settle
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.settings import Agreement, Settings, Versions
-from elastic_core.protocol.succession import ChairSigns, standing, takeover_at
+from elastic_core.protocol.succession import LeaderSigns, standing, takeover_at
 from elastic_core.rendezvous.backend import ORIGIN
 from elastic_core.session.contact import FENCE_SHARE
 
@@ -101,7 +101,7 @@ class Node:
     cut: bool = False
     """Whether it does not reach the store."""
     leads: Leads | None = None
-    beat: int = 0
+    heartbeat: int = 0
     offers: int = 1
     reached_not: set[str] = field(default_factory=set)
     """The nodes that its probes do not reach."""
@@ -240,7 +240,7 @@ class World:
 
     def on_drain(self, host: str) -> None:
         info = NodeInfo(
-            node_id="request", host="shell", host_id="", seat=0, local_world_size=0, role="", versions=VERSIONS
+            node_id="request", host="shell", host_id="", slot=0, local_world_size=0, role="", versions=VERSIONS
         )
         self.say("shell", f"elastic drain {host}")
         self.rows["request"] = NodeRow(info=info, drain=host), 1000, 0
@@ -277,7 +277,7 @@ class World:
             node_id=name,
             host=f"host-{name}",
             host_id=f"id-{name}",
-            seat=0,
+            slot=0,
             local_world_size=SIZE,
             role="default",
             versions=VERSIONS,
@@ -293,7 +293,7 @@ class World:
 
     def write(self, node: Node) -> None:
         if node.connected:
-            self.rows[node.name] = row_of(node.state), node.serial, node.beat
+            self.rows[node.name] = row_of(node.state), node.serial, node.heartbeat
 
     def hears(self, node: Node, event: NodeEvent) -> None:
         """An event happens to a node; it acts, and what comes of that are its next events."""
@@ -368,7 +368,7 @@ class World:
             return False
         body = resume(mine, missing(0, mine))
         entry = compose(
-            mine, body, entry_id=self.new_id(), author=node.name, chair=mine.chair, now=self.now, store=ORIGIN
+            mine, body, entry_id=self.new_id(), author=node.name, leader=mine.leader, now=self.now, store=ORIGIN
         )
         self.append(entry)
         return True
@@ -378,7 +378,7 @@ class World:
     def settle(self) -> None:
         """Let everybody act on what they see at this instant until nothing changes."""
         for node in list(self.nodes.values()):
-            self.beat(node)
+            self.heartbeat(node)
         changed = True
         while changed:
             changed = False
@@ -393,11 +393,11 @@ class World:
                 if node.connected:
                     changed |= self.lead(node) if node.leads is not None else self.succeed(node)
 
-    def beat(self, node: Node) -> None:
+    def heartbeat(self, node: Node) -> None:
         timing = node.state.ledger.settings.timing
         if node.connected:
             node.contact_at = self.now
-            node.beat = int(self.now / timing.beat_interval)
+            node.heartbeat = int(self.now / timing.beat_interval)
             self.write(node)
         elif node.alive and node.state.work is Work.RUNNING:
             silence = self.now - node.contact_at
@@ -408,21 +408,21 @@ class World:
     def succeed(self, node: Node) -> bool:
         """A node watches the leader, and takes its place when its turn has come. Whether it did."""
         ledger = node.state.ledger
-        if ledger.closed is not None or ledger.chair not in self.rows or node.state.leaving is not None:
+        if ledger.closed is not None or ledger.leader not in self.rows or node.state.leaving is not None:
             return False
-        beat = self.rows[ledger.chair][2]
-        if beat != node.heard[0]:
-            node.heard = beat, self.now
+        heartbeat = self.rows[ledger.leader][2]
+        if heartbeat != node.heard[0]:
+            node.heard = heartbeat, self.now
         reported_at = None
         if node.reported is not None and node.reported[1] == ledger.head.index:
             reported_at = node.reported[0]
-        signs = ChairSigns(beat_changed_at=node.heard[1], reported_at=reported_at)
+        signs = LeaderSigns(heartbeat_changed_at=node.heard[1], reported_at=reported_at)
         arrivals = [name for name, _ in sorted(self.rows.items(), key=lambda item: item[1][1]) if name in self.nodes]
         if self.now < takeover_at(ledger, signs, standing(ledger, arrivals, node.name)):
             return False
-        heard = Heard(ledger.chair, *node.heard, unanswered=reported_at is not None)
-        why = f"host-{ledger.chair} has given no sign of life for {self.now - node.heard[1]:.1f} s"
-        self.append(compose(ledger, Chair(why=why), entry_id=self.new_id(), author=node.name, now=self.now))
+        heard = Heard(ledger.leader, *node.heard, unanswered=reported_at is not None)
+        why = f"host-{ledger.leader} has given no sign of life for {self.now - node.heard[1]:.1f} s"
+        self.append(compose(ledger, Leader(why=why), entry_id=self.new_id(), author=node.name, now=self.now))
         node.leads = Leads(Watch(heard=heard))
         return True
 
@@ -430,19 +430,19 @@ class World:
         """The leader looks, and decides. Whether it wrote an entry."""
         ledger, leads = node.state.ledger, node.leads
         assert leads is not None
-        if ledger.chair != node.name:
+        if ledger.leader != node.name:
             node.leads = None
             return False
         epoch = ledger.head.epoch
-        rows = [Observation(row.within(epoch), serial, beat) for row, serial, beat in self.rows.values()]
+        rows = [Observation(row.within(epoch), serial, heartbeat) for row, serial, heartbeat in self.rows.values()]
         watch = resumed(leads.watch, epoch)
         leads.watch = observe(watch, rows, self.now, gap=contact_gap(ledger.settings.timing))
-        decision = decide(self.scene(ledger, leads))
+        decision = decide(self.view(ledger, leads))
         if isinstance(decision, Ask):
             verdict = MaxRestartsPolicy().elastic_judge_failure(decision.incident, _history(ledger))
             self.say("leader", f"asks the failure policies: {verdict.action.name}, {verdict.reason}")
             leads.judgement = Judgement(round=decision.incident.round, verdict=verdict)
-            decision = decide(self.scene(ledger, leads))
+            decision = decide(self.view(ledger, leads))
         match decision:
             case Append(body, counters):
                 self.append(self.entry(ledger, node, body, counters))
@@ -458,8 +458,8 @@ class World:
     def entry(self, ledger: Ledger, node: Node, body: Body, counters: Counters) -> Entry:
         return compose(ledger, body, entry_id=self.new_id(), author=node.name, now=self.now, counters=counters)
 
-    def scene(self, ledger: Ledger, leads: Leads) -> Scene:
-        return Scene(
+    def view(self, ledger: Ledger, leads: Leads) -> LeaderView:
+        return LeaderView(
             ledger=ledger, watch=leads.watch, now=self.now, judgement=leads.judgement, may_forget=self.may_forget
         )
 
@@ -483,8 +483,8 @@ def describe(entry: Entry) -> str:
             agreement = settings.agreement
             nodes = f"--nnodes={agreement.min_nodes}:{agreement.max_nodes}"
             return f"OPEN {by}: {nodes} --max_restarts={agreement.max_restarts}"
-        case Chair(why=why):
-            return f"LEADER {by}: {entry.chair} leads in term {entry.term}; {why}"
+        case Leader(why=why):
+            return f"LEADER {by}: {entry.leader} leads in term {entry.term}; {why}"
         case Round() as body:
             spent = f"restarts spent: {entry.counters.restarts}"
             return f"ROUND {body.number} {by}: {_members(body)}; {body.why}; {spent}"
