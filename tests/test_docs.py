@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
 import pytest
+from simulation.assumptions import ASSUMPTIONS
+from simulation.lots import PROFILES
 
 from elastic_core.protocol import entries
 from elastic_core.protocol.roster import NodeRow
@@ -31,8 +34,6 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)+\.(?:py|md|txt|toml|json|jsonl|sh|yaml)|[\w.-]+(?:/[\w.-]+)+/")
 NAMED = re.compile(r"([\w./-]+\.py)((?:::\w+)+)")
 MODULE = re.compile(r"\belastic_\w+(?:\.\w+)+\b")
-NEW_WORDS = {"CHAIR": "LEADER", "chair": "leader", "seat": "slot", "seats": "slots"}
-"""Fields and kinds that the wire format still calls otherwise."""
 
 
 def text(page: Path) -> str:
@@ -95,10 +96,6 @@ def test_an_invariant_has_its_place_and_its_test(rule: str) -> None:
 # Entries -------------------------------------------------------------------------------------------------------------
 
 
-def new(name: str) -> str:
-    return NEW_WORDS.get(name, name)
-
-
 def test_the_page_of_the_protocol_has_every_kind_of_entry_with_its_fields() -> None:
     shown = {
         kind: re.findall(r"`(\w+)`", columns)
@@ -108,7 +105,7 @@ def test_the_page_of_the_protocol_has_every_kind_of_entry_with_its_fields() -> N
     for name in str(entries.Body).split(" | "):
         body = getattr(entries, name.rpartition(".")[2])
         kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()
-        there[new(kind)] = [item.name for item in fields(body)]
+        there[kind] = [item.name for item in fields(body)]
     assert shown == there
 
 
@@ -116,7 +113,7 @@ def test_the_page_of_the_protocol_has_every_field_of_a_row() -> None:
     section = text(PROTOCOL).split("### A roster row\n")[1].split("\n#")[0]
     first = re.findall(r"^\| ([^|]*) \|", section, flags=re.MULTILINE)
     shown = [name for column in first for name in re.findall(r"`(\w+)`", column)]
-    assert sorted(shown) == sorted(new(item.name) for item in fields(NodeRow))
+    assert sorted(shown) == sorted(item.name for item in fields(NodeRow))
 
 
 # What pages name -----------------------------------------------------------------------------------------------------
@@ -210,6 +207,32 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
         if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
             dead.append(link)
     assert dead == []
+
+
+# Pages that are made, and what they have to be complete in ------------------------------------------------------------
+
+
+REFERENCE = runpy.run_path(str(ROOT / "docs" / "render_reference.py"))["PAGES"]
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_a_page_that_is_made_is_what_the_code_says(name: str) -> None:
+    assert text(ROOT / "docs" / name) == REFERENCE[name](), "run: python docs/render_reference.py"
+
+
+def test_the_index_has_every_page() -> None:
+    index = ROOT / "docs" / "README.md"
+    linked = {(index.parent / link.partition("#")[0]).resolve() for link in LINK.findall(text(index))}
+    assert set((ROOT / "docs").glob("*.md")) - linked == {index}
+
+
+def test_the_profiles_of_the_simulator_that_pages_name_exist() -> None:
+    assumptions = text(PROTOCOL).partition("\n## Assumptions\n")[2].partition("\n## ")[0]
+    named = re.findall(r"^\| [^|]* \| [^|]*\(`(\w+)`\) \|", assumptions, flags=re.MULTILINE)
+    rules = text(ROOT / "docs" / "simulator.md").partition("\n## Profiles ")[2].partition("\n## ")[0]
+    named += re.findall(r"^\| `(\w+)` \|", rules, flags=re.MULTILINE)
+    assert len(named) > 20
+    assert set(named) - PROFILES.keys() - ASSUMPTIONS.keys() == set()
 
 
 # Sizes ---------------------------------------------------------------------------------------------------------------
