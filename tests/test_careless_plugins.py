@@ -33,7 +33,7 @@ BACKENDS = """
     from pathlib import Path
 
     from elastic_core import RendezvousOptions, hookimpl
-    from elastic_core.rendezvous.file import FileBackend
+    from elastic_rdzv_file.backend import FileBackend
 
 
     def raising(method):

@@ -17,7 +17,7 @@ import pytest
 from memory_files import memory_files
 from stage import PATIENCE, WARM, WORKERS, Agent, Stage, descendants, parse
 
-from elastic_core.rendezvous.file import FileBackend
+from elastic_rdzv_file.backend import FileBackend
 
 TRAIN = WORKERS / "train_state.py"
 TWO = ["--standalone", "--nproc_per_node=2"]

@@ -11,7 +11,6 @@ import pytest
 
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.rendezvous.backend import Link
-from elastic_core.rendezvous.file import FileBackend
 from elastic_core.testing import connections, held_suite
 from elastic_core.testing.backend_conformance import ProcessConformance
 from elastic_core.testing.connections import MakeBackend
@@ -20,6 +19,7 @@ from elastic_core.testing.held_suite import HeldLineConformance, SilentLineConfo
 from elastic_core.testing.ledger_suite import LedgerConformance
 from elastic_core.testing.line_suite import LineConformance
 from elastic_core.testing.wait_suite import WaitConformance
+from elastic_rdzv_file.backend import FileBackend
 
 HOUR = 3600.0
 

@@ -157,13 +157,5 @@ def _modules() -> list[ModuleType]:
     found = [
         f"{package.__name__}.{module.name}" for package in PACKAGES for module in pkgutil.iter_modules(package.__path__)
     ]
-    names = sorted(
-        set(found)
-        - {
-            codec.__name__,
-            "elastic_core.rendezvous.file",
-            "elastic_core.rendezvous.disk",
-            "elastic_core.rendezvous.inotify",
-        }
-    )
+    names = sorted(set(found) - {codec.__name__})
     return [probing, *(importlib.import_module(name) for name in names)]

@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES
-from elastic_core.rendezvous.disk import PLANTED
+from elastic_rdzv_file.disk import PLANTED
 
 RECORD_LIMIT = MAX_VALUE_BYTES + 4096
 """The most bytes of a record: its value, and the line before it."""
@@ -29,7 +29,7 @@ class Mark:
 
     serial: int
     name: str
-    """The node id, as :func:`~elastic_core.rendezvous.disk.safe_name` spells it."""
+    """The node id, as :func:`~elastic_rdzv_file.disk.safe_name` spells it."""
     revision: int
 
     @property

@@ -36,7 +36,8 @@ from elastic_core.rendezvous.backend import (
     RendezvousBackend,
     RosterRow,
 )
-from elastic_core.rendezvous.disk import (
+from elastic_core.rendezvous.handler import RendezvousParameters
+from elastic_rdzv_file.disk import (
     DELETED,
     PLANTED,
     discard,
@@ -49,10 +50,9 @@ from elastic_core.rendezvous.disk import (
     safe_name,
     store_errors,
 )
-from elastic_core.rendezvous.handler import RendezvousParameters
-from elastic_core.rendezvous.inotify import POLL_INTERVAL, Alarm
-from elastic_core.rendezvous.job_directory import JobDirectory
-from elastic_core.rendezvous.records import (
+from elastic_rdzv_file.inotify import POLL_INTERVAL, Alarm
+from elastic_rdzv_file.job_directory import JobDirectory
+from elastic_rdzv_file.records import (
     HEARTBEAT_SIZE,
     RECORD_LIMIT,
     Mark,

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
-from elastic_core.rendezvous.disk import PLANTED, Numbered, store_errors
+from elastic_rdzv_file.disk import PLANTED, Numbered, store_errors
 
 
 class JobDirectory:

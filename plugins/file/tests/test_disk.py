@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError
-from elastic_core.rendezvous.disk import Numbered, fetch, publish, safe_name, store_errors
+from elastic_rdzv_file.disk import Numbered, fetch, publish, safe_name, store_errors
 
 
 @pytest.fixture

@@ -1,0 +1,14 @@
+"""The ``file`` rendezvous backend: roster and ledger in a directory that every agent of the job can reach.
+
+General layout, from the command line down to the file system:
+
+* ``backend``: the hooks that core calls, and roster and ledger on top of a few folders. Its docstring lists them.
+* ``job_directory``: the directory of one job: what is in it, and when it may be made.
+* ``records``: how rows, heartbeats and values are spelled. Nothing there touches a file.
+* ``disk``: the operations on files that are atomic on a network mount, too; errors of the file system as ours.
+* ``inotify``: how a waiter learns of changes: the kernel tells of them, or the waiter looks again.
+"""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
