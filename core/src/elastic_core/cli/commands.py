@@ -15,11 +15,13 @@ BUILT_IN: Mapping[str, tuple[str, str]] = {
     "run": ("elastic_core.cli.run", "Start a program on this node as part of a job."),
     "drain": ("elastic_core.cli.drain", "Have the agents of a host leave their job."),
     "release": ("elastic_core.cli.release", "Say of a host that it is gone for good."),
-    "doctor": ("elastic_core.cli.doctor", "Say whether nodes can meet, and what is wrong if they cannot."),
     "plugins": ("elastic_core.cli.plugins", "List the plugins that are installed."),
 }
 """Where each of core's own commands lives, in an attribute ``command``, and its help in one line."""
-OF_PLUGINS: Mapping[str, str] = {"exec": "Run a command, below which torchrun is `elastic run`."}
+OF_PLUGINS: Mapping[str, str] = {
+    "doctor": "Say whether nodes can meet, and what is wrong if they cannot.",
+    "exec": "Run a command, below which torchrun is `elastic run`.",
+}
 """The help, in one line, of the commands that our own plugins bring: they are not imported for it."""
 HELP = ("-h", "--help")
 

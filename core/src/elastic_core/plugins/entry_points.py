@@ -58,9 +58,11 @@ _FLAGS: Mapping[Group, str] = {
 
 BROUGHT_BY: Mapping[tuple[Group, str], str] = {
     (Group.RENDEZVOUS, "c10d"): "elastic-rdzv-c10d",
-    (Group.RENDEZVOUS, "redis"): "elastic-rdzv-redis",
     (Group.RENDEZVOUS, "etcd"): "elastic-rdzv-etcd",
     (Group.RENDEZVOUS, "etcd-v2"): "elastic-rdzv-etcd",
+    (Group.RENDEZVOUS, "file"): "elastic-rdzv-file",
+    (Group.RENDEZVOUS, "redis"): "elastic-rdzv-redis",
+    (Group.COMMANDS, "doctor"): "elastic-doctor",
     (Group.COMMANDS, "exec"): "elastic-torchrun",
 }
 """Plugins that exist although they may not be installed here, and the distribution that brings each."""

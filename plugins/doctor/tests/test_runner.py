@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.cli.doctor import SEVERAL, subject_of
 from elastic_core.cli.run_command import Flags
-from elastic_core.doctor import runner
-from elastic_core.doctor.examination import Listener, Subject
-from elastic_core.doctor.findings import Finding, State, ok
-from elastic_core.doctor.runner import Signalled, examined
 from elastic_core.errors import RendezvousStateError
 from elastic_core.exit_codes import ExitCode
+from elastic_doctor import runner
+from elastic_doctor.command import SEVERAL, subject_of
+from elastic_doctor.examination import Listener, Subject
+from elastic_doctor.findings import Finding, State, ok
+from elastic_doctor.runner import Signalled, examined
 
 
 @pytest.fixture

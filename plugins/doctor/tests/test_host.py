@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.doctor import host
-from elastic_core.doctor.findings import Finding, State
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.host import addresses
+from elastic_doctor import host
+from elastic_doctor.findings import Finding, State
 
 HERE = "192.0.2.7"
 """What this host's address is in these tests; nobody has it."""

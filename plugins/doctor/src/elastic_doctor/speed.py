@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from elastic_core.config.run import Timing
-from elastic_core.doctor.findings import Finding, ok, warning, wrong
-from elastic_core.doctor.store import OTHER, PATIENCE, At, Waiter
 from elastic_core.errors import RendezvousStateError
 from elastic_core.exit_codes import ExitCode
 from elastic_core.protocol.leader_view import SUSPICION
 from elastic_core.rendezvous.backend import Cursor, Link, RendezvousBackend
+from elastic_doctor.findings import Finding, ok, warning, wrong
+from elastic_doctor.store import OTHER, PATIENCE, At, Waiter
 
 HEARTBEATS, WAKE_UPS = 20, 10
 """How many are measured, at most."""

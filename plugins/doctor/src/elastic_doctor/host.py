@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from elastic_core import __version__, threads
-from elastic_core.doctor.findings import Finding, ok, warning, wrong
-from elastic_core.doctor.store import PATIENCE
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.host.addresses import LOOPBACK, advertised, endpoint_host, parts, says_loopback
 from elastic_core.host.identity import host_name
 from elastic_core.host.ports import HeldPort
 from elastic_core.protocol.settings import Versions
+from elastic_doctor.findings import Finding, ok, warning, wrong
+from elastic_doctor.store import PATIENCE
 
 SLOW = 1.0
 """Seconds after which a resolver's answer counts as slow."""
@@ -162,7 +162,7 @@ def check_versions(source: str) -> Finding:
 
 
 def bounded(ask: Callable[[], _T]) -> _T:
-    """What ``ask`` returns or raises, within :data:`~elastic_core.doctor.store.PATIENCE`."""
+    """What ``ask`` returns or raises, within :data:`~elastic_doctor.store.PATIENCE`."""
     return threads.bounded(ask, PATIENCE)
 
 

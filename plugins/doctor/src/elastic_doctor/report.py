@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import click
 
-from elastic_core.doctor.examination import OF_STORE
-from elastic_core.doctor.findings import Finding, State, verdict
 from elastic_core.errors import without_passwords
 from elastic_core.host.terminal import printable
+from elastic_doctor.examination import OF_STORE
+from elastic_doctor.findings import Finding, State, verdict
 
 COLOURS = {State.OK: "green", State.WARNING: "yellow", State.WRONG: "red", State.SKIPPED: "bright_black"}
 STATE_WIDTH = max(len(state.value) for state in State)

@@ -8,14 +8,14 @@ from pathlib import Path
 import click
 import pytest
 
-from elastic_core.cli.doctor import SEVERAL, subject_of
 from elastic_core.cli.run_command import Flags
-from elastic_core.doctor.examination import OF_STORE, Subject, bounded_conf, examine, trial_id
-from elastic_core.doctor.findings import Finding, State
-from elastic_core.doctor.report import as_json, line, summary, title
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.exit_codes import ExitCode
 from elastic_core.hookspecs import RendezvousOptions
+from elastic_doctor.command import SEVERAL, subject_of
+from elastic_doctor.examination import OF_STORE, Subject, bounded_conf, examine, trial_id
+from elastic_doctor.findings import Finding, State
+from elastic_doctor.report import as_json, line, summary, title
 
 Install = Callable[..., None]
 FAKE = """

@@ -12,9 +12,9 @@ from concurrent.futures import Future, TimeoutError as Late
 from threading import Thread
 from typing import TypeAlias
 
-from elastic_core.doctor.findings import Finding, ok
 from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend, RosterRow
+from elastic_doctor.findings import Finding, ok
 
 At: TypeAlias = Callable[[str], None]
 """Told what is tried next, which from then on has its own time to answer."""

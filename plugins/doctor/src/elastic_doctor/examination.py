@@ -16,8 +16,6 @@ from functools import partial
 from typing import Protocol
 
 from elastic_core.config.run import Timing
-from elastic_core.doctor import host, speed, store
-from elastic_core.doctor.findings import Finding, State, ok, refused, skipped, warning, wrong
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousError
 from elastic_core.exit_codes import ExitCode
 from elastic_core.hookspecs import RendezvousOptions
@@ -27,6 +25,8 @@ from elastic_core.plugins.manager import BACKENDS, Plugins
 from elastic_core.protocol.settings import Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.handler import RendezvousParameters
+from elastic_doctor import host, speed, store
+from elastic_doctor.findings import Finding, State, ok, refused, skipped, warning, wrong
 
 ANSWER = 3.0
 """Seconds for which anything that has to be answered may keep this process waiting, before it counts as hanging."""

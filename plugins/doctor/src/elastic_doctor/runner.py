@@ -21,11 +21,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeAlias
 
-from elastic_core.doctor.examination import ANSWER, IMPORT, Listener, Subject, erase, examine
-from elastic_core.doctor.findings import Finding, State, warning, wrong
 from elastic_core.errors import ElasticError, in_one_line
 from elastic_core.exit_codes import ExitCode
 from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_doctor.examination import ANSWER, IMPORT, Listener, Subject, erase, examine
+from elastic_doctor.findings import Finding, State, warning, wrong
 
 GRACE = 1.0
 """Seconds that a process which is told to end gets to clean up after itself."""

@@ -21,7 +21,7 @@ from elastic_core.errors import PluginError, UsageError
 from elastic_core.exit_codes import signalled
 
 if TYPE_CHECKING:
-    from elastic_core.doctor.examination import Subject
+    from elastic_doctor.examination import Subject
 
 TAKEN = (
     "rdzv_backend",
@@ -61,10 +61,10 @@ class DoctorCommand(FlagCommand):
 
 def doctor(*, as_json: bool, **given: Any) -> int:
     """Examine; return the exit code."""
-    from elastic_core.doctor import report
-    from elastic_core.doctor.findings import Finding, verdict
-    from elastic_core.doctor.runner import Signalled, examined
     from elastic_core.host.identity import host_name  # none of this for --help
+    from elastic_doctor import report
+    from elastic_doctor.findings import Finding, verdict
+    from elastic_doctor.runner import Signalled, examined
 
     known = {item.name for item in fields(Flags)}
     flags = Flags(nnodes=SEVERAL, **{name: value for name, value in given.items() if name in known})
@@ -101,11 +101,11 @@ def subject_of(flags: Flags) -> Subject:
         UsageError: A value is wrong, or two contradict each other.
         PluginError: The backend is not installed, or cannot be imported.
     """
-    from elastic_core.doctor.examination import Subject, bounded_conf, needs_torch, trial_id
     from elastic_core.plugins import manager
     from elastic_core.plugins.entry_points import Catalogue
     from elastic_core.rendezvous import job_token
     from elastic_core.rendezvous.handler import RendezvousParameters
+    from elastic_doctor.examination import Subject, bounded_conf, needs_torch, trial_id
 
     catalogue = Catalogue.read()
     backend, endpoint = meeting_place(flags)

@@ -8,11 +8,11 @@ from typing import TypeAlias
 
 import pytest
 
-from elastic_core.doctor import store as checks
-from elastic_core.doctor.findings import State
 from elastic_core.errors import RendezvousStateError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, RendezvousBackend
+from elastic_doctor import store as checks
+from elastic_doctor.findings import State
 
 Make: TypeAlias = Callable[[MemoryStore], RendezvousBackend]
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_core.doctor.findings import ok, refused, skipped, verdict, warning, wrong
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, UsageError
 from elastic_core.exit_codes import ExitCode
+from elastic_doctor.findings import ok, refused, skipped, verdict, warning, wrong
 
 
 def test_the_first_that_is_wrong_is_the_cause() -> None:

@@ -1,7 +1,8 @@
 """``elastic doctor``: whether nodes can meet at an endpoint, tried from this host, and in plain words what is wrong.
 
-General layout, from what is found to how it is found:
+General layout, from the command line down to one check:
 
+* ``command``: ``elastic doctor`` itself: its flags, those of ``elastic run``, and what it prints.
 * ``findings``: what one check has come to.
 * ``host``: checks of this host: the address that it would advertise, names, limits, what is installed.
 * ``store``: checks of a store: every operation that the protocol needs, on a job id that no job uses.
@@ -12,3 +13,7 @@ General layout, from what is found to how it is found:
 
 The checks know nothing of processes, deadlines or terminals; they return findings, or raise our own errors.
 """
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
