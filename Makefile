@@ -24,7 +24,7 @@ SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-DISTRIBUTIONS := core plugins/c10d plugins/etcd plugins/metrics plugins/redis plugins/torch plugins/torchrun examples/plugin examples/checkpointing
+DISTRIBUTIONS := core $(addprefix plugins/,c10d doctor etcd file metrics redis testing torch torchrun) $(addprefix examples/,plugin checkpointing)
 ARGS ?=
 SEEDS ?= 100
 # Many tests wait more than they work.

@@ -9,8 +9,8 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, HeartbeatReply, Link, RendezvousBackend
 from elastic_core.rendezvous.guard import GuardedBackend
-from elastic_core.testing.backend_conformance import BackendConformance
-from elastic_core.testing.connections import MakeBackend
+from elastic_testing.backend_conformance import BackendConformance
+from elastic_testing.connections import MakeBackend
 
 CALLS: dict[str, Callable[[RendezvousBackend], object]] = {
     "connect": lambda store: store.connect(),

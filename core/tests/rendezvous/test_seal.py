@@ -14,8 +14,8 @@ from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, SEAL_BYTES,
 from elastic_core.rendezvous.guard import GuardedBackend
 from elastic_core.rendezvous.job_token import JobToken
 from elastic_core.rendezvous.seal import Seal, SealedBackend, protected
-from elastic_core.testing.backend_conformance import BackendConformance
-from elastic_core.testing.connections import ALL_BYTES, MakeBackend
+from elastic_testing.backend_conformance import BackendConformance
+from elastic_testing.connections import ALL_BYTES, MakeBackend
 
 TOKEN, OTHER = (JobToken(text.encode() * 4, "a test") for text in ("0123456789abcdef", "fedcba9876543210"))
 FIRST, SECOND = Link(1, "first"), Link(2, "second")

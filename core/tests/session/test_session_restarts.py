@@ -13,8 +13,8 @@ from elastic_core.protocol.codec import decode_entry, encode_entry
 from elastic_core.protocol.ledger import Halt, HaltReason, Open, Resume, Round, advance
 from elastic_core.protocol.node import Exit, WorkerFailed, WorkersDone
 from elastic_core.session.join import Applicant, Joined, join
-from elastic_core.testing.faults import Data
-from elastic_core.testing.memory import MemoryServer
+from elastic_testing.faults import Data
+from elastic_testing.memory import MemoryServer
 
 
 @dataclass

@@ -7,15 +7,15 @@ import pytest
 
 from elastic_core import RendezvousConnectionError, RendezvousParameters, UsageError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
-from elastic_core.testing.backend_conformance import (
+from elastic_example_plugin.backend import SqliteBackend, elastic_make_rendezvous
+from elastic_testing.backend_conformance import (
     BackendConformance,
     HeldLineConformance,
     LineConformance,
     ProcessConformance,
 )
-from elastic_core.testing.connections import MakeBackend
-from elastic_core.testing.faults import LossyCalls
-from elastic_example_plugin.backend import SqliteBackend, elastic_make_rendezvous
+from elastic_testing.connections import MakeBackend
+from elastic_testing.faults import LossyCalls
 
 
 class TestSqliteBackend(BackendConformance, ProcessConformance):

@@ -21,23 +21,23 @@ import pytest
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, StoreLostError, UsageError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
 from elastic_core.rendezvous.handler import RendezvousParameters
-from elastic_core.testing.backend_conformance import (
-    BackendConformance,
-    LineConformance,
-    PlantConformance,
-    ProcessConformance,
-    SilentLineConformance,
-)
-from elastic_core.testing.connections import MakeBackend, long_wait, woken
-from elastic_core.testing.faults import LossyProxy
-from elastic_core.testing.racing import PATIENCE, background
-from elastic_core.testing.run_suite import Plant, PlantRow
 from elastic_rdzv_c10d.backend import C10dBackend
 from elastic_rdzv_c10d.client import StoreClient
 from elastic_rdzv_c10d.endpoint import Address
 from elastic_rdzv_c10d.plugin import Options, elastic_make_rendezvous
 from elastic_rdzv_c10d.records import KEPT_BELLS, ROW_CHANGED, UNWRITTEN, Keys
 from elastic_rdzv_c10d.static import elastic_make_rendezvous as make_static
+from elastic_testing.backend_conformance import (
+    BackendConformance,
+    LineConformance,
+    PlantConformance,
+    ProcessConformance,
+    SilentLineConformance,
+)
+from elastic_testing.connections import MakeBackend, long_wait, woken
+from elastic_testing.faults import LossyProxy
+from elastic_testing.racing import PATIENCE, background
+from elastic_testing.run_suite import Plant, PlantRow
 
 FIRST = Link(1, "first")
 READ_TIMEOUT = 20.0

@@ -21,13 +21,13 @@ from etcd_servers import Etcd, administer, asked, free_port, running
 
 from elastic_core.errors import RendezvousConnectionError, UsageError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
-from elastic_core.testing.connections import long_wait, woken
-from elastic_core.testing.racing import PATIENCE, background
 from elastic_rdzv_etcd import options, plugin, plugin_v2
 from elastic_rdzv_etcd.backend import EtcdBackend
 from elastic_rdzv_etcd.options import DEFAULTS, Options
 from elastic_rdzv_etcd.records import Keys
 from elastic_rdzv_etcd.watching import View, Watch
+from elastic_testing.connections import long_wait, woken
+from elastic_testing.racing import PATIENCE, background
 
 PASSWORD = "open, Sesame!"
 FIRST = Link(1, "first")

@@ -9,8 +9,8 @@ import pytest
 from backends import opened_v2
 from etcd_servers import Etcd
 
-from elastic_core.testing.backend_conformance import BackendConformance, ProcessConformance
-from elastic_core.testing.connections import MakeBackend
+from elastic_testing.backend_conformance import BackendConformance, ProcessConformance
+from elastic_testing.connections import MakeBackend
 
 
 class TestEtcdV2Backend(BackendConformance, ProcessConformance):

@@ -16,11 +16,11 @@ from etcd_servers import Etcd, Three, administer, asked, running
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
-from elastic_core.testing.connections import chain, long_wait, woken
 from elastic_rdzv_etcd import client, plugin
 from elastic_rdzv_etcd.client import ATTEMPT
 from elastic_rdzv_etcd.records import EXPIRY, Keys, pack_newest
 from elastic_rdzv_etcd.watching import Held, View, Watch
+from elastic_testing.connections import chain, long_wait, woken
 
 Open = Callable[[str, str, str], RendezvousBackend]
 FIRST = Link(1, "first")

@@ -17,16 +17,16 @@ from backends import opened, opened_v2
 from etcd_servers import PATIENCE, Etcd, administer
 
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.testing.backend_conformance import (
+from elastic_rdzv_etcd.records import Keys
+from elastic_testing.backend_conformance import (
     LineConformance,
     PlantConformance,
     RestartConformance,
     SilentLineConformance,
 )
-from elastic_core.testing.connections import MakeBackend
-from elastic_core.testing.faults import Data, Keeper, LossyProxy
-from elastic_core.testing.run_suite import Plant, PlantRow
-from elastic_rdzv_etcd.records import Keys
+from elastic_testing.connections import MakeBackend
+from elastic_testing.faults import Data, Keeper, LossyProxy
+from elastic_testing.run_suite import Plant, PlantRow
 
 Open = Callable[..., RendezvousBackend]
 

@@ -13,7 +13,10 @@ import pytest
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, UsageError
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, Cursor, Link
 from elastic_core.rendezvous.handler import RendezvousParameters
-from elastic_core.testing.backend_conformance import (
+from elastic_rdzv_file import backend as file, inotify
+from elastic_rdzv_file.backend import FileBackend
+from elastic_rdzv_file.inotify import Alarm
+from elastic_testing.backend_conformance import (
     BackendConformance,
     HeldLineConformance,
     LineConformance,
@@ -21,13 +24,10 @@ from elastic_core.testing.backend_conformance import (
     ProcessConformance,
     RestartConformance,
 )
-from elastic_core.testing.connections import MakeBackend, long_wait
-from elastic_core.testing.faults import Data, Keeper, LossyCalls
-from elastic_core.testing.racing import PATIENCE
-from elastic_core.testing.run_suite import Plant, PlantRow
-from elastic_rdzv_file import backend as file, inotify
-from elastic_rdzv_file.backend import FileBackend
-from elastic_rdzv_file.inotify import Alarm
+from elastic_testing.connections import MakeBackend, long_wait
+from elastic_testing.faults import Data, Keeper, LossyCalls
+from elastic_testing.racing import PATIENCE
+from elastic_testing.run_suite import Plant, PlantRow
 
 FIRST = Link(1, "first")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.testing.racing import PATIENCE, background
 from elastic_rdzv_file import inotify
 from elastic_rdzv_file.inotify import Alarm, told
+from elastic_testing.racing import PATIENCE, background
 
 
 def test_only_file_systems_known_to_be_local_are_trusted(tmp_path: Path) -> None:

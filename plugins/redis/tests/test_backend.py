@@ -15,11 +15,11 @@ from redis_servers import Daemon, opened, opened_in_silence, redis_server
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, Cursor, HeartbeatReply, Link
-from elastic_core.testing.backend_conformance import BackendConformance, ProcessConformance
-from elastic_core.testing.connections import MakeBackend, long_wait, woken
-from elastic_core.testing.racing import PATIENCE
 from elastic_rdzv_redis.backend import Keys, RedisBackend
 from elastic_rdzv_redis.scripts import EXPIRY
+from elastic_testing.backend_conformance import BackendConformance, ProcessConformance
+from elastic_testing.connections import MakeBackend, long_wait, woken
+from elastic_testing.racing import PATIENCE
 
 FIRST, SECOND = Link(1, "first"), Link(2, "second")
 LEDGER, ROSTER, *_ = Keys("elastic", "job").all

@@ -11,16 +11,16 @@ import pytest
 import redis
 from redis_servers import Daemon, opened, redis_server
 
-from elastic_core.testing.backend_conformance import (
+from elastic_rdzv_redis.backend import Keys
+from elastic_testing.backend_conformance import (
     LineConformance,
     PlantConformance,
     RestartConformance,
     SilentLineConformance,
 )
-from elastic_core.testing.connections import MakeBackend
-from elastic_core.testing.faults import Data, Keeper, LossyProxy
-from elastic_core.testing.run_suite import Plant, PlantRow
-from elastic_rdzv_redis.backend import Keys
+from elastic_testing.connections import MakeBackend
+from elastic_testing.faults import Data, Keeper, LossyProxy
+from elastic_testing.run_suite import Plant, PlantRow
 
 
 class RedisKeeper(Keeper):

@@ -97,7 +97,7 @@ class RendezvousBackend(ABC):
     the agent, with a message that names the backend.
 
     **Several connections**, of any number of processes, see one store, also while its server is restarted with its data
-    (``elastic_core.testing.linearizability_suite`` checks it):
+    (``elastic_testing.linearizability_suite`` checks it):
 
     * A call takes effect at one instant between its beginning and its return, and its result is what the store holds at
       that instant: whoever asks after it has returned sees what it did (linearizability).

@@ -33,7 +33,7 @@ GRACE = 0.2
 _FIRST, _SECOND = Link(1, "doctor-first"), Link(2, "doctor-second")
 _HINT = (
     "Either the store is not what it should be, or the backend has a defect: its conformance tests "
-    "(elastic_core.testing) would show which."
+    "(elastic_testing) would show which."
 )
 
 

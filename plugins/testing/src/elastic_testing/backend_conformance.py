@@ -11,7 +11,7 @@ The other suites ask for one fixture more each, or two, for what they do to the 
 
 * :class:`ProcessConformance` races processes, for a store that several can reach: ``opener``.
 * :class:`LineConformance` loses requests and replies, at every step: ``line``, made of a
-  :class:`~elastic_core.testing.faults.LossyProxy` or :class:`~elastic_core.testing.faults.LossyCalls`.
+  :class:`~elastic_testing.faults.LossyProxy` or :class:`~elastic_testing.faults.LossyCalls`.
 * :class:`HeldLineConformance` holds them, on one connection or on all, and lets them pass later: ``line``.
   :class:`SilentLineConformance` is the same for a store that is reached over TCP: its operations must end by a timeout.
 * :class:`RestartConformance` restarts a store that lives on its own (not an embedded one), with its data, an older copy
@@ -22,14 +22,14 @@ The other suites ask for one fixture more each, or two, for what they do to the 
 
 from __future__ import annotations
 
-from elastic_core.testing.held_suite import HeldLineConformance, SilentLineConformance
-from elastic_core.testing.ledger_suite import JobConformance, LedgerConformance
-from elastic_core.testing.line_suite import LineConformance
-from elastic_core.testing.process_suite import ProcessConformance
-from elastic_core.testing.restart_suite import RestartConformance
-from elastic_core.testing.roster_suite import HeartbeatConformance, RosterConformance
-from elastic_core.testing.run_suite import PlantConformance, RunConformance
-from elastic_core.testing.wait_suite import WaitConformance
+from elastic_testing.held_suite import HeldLineConformance, SilentLineConformance
+from elastic_testing.ledger_suite import JobConformance, LedgerConformance
+from elastic_testing.line_suite import LineConformance
+from elastic_testing.process_suite import ProcessConformance
+from elastic_testing.restart_suite import RestartConformance
+from elastic_testing.roster_suite import HeartbeatConformance, RosterConformance
+from elastic_testing.run_suite import PlantConformance, RunConformance
+from elastic_testing.wait_suite import WaitConformance
 
 __all__ = [
     "BackendConformance",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
-from elastic_core.testing.faults import Data, Keeper
+from elastic_testing.faults import Data, Keeper
 
 
 class MemoryBackend(LocalBackend):

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, RosterRow
-from elastic_core.testing.linearizability import IMPOSSIBLE, Apply, Contradiction, State, Step, contradiction
+from elastic_testing.linearizability import IMPOSSIBLE, Apply, Contradiction, State, Step, contradiction
 
 Chain: TypeAlias = tuple[tuple[str, bytes], ...]
 """A ledger: the id and the data of each entry."""

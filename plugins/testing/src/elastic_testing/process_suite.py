@@ -12,9 +12,9 @@ from multiprocessing.synchronize import Event
 import pytest
 
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
-from elastic_core.testing.connections import Connect, MakeBackend, await_head, long_wait, woken
-from elastic_core.testing.linearizability_suite import LinearizabilityConformance
-from elastic_core.testing.racing import PATIENCE, Crew
+from elastic_testing.connections import Connect, MakeBackend, await_head, long_wait, woken
+from elastic_testing.linearizability_suite import LinearizabilityConformance
+from elastic_testing.racing import PATIENCE, Crew
 
 
 class ProcessConformance(LinearizabilityConformance):

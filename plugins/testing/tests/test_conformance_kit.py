@@ -11,15 +11,15 @@ import pytest
 
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.rendezvous.backend import Link
-from elastic_core.testing import connections, held_suite
-from elastic_core.testing.backend_conformance import ProcessConformance
-from elastic_core.testing.connections import MakeBackend
-from elastic_core.testing.faults import LossyCalls, Lost
-from elastic_core.testing.held_suite import HeldLineConformance, SilentLineConformance
-from elastic_core.testing.ledger_suite import LedgerConformance
-from elastic_core.testing.line_suite import LineConformance
-from elastic_core.testing.wait_suite import WaitConformance
 from elastic_rdzv_file.backend import FileBackend
+from elastic_testing import connections, held_suite
+from elastic_testing.backend_conformance import ProcessConformance
+from elastic_testing.connections import MakeBackend
+from elastic_testing.faults import LossyCalls, Lost
+from elastic_testing.held_suite import HeldLineConformance, SilentLineConformance
+from elastic_testing.ledger_suite import LedgerConformance
+from elastic_testing.line_suite import LineConformance
+from elastic_testing.wait_suite import WaitConformance
 
 HOUR = 3600.0
 

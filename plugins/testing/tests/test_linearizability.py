@@ -12,13 +12,13 @@ import pytest
 
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, HeartbeatReply, Link, RosterRow
-from elastic_core.testing import linearizability_suite
-from elastic_core.testing.connections import MakeBackend
-from elastic_core.testing.history import Call, check_history
-from elastic_core.testing.linearizability_suite import LinearizabilityConformance
-from elastic_core.testing.racing import PATIENCE
 from elastic_rdzv_file.backend import FileBackend
 from elastic_rdzv_file.disk import republish
+from elastic_testing import linearizability_suite
+from elastic_testing.connections import MakeBackend
+from elastic_testing.history import Call, check_history
+from elastic_testing.linearizability_suite import LinearizabilityConformance
+from elastic_testing.racing import PATIENCE
 
 A, B, AFTER_A = Link(1, "a"), Link(1, "b"), Link(2, "c")
 

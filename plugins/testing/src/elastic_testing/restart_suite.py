@@ -8,10 +8,10 @@ import pytest
 
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
-from elastic_core.testing.connections import ALL_BYTES, MakeBackend, chain, long_wait
-from elastic_core.testing.faults import Data, Keeper
-from elastic_core.testing.linearizability_suite import LinearizabilityConformance
-from elastic_core.testing.racing import PATIENCE, outcome
+from elastic_testing.connections import ALL_BYTES, MakeBackend, chain, long_wait
+from elastic_testing.faults import Data, Keeper
+from elastic_testing.linearizability_suite import LinearizabilityConformance
+from elastic_testing.racing import PATIENCE, outcome
 
 
 class RestartConformance(LinearizabilityConformance):

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_core.testing.connections import Connections, MakeBackend
-from elastic_core.testing.faults import BadLine, Keeper, LossyCalls
-from elastic_core.testing.history import check_history
-from elastic_core.testing.workload import work
+from elastic_testing.connections import Connections, MakeBackend
+from elastic_testing.faults import BadLine, Keeper, LossyCalls
+from elastic_testing.history import check_history
+from elastic_testing.workload import work
 
 CALLS = 1000
 """Of all processes together, or fewer, where those take longer than this."""
@@ -28,12 +28,12 @@ class LinearizabilityConformance(Connections):
 
     @pytest.fixture
     def line(self) -> BadLine | None:
-        """See :class:`~elastic_core.testing.line_suite.LineConformance`; without one, whole calls are lost."""
+        """See :class:`~elastic_testing.line_suite.LineConformance`; without one, whole calls are lost."""
         return None
 
     @pytest.fixture
     def keeper(self) -> Keeper | None:
-        """See :class:`~elastic_core.testing.restart_suite.RestartConformance`; without one, nothing is restarted."""
+        """See :class:`~elastic_testing.restart_suite.RestartConformance`; without one, nothing is restarted."""
         return None
 
     def test_the_calls_of_several_processes_are_linearizable(

@@ -23,7 +23,7 @@ from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, Cursor, Link, Rende
 from elastic_core.session.join import Applicant, Clock, Joined, join
 from elastic_core.session.leave import readable
 from elastic_core.session.ledger_reader import load, news
-from elastic_core.testing.connections import Connect, Connections, MakeBackend
+from elastic_testing.connections import Connect, Connections, MakeBackend
 
 Plant: TypeAlias = Callable[[str, int, bytes], bool]
 """Puts bytes where the record of a job's ledger entry is: the job's id, the entry's index, all that is stored there.

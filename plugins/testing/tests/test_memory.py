@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.testing.backend_conformance import (
+from elastic_testing.backend_conformance import (
     BackendConformance,
     HeldLineConformance,
     LineConformance,
     RestartConformance,
 )
-from elastic_core.testing.connections import MakeBackend
-from elastic_core.testing.faults import BadLine, LossyCalls
-from elastic_core.testing.memory import MemoryServer
+from elastic_testing.connections import MakeBackend
+from elastic_testing.faults import BadLine, LossyCalls
+from elastic_testing.memory import MemoryServer
 
 
 class TestMemory(BackendConformance, RestartConformance):

@@ -1,0 +1,31 @@
+"""The conformance kit: suites of pytest tests that every rendezvous backend must pass.
+
+A suite is a class of pytest tests. Import it from its module (:mod:`elastic_testing.backend_conformance`),
+subclass it in a test file, and give it the fixtures that its docstring asks for.
+
+General layout:
+
+* ``backend_conformance``: the suites by name, and which of them a backend takes. An author begins here.
+* ``ledger_suite``, ``roster_suite``, ``wait_suite``, ``run_suite``: what each operation of a backend must do.
+* ``process_suite``, ``line_suite``, ``held_suite``, ``restart_suite``: the same with several processes, over a bad network,
+  with answers held back, and with a store that is restarted.
+* ``linearizability_suite``: the calls of several processes are in one order. ``workload`` makes the calls, ``history`` says
+  what a backend promises of them, ``linearizability`` searches for the order.
+* ``faults``, ``racing``, ``connections``: what the suites share.
+* ``memory``: a store in this process, which can be stopped, restarted and emptied.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+__version__ = "0.1.0"
+
+pytest.register_assert_rewrite(
+    *(
+        f"elastic_testing.{suite}_suite"
+        for suite in ("ledger", "roster", "wait", "process", "line", "held", "restart", "run")
+    ),
+    "elastic_testing.connections",
+    "elastic_testing.racing",
+)
