@@ -39,20 +39,58 @@ def test_a_plugins_command_is_imported_when_it_is_called(install: Install, capsy
     )
     assert elastic("--help") == 0
     help = capsys.readouterr().out
-    places = [help.index(f"\n  {name} ") for name in ("run", "doctor", "plugins", "broken", "greet")]
+    places = [help.index(f"\n  {name} ") for name in ("run", "plugins", "broken", "greet")]
     assert places == sorted(places)
     assert elastic("greet") == 0
     assert capsys.readouterr().out == "hello\n"
 
 
-def test_a_command_that_is_not_installed_says_what_brings_it(
+@pytest.mark.parametrize(
+    ("name", "distribution"),
+    [("audit-data", "elastic-torch"), ("doctor", "elastic-doctor"), ("exec", "elastic-torchrun")],
+)
+def test_a_command_that_is_not_installed_is_answered_with_what_brings_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, distribution: str
+) -> None:
+    monkeypatch.setattr(Catalogue, "read", lambda: Catalogue([]))
+    assert elastic(name, "--any=thing") == 2
+    assert capsys.readouterr().err == (
+        f"elastic: error: The command {name!r} is not installed.\n\n"
+        f"Install the distribution that brings it: pip install {distribution}\n"
+    )
+    assert elastic("--help") == 0
+    assert f"\n  {name} " not in capsys.readouterr().out, "it is listed once it is installed"
+
+
+def test_a_misspelled_command_that_is_not_installed_is_suggested(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Catalogue, "read", lambda: Catalogue([]))
-    assert elastic("exec") == 2
+    assert elastic("docter") == 2
     assert capsys.readouterr().err == (
-        "elastic: error: The command 'exec' is not installed.\n\n"
-        "Install the distribution that brings it: pip install elastic-torchrun\n"
+        "elastic: error: There is no command 'docter'. Did you mean 'doctor'?\n\nSee elastic --help.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("backend", "distribution"),
+    [
+        ("c10d", "elastic-rdzv-c10d"),
+        ("etcd", "elastic-rdzv-etcd"),
+        ("etcd-v2", "elastic-rdzv-etcd"),
+        ("file", "elastic-rdzv-file"),
+        ("redis", "elastic-rdzv-redis"),
+        ("static", "elastic-rdzv-c10d"),
+    ],
+)
+def test_a_backend_that_is_not_installed_is_answered_with_what_brings_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], backend: str, distribution: str
+) -> None:
+    monkeypatch.setattr(Catalogue, "read", lambda: Catalogue([]))
+    assert elastic("run", f"--rdzv_backend={backend}", "--rdzv_endpoint=localhost:1", __file__) == 2
+    assert capsys.readouterr().err == (
+        f"elastic: error: The rendezvous backend {backend!r} is not installed.\n\n"
+        f"Install the distribution that brings it: pip install {distribution}\n"
     )
 
 
@@ -117,7 +155,7 @@ def test_a_missing_script_is_refused_the_same_way() -> None:
     assert refused.stderr == f"elastic: error: There is no script {wrong!r}. Did you mean {__file__!r}?\n"
 
 
-@pytest.mark.parametrize("line", ["--help", "--version", "run --help", "doctor --help", "plugins"])
+@pytest.mark.parametrize("line", ["--help", "--version", "run --help", "plugins"])
 def test_asking_for_help_imports_nothing_heavy(line: str) -> None:
     """Neither what takes long to import nor the agent itself."""
     script = (

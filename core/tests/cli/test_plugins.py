@@ -94,7 +94,7 @@ def test_core_s_own_plugins_stand_first() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["max-restarts", "log-lines", "plain-start", "local", "file"])
+@pytest.mark.parametrize("name", ["max-restarts", "log-lines", "plain-start", "local"])
 def test_json_is_for_programs(name: str) -> None:
     rows = {row["name"]: row for row in json.loads(CliRunner().invoke(command, ["--json"]).output)}
     assert rows[name]["distribution"] == "elastic-core"

@@ -26,7 +26,9 @@ CATALOGUE = Catalogue(
 
 
 NOT_INSTALLED = ", ".join(
-    f"{name} ({distribution})" for (group, name), distribution in BROUGHT_BY.items() if group is Group.RENDEZVOUS
+    f"{name} ({distribution})"
+    for (group, name), distribution in BROUGHT_BY.items()
+    if group is Group.RENDEZVOUS and name != "file"
 )
 
 

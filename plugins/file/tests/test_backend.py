@@ -13,7 +13,7 @@ import pytest
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, UsageError
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, Cursor, Link
 from elastic_core.rendezvous.handler import RendezvousParameters
-from elastic_rdzv_file import backend as file, inotify
+from elastic_rdzv_file import inotify, plugin
 from elastic_rdzv_file.backend import FileBackend
 from elastic_rdzv_file.inotify import Alarm
 from elastic_testing.backend_conformance import (
@@ -370,13 +370,13 @@ def made(endpoint: str, **config: str) -> FileBackend:
     params = RendezvousParameters(
         backend="file", endpoint=endpoint, run_id="a/job", min_nodes=1, max_nodes=2, config=config
     )
-    backend = file.elastic_make_rendezvous(params)
+    backend = plugin.elastic_make_rendezvous(params)
     assert isinstance(backend, FileBackend)
     return backend
 
 
 def test_the_hooks_ask_for_a_directory() -> None:
-    options = file.elastic_rendezvous_options()
+    options = plugin.elastic_rendezvous_options()
     assert (options.endpoint, options.endpoint_required, options.single_node) == ("DIRECTORY", True, False)
     assert list(options.conf) == ["poll_interval", "shared"]
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Collection
-from functools import partial
-from pathlib import Path
 
 import pytest
 
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, HeartbeatReply, Link, RosterRow
-from elastic_rdzv_file.backend import FileBackend
-from elastic_rdzv_file.disk import republish
 from elastic_testing import linearizability_suite
 from elastic_testing.connections import MakeBackend
 from elastic_testing.history import Call, check_history
@@ -330,25 +326,6 @@ def test_a_store_with_a_defect_is_noticed(backend: type[LocalBackend]) -> None:
     jobs: dict[str, MemoryStore] = defaultdict(MemoryStore)
     with pytest.raises(AssertionError, match="no order of the calls"):
         linearizable(lambda run_id: backend(jobs[run_id]))
-
-
-class Overwrites(FileBackend):
-    """Who writes an entry at the same time as another process replaces that one's."""
-
-    def connect(self) -> FileBackend:
-        return Overwrites(self._store)
-
-    def append(self, prev: Link, entry: Link, data: bytes) -> bool:
-        if self.read(entry.index) is not None or (prev.index and self.read(prev.index) != prev.id.encode()):
-            return False
-        time.sleep(0.001)
-        republish(self._store.scratch, self._store.ledger.path(entry.index), entry.id.encode() + b"\n" + data)
-        return True
-
-
-def test_a_store_that_processes_share_with_a_defect_is_noticed(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="no order of the calls on the ledger"):
-        linearizable(partial(Overwrites.open, tmp_path))
 
 
 def test_a_worker_that_fails_is_shown() -> None:

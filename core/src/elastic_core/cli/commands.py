@@ -19,6 +19,7 @@ BUILT_IN: Mapping[str, tuple[str, str]] = {
 }
 """Where each of core's own commands lives, in an attribute ``command``, and its help in one line."""
 OF_PLUGINS: Mapping[str, str] = {
+    "audit-data": "Prove from a sampler's audit log that no sample was skipped or repeated.",
     "doctor": "Say whether nodes can meet, and what is wrong if they cannot.",
     "exec": "Run a command, below which torchrun is `elastic run`.",
 }
@@ -57,9 +58,10 @@ class Elastic(click.Group):
             return command
         from elastic_core.plugins.entry_points import BROUGHT_BY, Catalogue, Group, load
 
-        if cmd_name not in (known := self.list_commands(ctx)) and (Group.COMMANDS, cmd_name) not in BROUGHT_BY:
+        others = {name for group, name in BROUGHT_BY if group is Group.COMMANDS}
+        if cmd_name not in (known := {*self.list_commands(ctx), *others}):
             raise UsageError(
-                f"There is no command {cmd_name!r}.{did_you_mean(cmd_name, known)}", hint="See elastic --help."
+                f"There is no command {cmd_name!r}.{did_you_mean(cmd_name, sorted(known))}", hint="See elastic --help."
             )
         offer = Catalogue.read().find(cmd_name, Group.COMMANDS)
         command = load(offer)

@@ -62,6 +62,8 @@ BROUGHT_BY: Mapping[tuple[Group, str], str] = {
     (Group.RENDEZVOUS, "etcd-v2"): "elastic-rdzv-etcd",
     (Group.RENDEZVOUS, "file"): "elastic-rdzv-file",
     (Group.RENDEZVOUS, "redis"): "elastic-rdzv-redis",
+    (Group.RENDEZVOUS, "static"): "elastic-rdzv-c10d",
+    (Group.COMMANDS, "audit-data"): "elastic-torch",
     (Group.COMMANDS, "doctor"): "elastic-doctor",
     (Group.COMMANDS, "exec"): "elastic-torchrun",
 }

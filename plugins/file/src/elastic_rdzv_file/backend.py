@@ -16,7 +16,6 @@ Heartbeats are files that nobody watches.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Collection
@@ -24,10 +23,9 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
-from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, UsageError
-from elastic_core.hookspecs import RendezvousOptions, hookimpl
+from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.rendezvous.backend import (
     TOMBSTONE,
     Cursor,
@@ -36,7 +34,6 @@ from elastic_core.rendezvous.backend import (
     RendezvousBackend,
     RosterRow,
 )
-from elastic_core.rendezvous.handler import RendezvousParameters
 from elastic_rdzv_file.disk import (
     DELETED,
     PLANTED,
@@ -50,7 +47,7 @@ from elastic_rdzv_file.disk import (
     safe_name,
     store_errors,
 )
-from elastic_rdzv_file.inotify import POLL_INTERVAL, Alarm
+from elastic_rdzv_file.inotify import Alarm
 from elastic_rdzv_file.job_directory import JobDirectory
 from elastic_rdzv_file.records import (
     HEARTBEAT_SIZE,
@@ -318,85 +315,3 @@ class FileBackend(RendezvousBackend):
             if (count := unpack_heartbeat(content)) is not None:
                 return count
         raise RendezvousStateError(f"{path!r} is no heartbeat: {content!r}.", hint=PLANTED)
-
-
-# The plugin ----------------------------------------------------------------------------------------------------------
-
-
-@hookimpl
-def elastic_rendezvous_options() -> RendezvousOptions:
-    """A directory, and how often to look into it."""
-    return RendezvousOptions(
-        endpoint="DIRECTORY",
-        endpoint_required=True,
-        conf={
-            "poll_interval": f"seconds between two looks for changes; by default {POLL_INTERVAL} on a network mount, "
-            "and elsewhere none, as the kernel tells of them",
-            "shared": "true: other users may own the job's directory, and write there [false]",
-        },
-    )
-
-
-@hookimpl
-def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend:
-    """The job's directory below the endpoint.
-
-    Raises:
-        UsageError: The endpoint is no directory and cannot become one, or the interval is no number of seconds.
-        RendezvousConnectionError: The job's directory cannot be made.
-        RendezvousStateError: Somebody else has put something else there.
-    """
-    interval = params.config.get("poll_interval")
-    parent, made = _directory(params.endpoint)
-    seconds, shared = None if interval is None else _seconds(interval), params.get_as_bool("shared") or False
-    return FileBackend.open(parent, params.run_id, seconds, made=made, shared=shared)
-
-
-def _directory(endpoint: str) -> tuple[Path, bool]:
-    """The endpoint as an absolute path, made if its parent is there; and whether it was made."""
-    path = Path(endpoint)
-    if endpoint.startswith("file:"):
-        url = urlsplit(endpoint)
-        if url.netloc not in ("", "localhost") or not url.path.startswith("/"):
-            raise UsageError(
-                f"--rdzv_endpoint {endpoint!r} names no directory of this host.",
-                hint="Write DIRECTORY or file:///DIRECTORY.",
-            )
-        path = Path(unquote(url.path))
-    if not endpoint:
-        raise UsageError(
-            "The backend 'file' needs --rdzv_endpoint=DIRECTORY.", hint="Name one that every node can reach."
-        )
-    path = Path(os.path.abspath(os.path.expanduser(path)))
-    if path.is_dir():
-        return path, False
-    try:
-        path.mkdir(exist_ok=True)
-    except FileNotFoundError as exc:
-        if path.parent.is_dir():  # a file system of the kernel's, where nothing can be made
-            raise UsageError(
-                f"--rdzv_endpoint {endpoint!r}: no directory can be made in {str(path.parent)!r}.", hint="Name another."
-            ) from exc
-        raise UsageError(
-            f"--rdzv_endpoint {endpoint!r}: there is no directory {str(path.parent)!r}.",
-            hint="Create it, or fix the path.",
-        ) from exc
-    except (FileExistsError, NotADirectoryError) as exc:
-        raise UsageError(f"--rdzv_endpoint {endpoint!r} is not a directory.", hint="Name a directory.") from exc
-    except OSError as exc:
-        raise RendezvousConnectionError(
-            f"The rendezvous directory {str(path)!r} cannot be made: {exc.strerror}.",
-            hint="Create it, writable for this user, or use another one.",
-            lasting=True,
-        ) from exc
-    return path, True
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise UsageError(f"--rdzv_conf poll_interval={text} is not a positive number of seconds.")
-    return seconds

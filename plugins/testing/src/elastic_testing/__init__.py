@@ -7,12 +7,13 @@ General layout:
 
 * ``backend_conformance``: the suites by name, and which of them a backend takes. An author begins here.
 * ``ledger_suite``, ``roster_suite``, ``wait_suite``, ``run_suite``: what each operation of a backend must do.
-* ``process_suite``, ``line_suite``, ``held_suite``, ``restart_suite``: the same with several processes, over a bad network,
-  with answers held back, and with a store that is restarted.
-* ``linearizability_suite``: the calls of several processes are in one order. ``workload`` makes the calls, ``history`` says
+* ``process_suite``, ``line_suite``, ``held_suite``, ``restart_suite``: the same with several processes, over a bad
+  network, with answers held back, and with a store that is restarted.
+* ``linearizability_suite``: the calls of several processes fit one order. ``workload`` makes them, ``history`` says
   what a backend promises of them, ``linearizability`` searches for the order.
 * ``faults``, ``racing``, ``connections``: what the suites share.
 * ``memory``: a store in this process, which can be stopped, restarted and emptied.
+* ``distributions``: a fixture that installs a distribution, with its entry points, for one test.
 """
 
 from __future__ import annotations

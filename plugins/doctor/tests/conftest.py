@@ -1,0 +1,7 @@
+"""What these tests share: a backend that is installed for one test only."""
+
+from __future__ import annotations
+
+from elastic_testing.distributions import install
+
+__all__ = ["install"]
