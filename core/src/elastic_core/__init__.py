@@ -11,10 +11,9 @@ General layout, in the order in which a run passes through it:
   ``torch_worker`` reaches what needs torch, which is ``elastic_torch`` or another library; ``training`` is what
   scripts may expect of it.
 * ``agent``: one process per node: the event loop, the warden that is the parent of all workers, their output.
-* ``rendezvous``: who is in the job, and as what. ``backend`` is what a store must be able to do, ``local`` and ``file``
-  are core's own; ``ledger``, ``decide`` and ``node`` are the protocol as pure functions.
+* ``rendezvous``: who is in the job, and as what. ``backend`` is what a store must be able to do; ``ledger``,
+  ``decide`` and ``node`` are the protocol as pure functions.
 * ``events``, ``incidents``, ``errors``, ``exit_codes``, ``terminal``: the words in which all of them speak.
-* ``testing``: the conformance kit for those who write a backend.
 
 To understand the system, read ``hookspecs``, ``rendezvous.decide`` and the loop in ``agent.supervisor``.
 

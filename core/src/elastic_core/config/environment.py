@@ -131,8 +131,6 @@ VARIABLES = (
         Use.READ,
         "0: torch's own rendezvous handlers share their store with the workers, and a node that joins ends the job.",
     ),
-    Variable("GLOO_SOCKET_IFNAME", Use.READ, "The interface that gloo takes; elastic doctor says what it takes else."),
-    Variable("NO_COLOR", Use.READ, "Not empty: elastic doctor prints no colours."),
     # The scheduler's.
     Variable("SLURM_JOB_ID", Use.READ, "With SLURM_RESTART_COUNT the run's uid, where --rdzv_conf sets no run_uid."),
     Variable("SLURM_RESTART_COUNT", Use.READ, "How often Slurm has requeued the job."),

@@ -1,7 +1,7 @@
 """Core's own plugins: what a run does when nobody asked for anything else.
 
-They are registered through the same hooks as everybody's. The ``local`` and ``file`` backends are core's too, and are
-found by entry point like any other backend.
+They are registered through the same hooks as everybody's. The ``local`` backend is core's too, and is found
+by entry point like any other backend.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 General layout, from what a backend's author writes up to what the agent uses:
 
-* ``backend`` is the store's interface; ``local`` and ``file`` are core's own. ``guard`` names a backend that breaks the
-  rules. ``api`` has the public types around it.
+* ``backend`` is the store's interface. ``guard`` names a backend that breaks the rules. ``handler`` has the public
+  types around it.
 * ``registry`` knows the rendezvous handlers of others by name; ``asking`` is the mind of a node that has one, and
   ``exchange`` what such nodes tell each other.
 * ``settings``, ``entries`` with the ``ledger`` that they make, and ``rows`` are the vocabulary: immutable records.
