@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -43,3 +45,19 @@ def test_the_version_is_the_distributions() -> None:
 def test_importing_the_package_imports_nothing_of_it() -> None:
     script = "import sys, elastic_core; print(*(name for name in sys.modules if name.startswith('elastic_core.')))"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "\n"
+
+
+def test_core_imports_the_standard_library_pluggy_and_click_alone() -> None:
+    allowed = {*sys.stdlib_module_names, "click", "elastic_core", "pluggy", "_typeshed"}
+    foreign = set()
+    for path in Path(elastic_core.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Import(names=names):
+                    modules = [alias.name for alias in names]
+                case ast.ImportFrom(module=str(module)):
+                    modules = [module]
+                case _:
+                    continue
+            foreign |= {(path.name, module) for module in modules if module.partition(".")[0] not in allowed}
+    assert foreign == set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import distributions
 from importlib.util import find_spec
 
+import pytest
 from stage import Stage
 
 import elastic_core
@@ -28,3 +29,18 @@ def test_two_nodes_run_any_program(stage: Stage, meeting: list[str]) -> None:
     said = sorted(line for agent in agents for line in agent.lines if line.startswith("rank"))
     assert [line.rpartition(" at ")[0] for line in said] == [f"rank {rank} of 4" for rank in range(4)]
     assert len({line.rpartition(" ")[2] for line in said}) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "distribution"),
+    [
+        (["--nnodes=2", "--rdzv_backend=file", "--rdzv_endpoint=/tmp"], "elastic-rdzv-file"),
+        (["--nnodes=2", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:29400"], "elastic-rdzv-c10d"),
+    ],
+)
+def test_a_backend_that_is_not_installed_is_answered_with_what_brings_it(
+    stage: Stage, flags: list[str], distribution: str
+) -> None:
+    agent = stage.run(*flags, "--no_python", "true")
+    assert agent.exit_code() == 2
+    assert agent.lines[-1] == f"Install the distribution that brings it: pip install {distribution}"
