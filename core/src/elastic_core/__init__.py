@@ -41,13 +41,14 @@ if TYPE_CHECKING:
         StoreLostError as StoreLostError,
         UsageError as UsageError,
     )
-    from elastic_core.hookspecs import RendezvousOptions as RendezvousOptions, hookimpl as hookimpl
+    from elastic_core.hookspecs import hookimpl as hookimpl
     from elastic_core.rendezvous.backend import RendezvousBackend as RendezvousBackend
     from elastic_core.rendezvous.handler import (
         RendezvousHandler as RendezvousHandler,
         RendezvousInfo as RendezvousInfo,
         RendezvousParameters as RendezvousParameters,
     )
+    from elastic_core.rendezvous.options import RendezvousOptions as RendezvousOptions
     from elastic_core.worker.error_file import record as record
     from elastic_core.worker.library import (
         ElasticDistributedSampler as ElasticDistributedSampler,
@@ -66,7 +67,7 @@ _HOME = {
     "RendezvousError": "errors",
     "RendezvousHandler": "rendezvous.handler",
     "RendezvousInfo": "rendezvous.handler",
-    "RendezvousOptions": "hookspecs",
+    "RendezvousOptions": "rendezvous.options",
     "RendezvousParameters": "rendezvous.handler",
     "RendezvousRefusedError": "errors",
     "RendezvousStateError": "errors",

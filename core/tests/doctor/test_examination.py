@@ -15,7 +15,7 @@ from elastic_core.doctor.findings import Finding, State
 from elastic_core.doctor.report import as_json, line, summary, title
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.exit_codes import ExitCode
-from elastic_core.hookspecs import RendezvousOptions
+from elastic_core.rendezvous.options import RendezvousOptions
 
 Install = Callable[..., None]
 FAKE = """

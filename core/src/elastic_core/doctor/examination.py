@@ -20,13 +20,13 @@ from elastic_core.doctor import host, speed, store
 from elastic_core.doctor.findings import Finding, State, ok, refused, skipped, warning, wrong
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousError
 from elastic_core.exit_codes import ExitCode
-from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.host.addresses import advertised, endpoint_host
 from elastic_core.plugins.entry_points import Catalogue
 from elastic_core.plugins.manager import BACKENDS, Plugins
 from elastic_core.protocol.settings import Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.handler import RendezvousParameters
+from elastic_core.rendezvous.options import RendezvousOptions
 
 ANSWER = 3.0
 """Seconds for which anything that has to be answered may keep this process waiting, before it counts as hanging."""

@@ -27,7 +27,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, UsageError
-from elastic_core.hookspecs import RendezvousOptions, hookimpl
+from elastic_core.hookspecs import hookimpl
 from elastic_core.rendezvous.backend import (
     TOMBSTONE,
     Cursor,
@@ -52,6 +52,7 @@ from elastic_core.rendezvous.disk import (
 from elastic_core.rendezvous.handler import RendezvousParameters
 from elastic_core.rendezvous.inotify import POLL_INTERVAL, Alarm
 from elastic_core.rendezvous.job_directory import JobDirectory
+from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_core.rendezvous.records import (
     HEARTBEAT_SIZE,
     RECORD_LIMIT,
