@@ -49,14 +49,13 @@ if TYPE_CHECKING:
         RendezvousParameters as RendezvousParameters,
     )
     from elastic_core.rendezvous.options import RendezvousOptions as RendezvousOptions
+    from elastic_core.version import __version__ as __version__
     from elastic_core.worker.error_file import record as record
     from elastic_core.worker.library import (
         ElasticDistributedSampler as ElasticDistributedSampler,
         TrainState as TrainState,
         init_process_group as init_process_group,
     )
-
-__version__ = "0.1.0"
 
 _HOME = {
     "ElasticError": "errors",
@@ -75,6 +74,7 @@ _HOME = {
     "RunConfig": "config.run",
     "StoreLostError": "errors",
     "UsageError": "errors",
+    "__version__": "version",
     "hookimpl": "hookspecs",
     "record": "worker.error_file",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from elastic_core import __version__
+from elastic_core.version import __version__
 from elastic_core.agent.probing import Door
 from elastic_core.config.program import arguments_digest, name
 from elastic_core.config.run import DEFAULT_ID, RunConfig

@@ -7,7 +7,7 @@ from importlib import import_module
 
 import click
 
-from elastic_core import __version__
+from elastic_core.version import __version__
 from elastic_core.cli.interrupt import raise_again
 from elastic_core.errors import PluginError, UsageError, did_you_mean
 

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from elastic_core import __version__, threads
+from elastic_core import threads
+from elastic_core.version import __version__
 from elastic_core.doctor.findings import Finding, ok, warning, wrong
 from elastic_core.doctor.store import PATIENCE
 from elastic_core.errors import RendezvousConnectionError

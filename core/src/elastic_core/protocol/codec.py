@@ -14,7 +14,7 @@ import string
 from collections.abc import Mapping
 from typing import Any, TypeGuard, cast
 
-from elastic_core import __version__
+from elastic_core.version import __version__
 from elastic_core.errors import ElasticError, RendezvousStateError
 from elastic_core.protocol.entries import (
     Closed,
