@@ -90,14 +90,8 @@ _SUBMODULES = {
 }
 """Modules that ``import elastic_core as elastic`` reaches by torch's names, as ``elastic.multiprocessing.Std``."""
 
-_OFFERED = {"TrainState": "elastic_train_state", "init_process_group": "elastic_init_process_group"}
-"""What a library brings, ``elastic_torch`` by default, and the hook that is asked for it.
-
-Not in ``__all__``: ``import *`` works without any.
-"""
-
-_OF_ELASTIC_TORCH = ("ElasticDistributedSampler",)
-"""What is ``elastic_torch``'s alone; not in ``__all__`` either."""
+_OF_LIBRARY = ("ElasticDistributedSampler", "TrainState", "init_process_group")
+"""What a library brings (``worker.library``). Not in ``__all__``: ``import *`` works without any."""
 
 __all__ = [
     "ElasticError",
@@ -127,7 +121,7 @@ def __getattr__(name: str) -> Any:
 
     if name in _SUBMODULES:
         return import_module(f"{__name__}.{_SUBMODULES[name]}")
-    if name in _OFFERED or name in _OF_ELASTIC_TORCH:
+    if name in _OF_LIBRARY:
         return getattr(import_module(f"{__name__}.worker.library"), name)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -135,4 +129,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, *_SUBMODULES, *_OFFERED, *_OF_ELASTIC_TORCH]
+    return [*__all__, *_SUBMODULES, *_OF_LIBRARY]

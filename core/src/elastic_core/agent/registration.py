@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from elastic_core.version import __version__
 from elastic_core.agent.probing import Door
 from elastic_core.config.program import arguments_digest, name
 from elastic_core.config.run import DEFAULT_ID, RunConfig
@@ -18,6 +17,7 @@ from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
 from elastic_core.session.join import Applicant, Clock
 from elastic_core.session.retry import FIRST_CONNECTION_SECONDS, connect_at_first, store_awaited
+from elastic_core.version import __version__
 
 
 def parameters(config: RunConfig) -> RendezvousParameters:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from elastic_core import threads
-from elastic_core.version import __version__
 from elastic_core.doctor.findings import Finding, ok, warning, wrong
 from elastic_core.doctor.store import PATIENCE
 from elastic_core.errors import RendezvousConnectionError
@@ -22,6 +21,7 @@ from elastic_core.host.addresses import LOOPBACK, advertised, endpoint_host, par
 from elastic_core.host.identity import host_name
 from elastic_core.host.ports import HeldPort
 from elastic_core.protocol.settings import Versions
+from elastic_core.version import __version__
 
 SLOW = 1.0
 """Seconds after which a resolver's answer counts as slow."""
