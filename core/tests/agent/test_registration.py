@@ -15,7 +15,8 @@ from elastic_core.agent.registration import applicant_for, parameters
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import OnNodeLoss, RunConfig, Stream, StreamMap, Timing
 from elastic_core.errors import UsageError
-from elastic_core.host.identity import Slot, host_id
+from elastic_core.agent.slot import Slot
+from elastic_core.host.identity import host_id
 from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.protocol.settings import Agreement, Versions
 from elastic_core.rendezvous.handler import RendezvousParameters

@@ -18,7 +18,7 @@ from elastic_core.api.run_agent import begun
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import SIGNALS, RunConfig
 from elastic_core.events import Event
-from elastic_core.host.identity import Slot
+from elastic_core.agent.slot import Slot
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Versions

@@ -18,7 +18,8 @@ from elastic_core.api.run_agent import begun
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError
-from elastic_core.host.identity import Slot, boot_id
+from elastic_core.agent.slot import Slot
+from elastic_core.host.identity import boot_id
 from elastic_core.host.ports import HeldPort
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.plugins.manager import Plugins, core_plugins

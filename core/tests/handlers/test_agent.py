@@ -24,7 +24,7 @@ from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.handlers import agent
 from elastic_core.hookspecs import hookimpl
-from elastic_core.host.identity import Slot
+from elastic_core.agent.slot import Slot
 from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo
 from elastic_core.warden.linux import descendants

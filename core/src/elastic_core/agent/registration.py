@@ -9,7 +9,8 @@ from elastic_core.agent.probing import Door
 from elastic_core.config.program import arguments_digest, name
 from elastic_core.config.run import DEFAULT_ID, RunConfig
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.host.identity import Slot, host_id, host_name
+from elastic_core.agent.slot import Slot
+from elastic_core.host.identity import host_id, host_name
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Agreement, Command, Settings, Versions

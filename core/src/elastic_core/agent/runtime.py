@@ -26,7 +26,7 @@ from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config.program import ProgramKind
 from elastic_core.config.run import SIGNALS, RunConfig, Stream
 from elastic_core.events import Event, Level
-from elastic_core.host.identity import Slot
+from elastic_core.agent.slot import Slot
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.warden.client import CLOSING, Warden

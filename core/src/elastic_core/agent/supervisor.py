@@ -33,7 +33,7 @@ from elastic_core.errors import ElasticError, RendezvousConnectionError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.host.addresses import advertised
-from elastic_core.host.identity import Slot
+from elastic_core.agent.slot import Slot
 from elastic_core.host.ports import own_address
 from elastic_core.incidents import Incident
 from elastic_core.plugins.manager import Plugins

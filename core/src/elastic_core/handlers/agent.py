@@ -43,7 +43,7 @@ from elastic_core.handlers.state_machine import (
     step,
 )
 from elastic_core.handlers.thread import Asker, Blind, Failed, Sealed, ShutDown
-from elastic_core.host.identity import Slot
+from elastic_core.agent.slot import Slot
 from elastic_core.incidents import History, Incident, IncidentKind
 from elastic_core.plugins import handler_registry
 from elastic_core.plugins.manager import Plugins
