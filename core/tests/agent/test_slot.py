@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.host import identity
 from elastic_core.agent.slot import Slot
+from elastic_core.host import identity
 from elastic_core.host.identity import host_id
 from elastic_core.protocol.roster import SLOTS
 

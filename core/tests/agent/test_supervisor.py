@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from elastic_core.agent import supervisor, worker_store
+from elastic_core.agent.slot import Slot
 from elastic_core.agent.temp_dirs import MARK
 from elastic_core.api.run_agent import begun
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError
-from elastic_core.agent.slot import Slot
 from elastic_core.host.identity import boot_id
 from elastic_core.host.ports import HeldPort
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore

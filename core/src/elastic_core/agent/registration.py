@@ -6,11 +6,12 @@ import os
 from functools import partial
 
 from elastic_core.agent.probing import Door
+from elastic_core.agent.slot import Slot
 from elastic_core.config.program import arguments_digest, name
 from elastic_core.config.run import DEFAULT_ID, RunConfig
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.agent.slot import Slot
 from elastic_core.host.identity import host_id, host_name
+from elastic_core.host.versions import installed_versions
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Agreement, Command, Settings, Versions
@@ -59,7 +60,7 @@ def first_connection(config: RunConfig, plugins: Plugins) -> RendezvousBackend |
 
 def applicant_for(config: RunConfig, plugins: Plugins, slot: Slot, clock: Clock, door: Door | None = None) -> Applicant:
     """Who this node is, and what it brings; ``door`` is where its peers may probe it."""
-    versions = Versions.here()
+    versions = Versions(**installed_versions())
     info = NodeInfo(
         node_id=clock.new_id(),
         host=host_name(),

@@ -23,6 +23,7 @@ from elastic_core.agent.registration import applicant_for, cpus_of_workers, firs
 from elastic_core.agent.report import Ending, Publish, finish, publish_as
 from elastic_core.agent.runtime import WARDEN_PATIENCE, Hands, hands
 from elastic_core.agent.shutdown import Departing
+from elastic_core.agent.slot import Slot
 from elastic_core.agent.status import ShowState, Status, describe_node
 from elastic_core.agent.temp_dirs import remove_abandoned
 from elastic_core.agent.timers import AliveFor, Crashed, Depart, Overdue, Tick
@@ -33,7 +34,6 @@ from elastic_core.errors import ElasticError, RendezvousConnectionError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.host.addresses import advertised
-from elastic_core.agent.slot import Slot
 from elastic_core.host.ports import own_address
 from elastic_core.incidents import Incident
 from elastic_core.plugins.manager import Plugins

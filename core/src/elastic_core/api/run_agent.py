@@ -82,9 +82,9 @@ def _run_once(config: RunConfig, plugins: Plugins, warden: Warden | None, *, alo
 
         from elastic_core.agent import supervisor  # see the top
         from elastic_core.agent.runtime import handled
+        from elastic_core.agent.slot import Slot
         from elastic_core.agent.state_dump import StateDump
         from elastic_core.agent.status import Status
-        from elastic_core.agent.slot import Slot
 
         dump = stack.enter_context(closing(StateDump(handled(config), Status.of(config).describe_joining)))
         slot = stack.enter_context(closing(Slot.take(config.rdzv_id)))  # not the endpoint too: it has many spellings
