@@ -22,7 +22,7 @@ from elastic_core.agent.registration import applicant_for, cpus_of_workers
 from elastic_core.agent.report import Ending, Publish, finish, publish_as
 from elastic_core.agent.runtime import WARDEN_PATIENCE, Hands, hands
 from elastic_core.agent.slot import Slot
-from elastic_core.agent.status import ShowState, Status, describe_polled
+from elastic_core.agent.status import ShowState, Status
 from elastic_core.agent.timers import Crashed, Overdue
 from elastic_core.agent.workers import start_failure
 from elastic_core.config.run import RunConfig
@@ -43,6 +43,7 @@ from elastic_core.handlers.state_machine import (
     Work,
     step,
 )
+from elastic_core.handlers.status import describe_polled
 from elastic_core.handlers.thread import Asker, Blind, Failed, Sealed, ShutDown
 from elastic_core.incidents import History, Incident, IncidentKind
 from elastic_core.plugins import handler_registry
