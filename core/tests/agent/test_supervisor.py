@@ -15,7 +15,7 @@ import pytest
 from elastic_core.agent import supervisor, worker_store
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.temp_dirs import MARK
-from elastic_core.api.run_agent import begun
+from elastic_core.api.run_agent import begun, connect_and_run
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError
@@ -51,7 +51,7 @@ class Job:
         plugins.rendezvous_options = RendezvousOptions
         try:
             with begun() as warden:
-                supervisor.supervise(config, plugins, self._slot, warden, ())
+                connect_and_run(config, plugins, self._slot, warden, ())
         finally:
             plugins.close(10.0)
 

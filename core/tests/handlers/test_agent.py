@@ -71,11 +71,11 @@ class Scripted(RendezvousHandler):
 
 
 def polled(config: RunConfig, plugins: Plugins, handler: Any) -> Ending:
-    """What the supervisor does when a backend turns out to be a handler."""
+    """What the agent does when a backend turns out to be a handler."""
     with ExitStack() as stack:
         slot = stack.enter_context(closing(Slot.take(config.rdzv_id)))
         warden = stack.enter_context(begun())
-        return agent.run(config, plugins, handler, slot, warden)
+        return agent.run(config, plugins, handler, slot, warden, cpus=())
 
 
 class Run:
