@@ -81,11 +81,10 @@ def _types(declared: str) -> str:
 
 
 def _imported() -> Iterator[tuple[str, str]]:
-    """Our own names in ``hookspecs``, each with its module."""
+    """The names of ours that ``hookspecs`` imports for its signatures, each with its module."""
     for line in inspect.getsource(hookspecs).splitlines():
         if (found := re.fullmatch(r" +from (elastic_core[\w.]*) import (.+)", line)) is not None:
             yield from ((name, found[1]) for name in found[2].split(", "))
-    yield hookspecs.RendezvousOptions.__name__, hookspecs.__name__
 
 
 def markdown(docstring: str) -> str:

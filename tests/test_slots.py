@@ -14,7 +14,7 @@ import pytest
 from live_rounds import lives, two_alive
 from stage import WORKERS, Agent, Stage, command_line, descendants, name_of
 
-from elastic_core.host.identity import Slot
+from elastic_core.agent.slot import Slot
 
 
 @pytest.fixture

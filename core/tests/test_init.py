@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 import elastic_core
+from elastic_core.worker import library
 
 
 def test_every_public_name_is_there_and_every_lazy_one_is_public() -> None:
     namespace: dict[str, object] = {}
     exec("from elastic_core import *", namespace)
     assert {name for name in namespace if name != "__builtins__"} == set(elastic_core.__all__)
-    assert {*elastic_core._HOME, "__version__"} == set(elastic_core.__all__)
-    libraries = [*elastic_core._OFFERED, *elastic_core._OF_ELASTIC_TORCH]
+    assert {*elastic_core._HOME} == set(elastic_core.__all__)
+    libraries = [*library.OFFERED, *library.OF_ELASTIC_TORCH]
     assert dir(elastic_core) == sorted([*elastic_core.__all__, *elastic_core._SUBMODULES, *libraries])
 
 

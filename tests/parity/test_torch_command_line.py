@@ -29,8 +29,8 @@ from elastic_core.cli import run
 from elastic_core.cli.run_command import Flags, RunCommand
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import UsageError
-from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.host.devices import Machine, gpus, local_world_size
+from elastic_core.rendezvous.options import RendezvousOptions
 
 ACTIONS: dict[str, Action] = {
     action.dest: action for action in get_args_parser()._actions if action.option_strings and action.dest != "help"

@@ -40,21 +40,21 @@ if TYPE_CHECKING:
         StoreLostError as StoreLostError,
         UsageError as UsageError,
     )
-    from elastic_core.hookspecs import RendezvousOptions as RendezvousOptions, hookimpl as hookimpl
+    from elastic_core.hookspecs import hookimpl as hookimpl
     from elastic_core.rendezvous.backend import RendezvousBackend as RendezvousBackend
     from elastic_core.rendezvous.handler import (
         RendezvousHandler as RendezvousHandler,
         RendezvousInfo as RendezvousInfo,
         RendezvousParameters as RendezvousParameters,
     )
+    from elastic_core.rendezvous.options import RendezvousOptions as RendezvousOptions
+    from elastic_core.version import __version__ as __version__
     from elastic_core.worker.error_file import record as record
     from elastic_core.worker.library import (
         ElasticDistributedSampler as ElasticDistributedSampler,
         TrainState as TrainState,
         init_process_group as init_process_group,
     )
-
-__version__ = "0.1.0"
 
 _HOME = {
     "ElasticError": "errors",
@@ -65,7 +65,7 @@ _HOME = {
     "RendezvousError": "errors",
     "RendezvousHandler": "rendezvous.handler",
     "RendezvousInfo": "rendezvous.handler",
-    "RendezvousOptions": "hookspecs",
+    "RendezvousOptions": "rendezvous.options",
     "RendezvousParameters": "rendezvous.handler",
     "RendezvousRefusedError": "errors",
     "RendezvousStateError": "errors",
@@ -73,6 +73,7 @@ _HOME = {
     "RunConfig": "config.run",
     "StoreLostError": "errors",
     "UsageError": "errors",
+    "__version__": "version",
     "hookimpl": "hookspecs",
     "record": "worker.error_file",
 }
@@ -88,14 +89,8 @@ _SUBMODULES = {
 }
 """Modules that ``import elastic_core as elastic`` reaches by torch's names, as ``elastic.multiprocessing.Std``."""
 
-_OFFERED = {"TrainState": "elastic_train_state", "init_process_group": "elastic_init_process_group"}
-"""What a library brings, ``elastic_torch`` by default, and the hook that is asked for it.
-
-Not in ``__all__``: ``import *`` works without any.
-"""
-
-_OF_ELASTIC_TORCH = ("ElasticDistributedSampler",)
-"""What is ``elastic_torch``'s alone; not in ``__all__`` either."""
+_OF_LIBRARY = ("ElasticDistributedSampler", "TrainState", "init_process_group")
+"""What a library brings (``worker.library``). Not in ``__all__``: ``import *`` works without any."""
 
 __all__ = [
     "ElasticError",
@@ -125,7 +120,7 @@ def __getattr__(name: str) -> Any:
 
     if name in _SUBMODULES:
         return import_module(f"{__name__}.{_SUBMODULES[name]}")
-    if name in _OFFERED or name in _OF_ELASTIC_TORCH:
+    if name in _OF_LIBRARY:
         return getattr(import_module(f"{__name__}.worker.library"), name)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -133,4 +128,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, *_SUBMODULES, *_OFFERED, *_OF_ELASTIC_TORCH]
+    return [*__all__, *_SUBMODULES, *_OF_LIBRARY]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from elastic_core.protocol.roster import NodeInfo
     from elastic_core.rendezvous.backend import RendezvousBackend
     from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
+    from elastic_core.rendezvous.options import RendezvousOptions
     from elastic_core.worker.train_state import TrainingState
 
 PROJECT = "elastic"
@@ -217,44 +218,3 @@ def elastic_worker_environment(program: Program, assignment: Assignment) -> Mapp
     Called on the agent's loop, as :func:`elastic_worker_command`. Core's own answer is the contract with training
     scripts (RANK, WORLD_SIZE, MASTER_ADDR, …, listed in ``elastic_core.config.environment``).
     """
-
-
-class RendezvousOptions:
-    """What a backend takes, as :func:`elastic_rendezvous_options` declares it.
-
-    Args:
-        endpoint: The endpoint's form for help and errors, e.g. ``HOST[:PORT]``; '' when the backend takes none.
-            ``HOST`` in it says that an endpoint names a host: then nodes are reached by the way that leads there.
-        endpoint_required: Whether a run without ``--rdzv_endpoint`` is refused.
-        conf: The ``--rdzv_conf`` keys, each with one line of help; None for none.
-        ignored: Keys of torch's that are taken and have no effect, each with the reason, where core's own does not fit.
-        single_node: Whether the backend serves one node only.
-        standalone: Whether the backend can start a store of its own: ``--standalone`` then leaves the choice of the
-            backend as it is, and gives it no endpoint.
-        handler: Whether it makes a ``RendezvousHandler``, which is asked for newcomers every ``--monitor_interval``
-            seconds, and checks all of ``--rdzv_conf`` itself.
-        embedded: Whether the store lives in one of the job's agents, so that nobody listens before that one starts.
-    """
-
-    __slots__ = ("conf", "embedded", "endpoint", "endpoint_required", "handler", "ignored", "single_node", "standalone")
-
-    def __init__(
-        self,
-        *,
-        endpoint: str = "",
-        endpoint_required: bool = False,
-        conf: Mapping[str, str] | None = None,
-        single_node: bool = False,
-        handler: bool = False,
-        ignored: Mapping[str, str] | None = None,
-        standalone: bool = False,
-        embedded: bool = False,
-    ) -> None:
-        self.endpoint = endpoint
-        self.endpoint_required = endpoint_required
-        self.conf = dict(conf or {})
-        self.single_node = single_node
-        self.handler = handler
-        self.ignored = dict(ignored or {})
-        self.standalone = standalone
-        self.embedded = embedded

@@ -12,10 +12,12 @@ import pytest
 
 from elastic_core.agent.log_dir import log_directory, make_log_dir
 from elastic_core.agent.registration import applicant_for, parameters
+from elastic_core.agent.slot import Slot
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import OnNodeLoss, RunConfig, Stream, StreamMap, Timing
 from elastic_core.errors import UsageError
-from elastic_core.host.identity import Slot, host_id
+from elastic_core.host.identity import host_id
+from elastic_core.host.versions import installed_versions
 from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.protocol.settings import Agreement, Versions
 from elastic_core.rendezvous.handler import RendezvousParameters
@@ -79,7 +81,8 @@ def test_a_node_brings_its_name_its_place_and_its_size(plugins: Plugins, slots: 
     clock = Clock(new_id=lambda: "n1")
     info = applicant_for(config(nproc_per_node=3, role="actor"), plugins, slots[0], clock).info
     assert (info.node_id, info.slot, info.local_world_size, info.role) == ("n1", 0, 3, "actor")
-    assert (info.host, info.host_id, info.versions) == (socket.gethostname(), host_id(), Versions.here())
+    assert (info.host, info.host_id) == (socket.gethostname(), host_id())
+    assert info.versions == Versions(**installed_versions())
 
 
 def test_agents_on_one_host_are_told_apart_by_their_slots(plugins: Plugins, slots: list[Slot]) -> None:

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from elastic_core.agent.runtime import Hands, handled, hands
+from elastic_core.agent.slot import Slot
 from elastic_core.agent.temp_dirs import MARK
 from elastic_core.api.run_agent import begun
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import SIGNALS, RunConfig
 from elastic_core.events import Event
-from elastic_core.host.identity import Slot
+from elastic_core.host.versions import installed_versions
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Versions
@@ -53,7 +54,7 @@ def info() -> NodeInfo:
         local_world_size=1,
         role="r",
         node_rank=None,
-        versions=Versions.here(),
+        versions=Versions(**installed_versions()),
     )
 
 

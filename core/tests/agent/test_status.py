@@ -7,12 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from views import halted, incident, info, live, members, offer, seen, settings, start, then
+from views import halted, incident, info, live, offer, seen, settings, start, then
 
-from elastic_core.agent.status import SHOWN_NODES, Status, describe_node, describe_polled
+from elastic_core.agent.status import SHOWN_NODES, Status, describe_node
 from elastic_core.agent.workers import Worker
 from elastic_core.exit_codes import ExitCode
-from elastic_core.handlers.state_machine import AskingState, Work as Asking
 from elastic_core.incidents import Incident
 from elastic_core.protocol.ledger import Closed, HaltReason, Ledger, Member, Plan, Round, StopAt
 from elastic_core.protocol.node import Leave, NodeState, Work
@@ -147,26 +146,6 @@ def test_foreign_text_is_shown_and_not_obeyed() -> None:
 def test_a_worker_that_is_not_there_yet_is_being_started() -> None:
     text = describe_node(state(live("ab")), status(workers=[worker(3)], started_at=28.0))
     assert lines(text, "rank 3") == ["being started, for 2.0 s"]
-
-
-@pytest.mark.parametrize(
-    ("polled", "said"),
-    [
-        (AskingState(), "the handler to give a round"),
-        (AskingState(work=Asking.RUNNING), "nothing: the workers run"),
-        (AskingState(work=Asking.STOPPING), "the workers to end"),
-        (AskingState(work=Asking.STOPPING, incident=incident("a")), "the failure policies"),
-        (AskingState(work=Asking.FINISHING), "the other nodes to finish"),
-        (AskingState(work=Asking.OVER), "the handler to be shut down"),
-    ],
-)
-def test_an_agent_over_a_handler_says_less(polled: AskingState, said: str) -> None:
-    sealed = Round(number=4, offer=offer("a"), members=members("ab"))
-    text = describe_polled(replace(polled, round=sealed), info("a"), status(store="mine"))
-    assert lines(text, "job") == ["'j' over mine"]
-    assert lines(text, "round") == ["4, the newest that this node was in"]
-    assert lines(text, "waits for") == [f"{said}, for 5.0 s"]
-    assert lines(text, "member") == ["ranks 0 to 1 on host-a, this node", "ranks 2 to 3 on node b"]
 
 
 def test_an_agent_that_joins_says_so() -> None:

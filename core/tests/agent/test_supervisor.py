@@ -13,18 +13,19 @@ from typing import Any
 import pytest
 
 from elastic_core.agent import supervisor, worker_store
+from elastic_core.agent.slot import Slot
 from elastic_core.agent.temp_dirs import MARK
-from elastic_core.api.run_agent import begun
+from elastic_core.api.run_agent import begun, connect_and_run
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError
-from elastic_core.hookspecs import RendezvousOptions
-from elastic_core.host.identity import Slot, boot_id
+from elastic_core.host.identity import boot_id
 from elastic_core.host.ports import HeldPort
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import HeartbeatReply
+from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_core.session.ledger_reader import load, said_by
 
 CONFIG = RunConfig(program=Program(ProgramKind.EXECUTABLE, "true"), local_addr="127.0.0.1")
@@ -50,7 +51,7 @@ class Job:
         plugins.rendezvous_options = RendezvousOptions
         try:
             with begun() as warden:
-                supervisor.supervise(config, plugins, self._slot, warden, ())
+                connect_and_run(config, plugins, self._slot, warden, ())
         finally:
             plugins.close(10.0)
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from elastic_core.agent import temp_dirs
+from elastic_core.agent.slot import Slot
 from elastic_core.agent.temp_dirs import MARK, REMOVED_MAX, marked, remove_abandoned
-from elastic_core.host.identity import Slot, boot_id
+from elastic_core.host.identity import boot_id
 
 NOBODY = 65534
 

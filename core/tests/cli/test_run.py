@@ -18,9 +18,9 @@ from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig, Stream, StreamMap, Timing
 from elastic_core.errors import PluginError, RendezvousConnectionError, UsageError
 from elastic_core.events import Event, Level
-from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.plugins.local_backend import elastic_rendezvous_options
 from elastic_core.plugins.manager import Plugins
+from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_core.warden.client import Warden
 
 TWO_NODES = NodeRange(2, 2)

@@ -5,7 +5,7 @@ import pytest
 from elastic_core.config.rdzv_conf import RendezvousConf, parse, scheduler_uid
 from elastic_core.config.run import Timing
 from elastic_core.errors import UsageError
-from elastic_core.hookspecs import RendezvousOptions
+from elastic_core.rendezvous.options import RendezvousOptions
 
 OPTIONS = RendezvousOptions(
     endpoint="HOST",

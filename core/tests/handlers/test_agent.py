@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from elastic_core.agent.report import Ending
+from elastic_core.agent.slot import Slot
 from elastic_core.api.run_agent import begun
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig, Timing
@@ -24,7 +25,6 @@ from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.handlers import agent
 from elastic_core.hookspecs import hookimpl
-from elastic_core.host.identity import Slot
 from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo
 from elastic_core.warden.linux import descendants
@@ -71,11 +71,11 @@ class Scripted(RendezvousHandler):
 
 
 def polled(config: RunConfig, plugins: Plugins, handler: Any) -> Ending:
-    """What the supervisor does when a backend turns out to be a handler."""
+    """What the agent does when a backend turns out to be a handler."""
     with ExitStack() as stack:
         slot = stack.enter_context(closing(Slot.take(config.rdzv_id)))
         warden = stack.enter_context(begun())
-        return agent.run(config, plugins, handler, slot, warden)
+        return agent.run(config, plugins, handler, slot, warden, cpus=())
 
 
 class Run:

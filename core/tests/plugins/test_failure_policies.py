@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from elastic_core.events import Event, Level
+from elastic_core.host.versions import installed_versions
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
 from elastic_core.plugins.failure_policies import LONGEST_REASON, judge, node_gone
 from elastic_core.plugins.observers import Implementation
@@ -121,7 +122,7 @@ HERE: dict[str, Any] = {
     "slot": 0,
     "role": "default",
     "local_world_size": 1,
-    "versions": Versions.here(),
+    "versions": Versions(**installed_versions()),
 }
 NODES = [NodeInfo(node_id=name, host=f"host-{name}", **HERE) for name in "abc"]
 

@@ -14,7 +14,6 @@ from elastic_core.config.run import RunConfig
 from elastic_core.errors import PluginError, UsageError
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
-from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
 from elastic_core.plugins import builtin
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
@@ -22,6 +21,7 @@ from elastic_core.plugins.manager import Plugins, hooks_of, load, rendezvous_opt
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.guard import GuardedBackend
 from elastic_core.rendezvous.handler import RendezvousParameters
+from elastic_core.rendezvous.options import RendezvousOptions
 
 PATIENCE = 60.0
 PROGRAM = Program(ProgramKind.SCRIPT, "train.py")

@@ -12,7 +12,7 @@ import pytest
 from views import RUN, VERSIONS, entry, incident, live, settings, start, then
 
 from elastic_core.config.program import Program, ProgramKind
-from elastic_core.config.run import MAX_NODES, MAX_ROLE, OnNodeLoss, RunConfig
+from elastic_core.config.run import MAX_ROLE, OnNodeLoss, RunConfig
 from elastic_core.errors import UsageError
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
 from elastic_core.protocol.codec import decode_entry, encode_entry
@@ -55,6 +55,7 @@ from elastic_core.protocol.repair import resume
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase
 from elastic_core.rendezvous.backend import ORIGIN
 from elastic_core.rendezvous.handler import RendezvousParameters
+from elastic_core.rendezvous.options import MAX_NODES
 
 NOW = 100_000.0
 TEXTS = ("a", "\u00e9", "\x00", "\U0001f525", "\ud800", '"', "\\", "\n")

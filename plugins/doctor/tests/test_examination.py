@@ -11,7 +11,7 @@ import pytest
 from elastic_core.cli.run_command import Flags
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.exit_codes import ExitCode
-from elastic_core.hookspecs import RendezvousOptions
+from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_doctor.command import SEVERAL, subject_of
 from elastic_doctor.examination import OF_STORE, Subject, bounded_conf, examine, trial_id
 from elastic_doctor.findings import Finding, State

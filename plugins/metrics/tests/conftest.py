@@ -13,6 +13,7 @@ from elastic_core import hookimpl
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.events import Event
+from elastic_core.host.versions import installed_versions
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Versions
@@ -79,7 +80,7 @@ def start(plugins: Plugins) -> Callable[..., None]:
             slot=slot,
             local_world_size=2,
             role="trainer",
-            versions=Versions.here(),
+            versions=Versions(**installed_versions()),
         )
         plugins.run_starts(config, "uid", node, log_dir)
 

@@ -27,7 +27,8 @@ from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Versions
 
 config = RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"))
-node = NodeInfo(node_id="n", host="h", host_id="h", slot=0, local_world_size=1, role="", versions=Versions.here())
+versions = Versions(python="3.11")
+node = NodeInfo(node_id="n", host="h", host_id="h", slot=0, local_world_size=1, role="", versions=versions)
 plugins = load(config)
 plugins.publish(Event("joining", ""))
 plugins.run_starts(config, "uid", node, None)

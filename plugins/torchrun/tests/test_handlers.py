@@ -25,12 +25,12 @@ from elastic_core.errors import (
     RendezvousTimeoutError,
 )
 from elastic_core.handlers.exchange import understood
-from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.host.ports import HeldPort
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.ledger import Offer
 from elastic_core.rendezvous.backend import RendezvousBackend, StoreWarning
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousParameters
+from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_core.session.close import close_run
 from elastic_core.session.join import Clock
 from elastic_core.session.ledger_reader import load

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from elastic_core import __version__
 from elastic_core.agent.probing import Door
+from elastic_core.agent.slot import Slot
 from elastic_core.config.program import arguments_digest, name
 from elastic_core.config.run import DEFAULT_ID, RunConfig
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.host.identity import Slot, host_id, host_name
+from elastic_core.host.identity import host_id, host_name
+from elastic_core.host.versions import installed_versions
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Agreement, Command, Settings, Versions
@@ -18,6 +19,7 @@ from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
 from elastic_core.session.join import Applicant, Clock
 from elastic_core.session.retry import FIRST_CONNECTION_SECONDS, connect_at_first, store_awaited
+from elastic_core.version import __version__
 
 
 def parameters(config: RunConfig) -> RendezvousParameters:
@@ -58,7 +60,7 @@ def first_connection(config: RunConfig, plugins: Plugins) -> RendezvousBackend |
 
 def applicant_for(config: RunConfig, plugins: Plugins, slot: Slot, clock: Clock, door: Door | None = None) -> Applicant:
     """Who this node is, and what it brings; ``door`` is where its peers may probe it."""
-    versions = Versions.here()
+    versions = Versions(**installed_versions())
     info = NodeInfo(
         node_id=clock.new_id(),
         host=host_name(),

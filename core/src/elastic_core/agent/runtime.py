@@ -19,6 +19,7 @@ from elastic_core.agent.fd_store import FdStore
 from elastic_core.agent.log_dir import log_directory
 from elastic_core.agent.output import Output
 from elastic_core.agent.report import Publish
+from elastic_core.agent.slot import Slot
 from elastic_core.agent.temp_dirs import marked
 from elastic_core.agent.watchdog import Watchdog, kernel_limit, pipe_path
 from elastic_core.agent.worker_channels import Reports
@@ -26,7 +27,6 @@ from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config.program import ProgramKind
 from elastic_core.config.run import SIGNALS, RunConfig, Stream
 from elastic_core.events import Event, Level
-from elastic_core.host.identity import Slot
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.warden.client import CLOSING, Warden

@@ -12,7 +12,6 @@ from elastic_core.agent.workers import Worker
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import without_passwords
 from elastic_core.exit_codes import describe_exit
-from elastic_core.handlers.state_machine import AskingState, Work as Asking
 from elastic_core.host.terminal import printable
 from elastic_core.incidents import Incident
 from elastic_core.protocol.failure_detector import NodeView
@@ -69,8 +68,12 @@ class Status:
     def describe_joining(self) -> str:
         """The state now of an agent that is not in its job yet, and has waited for that since :attr:`since`."""
         status = replace(self, now=time.monotonic())
-        rows = [("waits for", f"the store, to join the job, for {_age(self.since, status)}")]
+        rows = [("waits for", status.describe_wait("the store, to join the job"))]
         return _text(f"the agent with pid {self.pid}", status, rows)
+
+    def describe_wait(self, what: str) -> str:
+        """What the agent waits for, and for how long it has."""
+        return f"{what}, for {_age(self.since, self)}"
 
 
 def describe_node(state: NodeState, status: Status) -> str:
@@ -85,30 +88,18 @@ def describe_node(state: NodeState, status: Status) -> str:
         ("ledger", f"entry {head.index} is the newest, {kind}, read {_age(ledger.head_at, status)} ago"),
         ("round", _round(ledger, status)),
         ("restarts", f"{ledger.counters.restarts} of {ledger.settings.agreement.max_restarts} spent"),
-        ("waits for", f"{_waits_for(state, status)}, for {_age(status.since, status)}"),
+        ("waits for", status.describe_wait(_waits_for(state, status))),
     ]
     if state.leaving is not None:
         rows.append(("leaves", state.leaving.why))
     members = () if ledger.round is None else ledger.round.members
-    return _text(f"{info} (node {info.node_id}, pid {status.pid})", status, rows, _nodes(info, members, status))
+    return describe_member(info, members, status, rows)
 
 
-def describe_polled(state: AskingState, info: NodeInfo, status: Status) -> str:
-    """The state of an agent over a rendezvous handler that keeps no ledger."""
-    waits_for = {
-        Asking.MEETING: "the handler to give a round",
-        Asking.RUNNING: "nothing: the workers run",
-        Asking.STOPPING: "the workers to end" if state.verdict or not state.incident else "the failure policies",
-        Asking.FINISHING: "the other nodes to finish",
-        Asking.OVER: "the handler to be shut down",
-    }[state.work]
-    number = "none yet" if state.round is None else f"{state.round.number}, the newest that this node was in"
-    rows = [
-        ("round", number),
-        ("restarts", f"{state.restarts} spent by this node"),
-        ("waits for", f"{waits_for}, for {_age(status.since, status)}"),
-    ]
-    members = () if state.round is None else state.round.members
+def describe_member(
+    info: NodeInfo, members: tuple[Member, ...], status: Status, rows: Sequence[tuple[str, str]]
+) -> str:
+    """The state of an agent that is in its job: ``rows`` and what is known of every such agent."""
     return _text(f"{info} (node {info.node_id}, pid {status.pid})", status, rows, _nodes(info, members, status))
 
 

@@ -8,7 +8,6 @@ event.
 
 from __future__ import annotations
 
-import os
 import signal
 import uuid
 from collections.abc import Callable
@@ -16,15 +15,15 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 
-from elastic_core.agent import preload, report, snapshot_rescue, watchdog
+from elastic_core.agent import preload, report, snapshot_rescue
 from elastic_core.agent.event_queue import SignalReceived
 from elastic_core.agent.probing import Door, probe
-from elastic_core.agent.registration import applicant_for, cpus_of_workers, first_connection
+from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, Publish, finish, publish_as
 from elastic_core.agent.runtime import WARDEN_PATIENCE, Hands, hands
 from elastic_core.agent.shutdown import Departing
+from elastic_core.agent.slot import Slot
 from elastic_core.agent.status import ShowState, Status, describe_node
-from elastic_core.agent.temp_dirs import remove_abandoned
 from elastic_core.agent.timers import AliveFor, Crashed, Depart, Overdue, Tick
 from elastic_core.agent.worker_store import Stores, make_stores
 from elastic_core.agent.workers import start_failure
@@ -33,7 +32,6 @@ from elastic_core.errors import ElasticError, RendezvousConnectionError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.host.addresses import advertised
-from elastic_core.host.identity import Slot
 from elastic_core.host.ports import own_address
 from elastic_core.incidents import Incident
 from elastic_core.plugins.manager import Plugins
@@ -101,10 +99,12 @@ FAREWELL = 10.0
 def supervise(
     config: RunConfig,
     plugins: Plugins,
+    store: RendezvousBackend,
     slot: Slot,
     warden: Warden,
     preloaded: tuple[str, ...],
     *,
+    cpus: tuple[frozenset[int], ...],
     again: bool = False,
     show_state: ShowState = lambda _: None,
 ) -> Ending:
@@ -113,27 +113,19 @@ def supervise(
     Args:
         config: The run's settings.
         plugins: Those loaded for it.
+        store: The first connection to the job's store; the caller closes it.
         slot: This agent's, on this host.
         warden: Starts the workers.
         preloaded: What its fork server imports; () without a fork server.
+        cpus: What each worker is bound to; () for nothing.
         show_state: Takes a function that describes the state, for :class:`StateDump`; a newer one replaces it.
         again: Whether this agent has just been in another run of the job, which the newest one has replaced (rule S3).
 
     Raises:
-        ElasticError: What the user must hear before anything was started: no store, refused, too few nodes.
+        ElasticError: What the user must hear before anything was started: refused, or too few nodes.
     """
-    watchdog.check(os.environ)
-    clock, cpus = Clock(new_id=lambda: uuid.uuid4().hex[:12]), cpus_of_workers(config)
-    for abandoned in remove_abandoned():  # now: the disk may be too full to join
-        message = f"removed {abandoned}, which a killed agent has left"
-        plugins.publish(Event("directory_removed", message, Level.DEBUG))
+    clock = Clock(new_id=lambda: uuid.uuid4().hex[:12])
     with ExitStack() as stack:
-        store = first_connection(config, plugins)
-        if not isinstance(store, RendezvousBackend):
-            from elastic_core.handlers import agent  # seldom needed
-
-            return agent.run(config, plugins, store, slot, warden, warm=bool(preloaded), show_state=show_state)
-        stack.callback(store.close)
         show_state(Status.of(config).describe_joining)
         form, single = plugins.rendezvous_options().endpoint, config.max_nodes == 1
         address = advertised(config.rdzv_endpoint, form, config.local_addr, single_node=single)

@@ -34,6 +34,7 @@ from elastic_core.api.launch_config import (
     warn,
 )
 from elastic_core.api.process_failure import ProcessFailure, read_failure
+from elastic_core.config.program import function_command
 from elastic_core.config.run import MAX_RESTARTS, MONITOR_INTERVAL, Stream
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.warden.client import Warden
@@ -337,7 +338,7 @@ class PContext:
     def _command(self, local_rank: int) -> list[str]:
         if isinstance(self._entrypoint, str):
             return [self._entrypoint, *map(str, self._args[local_rank])]
-        return function.command(self._call, round_number=0, rank=local_rank)
+        return function_command(str(self._call), round_number=0, rank=local_rank)
 
     def _failed(self) -> bool:
         return bool(self._errors) or any(self._codes.values())

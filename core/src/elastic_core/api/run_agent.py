@@ -19,6 +19,8 @@ from elastic_core.warden.linux import open_standard_streams, subreaping
 
 if TYPE_CHECKING:
     from elastic_core.agent.report import Ending
+    from elastic_core.agent.slot import Slot
+    from elastic_core.agent.status import ShowState
     from elastic_core.config.run import RunConfig
     from elastic_core.plugins.manager import Plugins
 
@@ -80,11 +82,11 @@ def _run_once(config: RunConfig, plugins: Plugins, warden: Warden | None, *, alo
             warden = stack.enter_context(begun(alone=alone))
             send_fork_server(config, warden)
 
-        from elastic_core.agent import supervisor  # see the top
+        from elastic_core.agent import supervisor  # noqa: F401  (imported here: see the top)
         from elastic_core.agent.runtime import handled
+        from elastic_core.agent.slot import Slot
         from elastic_core.agent.state_dump import StateDump
         from elastic_core.agent.status import Status
-        from elastic_core.host.identity import Slot
 
         dump = stack.enter_context(closing(StateDump(handled(config), Status.of(config).describe_joining)))
         slot = stack.enter_context(closing(Slot.take(config.rdzv_id)))  # not the endpoint too: it has many spellings
@@ -92,4 +94,51 @@ def _run_once(config: RunConfig, plugins: Plugins, warden: Warden | None, *, alo
         warden.hold(slot.fileno())
         warden.keep_off()  # plugins may have started something
         names = preload.complete(warden, config, plugins)
-        return supervisor.supervise(config, plugins, slot, warden, names, again=again, show_state=dump.show)
+        return connect_and_run(config, plugins, slot, warden, names, again=again, show_state=dump.show)
+
+
+def connect_and_run(
+    config: RunConfig,
+    plugins: Plugins,
+    slot: Slot,
+    warden: Warden,
+    preloaded: tuple[str, ...],
+    *,
+    again: bool = False,
+    show_state: ShowState = lambda _: None,
+) -> Ending:
+    """Make the first connection to the job's store, or the handler, and run the loop for what it is. Main thread only.
+
+    Args:
+        config: The run's settings.
+        plugins: Those loaded for it.
+        slot: This agent's, on this host.
+        warden: Starts the workers.
+        preloaded: What its fork server imports; () without a fork server.
+        again: Whether this agent has just been in another run of the job, which the newest one has replaced (rule S3).
+        show_state: Takes a function that describes the state, for :class:`StateDump`; a newer one replaces it.
+
+    Raises:
+        ElasticError: What the user must hear before anything was started: no store, refused, too few nodes.
+    """
+    from elastic_core.agent import supervisor, watchdog
+    from elastic_core.agent.registration import cpus_of_workers, first_connection
+    from elastic_core.agent.temp_dirs import remove_abandoned
+    from elastic_core.events import Event, Level
+    from elastic_core.rendezvous.backend import RendezvousBackend
+
+    watchdog.check(os.environ)
+    cpus = cpus_of_workers(config)
+    for abandoned in remove_abandoned():  # now: the disk may be too full to join
+        message = f"removed {abandoned}, which a killed agent has left"
+        plugins.publish(Event("directory_removed", message, Level.DEBUG))
+    made = first_connection(config, plugins)
+    if not isinstance(made, RendezvousBackend):
+        from elastic_core.handlers import agent  # seldom needed
+
+        warm = bool(preloaded)
+        return agent.run(config, plugins, made, slot, warden, cpus=cpus, warm=warm, show_state=show_state)
+    with closing(made):
+        return supervisor.supervise(
+            config, plugins, made, slot, warden, preloaded, cpus=cpus, again=again, show_state=show_state
+        )

@@ -7,9 +7,9 @@ from importlib import import_module
 
 import click
 
-from elastic_core import __version__
 from elastic_core.cli.interrupt import raise_again
 from elastic_core.errors import PluginError, UsageError, did_you_mean
+from elastic_core.version import __version__
 
 BUILT_IN: Mapping[str, tuple[str, str]] = {
     "run": ("elastic_core.cli.run", "Start a program on this node as part of a job."),

@@ -10,10 +10,10 @@ from itertools import groupby
 
 import click
 
-from elastic_core import __version__
 from elastic_core.errors import PluginError
 from elastic_core.plugins.entry_points import Catalogue, Group, Offer, load
 from elastic_core.plugins.manager import core_plugins, hooks_of
+from elastic_core.version import __version__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,8 +36,8 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.rendezvous import job_token
 
 if TYPE_CHECKING:
-    from elastic_core.hookspecs import RendezvousOptions
     from elastic_core.plugins.manager import Plugins
+    from elastic_core.rendezvous.options import RendezvousOptions
     from elastic_core.warden.client import Warden
 
 MASTER_PORT = 29500

@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 CALLS = "elastic_core.worker.function"
@@ -61,6 +61,16 @@ def python_program(program: Program) -> list[str]:
             return ["-m", CALLS, program.target]
         case ProgramKind.EXECUTABLE:
             return []
+
+
+def function_command(
+    directory: str, *, round_number: int, rank: int, python: Sequence[str] = (sys.executable, "-u")
+) -> list[str]:
+    """How to start a worker that calls the function which was written down in this directory.
+
+    The worker writes its result there, as that of ``rank`` in this round.
+    """
+    return [*python, "-m", CALLS, directory, str(round_number), str(rank)]
 
 
 _INTERPRETER = re.compile(r"(python|pypy)[\d.]*|(ba|da|z|k)?sh")

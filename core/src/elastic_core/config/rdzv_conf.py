@@ -15,7 +15,7 @@ from elastic_core.errors import UsageError, did_you_mean
 from elastic_core.rendezvous import job_token
 
 if TYPE_CHECKING:
-    from elastic_core.hookspecs import RendezvousOptions
+    from elastic_core.rendezvous.options import RendezvousOptions
 
 RUN_UID, TOKEN_FILE = "run_uid", "token_file"
 LOCAL = "local"
@@ -216,38 +216,8 @@ def scheduler_uid(environ: Mapping[str, str]) -> str | None:
     return f"slurm-{job}.{environ.get('SLURM_RESTART_COUNT') or 0}" if job else None
 
 
-def positive_seconds(key: str, text: str) -> float:
-    """A duration among a backend's own keys.
-
-    Raises:
-        UsageError: It is no positive number of seconds.
-    """
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise UsageError(f"--rdzv_conf {f'{key}={text}'!r}: {text!r} is not a positive number of seconds.")
-    return seconds
-
-
-def boolean(key: str, text: str) -> bool:
-    """A boolean among a backend's own keys, as torch spells them.
-
-    Raises:
-        UsageError: It is none.
-    """
-    if (value := _BOOLEANS.get(text.lower())) is None:
-        raise UsageError(f"--rdzv_conf {f'{key}={text}'!r}: {text!r} is neither true nor false.")
-    return value
-
-
 _SECRET = re.compile("pass|pwd|secret|token", re.IGNORECASE)
 """In what may hold a password, of which a comma may have cut off a part."""
-_BOOLEANS = {
-    **dict.fromkeys(("1", "true", "t", "yes", "y"), True),
-    **dict.fromkeys(("0", "false", "f", "no", "n"), False),
-}
 
 
 def _pairs(text: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from elastic_core.config.program import Program
 from elastic_core.errors import UsageError
 from elastic_core.events import Level
+from elastic_core.rendezvous.options import check_node_limit
 
 if TYPE_CHECKING:
     from elastic_core.rendezvous.job_token import JobToken
@@ -28,10 +29,8 @@ SHUTDOWN_TIMEOUT = 30.0
 MONITOR_INTERVAL = 0.1
 EXIT_BARRIER = 300.0
 LINE_PREFIX = "[rank${rank}]:"
-MAX_NODES = 20_000
-"""Nodes of a job, at most: a ROUND that names so many fits into one value of a store (``protocol/limits.py``)."""
 MAX_ROLE = 64
-"""Characters of a role, at most, for the same reason."""
+"""Characters of a role, at most: a ROUND names the roles of all nodes (``protocol/limits.py``)."""
 DEVICES = ("auto", "cpu", "gpu", "xpu")
 """What ``--nproc_per_node`` can count."""
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
@@ -104,19 +103,6 @@ class Timing:
                 hint="One late heartbeat would cost a healthy node. "
                 f"Set lost_after to at least {3 * self.beat_interval:g}.",
             )
-
-
-def check_node_limit(max_nodes: int) -> None:
-    """Refuse more nodes than a job can have.
-
-    Raises:
-        UsageError: They are more than MAX_NODES.
-    """
-    if max_nodes > MAX_NODES:
-        raise UsageError(
-            f"The maximum of {max_nodes} nodes is more than a job can have, {MAX_NODES}.",
-            hint=f"All of them have to fit into one value of the store. Use --nnodes=MIN:{MAX_NODES} or less.",
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

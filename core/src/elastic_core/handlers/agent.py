@@ -18,10 +18,11 @@ from functools import partial
 
 from elastic_core.agent import report, snapshot_rescue
 from elastic_core.agent.event_queue import SignalReceived
-from elastic_core.agent.registration import applicant_for, cpus_of_workers
+from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, Publish, finish, publish_as
 from elastic_core.agent.runtime import WARDEN_PATIENCE, Hands, hands
-from elastic_core.agent.status import ShowState, Status, describe_polled
+from elastic_core.agent.slot import Slot
+from elastic_core.agent.status import ShowState, Status
 from elastic_core.agent.timers import Crashed, Overdue
 from elastic_core.agent.workers import start_failure
 from elastic_core.config.run import RunConfig
@@ -42,8 +43,8 @@ from elastic_core.handlers.state_machine import (
     Work,
     step,
 )
+from elastic_core.handlers.status import describe_polled
 from elastic_core.handlers.thread import Asker, Blind, Failed, Sealed, ShutDown
-from elastic_core.host.identity import Slot
 from elastic_core.incidents import History, Incident, IncidentKind
 from elastic_core.plugins import handler_registry
 from elastic_core.plugins.manager import Plugins
@@ -95,6 +96,7 @@ def run(
     slot: Slot,
     warden: Warden,
     *,
+    cpus: tuple[frozenset[int], ...],
     warm: bool = False,
     show_state: ShowState = lambda _: None,
 ) -> Ending:
@@ -104,7 +106,7 @@ def run(
         ElasticError: The handler admits this node to no round.
     """
     config = replace(config, rdzv_id=handler.get_run_id() or config.rdzv_id)
-    clock, cpus = Clock(new_id=lambda: uuid.uuid4().hex[:12]), cpus_of_workers(config)
+    clock = Clock(new_id=lambda: uuid.uuid4().hex[:12])
     with ExitStack() as stack:
         info = applicant_for(config, plugins, slot, clock).info
         publish = partial(publish_as, plugins, info)

@@ -1,18 +1,11 @@
-"""Who this node is: the machine that it runs on, and its slot there."""
+"""Which machine this is."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import socket
-import struct
-import time
-from contextlib import suppress
 from pathlib import Path
-
-from elastic_core.errors import ElasticError
-from elastic_core.protocol.roster import SLOTS, Slots
 
 _MACHINE_ID = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -41,85 +34,6 @@ def boot_id() -> str:
 def host_name() -> str:
     """This host's name as it knows itself, for people; nobody looks it up."""
     return socket.gethostname()
-
-
-class Slot:
-    """One of this host's places in a job: whoever holds it is the only one (rule S8).
-
-    It is the name of an abstract unix socket. Binding that is atomic, it is known throughout the network namespace, and
-    it vanishes with the last process that holds the descriptor, without a file to be left behind. The warden holds it
-    until its last process is gone, so that who finds a slot free knows that all of its former holder is dead.
-
-    Attributes:
-        number: Which one it is, from 0.
-        slots: What was seen of the others when it had just been taken.
-    """
-
-    def __init__(self, number: int, held: socket.socket, name: str) -> None:
-        self.number = number
-        self._held, self._name = held, name
-        self._others = tuple(other for other in range(SLOTS) if other != number)
-        self._dated = bool(boot_id())  # else its clock may be another boot's
-        self._looked = Slots(0, self._others)
-        self.slots = self.look()
-
-    @classmethod
-    def take(cls, job: str) -> Slot:
-        """Take the lowest free slot of ``job``, any text that is the same for all its agents.
-
-        Raises:
-            ElasticError: This host lets nobody sit down.
-        """
-        held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        key = hashlib.sha256(job.encode(errors="surrogateescape")).hexdigest()[:32]
-        name, number = f"\0elastic/{os.getuid()}/{key}/", 0
-        while True:
-            try:
-                held.bind(f"{name}{number}")
-            except OSError as exc:
-                if exc.errno != errno.EADDRINUSE:
-                    held.close()
-                    raise ElasticError(f"No slot on this host could be taken for the job: {exc}.") from exc
-                number += 1
-            else:
-                return cls(number, held, name)
-
-    def look(self) -> Slots:
-        """Which of the host's other slots are held now; what was seen last, where too many files are open to look."""
-        at = time.monotonic_ns() if self._dated else 0  # before the look, which says nothing of who sits down meanwhile
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
-            held = tuple(other for other in self._others if _is_held(asking, f"{self._name}{other}"))
-            self._looked = Slots(at, held)
-        return self._looked
-
-    def fileno(self) -> int:
-        """The descriptor that is the slot, to be held by the warden, too."""
-        return self._held.fileno()
-
-    def keep(self, fd: int) -> None:
-        """Keep a copy of a descriptor open until the slot is free: in the queue of its socket, which nobody reads.
-
-        Raises:
-            OSError: The system does not let it be kept.
-        """
-        name, rights = f"{self._name}{self.number}", (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending:
-            sending.sendmsg([b"kept"], [rights], socket.MSG_DONTWAIT, name)
-
-    def close(self) -> None:
-        """Let go of it; it is free once all others have."""
-        self._held.close()
-
-
-def _is_held(asking: socket.socket, name: str) -> bool:
-    """Whether a slot's name is bound. Asking does not bind it, so that who comes meanwhile does not find it taken."""
-    try:
-        asking.connect(name)
-    except ConnectionRefusedError:
-        return False
-    except OSError:  # forbidden, or out of memory
-        return True
-    return True
 
 
 def _text(path: Path) -> str:

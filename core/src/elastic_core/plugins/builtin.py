@@ -12,17 +12,15 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TextIO
 
 from elastic_core.assignment import Assignment
 from elastic_core.config.environment import threads
-from elastic_core.config.program import Program, ProgramKind, interpreter, python_program
+from elastic_core.config.program import Program, ProgramKind, function_command, interpreter, python_program
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import hookimpl
 from elastic_core.host.terminal import printable
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict, repeats_at_once
-from elastic_core.worker import function
 
 
 class MaxRestartsPolicy:
@@ -138,7 +136,7 @@ class PlainWorkerStart:
                 return [program.target, *args]
             case ProgramKind.FUNCTION:
                 place = {"round_number": assignment.round, "rank": assignment.rank}
-                return function.command(Path(program.target), **place, python=python)
+                return function_command(program.target, **place, python=python)
             case _:
                 return [*python, *python_program(program), *args]
 

@@ -31,8 +31,9 @@ from elastic_core.errors import (
     RendezvousTimeoutError,
     UsageError,
 )
-from elastic_core.hookspecs import RendezvousOptions, hookimpl
+from elastic_core.hookspecs import hookimpl
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters, as_handler, completed
+from elastic_core.rendezvous.options import RendezvousOptions
 
 Factory: TypeAlias = Callable[..., Any]
 """Makes a handler: a class or a function that takes :class:`RendezvousParameters`, or nothing."""

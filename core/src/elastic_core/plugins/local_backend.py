@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
-from elastic_core.hookspecs import RendezvousOptions, hookimpl
+from elastic_core.hookspecs import hookimpl
 from elastic_core.rendezvous.backend import (
     MAX_VALUE_BYTES,
     TOMBSTONE,
@@ -22,6 +22,7 @@ from elastic_core.rendezvous.backend import (
     RosterRow,
 )
 from elastic_core.rendezvous.handler import RendezvousParameters
+from elastic_core.rendezvous.options import RendezvousOptions
 
 
 class MemoryStore:

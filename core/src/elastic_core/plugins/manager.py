@@ -22,13 +22,14 @@ from elastic_core.config.rdzv_conf import no_ledger
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError, PluginError, did_you_mean
 from elastic_core.events import Event, Level
-from elastic_core.hookspecs import HOOKSPEC_VERSION, PROJECT, RendezvousOptions
+from elastic_core.hookspecs import HOOKSPEC_VERSION, PROJECT
 from elastic_core.incidents import History, Incident, Verdict
 from elastic_core.plugins import builtin, entry_points, handler_registry
 from elastic_core.plugins.entry_points import Catalogue, Group, Offer
 from elastic_core.plugins.observers import Implementation, Observers
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters, as_handler
+from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_core.rendezvous.seal import protected
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ import string
 from collections.abc import Mapping
 from typing import Any, TypeGuard, cast
 
-from elastic_core import __version__
 from elastic_core.errors import ElasticError, RendezvousStateError
 from elastic_core.protocol.entries import (
     Closed,
@@ -35,6 +34,7 @@ from elastic_core.protocol.schema import Reader, SchemaError, Writer, reader, wr
 from elastic_core.protocol.settings import OLDEST_PROTOCOL, PROTOCOL
 from elastic_core.rendezvous import seal
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, SEAL_BYTES
+from elastic_core.version import __version__
 
 _KINDS: Mapping[str, type] = {
     "OPEN": Open,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 MAX_KINDS = 32
-"""Pairs of a local world size and a role that a ROUND of ``config.MAX_NODES`` members may have."""
+"""Pairs of a local world size and a role that a ROUND of ``MAX_NODES`` members may have."""
 MAX_HOSTS = 256
 """Hosts whose losses the ledger counts, and hosts that it excludes, at most."""
 MAX_DRAINED = 4096

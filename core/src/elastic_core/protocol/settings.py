@@ -8,9 +8,7 @@ from node to node.
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass, field, fields
-from importlib import metadata
 
 from elastic_core.config.run import OnNodeLoss, Timing
 
@@ -56,15 +54,6 @@ class Versions:
 
     python: str
     torch: str = ""
-
-    @classmethod
-    def here(cls) -> Versions:
-        """This interpreter's, from package metadata: nothing is imported."""
-        try:
-            torch = metadata.version("torch")
-        except metadata.PackageNotFoundError:
-            torch = ""
-        return cls(python=platform.python_version(), torch=torch)
 
     def __str__(self) -> str:
         return f"Python {self.python}, " + (f"torch {self.torch}" if self.torch else "no torch")

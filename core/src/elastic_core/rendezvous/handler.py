@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
-from elastic_core.config.rdzv_conf import boolean
-from elastic_core.config.run import check_node_limit
 from elastic_core.errors import UsageError
 from elastic_core.rendezvous.job_token import JobToken
+from elastic_core.rendezvous.options import boolean, check_node_limit
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -14,6 +14,7 @@ from typing import Any
 
 from elastic_core.errors import RendezvousRefusedError, RendezvousTimeoutError, UsageError
 from elastic_core.host.identity import host_name
+from elastic_core.host.versions import installed_versions
 from elastic_core.protocol.codec import encode_row
 from elastic_core.protocol.failure_detector import PROOF_HEARTBEATS, Observation
 from elastic_core.protocol.ledger import Ledger
@@ -141,7 +142,7 @@ def _requested(store: RendezvousBackend, what: str, **asked: Any) -> Iterator[st
         slot=0,
         local_world_size=0,
         role=what,
-        versions=Versions.here(),
+        versions=Versions(**installed_versions()),
     )
     store.enter(request, encode_row(NodeRow(info=info, **asked)))
     try:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from elastic_core import __version__
 from elastic_core.errors import RendezvousStateError
 from elastic_core.events import Event, Level
 from elastic_core.protocol.codec import written_by
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.ledger_reader import said_by
+from elastic_core.version import __version__
 
 
 class RowCheck:

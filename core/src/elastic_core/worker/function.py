@@ -23,7 +23,7 @@ import pickle
 import pkgutil
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -89,13 +89,6 @@ def write(call: Call, directory: Path) -> None:
             hint="Functions travel by name: use one that is defined at the top level of a module, not a lambda.",
         ) from exc
     (directory / _CALL).write_bytes(pickle.dumps((program, body)))
-
-
-def command(
-    directory: Path, *, round_number: int, rank: int, python: Sequence[str] = (sys.executable, "-u")
-) -> list[str]:
-    """How to start the worker that calls it; its result is that of ``rank`` in this round."""
-    return [*python, "-m", __name__, str(directory), str(round_number), str(rank)]
 
 
 def results(directory: Path) -> dict[int, Any]:

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from elastic_core import _OF_ELASTIC_TORCH, _OFFERED
 from elastic_core.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -25,11 +24,16 @@ if TYPE_CHECKING:
     TrainState: Any
     init_process_group: Any
 
+OFFERED = {"TrainState": "elastic_train_state", "init_process_group": "elastic_init_process_group"}
+"""What a library brings, ``elastic_torch`` by default, and the hook that is asked for it."""
+OF_ELASTIC_TORCH = ("ElasticDistributedSampler",)
+"""What is ``elastic_torch``'s alone."""
+
 
 def __getattr__(name: str) -> Any:
-    if name in _OF_ELASTIC_TORCH:
+    if name in OF_ELASTIC_TORCH:
         return from_elastic_torch(name)
-    if name not in _OFFERED:
+    if name not in OFFERED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _offered(name)
 
@@ -63,7 +67,7 @@ def _warn(text: str) -> None:
 @functools.cache
 def _offered(name: str) -> Any:
     named = [word for text in os.environ.get("ELASTIC_PLUGINS", "").split(",") if (word := text.strip())]
-    if named and (answer := plugins_in_worker(named).offered(_OFFERED[name])) is not None:
+    if named and (answer := plugins_in_worker(named).offered(OFFERED[name])) is not None:
         return answer
     return from_elastic_torch(name)
 

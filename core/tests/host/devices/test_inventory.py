@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from elastic_core.host.devices.inventory import Device, amd, intel, nvidia, pci_address
+from elastic_core.host.devices.device import Device, pci_address
+from elastic_core.host.devices.inventory import amd, intel, nvidia
 from elastic_core.host.devices.machine import Machine
 
 MachineOf = Callable[..., Machine]

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from elastic_core.host.devices.inventory import Device, nvidia
+from elastic_core.host.devices.device import Device
+from elastic_core.host.devices.inventory import nvidia
 from elastic_core.host.devices.machine import Machine
 from elastic_core.host.devices.nvml import PciInfo, nvml_devices
 

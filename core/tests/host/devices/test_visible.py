@@ -8,7 +8,7 @@ import pytest
 
 from elastic_core.errors import UsageError
 from elastic_core.host.devices import Machine, local_world_size, only_device, visible_devices
-from elastic_core.host.devices.inventory import Device
+from elastic_core.host.devices.device import Device
 from elastic_core.host.devices.visible import accelerators, gpus, select, xpus
 
 MachineOf = Callable[..., Machine]

@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elastic_core.config.rdzv_conf import boolean, positive_seconds
 from elastic_core.errors import UsageError
-from elastic_core.hookspecs import RendezvousOptions, hookimpl
+from elastic_core.hookspecs import hookimpl
 from elastic_core.rendezvous import job_token
 from elastic_core.rendezvous.backend import StoreWarning
+from elastic_core.rendezvous.options import RendezvousOptions, boolean, positive_seconds
 from elastic_rdzv_c10d.endpoint import DEFAULT_PORT, FORM, Address, Endpoint, find_site
 from elastic_rdzv_c10d.search import Patience, Search, resolve
 

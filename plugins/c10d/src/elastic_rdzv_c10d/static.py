@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic_core.errors import UsageError
-from elastic_core.hookspecs import RendezvousOptions, hookimpl
+from elastic_core.hookspecs import hookimpl
+from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_rdzv_c10d.endpoint import FORM
 from elastic_rdzv_c10d.plugin import Options, connect
 

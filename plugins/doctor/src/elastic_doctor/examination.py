@@ -18,13 +18,13 @@ from typing import Protocol
 from elastic_core.config.run import Timing
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousError
 from elastic_core.exit_codes import ExitCode
-from elastic_core.hookspecs import RendezvousOptions
 from elastic_core.host.addresses import advertised, endpoint_host
+from elastic_core.host.versions import installed_versions
 from elastic_core.plugins.entry_points import Catalogue
 from elastic_core.plugins.manager import BACKENDS, Plugins
-from elastic_core.protocol.settings import Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.handler import RendezvousParameters
+from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_doctor import host, speed, store
 from elastic_doctor.findings import Finding, State, ok, refused, skipped, warning, wrong
 
@@ -141,7 +141,7 @@ def host_checks(subject: Subject) -> list[tuple[str, Callable[[], Finding], floa
 
 def check_torch(subject: Subject) -> Finding:
     """Whether torch is there, and can be imported if the backend needs it."""
-    version, backend = Versions.here().torch, subject.params.backend
+    version, backend = installed_versions()["torch"], subject.params.backend
     if not subject.needs_torch:
         there = f"torch {version}" if version else "not installed"
         return ok("torch", f"{there}; the {backend} backend does without it")

@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from elastic_core import __version__, threads
+from elastic_core import threads
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.host.addresses import LOOPBACK, advertised, endpoint_host, parts, says_loopback
 from elastic_core.host.identity import host_name
 from elastic_core.host.ports import HeldPort
+from elastic_core.host.versions import installed_versions
 from elastic_core.protocol.settings import Versions
+from elastic_core.version import __version__
 from elastic_doctor.findings import Finding, ok, warning, wrong
 from elastic_doctor.store import PATIENCE
 
@@ -158,7 +160,8 @@ def check_open_files(limits: Callable[[int], tuple[int, int]] = resource.getrlim
 def check_versions(source: str) -> Finding:
     """What is installed; all nodes of a job must have the same Python and torch."""
     told = [f"elastic-core {__version__}", *([source] if source and not source.startswith("elastic-core ") else [])]
-    return ok("versions", f"{Versions.here()}, {', '.join(told)}; kernel {platform.release()}")
+    versions = Versions(**installed_versions())
+    return ok("versions", f"{versions}, {', '.join(told)}; kernel {platform.release()}")
 
 
 def bounded(ask: Callable[[], _T]) -> _T:

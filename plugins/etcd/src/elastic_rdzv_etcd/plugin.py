@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic_core.errors import UsageError
-from elastic_core.hookspecs import RendezvousOptions, hookimpl
+from elastic_core.hookspecs import hookimpl
+from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_rdzv_etcd.endpoint import FORM, Endpoint, parse
 from elastic_rdzv_etcd.options import CONF, Options
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_core.errors import PluginError
-from elastic_core.hookspecs import RendezvousOptions, hookimpl
+from elastic_core.hookspecs import hookimpl
+from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_rdzv_etcd.endpoint import FORM, parse
 from elastic_rdzv_etcd.options import CONF, Options
 

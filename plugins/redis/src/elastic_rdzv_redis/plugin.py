@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_core.hookspecs import RendezvousOptions, hookimpl
+from elastic_core.hookspecs import hookimpl
+from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_rdzv_redis.endpoint import FORM
 from elastic_rdzv_redis.options import CONF, Options
 

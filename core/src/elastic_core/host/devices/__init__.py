@@ -2,9 +2,9 @@
 
 General layout:
 
-* ``reading``: where all of it is read; tests give it a tree of their own. ``nvml`` asks NVIDIA's library.
-* ``inventory``: the accelerators that are there. ``devices``: those of them that the environment leaves visible, how
-  many workers they make (``--nproc_per_node``), and each worker's own (``--virtual_local_rank``).
+* ``machine``: where all of it is read; tests give it a tree of their own. ``nvml`` asks NVIDIA's library.
+* ``device``: one accelerator. ``inventory``: those that are there. ``visible``: those of them that the environment
+  leaves visible, how many workers they make (``--nproc_per_node``), and each worker's own (``--virtual_local_rank``).
 * ``topology``: CPUs, cores, caches, sockets and NUMA nodes. ``numa``: each worker's CPUs (``--numa_binding``).
 
 Nothing here imports torch or initialises CUDA, and nothing here changes anything: the warden binds, workers obey.

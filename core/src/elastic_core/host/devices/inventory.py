@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
 
+from elastic_core.host.devices.device import Device, pci_address
 from elastic_core.host.devices.machine import Machine
 
 NVIDIA_PLACE = "/proc/driver/nvidia/gpus"
@@ -20,35 +20,6 @@ _GPUS = "proc/driver/nvidia/gpus"
 _KFD = "sys/class/kfd/kfd/topology/nodes"
 _DRM = "sys/class/drm"
 _INTEL = "0x8086"
-_INTEGRATED = "0000:00:02."
-"""Where every Intel GPU that is part of its processor sits."""
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """An accelerator.
-
-    Attributes:
-        address: Where it is on the PCI bus, as sysfs writes it: ``0000:3b:00.0``.
-        uuid: ``GPU-…``, or '' where nobody tells.
-        partitions: The UUIDs of its MIG devices, ``MIG-…``.
-        tiles: How many devices Level Zero makes of it (Intel); 1 for others.
-    """
-
-    address: str
-    uuid: str = ""
-    partitions: tuple[str, ...] = ()
-    tiles: int = 1
-
-    @property
-    def integrated(self) -> bool:
-        """Whether it is part of an Intel processor."""
-        return self.address.startswith(_INTEGRATED)
-
-
-def pci_address(domain: int, bus: int, device: int, function: int = 0) -> str:
-    """``0000:3b:00.0``."""
-    return f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"
 
 
 @functools.cache

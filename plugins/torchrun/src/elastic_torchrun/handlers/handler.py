@@ -26,6 +26,7 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.host.addresses import advertised
 from elastic_core.host.identity import host_name
 from elastic_core.host.ports import HeldPort
+from elastic_core.host.versions import installed_versions
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
 from elastic_core.protocol.admission import differences
 from elastic_core.protocol.ledger import Closed, Offer, Round
@@ -217,7 +218,7 @@ class TorchrunHandler(RendezvousHandler):
     # The node --------------------------------------------------------------------------------------------------------
 
     def _enrol(self) -> None:
-        params, versions = self._params, Versions.here()
+        params, versions = self._params, Versions(**installed_versions())
         # First: whoever fails after it has joined ends the job for all.
         self._address = advertised(params.endpoint, "HOST", params.local_addr, single_node=params.max_nodes == 1)
         patience = self._read.timing.join_timeout
