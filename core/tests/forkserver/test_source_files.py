@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import types
@@ -63,9 +64,23 @@ def test_a_file_that_has_changed_is_found(
     module = types.ModuleType("part")
     module.__file__ = str(path)
     monkeypatch.setitem(sys.modules, "part", module)
-    sources = Sources([str(tmp_path) if library else os.path.join(tmp_path, "elsewhere")])
+    roots = [str(tmp_path) if library else os.path.join(tmp_path, "elsewhere")]
+    sources = Sources(roots, clock=lambda: 0.0)
     sources.record()
     assert sources.changed() is None
     change(path)
     sources.record()
     assert [sources.changed(), sources.changed()] == [str(path) if found else None] * 2
+
+
+def test_a_slow_file_system_keeps_no_worker_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "part.py"
+    path.write_text("VALUE = 1")
+    module = types.ModuleType("part")
+    module.__file__ = str(path)
+    monkeypatch.setitem(sys.modules, "part", module)
+    seconds = itertools.count()
+    sources = Sources([], clock=lambda: next(seconds))
+    sources.record()
+    path.unlink()
+    assert sources.changed() is None

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TypeAlias
 
 Stamp: TypeAlias = "tuple[int, int, int] | None"
@@ -24,9 +24,11 @@ class Sources:
 
     Args:
         roots: Where libraries are installed.
+        clock: Seconds, monotonic.
     """
 
-    def __init__(self, roots: Collection[str]) -> None:
+    def __init__(self, roots: Collection[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._roots = tuple(root + os.sep for root in roots)
         self._folders: dict[str, Stamp] = {}
         self._files: dict[str, dict[str, Stamp]] = defaultdict(dict)
@@ -47,9 +49,9 @@ class Sources:
 
         The outermost folders come first, since an upgrade changes those; a slow file system is asked for a moment only.
         """
-        deadline = time.monotonic() + LOOK_WITHIN
+        deadline = self._clock() + LOOK_WITHIN
         for folder, files in sorted(self._files.items(), key=lambda item: len(item[0])):
-            if time.monotonic() > deadline:
+            if self._clock() > deadline:
                 break
             now = _stamp(folder) if folder in self._folders else None
             if now is not None and now == self._folders[folder]:
