@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from elastic_core.errors import UsageError
-from elastic_torch.sampler import ElasticDistributedSampler
+from elastic_torch.data.sampler import ElasticDistributedSampler
 from elastic_torch.state import TrainState
 
 SAMPLES, STEP = 26, 12

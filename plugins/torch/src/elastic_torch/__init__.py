@@ -10,6 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from elastic_torch.agreement import Tier as Tier
+    from elastic_torch.data.partition import loss_weight as loss_weight
+    from elastic_torch.data.sampler import (
+        ElasticBatchSampler as ElasticBatchSampler,
+        ElasticDistributedSampler as ElasticDistributedSampler,
+    )
+    from elastic_torch.data.seeded_dataset import SeededDataset as SeededDataset
     from elastic_torch.disk import (
         Checkpoint as Checkpoint,
         CheckpointError as CheckpointError,
@@ -21,12 +27,6 @@ if TYPE_CHECKING:
     from elastic_torch.notices import should_checkpoint as should_checkpoint
     from elastic_torch.process_group import init_process_group as init_process_group
     from elastic_torch.recording import record as record
-    from elastic_torch.sampler import (
-        ElasticBatchSampler as ElasticBatchSampler,
-        ElasticDistributedSampler as ElasticDistributedSampler,
-    )
-    from elastic_torch.seeded import SeededDataset as SeededDataset
-    from elastic_torch.shares import loss_weight as loss_weight
     from elastic_torch.stamp import Stamp as Stamp
     from elastic_torch.state import Restored as Restored, TrainState as TrainState
     from elastic_torch.tiers import DiskTier as DiskTier
@@ -41,15 +41,15 @@ _HOME: dict[str, str] = {
     "CheckpointSaveError": "disk",
     "Disk": "disk",
     "DiskTier": "tiers",
-    "ElasticBatchSampler": "sampler",
-    "ElasticDistributedSampler": "sampler",
+    "ElasticBatchSampler": "data.sampler",
+    "ElasticDistributedSampler": "data.sampler",
     "Restored": "state",
-    "SeededDataset": "seeded",
+    "SeededDataset": "data.seeded_dataset",
     "Stamp": "stamp",
     "Tier": "agreement",
     "TrainState": "state",
     "init_process_group": "process_group",
-    "loss_weight": "shares",
+    "loss_weight": "data.partition",
     "record": "recording",
     "should_checkpoint": "notices",
 }

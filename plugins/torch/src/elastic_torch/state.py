@@ -23,10 +23,13 @@ import torch.distributed as dist
 
 from elastic_core.errors import UsageError
 from elastic_core.worker.graceful_stop import should_checkpoint, somebody_leaves
-from elastic_torch import loaders, rng as generators, tree
+from elastic_torch import rng as generators, tree
 from elastic_torch.accumulation import Accumulation
 from elastic_torch.agreement import Tier
 from elastic_torch.checkpoints import Checkpoints, packed, unpacked
+from elastic_torch.data import loaders
+from elastic_torch.data.sampler import ElasticBatchSampler
+from elastic_torch.data.seeded_dataset import SeededDataset
 from elastic_torch.digests import differences
 from elastic_torch.form import form_of, restored
 from elastic_torch.gradients import GradientOrder
@@ -34,8 +37,6 @@ from elastic_torch.parts import Stateful, data_parallel, stateful, unwrapped
 from elastic_torch.peers import Peers
 from elastic_torch.progress import follow
 from elastic_torch.rescued import Rescue
-from elastic_torch.sampler import ElasticBatchSampler
-from elastic_torch.seeded import SeededDataset
 from elastic_torch.stamp import Place, Stamp, digest
 from elastic_torch.tiers import Checkpoint, DiskTier, Loaded
 from elastic_torch.whole import Whole, memory_tier

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elastic_torch import ElasticDistributedSampler
-from elastic_torch.audit import AuditLog, Step
+from elastic_torch.data.audit import AuditLog, Step
 
 
 def step(**changed: Any) -> Step:

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from elastic_torch import ElasticDistributedSampler
-from elastic_torch.audit_data import lines, read
-from elastic_torch.auditing import audit
+from elastic_torch.data.audit_check import audit
+from elastic_torch.data.audit_command import lines, read
 
 WORKER = Path(__file__).parent / "workers" / "equivalence.py"
 LENGTH, BATCH, EPOCHS = 61, 12, 2

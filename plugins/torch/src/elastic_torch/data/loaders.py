@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 from torch.utils.data import DataLoader, IterableDataset
 
 from elastic_core.errors import UsageError
-from elastic_torch.sampler import ElasticBatchSampler, ElasticDistributedSampler
+from elastic_torch.data.sampler import ElasticBatchSampler, ElasticDistributedSampler
 
 
 def length(loader: Iterable[object]) -> int | None:

@@ -13,8 +13,8 @@ import click
 from elastic_core.errors import UsageError
 from elastic_core.exit_codes import ExitCode
 from elastic_core.host.terminal import printable
-from elastic_torch.audit import MARK, VERSION, Step
-from elastic_torch.auditing import Epoch, Finding, Record, Report, audit
+from elastic_torch.data.audit import MARK, VERSION, Step
+from elastic_torch.data.audit_check import Epoch, Finding, Record, Report, audit
 
 MOST = 10
 """Findings that are printed; the others are counted."""
@@ -134,7 +134,7 @@ def _indices(finding: Finding, epochs: Sequence[Epoch]) -> str:
     """The first of them as indices of the dataset, where the order is one that we know."""
     import numpy as np  # with Order, which needs it too: listing the commands must not import it
 
-    from elastic_torch.order import IN_ORDER, SHUFFLED, Order
+    from elastic_torch.data.permutation import IN_ORDER, SHUFFLED, Order
 
     epoch = next((epoch for epoch in epochs if epoch.epoch == finding.epoch), None)
     if epoch is None or epoch.order not in (SHUFFLED, IN_ORDER):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from elastic_torch.shares import loss_weight, share, step_size, steps_left
+from elastic_torch.data.partition import loss_weight, share, step_size, steps_left
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """Which part of an epoch is whose, in integers alone: no torch, no state, nothing random.
 
-An epoch is an order of its samples (``order.py``), and training moves one *cursor* along it: the number of samples that
-committed steps have used. A step takes the next ``global_batch_size`` samples, however many workers there are, and they
-share them out. So a step's samples depend on the cursor and on nothing else, and a cursor means the same to any number
-of workers.
+An epoch is an order of its samples (``permutation.py``), and training moves one *cursor* along it: the number of
+samples that committed steps have used. A step takes the next ``global_batch_size`` samples, however many workers there
+are, and they share them out. So a step's samples depend on the cursor and on nothing else, and a cursor means the same
+to any number of workers.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ The first step that a segment records takes back every earlier segment's steps f
 in the state that it goes on from. A segment without a step takes nothing back. The last step before a segment, which
 its state knows, counts too, since the rank that keeps the log may have died before it wrote it.
 
-All of it is pure; ``audit_data.py`` reads the lines.
+All of it is pure; ``audit_command.py`` reads the lines.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from elastic_torch import shares
-from elastic_torch.audit import Step
+from elastic_torch.data import partition
+from elastic_torch.data.audit import Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,7 @@ def _add(segment: _Segment, record: Record, findings: list[Finding]) -> None:
         return
     known = segment.steps.setdefault(step.step, step)
     first = segment.who.setdefault(step.step, record.rank)
-    right = shares.share(step.start, step.stop, rank=record.rank, world_size=step.world_size)
+    right = partition.share(step.start, step.stop, rank=record.rank, world_size=step.world_size)
     wrong = None
     if known != step:
         wrong = (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from elastic_torch.audit import Step
+from elastic_torch.data.audit import Step
 
 VERSION = 1
 """Of the states that samplers save."""

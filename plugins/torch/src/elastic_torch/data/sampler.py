@@ -14,10 +14,10 @@ import numpy as np
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
-from elastic_torch import shares
-from elastic_torch.audit import Step, audit_log as log_of
-from elastic_torch.order import Order
-from elastic_torch.sampler_checks import VERSION, check_flag, check_state, rank_or_else, start_in, step_size
+from elastic_torch.data import partition
+from elastic_torch.data.audit import Step, audit_log as log_of
+from elastic_torch.data.permutation import Order
+from elastic_torch.data.sampler_checks import VERSION, check_flag, check_state, rank_or_else, start_in, step_size
 
 CHUNK = 8192
 """Places that are looked up in the order at once: few enough for a fast first batch, many enough for numpy."""
@@ -27,8 +27,9 @@ class ElasticDistributedSampler(Sampler[int]):
     """The samples of one rank, and how far all ranks have come, counted in samples.
 
     Each step takes the next ``global_batch_size`` samples of the epoch's order, however many ranks there are, and the
-    ranks share them out (``shares.py``). The order comes from seed and epoch alone (``order.py``). So after any change
-    of the number of ranks every sample of the epoch is still used exactly once, and the steps are those of one process.
+    ranks share them out (``partition.py``). The order comes from seed and epoch alone (``permutation.py``). So after
+    any change of the number of ranks every sample of the epoch is still used exactly once, and the steps are those of
+    one process.
 
     Only :meth:`advance` moves the position. What a loader has fetched ahead does not count: whoever iterates again, in
     this process or after a restart, begins after the last step that was committed::
@@ -162,9 +163,9 @@ class ElasticDistributedSampler(Sampler[int]):
         """What to multiply this rank's loss by, in the step in progress, so that the update is one process's.
 
         For a loss that is the mean over this rank's n_r samples: W · n_r / n, with W ranks and n samples in the step
-        (:func:`elastic_torch.shares.loss_weight` derives it, and takes counts of tokens too). For one that is their
-        sum: W / n, and 0 for a stand-in. DDP and FSDP average gradients over ranks, which makes it the gradient of the
-        mean over all n samples; the average over ranks of the weighted losses is that mean itself.
+        (:func:`elastic_torch.data.partition.loss_weight` derives it, and takes counts of tokens too). For one that is
+        their sum: W / n, and 0 for a stand-in. DDP and FSDP average gradients over ranks, which makes it the gradient
+        of the mean over all n samples; the average over ranks of the weighted losses is that mean itself.
 
         Raises:
             ValueError: ``reduction`` is neither.
@@ -175,9 +176,9 @@ class ElasticDistributedSampler(Sampler[int]):
         if total == 0:
             raise RuntimeError(f"Epoch {self._epoch} has no step left to weight a loss of: advance() comes after it.")
         if reduction == "mean":
-            return shares.loss_weight(mine, total, self.num_replicas)
+            return partition.loss_weight(mine, total, self.num_replicas)
         if reduction == "sum":
-            return shares.loss_weight(min(mine, 1), total, self.num_replicas)
+            return partition.loss_weight(min(mine, 1), total, self.num_replicas)
         raise ValueError(f"reduction={reduction!r} is neither 'mean' nor 'sum'.")
 
     # Samples ---------------------------------------------------------------------------------------------------------
@@ -226,12 +227,12 @@ class ElasticDistributedSampler(Sampler[int]):
             cursor = stop
 
     def _stop_after(self, cursor: int) -> int:
-        return cursor + shares.step_size(
+        return cursor + partition.step_size(
             cursor, length=self._length, global_batch_size=self.global_batch_size, drop_last=self.drop_last
         )
 
     def _share(self, start: int, stop: int) -> range:
-        return shares.share(start, stop, rank=self.rank, world_size=self.num_replicas)
+        return partition.share(start, stop, rank=self.rank, world_size=self.num_replicas)
 
     # Progress --------------------------------------------------------------------------------------------------------
 
@@ -377,7 +378,7 @@ class ElasticBatchSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         """How many steps of the epoch are left."""
         sampler = self.sampler
-        return shares.steps_left(
+        return partition.steps_left(
             sampler.cursor,
             length=len(sampler.dataset),
             global_batch_size=sampler.global_batch_size,

@@ -8,7 +8,7 @@ from math import factorial, sqrt
 import numpy as np
 import pytest
 
-from elastic_torch.order import Order
+from elastic_torch.data.permutation import Order
 
 pytestmark = pytest.mark.timeout(600)  # they take a few seconds on an idle core
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from elastic_torch import ElasticDistributedSampler, shares
-from elastic_torch.audit import Step
-from elastic_torch.audit_data import read
-from elastic_torch.auditing import Record, Report, audit, run_order
+from elastic_torch import ElasticDistributedSampler
+from elastic_torch.data import partition
+from elastic_torch.data.audit import Step
+from elastic_torch.data.audit_check import Record, Report, audit, run_order
+from elastic_torch.data.audit_command import read
 
 
 def step(number: int, start: int, stop: int, **changed: Any) -> Step:
@@ -27,7 +28,7 @@ def step(number: int, start: int, stop: int, **changed: Any) -> Step:
 
 def record(round: int | None, *where: Any, rank: int = 0, run: str = "r", **changed: Any) -> Record:
     done = step(*where, **changed)
-    own = shares.share(done.start, done.stop, rank=rank, world_size=done.world_size)
+    own = partition.share(done.start, done.stop, rank=rank, world_size=done.world_size)
     return Record(run=run, round=round, rank=rank, step=done, own=(own.start, own.stop))
 
 
