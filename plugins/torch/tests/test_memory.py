@@ -13,7 +13,7 @@ from elastic_core.worker.channel import CONTROL_VARIABLE, KIND
 from elastic_torch import snapshot
 from elastic_torch.memory import Memory
 from elastic_torch.stamp import Stamp
-from elastic_torch.tree import take_apart
+from elastic_torch.state.state_tree import take_apart
 from elastic_torch.whole import Whole
 
 

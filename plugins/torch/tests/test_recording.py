@@ -12,7 +12,7 @@ from torch import nn
 import elastic_torch
 from elastic_core.worker import error_file
 from elastic_torch.recording import record
-from elastic_torch.state import TrainState
+from elastic_torch.state.train_state import TrainState
 
 
 @pytest.fixture

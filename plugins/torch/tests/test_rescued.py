@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastic_torch.peers import Peers
 from elastic_torch.rescued import Rescue, Rescued, candidates, directories, is_newer, opened
 from elastic_torch.snapshot import Slot, Snapshot
 from elastic_torch.stamp import Place, Stamp
-from elastic_torch.tree import put_together, take_apart
+from elastic_torch.state.state_exchange import Peers
+from elastic_torch.state.state_tree import put_together, take_apart
 
 
 @dataclass

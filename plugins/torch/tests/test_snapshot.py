@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from elastic_core.errors import ResourceError
-from elastic_torch.host import pin
 from elastic_torch.snapshot import HEADER_BYTES, PAGE, Slot, available_memory
 from elastic_torch.stamp import Stamp
-from elastic_torch.tree import put_together, take_apart
+from elastic_torch.state.host_memory import pin
+from elastic_torch.state.state_tree import put_together, take_apart
 
 STATE = {
     "weight": torch.arange(1000, dtype=torch.float32).view(10, 100).t(),

@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from elastic_torch.agreement import Tier as Tier
     from elastic_torch.data.partition import loss_weight as loss_weight
     from elastic_torch.data.sampler import (
         ElasticBatchSampler as ElasticBatchSampler,
@@ -28,8 +27,9 @@ if TYPE_CHECKING:
     from elastic_torch.process_group import init_process_group as init_process_group
     from elastic_torch.recording import record as record
     from elastic_torch.stamp import Stamp as Stamp
-    from elastic_torch.state import Restored as Restored, TrainState as TrainState
-    from elastic_torch.tiers import DiskTier as DiskTier
+    from elastic_torch.state.disk_tier import DiskTier as DiskTier
+    from elastic_torch.state.state_choice import Tier as Tier
+    from elastic_torch.state.train_state import Restored as Restored, TrainState as TrainState
 
 __version__ = "0.1.0"
 
@@ -40,14 +40,14 @@ _HOME: dict[str, str] = {
     "CheckpointRefusedError": "disk",
     "CheckpointSaveError": "disk",
     "Disk": "disk",
-    "DiskTier": "tiers",
+    "DiskTier": "state.disk_tier",
     "ElasticBatchSampler": "data.sampler",
     "ElasticDistributedSampler": "data.sampler",
-    "Restored": "state",
+    "Restored": "state.train_state",
     "SeededDataset": "data.seeded_dataset",
     "Stamp": "stamp",
-    "Tier": "agreement",
-    "TrainState": "state",
+    "Tier": "state.state_choice",
+    "TrainState": "state.train_state",
     "init_process_group": "process_group",
     "loss_weight": "data.partition",
     "record": "recording",

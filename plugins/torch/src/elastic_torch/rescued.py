@@ -25,10 +25,10 @@ import torch
 
 from elastic_core.errors import ElasticError, ResourceError
 from elastic_core.worker.fd_store import RESCUE, held, hold
-from elastic_torch.peers import Peers
 from elastic_torch.snapshot import Slot, Snapshot
 from elastic_torch.stamp import Place, Stamp
-from elastic_torch.tiers import Checkpoint, DiskTier
+from elastic_torch.state.disk_tier import Checkpoint, DiskTier
+from elastic_torch.state.state_exchange import Peers
 
 logger = logging.getLogger("elastic_torch.rescued")
 VARIABLE = "ELASTIC_RESCUE_DIR"

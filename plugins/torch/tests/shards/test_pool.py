@@ -11,7 +11,7 @@ from elastic_torch.shards.plan import Holding
 from elastic_torch.shards.pool import MOST, Pool
 from elastic_torch.shards.replicas import Replicas
 from elastic_torch.stamp import Stamp
-from elastic_torch.tree import take_apart
+from elastic_torch.state.state_tree import take_apart
 
 
 def commit(pool: Pool, step: int, round_: int = 1) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
-from elastic_torch.host import fill, like
+from elastic_torch.state.host_memory import fill, like
 
 
 def snapshot(state: Mapping[str, Any], spare: Mapping[str, Any] | None = None) -> dict[str, Any]:

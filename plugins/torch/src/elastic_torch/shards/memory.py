@@ -12,8 +12,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from elastic_torch.agreement import Tier
-from elastic_torch.peers import gathered
 from elastic_torch.shards import formats, plan
 from elastic_torch.shards.bringing import Brought, bring
 from elastic_torch.shards.plan import Found, Holding
@@ -24,8 +22,10 @@ from elastic_torch.shards.tensors import forget, owners
 from elastic_torch.shards.wire import Wire
 from elastic_torch.snapshot import Snapshot
 from elastic_torch.stamp import Stamp
-from elastic_torch.tiers import DiskTier, Loaded
-from elastic_torch.tree import put_together, take_apart
+from elastic_torch.state.disk_tier import DiskTier, Loaded
+from elastic_torch.state.state_choice import Tier
+from elastic_torch.state.state_exchange import gathered
+from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.whole import State, Taken
 
 _PARTS = "state[1]['state']"

@@ -33,8 +33,8 @@ from elastic_torch.shards.replicator import Replicator
 from elastic_torch.shards.wire import Wire
 from elastic_torch.snapshot import Slot
 from elastic_torch.stamp import Stamp
-from elastic_torch.state import TrainState
-from elastic_torch.tree import put_together, take_apart
+from elastic_torch.state.state_tree import put_together, take_apart
+from elastic_torch.state.train_state import TrainState
 
 ROWS, COLUMNS = torch.arange(77.0).reshape(7, 11), torch.arange(60.0).reshape(5, 12)
 ROOM = 1 << 18

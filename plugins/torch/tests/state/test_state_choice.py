@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_torch.agreement import Tier, choose
 from elastic_torch.stamp import Stamp
+from elastic_torch.state.state_choice import Tier, choose
 
 MEMORY, PEER = Tier.MEMORY, Tier.PEER
 

@@ -1,4 +1,5 @@
-"""What :class:`~elastic_torch.state.TrainState` asks of the tier that outlives the job: checkpoints on disk."""
+"""What :class:`~elastic_torch.state.train_state.TrainState` asks of the tier that outlives the job: checkpoints on
+disk."""
 
 from __future__ import annotations
 

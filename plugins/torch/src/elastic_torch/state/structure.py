@@ -1,7 +1,7 @@
 """What a checkpoint's format forgets of a state: which keys are no strings, what is a tuple, and what is empty.
 
 ``torch.distributed.checkpoint`` keeps values by the names that lead to them. So the state's *form* is saved with it:
-all of it but the tensors, as JSON, in which keys and types stand as they are (``tree.py``).
+all of it but the tensors, as JSON, in which keys and types stand as they are (``state_tree.py``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from elastic_torch.tree import put_together, take_apart
+from elastic_torch.state.state_tree import put_together, take_apart
 
 _HOLLOW = torch.empty(0)
 """Stands for each tensor."""

@@ -23,22 +23,22 @@ import torch.distributed as dist
 
 from elastic_core.errors import UsageError
 from elastic_core.worker.graceful_stop import should_checkpoint, somebody_leaves
-from elastic_torch import rng as generators, tree
-from elastic_torch.accumulation import Accumulation
-from elastic_torch.agreement import Tier
-from elastic_torch.checkpoints import Checkpoints, packed, unpacked
 from elastic_torch.data import loaders
 from elastic_torch.data.sampler import ElasticBatchSampler
 from elastic_torch.data.seeded_dataset import SeededDataset
-from elastic_torch.digests import differences
-from elastic_torch.form import form_of, restored
-from elastic_torch.gradients import GradientOrder
-from elastic_torch.parts import Stateful, data_parallel, stateful, unwrapped
-from elastic_torch.peers import Peers
-from elastic_torch.progress import follow
 from elastic_torch.rescued import Rescue
 from elastic_torch.stamp import Place, Stamp, digest
-from elastic_torch.tiers import Checkpoint, DiskTier, Loaded
+from elastic_torch.state import rng as generators, state_tree as tree
+from elastic_torch.state.accumulation import Accumulation
+from elastic_torch.state.checkpoints import Checkpoints, packed, unpacked
+from elastic_torch.state.components import Stateful, data_parallel, stateful, unwrapped
+from elastic_torch.state.digests import differences
+from elastic_torch.state.disk_tier import Checkpoint, DiskTier, Loaded
+from elastic_torch.state.gradient_order import GradientOrder
+from elastic_torch.state.progress import follow
+from elastic_torch.state.state_choice import Tier
+from elastic_torch.state.state_exchange import Peers
+from elastic_torch.state.structure import form_of, restored
 from elastic_torch.whole import Whole, memory_tier
 
 _T = TypeVar("_T")
@@ -70,7 +70,7 @@ class TrainState:
             sys.exit()
 
     It is the same script at the first start and after each restart: with the state of the newest step that all ranks
-    have (``agreement.choose``), in the same epoch, at the next batch, with the same random numbers. That state comes
+    have (``state_choice.choose``), in the same epoch, at the next batch, with the same random numbers. That state comes
     from the memory that the agent of this node has kept, or from another rank over the process group, or from a
     checkpoint.
 

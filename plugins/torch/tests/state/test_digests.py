@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from elastic_torch.digests import differences
-from elastic_torch.peers import Peers
-from elastic_torch.tree import packed, unpacked
+from elastic_torch.state.digests import differences
+from elastic_torch.state.state_exchange import Peers
+from elastic_torch.state.state_tree import packed, unpacked
 
 
 class Other(Peers):

@@ -22,10 +22,10 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from elastic_core.errors import UsageError
 from elastic_core.worker.channel import CONTROL_VARIABLE
 from elastic_core.worker.fd_store import held, release
-from elastic_torch.agreement import Tier
 from elastic_torch.disk import CheckpointSaveError, Disk
 from elastic_torch.stamp import Place
-from elastic_torch.state import TrainState
+from elastic_torch.state.state_choice import Tier
+from elastic_torch.state.train_state import TrainState
 
 
 class Training:
@@ -310,8 +310,8 @@ def test_a_training_that_is_over_goes_on_for_more_epochs_to_the_last_bit() -> No
 def test_where_all_ranks_stop_the_step_is_kept(monkeypatch: pytest.MonkeyPatch, leaving: bool) -> None:
     alone = Training(name="alone")
     list(alone.run())
-    monkeypatch.setattr("elastic_torch.state.should_checkpoint", lambda step: step == 8)
-    monkeypatch.setattr("elastic_torch.state.somebody_leaves", lambda: leaving)
+    monkeypatch.setattr("elastic_torch.state.train_state.should_checkpoint", lambda step: step == 8)
+    monkeypatch.setattr("elastic_torch.state.train_state.somebody_leaves", lambda: leaving)
     folder = Folder()
     first = Training(disk=folder, snapshot_every=5)
     assert list(first.run())[-1] == 8, "both loops end"
@@ -328,8 +328,8 @@ def test_where_all_ranks_stop_the_step_is_kept(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.usefixtures("agent")
 def test_the_disk_does_not_wait_for_the_replicas_of_a_node_that_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elastic_torch.state.should_checkpoint", lambda step: step == 3)
-    monkeypatch.setattr("elastic_torch.state.somebody_leaves", lambda: True)
+    monkeypatch.setattr("elastic_torch.state.train_state.should_checkpoint", lambda step: step == 3)
+    monkeypatch.setattr("elastic_torch.state.train_state.somebody_leaves", lambda: True)
     folder, then = Folder(), list[int]()
     training = Training(disk=folder)
     monkeypatch.setattr(training.state._memory, "leave", lambda: then.extend(saved.step for saved in folder.saved))
@@ -339,8 +339,8 @@ def test_the_disk_does_not_wait_for_the_replicas_of_a_node_that_leaves(monkeypat
 
 def test_where_there_is_no_memory_a_stop_for_newcomers_goes_to_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CONTROL_VARIABLE, raising=False)
-    monkeypatch.setattr("elastic_torch.state.should_checkpoint", lambda step: step == 3)
-    monkeypatch.setattr("elastic_torch.state.somebody_leaves", lambda: False)
+    monkeypatch.setattr("elastic_torch.state.train_state.should_checkpoint", lambda step: step == 3)
+    monkeypatch.setattr("elastic_torch.state.train_state.somebody_leaves", lambda: False)
     folder = Folder()
     list(Training(disk=folder).run())
     assert [saved.step for saved in folder.saved] == [3]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from elastic_torch.tree import put_together, take_apart
+from elastic_torch.state.state_tree import put_together, take_apart
 
 
 def there_and_back(state: Any) -> Any:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from elastic_core.errors import UsageError
 from elastic_torch.data.sampler import ElasticDistributedSampler
-from elastic_torch.state import TrainState
+from elastic_torch.state.train_state import TrainState
 
 SAMPLES, STEP = 26, 12
 DATA = TensorDataset(torch.arange(SAMPLES, dtype=torch.float64)[:, None], torch.ones(SAMPLES, 1).double())

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from elastic_torch.peers import Peers
+from elastic_torch.state.state_exchange import Peers
 
 _CHUNK = 1 << 20
 """Elements that are summed at once."""

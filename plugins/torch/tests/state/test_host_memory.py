@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from elastic_torch.host import fill, like
+from elastic_torch.state.host_memory import fill, like
 
 
 @pytest.mark.parametrize(

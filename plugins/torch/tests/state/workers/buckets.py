@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
-from elastic_torch.gradients import GradientOrder
+from elastic_torch.state.gradient_order import GradientOrder
 
 RANKS = 3
 _alive: list[DistributedDataParallel] = []
