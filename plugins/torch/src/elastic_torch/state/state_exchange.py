@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from elastic_torch.memory import SLOTS
-from elastic_torch.snapshot import HEADER_BYTES, Slot
+from elastic_torch.memory.buffers import SLOTS
+from elastic_torch.memory.snapshot import HEADER_BYTES, Slot
 from elastic_torch.stamp import Stamp
 
 PART = 64 << 20

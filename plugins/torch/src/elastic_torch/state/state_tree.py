@@ -127,8 +127,8 @@ def _dense(tensor: torch.Tensor, where: _Where) -> torch.Tensor:
 
 
 def _shard(tensor: Any, found: _Found, place: _Where) -> Any:
-    """A DTensor: the number of this rank's part, its name, and what ``shards.tensors`` says of it."""
-    from elastic_torch.shards.tensors import described, local_part
+    """A DTensor: the number of this rank's part, its name, and what ``memory.sharded.dtensors`` says of it."""
+    from elastic_torch.memory.sharded.dtensors import described, local_part
 
     where = _told(place)
     if found.shards is None:

@@ -26,7 +26,8 @@ from elastic_core.worker.graceful_stop import should_checkpoint, somebody_leaves
 from elastic_torch.data import loaders
 from elastic_torch.data.sampler import ElasticBatchSampler
 from elastic_torch.data.seeded_dataset import SeededDataset
-from elastic_torch.rescued import Rescue
+from elastic_torch.memory.replicated import Whole, memory_tier
+from elastic_torch.memory.rescue import Rescue
 from elastic_torch.stamp import Place, Stamp, digest
 from elastic_torch.state import rng as generators, state_tree as tree
 from elastic_torch.state.accumulation import Accumulation
@@ -39,7 +40,6 @@ from elastic_torch.state.progress import follow
 from elastic_torch.state.state_choice import Tier
 from elastic_torch.state.state_exchange import Peers
 from elastic_torch.state.structure import form_of, restored
-from elastic_torch.whole import Whole, memory_tier
 
 _T = TypeVar("_T")
 _NAME = re.compile(r"[\w.:-]{1,64}", re.ASCII)

@@ -18,10 +18,10 @@ from typing import Literal
 import torch
 
 from elastic_core.errors import ResourceError
-from elastic_torch.shards.plan import sources
-from elastic_torch.shards.replicas import Replicas
-from elastic_torch.shards.wire import Wire
-from elastic_torch.snapshot import HEADER_BYTES, Slot
+from elastic_torch.memory.sharded.plan import sources
+from elastic_torch.memory.sharded.replicas import Replicas
+from elastic_torch.memory.sharded.transport import Wire
+from elastic_torch.memory.snapshot import HEADER_BYTES, Slot
 from elastic_torch.stamp import Stamp
 
 GOODBYE = 1.0

@@ -25,13 +25,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from elastic_torch.disk import Disk
-from elastic_torch.shards.bringing import bring
-from elastic_torch.shards.plan import Holding, every, partners
-from elastic_torch.shards.pool import holding
-from elastic_torch.shards.replicas import Replicas
-from elastic_torch.shards.replicator import Replicator
-from elastic_torch.shards.wire import Wire
-from elastic_torch.snapshot import Slot
+from elastic_torch.memory.sharded.fetch import bring
+from elastic_torch.memory.sharded.plan import Holding, every, partners
+from elastic_torch.memory.sharded.pool import holding
+from elastic_torch.memory.sharded.replicas import Replicas
+from elastic_torch.memory.sharded.replicator import Replicator
+from elastic_torch.memory.sharded.transport import Wire
+from elastic_torch.memory.snapshot import Slot
 from elastic_torch.stamp import Stamp
 from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.state.train_state import TrainState
@@ -102,7 +102,7 @@ def go_on(rank: int, world: int, act: int, before: list[Slot]) -> None:
 
 def replicate(rank: int, world: int, act: int, slot: Slot) -> None:
     """Each rank's part to its partner; all ranks of an act are nodes of their own."""
-    patch("elastic_torch.shards.replicas.hold", return_value=True).start()  # there is no agent
+    patch("elastic_torch.memory.sharded.replicas.hold", return_value=True).start()  # there is no agent
     kept = Replicas("test", rank)
     partner = [to for to in partners(range(world)) if to is not None]
     sender = Replicator(Wire(), partner, kept, lambda _stamp: slot, None)
@@ -117,7 +117,7 @@ def replicate(rank: int, world: int, act: int, slot: Slot) -> None:
 
 def fail_to_replicate(rank: int, world: int, slot: Slot) -> None:
     """Rank 0's thread ends by something that nobody has foreseen, while the others wait for its word."""
-    patch("elastic_torch.shards.replicas.hold", return_value=True).start()
+    patch("elastic_torch.memory.sharded.replicas.hold", return_value=True).start()
     if rank == 0:
         patch.object(Replicas, "came", side_effect=OSError(5, "Input/output error")).start()
     said, tensors = take_apart(state_of(world, 1.0), {})
@@ -168,8 +168,8 @@ def whole(model: nn.Module, *optimizers: torch.optim.Optimizer) -> list[Any]:
 
 def remember(rank: int, world: int, act: int, before: list[Slot], after: list[Slot]) -> None:
     """Put together what the act before has left, and leave one's part and its replica, in many small messages."""
-    patch("elastic_torch.shards.wire.PART", 100).start()
-    patch("elastic_torch.shards.bringing.PART", 200).start()
+    patch("elastic_torch.memory.sharded.transport.PART", 100).start()
+    patch("elastic_torch.memory.sharded.fetch.PART", 200).start()
     if before:
         go_on(rank, world, act, before)
     state = state_of(world, float(act + 1))

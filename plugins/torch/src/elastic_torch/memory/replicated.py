@@ -1,6 +1,6 @@
 """The memory tier of a state that every rank has in full, as with DDP: what ``TrainState`` talks to.
 
-``shards.memory`` has the one of sharded states, with the same methods.
+``sharded.tier`` has the one of sharded states, with the same methods.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from elastic_torch.memory import Memory
-from elastic_torch.snapshot import Snapshot
+from elastic_torch.memory.buffers import Memory
+from elastic_torch.memory.snapshot import Snapshot
 from elastic_torch.stamp import Stamp
 from elastic_torch.state.disk_tier import DiskTier, Loaded
 from elastic_torch.state.state_choice import Choice, Tier, choose
@@ -84,7 +84,7 @@ def memory_tier(
     """The one for this model. Only what is sharded needs what that imports."""
     if not any(hasattr(parameter, "placements") for parameter in model.parameters()):
         return Whole(name, local_rank)
-    from elastic_torch.shards.memory import Shards
+    from elastic_torch.memory.sharded.tier import Shards
 
     return Shards(model, parts, name, local_rank, replicate_every)
 

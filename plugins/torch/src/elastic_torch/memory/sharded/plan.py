@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from elastic_torch.shards.boxes import Box
+from elastic_torch.memory.sharded.regions import Box
 from elastic_torch.stamp import Stamp
 
 

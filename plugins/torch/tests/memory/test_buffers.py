@@ -10,11 +10,11 @@ import torch
 
 from elastic_core.errors import ResourceError, UsageError
 from elastic_core.worker.channel import CONTROL_VARIABLE, KIND
-from elastic_torch import snapshot
-from elastic_torch.memory import Memory
+from elastic_torch.memory import snapshot
+from elastic_torch.memory.buffers import Memory
+from elastic_torch.memory.replicated import Whole
 from elastic_torch.stamp import Stamp
 from elastic_torch.state.state_tree import take_apart
-from elastic_torch.whole import Whole
 
 
 def commit(memory: Memory, round_: int, step: int, size: int = 10) -> None:
@@ -92,7 +92,7 @@ def test_what_the_agent_does_not_keep_is_let_go(agent: socket.socket, monkeypatc
         raise ResourceError("there are too many")
 
     refused: list[int] = []
-    monkeypatch.setattr("elastic_torch.memory.hold", refuse)
+    monkeypatch.setattr("elastic_torch.memory.buffers.hold", refuse)
     memory = Memory("train", 0)
     with pytest.warns(UserWarning, match="No snapshots are kept in memory from here on: there are too many"):
         commit(memory, 1, 1)
@@ -104,7 +104,7 @@ def test_what_the_agent_does_not_keep_is_let_go(agent: socket.socket, monkeypatc
 def test_an_agent_that_does_not_say_what_it_keeps_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair(*KIND)
     monkeypatch.setenv(CONTROL_VARIABLE, str(theirs.fileno()))
-    monkeypatch.setattr("elastic_torch.memory.ANSWER", 0.01)
+    monkeypatch.setattr("elastic_torch.memory.buffers.ANSWER", 0.01)
     with ours, theirs, pytest.raises(ResourceError, match="so what it keeps of the training is not known"):
         Memory("train", 0)
 
@@ -138,7 +138,7 @@ def test_it_ends_where_there_is_memory_for_one_and_not_for_two(
 @pytest.mark.usefixtures("agent")
 def test_what_a_rank_has_from_before_its_memory_ended_takes_nobody_back(monkeypatch: pytest.MonkeyPatch) -> None:
     others = [Stamp(1, 4), Stamp(1, 3)]
-    monkeypatch.setattr("elastic_torch.whole.gathered", lambda mine: [list(mine), others])
+    monkeypatch.setattr("elastic_torch.memory.replicated.gathered", lambda mine: [list(mine), others])
     first = Whole("train", 0)
     for step in (1, 2, 3):
         first.keep(Stamp(1, step), lambda: [{"w": torch.ones(10)}, {}])

@@ -7,9 +7,9 @@ import socket
 import pytest
 import torch
 
-from elastic_torch.shards.plan import Holding
-from elastic_torch.shards.pool import MOST, Pool
-from elastic_torch.shards.replicas import Replicas
+from elastic_torch.memory.sharded.plan import Holding
+from elastic_torch.memory.sharded.pool import MOST, Pool
+from elastic_torch.memory.sharded.replicas import Replicas
 from elastic_torch.stamp import Stamp
 from elastic_torch.state.state_tree import take_apart
 

@@ -25,7 +25,7 @@ import torch
 
 from elastic_core.errors import ElasticError, ResourceError
 from elastic_core.worker.fd_store import RESCUE, held, hold
-from elastic_torch.snapshot import Slot, Snapshot
+from elastic_torch.memory.snapshot import Slot, Snapshot
 from elastic_torch.stamp import Place, Stamp
 from elastic_torch.state.disk_tier import Checkpoint, DiskTier
 from elastic_torch.state.state_exchange import Peers

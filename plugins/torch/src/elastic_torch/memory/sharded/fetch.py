@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from elastic_torch.shards.boxes import Box
-from elastic_torch.shards.plan import Found, Piece, pieces, windows
-from elastic_torch.shards.tensors import Leaf, box_of, leaves, local_part, target
-from elastic_torch.shards.wire import PART, Wire
-from elastic_torch.snapshot import Snapshot
+from elastic_torch.memory.sharded.dtensors import Leaf, box_of, leaves, local_part, target
+from elastic_torch.memory.sharded.plan import Found, Piece, pieces, windows
+from elastic_torch.memory.sharded.regions import Box
+from elastic_torch.memory.sharded.transport import PART, Wire
+from elastic_torch.memory.snapshot import Snapshot
 
 Present = Mapping[str, DTensor]
 
@@ -55,7 +55,7 @@ def bring(wire: Wire, found: Found, mine: Mapping[int, Snapshot], present: Prese
         found: The state that all go on from.
         mine: By old rank, the snapshots of it that this rank can reach.
         present: The sharded tensors that are there, by name: filled in place.
-        owner: Parameters by the name of what belongs to them, as ``tensors.owners`` has it.
+        owner: Parameters by the name of what belongs to them, as ``dtensors.owners`` has it.
 
     Raises:
         ValueError: The snapshot does not fit the model.

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from elastic_torch.shards.boxes import Box, whole
-from elastic_torch.shards.plan import Found, Holding, every, partners, pieces, sources, twice, windows
+from elastic_torch.memory.sharded.plan import Found, Holding, every, partners, pieces, sources, twice, windows
+from elastic_torch.memory.sharded.regions import Box, whole
 from elastic_torch.stamp import Stamp
 
 

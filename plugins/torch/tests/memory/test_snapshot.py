@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from elastic_core.errors import ResourceError
-from elastic_torch.snapshot import HEADER_BYTES, PAGE, Slot, available_memory
+from elastic_torch.memory.snapshot import HEADER_BYTES, PAGE, Slot, available_memory
 from elastic_torch.stamp import Stamp
 from elastic_torch.state.host_memory import pin
 from elastic_torch.state.state_tree import put_together, take_apart

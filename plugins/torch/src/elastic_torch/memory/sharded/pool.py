@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from elastic_torch.memory import Memory
-from elastic_torch.shards.plan import Holding
-from elastic_torch.snapshot import Slot, Snapshot
+from elastic_torch.memory.buffers import Memory
+from elastic_torch.memory.sharded.plan import Holding
+from elastic_torch.memory.snapshot import Slot, Snapshot
 from elastic_torch.stamp import Stamp
 
 MOST = 4

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 from elastic_core.errors import ResourceError
 from elastic_core.worker.fd_store import hold, release
-from elastic_torch.memory import kept
-from elastic_torch.shards.plan import Holding
-from elastic_torch.shards.pool import holding
-from elastic_torch.snapshot import PAGE, Slot, Snapshot
+from elastic_torch.memory.buffers import kept
+from elastic_torch.memory.sharded.plan import Holding
+from elastic_torch.memory.sharded.pool import holding
+from elastic_torch.memory.snapshot import PAGE, Slot, Snapshot
 from elastic_torch.stamp import Stamp
 
 SLOTS = 2

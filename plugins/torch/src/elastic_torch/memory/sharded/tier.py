@@ -1,4 +1,4 @@
-"""The memory tier of a sharded state: what ``TrainState`` talks to. ``whole`` says what its methods are for."""
+"""The memory tier of a sharded state: what ``TrainState`` talks to. ``replicated`` says what its methods are for."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from elastic_torch.shards import formats, plan
-from elastic_torch.shards.bringing import Brought, bring
-from elastic_torch.shards.plan import Found, Holding
-from elastic_torch.shards.pool import Pool
-from elastic_torch.shards.replicas import Replicas
-from elastic_torch.shards.replicator import Replicator
-from elastic_torch.shards.tensors import forget, owners
-from elastic_torch.shards.wire import Wire
-from elastic_torch.snapshot import Snapshot
+from elastic_torch.memory.replicated import State, Taken
+from elastic_torch.memory.sharded import checkpoint_format, plan
+from elastic_torch.memory.sharded.dtensors import forget, owners
+from elastic_torch.memory.sharded.fetch import Brought, bring
+from elastic_torch.memory.sharded.plan import Found, Holding
+from elastic_torch.memory.sharded.pool import Pool
+from elastic_torch.memory.sharded.replicas import Replicas
+from elastic_torch.memory.sharded.replicator import Replicator
+from elastic_torch.memory.sharded.transport import Wire
+from elastic_torch.memory.snapshot import Snapshot
 from elastic_torch.stamp import Stamp
 from elastic_torch.state.disk_tier import DiskTier, Loaded
 from elastic_torch.state.state_choice import Tier
 from elastic_torch.state.state_exchange import gathered
 from elastic_torch.state.state_tree import put_together, take_apart
-from elastic_torch.whole import State, Taken
 
 _PARTS = "state[1]['state']"
 """Where in a whole state the parts are, by name."""
@@ -94,7 +94,7 @@ class Shards:
         present: dict[str, DTensor] = {}
         take_apart(state(), present)
         owner: dict[str, DTensor] = {}  # optimizers have no state before their first step
-        for (group, part), optimizer in formats.optimizers(self._parts):
+        for (group, part), optimizer in checkpoint_format.optimizers(self._parts):
             owner |= owners(f"{_PARTS}[{group!r}][{part!r}]" if group else f"{_PARTS}[{part!r}]", optimizer)
         self._brought = brought = bring(self._wire, found, mine, present, owner)
         self.pool.gone_back_to(found.stamp)
@@ -155,19 +155,19 @@ class Shards:
         self._finish()
 
     def named(self, state: dict[str, Any]) -> dict[str, Any]:
-        """By parameters' names: see ``formats``."""
-        return formats.named(self._model, self._parts, state)
+        """By parameters' names: see ``checkpoint_format``."""
+        return checkpoint_format.named(self._model, self._parts, state)
 
     def take_over(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Become it, as far as model and optimizers go; the same state again."""
-        return formats.take_over(self._model, self._parts, state)
+        return checkpoint_format.take_over(self._model, self._parts, state)
 
     def load(self, disk: DiskTier, state: State) -> Loaded | None:
         """The newest intact checkpoint, of what is sharded the parts that this rank needs."""
-        new = [optimizer for _, optimizer in formats.optimizers(self._parts) if not optimizer.state]
+        new = [optimizer for _, optimizer in checkpoint_format.optimizers(self._parts) if not optimizer.state]
         loaded = None
         try:
-            loaded = disk.load(formats.wanted({**state(), "rng": None, "per_rank": None}))
+            loaded = disk.load(checkpoint_format.wanted({**state(), "rng": None, "per_rank": None}))
         finally:
             if loaded is None:
                 for optimizer in new:
