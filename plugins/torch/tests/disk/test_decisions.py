@@ -14,9 +14,9 @@ import torch
 from elastic_core.errors import UsageError
 from elastic_torch.disk.assembly import Holding, assemble
 from elastic_torch.disk.catalog import Entry, Fault, stale, superfluous
-from elastic_torch.disk.claims import Claim, number
-from elastic_torch.disk.crew import Crew, PeerFailedError
+from elastic_torch.disk.collective import Crew, PeerFailedError
 from elastic_torch.disk.errors import CheckpointRefusedError
+from elastic_torch.disk.fence import Claim, number
 from elastic_torch.disk.interval import (
     AskAgain,
     SaveNow,
@@ -25,11 +25,11 @@ from elastic_torch.disk.interval import (
     next_look,
     young_interval,
 )
-from elastic_torch.disk.islands import Map, chart, discover
 from elastic_torch.disk.manifest import Books, DamagedError, FileSum, Manifest, decode, encode
-from elastic_torch.disk.pace import Pace
 from elastic_torch.disk.position import Identity, Position, identity, parse
-from elastic_torch.disk.snapshot import snapshot
+from elastic_torch.disk.schedule import Pace
+from elastic_torch.disk.shared_dirs import Map, chart, discover
+from elastic_torch.disk.state_copy import snapshot
 from elastic_torch.disk.storage import LocalStorage
 
 FILES = {"a": FileSum(1, "aa"), "b": FileSum(2, "bb")}

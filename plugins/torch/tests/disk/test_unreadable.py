@@ -18,7 +18,7 @@ import torch
 
 from elastic_torch.disk import CheckpointError, CheckpointUnreadableError, Disk, Loaded, storage as storage_module
 from elastic_torch.disk.disk import IGNORE
-from elastic_torch.disk.loading import Found, Loader
+from elastic_torch.disk.loader import Found, Loader
 from elastic_torch.disk.manifest import NAME
 from elastic_torch.disk.retry import Retry
 from elastic_torch.disk.storage import LocalStorage

@@ -107,7 +107,7 @@ def test_of_two_that_save_one_step_all_take_the_same_one(monkeypatch: pytest.Mon
         nonlocal nested
         if not nested:
             nested = True
-            monkeypatch.setattr("elastic_torch.disk.saving.Saver._check_free", lambda *_: None)
+            monkeypatch.setattr("elastic_torch.disk.saver.Saver._check_free", lambda *_: None)
             outcomes.append(two.save({"step": 1, "who": "two"}, 1).exception())
         return real(self, staging, name)
 

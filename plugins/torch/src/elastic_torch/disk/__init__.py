@@ -1,11 +1,11 @@
 """The disk tier: checkpoints that outlive the job, in the format of ``torch.distributed.checkpoint``.
 
-How the rooms lie: :mod:`position` orders checkpoints, :mod:`claims` says whose turn it is to save, :mod:`storage` and
+How the rooms lie: :mod:`position` orders checkpoints, :mod:`fence` says whose turn it is to save, :mod:`storage` and
 :mod:`url` write what stays written, :mod:`manifest` lists the files of a checkpoint with their checksums,
 :mod:`catalog` finds, checks and removes checkpoints, :mod:`lineage` says which of them are one training's,
-:mod:`retry` reads over errors that pass, :mod:`snapshot` copies what training goes on changing,
-:mod:`dcp` speaks torch's format, :mod:`saving` and :mod:`loading` are what the ranks do together, over :mod:`crew`,
-:mod:`islands` says which of them see the same directory, :mod:`interval` how often it is worth it, and :mod:`disk`
+:mod:`retry` reads over errors that pass, :mod:`state_copy` copies what training goes on changing,
+:mod:`dcp` speaks torch's format, :mod:`saver` and :mod:`loader` are what the ranks do together, over :mod:`collective`,
+:mod:`shared_dirs` says which of them see the same directory, :mod:`interval` how often it is worth it, and :mod:`disk`
 is the door.
 """
 

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import WriteResult
 
-from elastic_torch.disk.crew import Crew
+from elastic_torch.disk.collective import Crew
 from elastic_torch.disk.manifest import METADATA, FileSum, Manifest
 from elastic_torch.disk.retry import ONCE, Retry, opened
 from elastic_torch.disk.storage import BLOCK, Sink, Storage

@@ -20,8 +20,8 @@ from typing import Any, Literal, TypeAlias
 import torch.distributed as dist
 
 from elastic_core.errors import UsageError
-from elastic_torch.disk import catalog, claims, dcp, lineage
-from elastic_torch.disk.crew import PeerFailedError, crew_of
+from elastic_torch.disk import catalog, dcp, fence, lineage
+from elastic_torch.disk.collective import PeerFailedError, crew_of
 from elastic_torch.disk.errors import (
     CheckpointError,
     CheckpointLoadError,
@@ -29,14 +29,14 @@ from elastic_torch.disk.errors import (
     CheckpointSaveError,
     CheckpointUnreadableError,
 )
-from elastic_torch.disk.islands import discover, unknown
-from elastic_torch.disk.loading import Damage, Found, Loader
+from elastic_torch.disk.loader import Damage, Found, Loader
 from elastic_torch.disk.manifest import Books
-from elastic_torch.disk.pace import Pace
 from elastic_torch.disk.position import Checkpoint, Position, identity, parse
 from elastic_torch.disk.retry import Retry
-from elastic_torch.disk.saving import Saver
-from elastic_torch.disk.snapshot import snapshot
+from elastic_torch.disk.saver import Saver
+from elastic_torch.disk.schedule import Pace
+from elastic_torch.disk.shared_dirs import discover, unknown
+from elastic_torch.disk.state_copy import snapshot
 from elastic_torch.disk.storage import open_storage
 
 logger = logging.getLogger("elastic_torch.disk")
@@ -171,17 +171,17 @@ class Disk:
         first, me = self._chart.first, self._me
         self._front.agree(self._check_alone)
         known = [
-            c for part in self._front.agree(lambda: claims.read_claims(self._storage) if first else []) for c in part
+            c for part in self._front.agree(lambda: fence.read_claims(self._storage) if first else []) for c in part
         ]
-        run = claims.number(known, me, self._storage.root)
+        run = fence.number(known, me, self._storage.root)
         newest = max(known, key=lambda claim: claim.turn, default=None)
 
         def take() -> None:
             if newest is not None and newest.run < run:
-                claims.refuse_beside_the_living(self._storage, newest)
-            claims.claim(self._storage, run, me)
-            self._owner.enter_context(self._storage.hold(f"{claims.FOLDER}/run-{run:04}.lock"))
-            claims.check_turn(self._storage, Position(run, me.round, 0))
+                fence.refuse_beside_the_living(self._storage, newest)
+            fence.claim(self._storage, run, me)
+            self._owner.enter_context(self._storage.hold(f"{fence.FOLDER}/run-{run:04}.lock"))
+            fence.check_turn(self._storage, Position(run, me.round, 0))
 
         self._front.agree(lambda: take() if first else None)
         _savers[self._place] = self

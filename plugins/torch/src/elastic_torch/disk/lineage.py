@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 
 from elastic_torch.disk import catalog
 from elastic_torch.disk.catalog import Entry
-from elastic_torch.disk.claims import FOLDER
-from elastic_torch.disk.crew import Crew
+from elastic_torch.disk.collective import Crew
+from elastic_torch.disk.fence import FOLDER
 from elastic_torch.disk.storage import Storage
 
 logger = logging.getLogger("elastic_torch.disk")

@@ -14,12 +14,12 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import Any
 
-from elastic_torch.disk import catalog, claims, dcp, lineage
-from elastic_torch.disk.crew import Crew, PeerFailedError
+from elastic_torch.disk import catalog, dcp, fence, lineage
+from elastic_torch.disk.collective import Crew, PeerFailedError
 from elastic_torch.disk.errors import CheckpointError, CheckpointRefusedError, CheckpointSaveError
 from elastic_torch.disk.manifest import METADATA, NAME, Books, FileSum, Manifest, encode
 from elastic_torch.disk.position import Checkpoint, Identity, Position
-from elastic_torch.disk.snapshot import is_scattered
+from elastic_torch.disk.state_copy import is_scattered
 from elastic_torch.disk.storage import Storage
 
 logger = logging.getLogger("elastic_torch.disk")
@@ -120,7 +120,7 @@ class Saver:
 
     def _begin(self, position: Position, staging: str) -> None:
         """Make the folder, unless somebody else's turn has come."""
-        claims.check_turn(self.storage, position)
+        fence.check_turn(self.storage, position)
         self._check_free(position)
         catalog.sweep(self.storage, position.turn)
         self.storage.make(staging)
@@ -144,7 +144,7 @@ class Saver:
         ):
             raise OSError(f"the manifest in {self.storage.path(staging)} cannot be read back")
         with self.storage.guard() as locked:
-            claims.check_turn(self.storage, whole.position)
+            fence.check_turn(self.storage, whole.position)
             try:
                 folder = self.storage.publish(staging, str(whole.position))
             except FileExistsError as error:
@@ -167,7 +167,7 @@ class Saver:
 
     def _failure(self, position: Position, error: Exception) -> CheckpointError:
         try:
-            claims.check_turn(self.storage, position)  # a later turn removes what we were writing
+            fence.check_turn(self.storage, position)  # a later turn removes what we were writing
             there = catalog.positions(self.storage)
         except CheckpointRefusedError as refused:
             return refused

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Literal
 
 from elastic_core.errors import UsageError
-from elastic_torch.disk.crew import Crew
+from elastic_torch.disk.collective import Crew
 from elastic_torch.disk.interval import WARM_UP, SaveNow, daly_interval, mean_time_between_failures, next_look
 
 

@@ -19,13 +19,13 @@ import torch
 from elastic_torch.disk import catalog
 from elastic_torch.disk.assembly import Assembly, Holding, assemble, newest_first
 from elastic_torch.disk.catalog import Entry, Fault
-from elastic_torch.disk.crew import Crew, PeerFailedError
+from elastic_torch.disk.collective import Crew, PeerFailedError
 from elastic_torch.disk.errors import CheckpointLoadError
-from elastic_torch.disk.islands import Map
 from elastic_torch.disk.manifest import Manifest
 from elastic_torch.disk.position import Checkpoint, Position
-from elastic_torch.disk.receiving import Receiver
+from elastic_torch.disk.receiver import Receiver
 from elastic_torch.disk.retry import Retry, opened
+from elastic_torch.disk.shared_dirs import Map
 from elastic_torch.disk.storage import LATEST, Storage
 
 logger = logging.getLogger("elastic_torch.disk")

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastic_torch.disk.crew import Crew
+from elastic_torch.disk.collective import Crew
 from elastic_torch.disk.storage import LocalStorage, Storage
 
 FOLDER = ".probe"
