@@ -23,13 +23,13 @@ if TYPE_CHECKING:
         CheckpointSaveError as CheckpointSaveError,
         Disk as Disk,
     )
-    from elastic_torch.notices import should_checkpoint as should_checkpoint
+    from elastic_torch.error_file import record as record
+    from elastic_torch.graceful_stop import should_checkpoint as should_checkpoint
     from elastic_torch.process_group import init_process_group as init_process_group
-    from elastic_torch.recording import record as record
-    from elastic_torch.stamp import Stamp as Stamp
     from elastic_torch.state.disk_tier import DiskTier as DiskTier
     from elastic_torch.state.state_choice import Tier as Tier
     from elastic_torch.state.train_state import Restored as Restored, TrainState as TrainState
+    from elastic_torch.version import Stamp as Stamp
 
 __version__ = "0.1.0"
 
@@ -45,13 +45,13 @@ _HOME: dict[str, str] = {
     "ElasticDistributedSampler": "data.sampler",
     "Restored": "state.train_state",
     "SeededDataset": "data.seeded_dataset",
-    "Stamp": "stamp",
+    "Stamp": "version",
     "Tier": "state.state_choice",
     "TrainState": "state.train_state",
     "init_process_group": "process_group",
     "loss_weight": "data.partition",
-    "record": "recording",
-    "should_checkpoint": "notices",
+    "record": "error_file",
+    "should_checkpoint": "graceful_stop",
 }
 """Where each public name lives."""
 

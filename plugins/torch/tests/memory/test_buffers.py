@@ -13,8 +13,8 @@ from elastic_core.worker.channel import CONTROL_VARIABLE, KIND
 from elastic_torch.memory import snapshot
 from elastic_torch.memory.buffers import Memory
 from elastic_torch.memory.replicated import Whole
-from elastic_torch.stamp import Stamp
 from elastic_torch.state.state_tree import take_apart
+from elastic_torch.version import Stamp
 
 
 def commit(memory: Memory, round_: int, step: int, size: int = 10) -> None:

@@ -19,9 +19,9 @@ import torch
 
 from elastic_torch.memory.rescue import Rescue, Rescued, candidates, directories, is_newer, opened
 from elastic_torch.memory.snapshot import Slot, Snapshot
-from elastic_torch.stamp import Place, Stamp
 from elastic_torch.state.state_exchange import Peers
 from elastic_torch.state.state_tree import put_together, take_apart
+from elastic_torch.version import Place, Stamp
 
 
 @dataclass

@@ -14,9 +14,9 @@ import torch
 
 from elastic_core.errors import ResourceError
 from elastic_torch.memory.snapshot import HEADER_BYTES, PAGE, Slot, available_memory
-from elastic_torch.stamp import Stamp
 from elastic_torch.state.host_memory import pin
 from elastic_torch.state.state_tree import put_together, take_apart
+from elastic_torch.version import Stamp
 
 STATE = {
     "weight": torch.arange(1000, dtype=torch.float32).view(10, 100).t(),

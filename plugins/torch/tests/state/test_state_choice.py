@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_torch.stamp import Stamp
 from elastic_torch.state.state_choice import Tier, choose
+from elastic_torch.version import Stamp
 
 MEMORY, PEER = Tier.MEMORY, Tier.PEER
 

@@ -23,9 +23,9 @@ from elastic_core.errors import UsageError
 from elastic_core.worker.channel import CONTROL_VARIABLE
 from elastic_core.worker.fd_store import held, release
 from elastic_torch.disk import CheckpointSaveError, Disk
-from elastic_torch.stamp import Place
 from elastic_torch.state.state_choice import Tier
 from elastic_torch.state.train_state import TrainState
+from elastic_torch.version import Place
 
 
 class Training:

@@ -25,7 +25,7 @@ from elastic_core.threads import asked
 from elastic_core.worker.channel import channel
 from elastic_core.worker.fd_store import held, hold, is_of_other_format, release
 from elastic_torch.memory.snapshot import PAGE, Slot, Snapshot
-from elastic_torch.stamp import Stamp
+from elastic_torch.version import Stamp
 
 logger = logging.getLogger("elastic_torch.memory")
 SLOTS = 2

@@ -14,11 +14,11 @@ import torch.distributed as dist
 
 from elastic_torch.memory.buffers import Memory
 from elastic_torch.memory.snapshot import Snapshot
-from elastic_torch.stamp import Stamp
 from elastic_torch.state.disk_tier import DiskTier, Loaded
 from elastic_torch.state.state_choice import Choice, Tier, choose
 from elastic_torch.state.state_exchange import gathered, hand_over
 from elastic_torch.state.state_tree import put_together, take_apart
+from elastic_torch.version import Stamp
 
 State = Callable[[], Any]
 """All of a state as it is: the model's, and a mapping of everything else."""

@@ -26,9 +26,9 @@ import torch
 from elastic_core.errors import ElasticError, ResourceError
 from elastic_core.worker.fd_store import RESCUE, held, hold
 from elastic_torch.memory.snapshot import Slot, Snapshot
-from elastic_torch.stamp import Place, Stamp
 from elastic_torch.state.disk_tier import Checkpoint, DiskTier
 from elastic_torch.state.state_exchange import Peers
+from elastic_torch.version import Place, Stamp
 
 logger = logging.getLogger("elastic_torch.rescued")
 VARIABLE = "ELASTIC_RESCUE_DIR"

@@ -23,8 +23,8 @@ import torch
 
 from elastic_core.errors import ResourceError
 from elastic_core.worker.fd_store import SNAPSHOT_COMPLETE, SNAPSHOT_HEADER, SNAPSHOT_MAGIC
-from elastic_torch.stamp import Stamp
 from elastic_torch.state.host_memory import fill, pin, unpin
+from elastic_torch.version import Stamp
 
 _HEADER, _MAGIC, _COMPLETE = SNAPSHOT_HEADER, SNAPSHOT_MAGIC, SNAPSHOT_COMPLETE
 _WRITING = 0

@@ -10,9 +10,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from elastic_core.errors import ElasticError
-from elastic_torch.stamp import Place, Stamp
 from elastic_torch.state.disk_tier import Checkpoint, DiskTier, Loaded
 from elastic_torch.state.state_tree import put_together, take_apart
+from elastic_torch.version import Place, Stamp
 
 logger = logging.getLogger("elastic_torch.checkpoints")
 

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastic_torch.stamp import Stamp
+from elastic_torch.version import Stamp
 
 
 class Tier(enum.Enum):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from elastic_torch.memory.buffers import SLOTS
 from elastic_torch.memory.snapshot import HEADER_BYTES, Slot
-from elastic_torch.stamp import Stamp
+from elastic_torch.version import Stamp
 
 PART = 64 << 20
 """Bytes that are sent at once."""

@@ -28,7 +28,6 @@ from elastic_torch.data.sampler import ElasticBatchSampler
 from elastic_torch.data.seeded_dataset import SeededDataset
 from elastic_torch.memory.replicated import Whole, memory_tier
 from elastic_torch.memory.rescue import Rescue
-from elastic_torch.stamp import Place, Stamp, digest
 from elastic_torch.state import rng as generators, state_tree as tree
 from elastic_torch.state.accumulation import Accumulation
 from elastic_torch.state.checkpoints import Checkpoints, packed, unpacked
@@ -40,6 +39,7 @@ from elastic_torch.state.progress import follow
 from elastic_torch.state.state_choice import Tier
 from elastic_torch.state.state_exchange import Peers
 from elastic_torch.state.structure import form_of, restored
+from elastic_torch.version import Place, Stamp, digest
 
 _T = TypeVar("_T")
 _NAME = re.compile(r"[\w.:-]{1,64}", re.ASCII)

@@ -8,7 +8,7 @@ import pytest
 
 from elastic_torch.memory.sharded.plan import Found, Holding, every, partners, pieces, sources, twice, windows
 from elastic_torch.memory.sharded.regions import Box, whole
-from elastic_torch.stamp import Stamp
+from elastic_torch.version import Stamp
 
 
 def held(*parts: str) -> list[Holding]:

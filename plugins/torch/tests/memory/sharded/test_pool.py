@@ -10,8 +10,8 @@ import torch
 from elastic_torch.memory.sharded.plan import Holding
 from elastic_torch.memory.sharded.pool import MOST, Pool
 from elastic_torch.memory.sharded.replicas import Replicas
-from elastic_torch.stamp import Stamp
 from elastic_torch.state.state_tree import take_apart
+from elastic_torch.version import Stamp
 
 
 def commit(pool: Pool, step: int, round_: int = 1) -> None:

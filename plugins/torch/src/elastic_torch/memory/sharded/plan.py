@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from elastic_torch.memory.sharded.regions import Box
-from elastic_torch.stamp import Stamp
+from elastic_torch.version import Stamp
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -15,7 +15,7 @@ import torch
 from elastic_torch.memory.buffers import Memory
 from elastic_torch.memory.sharded.plan import Holding
 from elastic_torch.memory.snapshot import Slot, Snapshot
-from elastic_torch.stamp import Stamp
+from elastic_torch.version import Stamp
 
 MOST = 4
 """Slots: one to write to, the newest, the one that is safe, the one that is being sent."""

@@ -14,7 +14,7 @@ from elastic_torch.memory.buffers import kept
 from elastic_torch.memory.sharded.plan import Holding
 from elastic_torch.memory.sharded.pool import holding
 from elastic_torch.memory.snapshot import PAGE, Slot, Snapshot
-from elastic_torch.stamp import Stamp
+from elastic_torch.version import Stamp
 
 SLOTS = 2
 

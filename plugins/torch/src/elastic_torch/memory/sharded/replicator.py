@@ -22,7 +22,7 @@ from elastic_torch.memory.sharded.plan import sources
 from elastic_torch.memory.sharded.replicas import Replicas
 from elastic_torch.memory.sharded.transport import Wire
 from elastic_torch.memory.snapshot import HEADER_BYTES, Slot
-from elastic_torch.stamp import Stamp
+from elastic_torch.version import Stamp
 
 GOODBYE = 1.0
 """Seconds that a part which is being sent gets to arrive when an exception has ended the program."""

@@ -22,11 +22,11 @@ from elastic_torch.memory.sharded.replicas import Replicas
 from elastic_torch.memory.sharded.replicator import Replicator
 from elastic_torch.memory.sharded.transport import Wire
 from elastic_torch.memory.snapshot import Snapshot
-from elastic_torch.stamp import Stamp
 from elastic_torch.state.disk_tier import DiskTier, Loaded
 from elastic_torch.state.state_choice import Tier
 from elastic_torch.state.state_exchange import gathered
 from elastic_torch.state.state_tree import put_together, take_apart
+from elastic_torch.version import Stamp
 
 _PARTS = "state[1]['state']"
 """Where in a whole state the parts are, by name."""

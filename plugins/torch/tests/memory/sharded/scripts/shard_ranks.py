@@ -32,9 +32,9 @@ from elastic_torch.memory.sharded.replicas import Replicas
 from elastic_torch.memory.sharded.replicator import Replicator
 from elastic_torch.memory.sharded.transport import Wire
 from elastic_torch.memory.snapshot import Slot
-from elastic_torch.stamp import Stamp
 from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.state.train_state import TrainState
+from elastic_torch.version import Stamp
 
 ROWS, COLUMNS = torch.arange(77.0).reshape(7, 11), torch.arange(60.0).reshape(5, 12)
 ROOM = 1 << 18

@@ -11,7 +11,7 @@ from torch import nn
 
 import elastic_torch
 from elastic_core.worker import error_file
-from elastic_torch.recording import record
+from elastic_torch.error_file import record
 from elastic_torch.state.train_state import TrainState
 
 
