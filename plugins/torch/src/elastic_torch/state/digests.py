@@ -8,10 +8,42 @@ from typing import Any
 
 import torch
 
+from elastic_core.errors import UsageError
+from elastic_torch.state.components import Components
 from elastic_torch.state.state_exchange import Peers
 
 _CHUNK = 1 << 20
 """Elements that are summed at once."""
+
+
+def refuse_differences(peers: Peers, state: Mapping[str, Any], common: Components) -> None:
+    """Compare a state between all ranks. Collective.
+
+    The buffers of modules are left out: each rank's are of its own batches, and DDP takes rank 0's (BatchNorm).
+
+    Args:
+        peers: All ranks.
+        state: What is declared to be the same on all ranks.
+        common: What it is the state of.
+
+    Raises:
+        UsageError: The ranks differ; names the places.
+    """
+    parts = {name: value for name, value in state.items() if name != "extra"}
+    parts |= {f"extra[{key!r}]": value for key, value in state.get("extra", {}).items()}
+    things = {"model": common.model, **{f"extra[{key!r}]": thing for key, thing in common.extra.items()}}
+    modules = {name: thing for name, thing in things.items() if isinstance(thing, torch.nn.Module)}
+    local = {f"{name}[{buffer!r}]" for name, module in modules.items() for buffer, _ in module.named_buffers()}
+    found = [place for place in differences(peers, parts) if place not in local]
+    if found:
+        more = f", and {len(found) - 8} more" if len(found) > 8 else ""
+        raise UsageError(
+            f"The ranks differ in what is declared to be the same on all of them: {', '.join(found[:8])}{more}. "
+            "A rank that is restored from another one would silently get that one's.",
+            hint="What each rank has of its own goes into TrainState(per_rank={...}), partitions of a model into "
+            "DTensors; what should be the same is to be made so: seeded alike, reduced over ranks. "
+            "compare_ranks=False leaves this out.",
+        )
 
 
 def differences(peers: Peers, state: Mapping[str, Any]) -> list[str]:
