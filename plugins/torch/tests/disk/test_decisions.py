@@ -15,6 +15,7 @@ from elastic_core.errors import UsageError
 from elastic_torch.disk.assembly import Holding, assemble
 from elastic_torch.disk.catalog import Entry, Fault, stale, superfluous
 from elastic_torch.disk.collective import Crew, PeerFailedError
+from elastic_torch.disk.environment import Identity, identity
 from elastic_torch.disk.errors import CheckpointRefusedError
 from elastic_torch.disk.fence import Claim, number
 from elastic_torch.disk.interval import (
@@ -26,7 +27,7 @@ from elastic_torch.disk.interval import (
     young_interval,
 )
 from elastic_torch.disk.manifest import Books, DamagedError, FileSum, Manifest, decode, encode
-from elastic_torch.disk.position import Identity, Position, identity, parse
+from elastic_torch.disk.position import Position, parse
 from elastic_torch.disk.schedule import Pace
 from elastic_torch.disk.shared_dirs import Map, chart, discover
 from elastic_torch.disk.state_copy import snapshot

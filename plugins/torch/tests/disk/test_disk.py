@@ -25,10 +25,10 @@ from elastic_torch.disk import (
     CheckpointRefusedError,
     CheckpointSaveError,
     Disk,
-    disk as disk_module,
     fence,
+    ownership,
 )
-from elastic_torch.disk.position import Identity
+from elastic_torch.disk.environment import Identity
 from elastic_torch.disk.storage import LocalStorage, open_storage
 
 pytestmark = pytest.mark.timeout(600)
@@ -72,7 +72,7 @@ def folder(root: Path, step: int) -> Path:
 
 def in_another_process() -> None:
     """What follows plays a process of its own."""
-    disk_module._savers.clear()
+    ownership.owners.clear()
 
 
 def names(root: Path) -> list[int]:
@@ -437,7 +437,7 @@ def test_failures_are_logged_though_nobody_asks(
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", broken)
             disk.save(state(1), 1)
-            disk._settle()
+            disk._writer.settle()
         disk.save(state(2), 2).result()
     assert "The checkpoint of step 1 was not saved" in caplog.text
     assert "There is none yet." in caplog.text

@@ -11,7 +11,7 @@ is the door.
 
 from __future__ import annotations
 
-from elastic_torch.disk.disk import Disk, Loaded
+from elastic_torch.disk.disk import Disk
 from elastic_torch.disk.errors import (
     CheckpointError,
     CheckpointLoadError,
@@ -20,6 +20,7 @@ from elastic_torch.disk.errors import (
     CheckpointUnreadableError,
 )
 from elastic_torch.disk.interval import daly_interval, young_interval
+from elastic_torch.disk.loader import Loaded
 from elastic_torch.disk.position import Checkpoint, Position
 
 __all__ = [

@@ -14,8 +14,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from elastic_torch.disk.environment import Identity
 from elastic_torch.disk.errors import CheckpointRefusedError
-from elastic_torch.disk.position import Identity, Position, parse
+from elastic_torch.disk.position import Position, parse
 from elastic_torch.disk.storage import Storage
 
 FOLDER = ".claims"

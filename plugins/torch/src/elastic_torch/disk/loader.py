@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -59,6 +59,21 @@ class Damage:
             return f"{self.where} {self.reason}."
         state = {"damaged": "is damaged", "unread": "could not be read", "incomplete": "is incomplete"}[self.kind]
         return f"The checkpoint {self.where} {state}: {self.reason}."
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What ``Disk.load`` has loaded.
+
+    Attributes:
+        checkpoint: Which checkpoint.
+        state: The state dict: what was given, filled; or all that was saved.
+        damage: What was found damaged, in newer checkpoints and in copies of this one, on any node.
+    """
+
+    checkpoint: Checkpoint
+    state: dict[str, Any]
+    damage: tuple[Damage, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,10 @@ from typing import Any
 
 from elastic_torch.disk import catalog, dcp, fence, lineage
 from elastic_torch.disk.collective import Crew, PeerFailedError
+from elastic_torch.disk.environment import Identity
 from elastic_torch.disk.errors import CheckpointError, CheckpointRefusedError, CheckpointSaveError
 from elastic_torch.disk.manifest import METADATA, NAME, Books, FileSum, Manifest, encode
-from elastic_torch.disk.position import Checkpoint, Identity, Position
+from elastic_torch.disk.position import Checkpoint, Position
 from elastic_torch.disk.state_copy import is_scattered
 from elastic_torch.disk.storage import Storage
 
