@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from elastic_core.worker.channel import CONTROL_VARIABLE, KIND
 from elastic_torch.memory import snapshot
 from elastic_torch.memory.buffers import Memory
 from elastic_torch.memory.replicated import Whole
+from elastic_torch.state.state_exchange import Peers
 from elastic_torch.state.state_tree import take_apart
 from elastic_torch.version import Stamp
 
@@ -137,18 +139,20 @@ def test_it_ends_where_there_is_memory_for_one_and_not_for_two(
 
 @pytest.mark.usefixtures("agent")
 def test_what_a_rank_has_from_before_its_memory_ended_takes_nobody_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    others = [Stamp(1, 4), Stamp(1, 3)]
-    monkeypatch.setattr("elastic_torch.memory.replicated.gathered", lambda mine: [list(mine), others])
-    first = Whole("train", 0)
+    class Two(Peers):
+        def gather_stamps(self, stamps: Iterable[Stamp]) -> list[list[Stamp]]:
+            return [list(stamps), [Stamp(1, 4), Stamp(1, 3)]]
+
+    first = Whole("train", 0, Two())
     for step in (1, 2, 3):
         first.keep(Stamp(1, step), lambda: [{"w": torch.ones(10)}, {}])
     monkeypatch.setattr(snapshot, "available_memory", lambda: 0)
     with pytest.warns(UserWarning, match="No snapshots are kept"):
         first.keep(Stamp(1, 4), lambda: [{"w": torch.ones(100_000)}, {}])
-    assert Whole("train", 0).meet() == Stamp(1, 3), "which all have"
+    assert Whole("train", 0, Two()).meet() == Stamp(1, 3), "which all have"
     assert not first.has(Stamp(1, 5))
     assert first.has(Stamp(1, 4)), "as far as somebody has it"
-    assert Whole("train", 0).meet() == Stamp(1, 4)
+    assert Whole("train", 0, Two()).meet() == Stamp(1, 4)
 
 
 def test_a_state_that_grows_before_its_second_commit_gets_room(agent: socket.socket) -> None:

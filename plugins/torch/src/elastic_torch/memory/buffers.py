@@ -58,8 +58,7 @@ class Memory:
             self.outlives = agent is not None
             """Whether there is an agent that keeps them; else a snapshot would be of no use to anybody."""
         for index, name_ in enumerate(self._names):
-            if (fd := kept(name_)) is not None:
-                self._adopt(index, fd)
+            self._slots[index] = adopted(name_)
         self._settle_adopted()
 
     def stamps(self) -> tuple[Stamp, ...]:
@@ -191,12 +190,6 @@ class Memory:
             old.close()
         self._slots[index] = slot
 
-    def _adopt(self, index: int, fd: int) -> None:
-        if os.fstat(fd).st_size < PAGE:
-            os.close(fd)
-        else:
-            self._slots[index] = Slot(fd)
-
     def _end(self, why: str) -> None:
         self.outlives = False
         warnings.warn(f"No snapshots are kept in memory from here on: {why}", stacklevel=4)
@@ -206,8 +199,8 @@ _keepers: weakref.WeakValueDictionary[str, Memory] = weakref.WeakValueDictionary
 """Who has kept a state last in this process, by the name of its first slot."""
 
 
-def kept(name: str) -> int | None:
-    """A descriptor of what the agent keeps under a name; None where there is nothing, or no agent.
+def adopted(name: str) -> Slot | None:
+    """What the agent keeps under a name; None where there is nothing, or no agent.
 
     Raises:
         ResourceError: The agent has not said: to go on without it might be to begin the training anew.
@@ -225,4 +218,9 @@ def kept(name: str) -> int | None:
             "long as a job runs.",
             name,
         )
-    return fd
+    if fd is None:
+        return None
+    if os.fstat(fd).st_size < PAGE:
+        os.close(fd)
+        return None
+    return Slot(fd)

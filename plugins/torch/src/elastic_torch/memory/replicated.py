@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 
 from elastic_torch.memory.buffers import Memory
-from elastic_torch.memory.snapshot import Snapshot
+from elastic_torch.memory.snapshot import HEADER_BYTES, Slot, Snapshot
+from elastic_torch.state.components import Components
 from elastic_torch.state.disk_tier import DiskTier, Loaded
 from elastic_torch.state.state_choice import Choice, Tier, choose
-from elastic_torch.state.state_exchange import gathered, hand_over
+from elastic_torch.state.state_exchange import PART, Peers
 from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.version import Stamp
 
@@ -78,15 +79,14 @@ class MemoryTier(Protocol):
         """The newest intact checkpoint, as this rank needs it."""
 
 
-def memory_tier(
-    model: torch.nn.Module, parts: Mapping[str, Any], name: str, local_rank: int, replicate_every: int
-) -> MemoryTier:
+def memory_tier(common: Components, name: str, local_rank: int, replicate_every: int, peers: Peers) -> MemoryTier:
     """The one for this model. Only what is sharded needs what that imports."""
-    if not any(hasattr(parameter, "placements") for parameter in model.parameters()):
-        return Whole(name, local_rank)
+    if not any(hasattr(parameter, "placements") for parameter in common.model.parameters()):
+        return Whole(name, local_rank, peers)
     from elastic_torch.memory.sharded.tier import Shards
 
-    return Shards(model, parts, name, local_rank, replicate_every)
+    parts = {**common.parts, "extra": common.extra}
+    return Shards(common.model, parts, name, local_rank, replicate_every, peers)
 
 
 class Whole:
@@ -95,15 +95,17 @@ class Whole:
     Args:
         name: Of the state.
         local_rank: The worker's number on its node.
+        peers: All ranks.
     """
 
-    def __init__(self, name: str, local_rank: int) -> None:
+    def __init__(self, name: str, local_rank: int, peers: Peers) -> None:
+        self._peers = peers
         self._memory = Memory(name, local_rank)
         self._choice: Choice | None = None
 
     def meet(self) -> Stamp | None:
         """The newest snapshot that everybody has who has any."""
-        self._choice = choose(gathered(self._memory.stamps()))
+        self._choice = choose(self._peers.gather_stamps(self._memory.stamps()))
         return None if self._choice is None else self._choice.stamp
 
     def take(self, state: State) -> Taken:
@@ -115,9 +117,8 @@ class Whole:
         snapshot = self._memory.snapshot(stamp)
         model, rest = snapshot.said  # the model copies what it is given, others may take it as it is
         others = put_together(rest, lambda number: snapshot.views[number].clone())
-        rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        tier = choice.tier(rank)
-        own = tier is Tier.MEMORY and (stamp.round > 0 or world == 1)  # of a file nobody knows which rank's it is
+        tier = choice.tier(self._peers.rank)
+        own = tier is Tier.MEMORY and (stamp.round > 0 or self._peers.world == 1)  # a file may be any rank's
         return Taken(put_together(model, snapshot.views.__getitem__), others, own, tier)
 
     def go_on(self, stamp: Stamp, state: State) -> None:
@@ -134,7 +135,7 @@ class Whole:
 
     def has(self, stamp: Stamp) -> bool:
         """Whether this is what all ranks would go on from: of a rank whose agent does not keep it, another one has."""
-        choice = choose(gathered(self._memory.stamps() if self._memory.outlives else ()))
+        choice = choose(self._peers.gather_stamps(self._memory.stamps() if self._memory.outlives else ()))
         if choice is None or choice.stamp != stamp:
             return False
         if not self._memory.outlives:
@@ -159,3 +160,34 @@ class Whole:
     def load(self, disk: DiskTier, state: State) -> Loaded | None:
         """All that was saved."""
         return disk.load()
+
+
+def hand_over(source: int, to: Sequence[int], have: Callable[[], Slot], room: Callable[[int], Slot]) -> None:
+    """Bring a snapshot from one rank to others. All ranks of the process group call it with the same ranks.
+
+    Args:
+        source: The rank that has it.
+        to: Those that get it.
+        have: Called at the source: its slot.
+        room: Called at the others, with the number of bytes that it must have room for.
+    """
+    group = dist.new_group(sorted([source, *to]), backend="gloo")
+    rank = dist.get_rank()
+    if rank != source and rank not in to:
+        return
+    size = torch.zeros(1, dtype=torch.int64)
+    slot = have() if rank == source else None
+    if slot is not None:
+        size.fill_(slot.used())
+    dist.broadcast(size, source, group=group)
+    if slot is None:
+        slot = room(int(size))
+        slot.begin()
+    content = slot.bytes()
+    for start in range(HEADER_BYTES, int(size), PART):
+        dist.broadcast(content[start : min(start + PART, int(size))], source, group=group)
+    header = slot.header()
+    dist.broadcast(header, source, group=group)
+    if rank != source:
+        slot.finish(header)
+    dist.destroy_process_group(group)

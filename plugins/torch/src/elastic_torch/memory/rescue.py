@@ -21,8 +21,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from elastic_core.errors import ElasticError, ResourceError
 from elastic_core.worker.fd_store import RESCUE, held, hold
 from elastic_torch.memory.snapshot import Slot, Snapshot
@@ -126,10 +124,7 @@ class Rescue:
             for path in ours:
                 _remove_abandoned(path, self._name)
         listed = [asdict(found) for path in ours for found in _listed(path, self._name)]
-        content = torch.frombuffer(bytearray(json.dumps(listed).encode()), dtype=torch.uint8)
-        offers = [
-            [_rescued(entry) for entry in json.loads(each.numpy().tobytes())] for each in peers.gather_bytes(content)
-        ]
+        offers = [[_rescued(entry) for entry in each] for each in peers.gather_json(listed)]
         found, refused = candidates(offers, newest, whole=self._whole)
         if peers.rank == 0:
             for text in refused:
@@ -153,8 +148,7 @@ class Rescue:
                     keep(Stamp(0, candidate.step), snapshot)
         except (OSError, ValueError, ResourceError) as exc:
             error = str(exc)
-        content = torch.frombuffer(bytearray(error.encode() or b" "), dtype=torch.uint8)
-        errors = [each.numpy().tobytes().decode().strip() for each in peers.gather_bytes(content)]
+        errors = peers.gather_json(error)
         if peers.rank == 0:
             folder = Path(candidate.first.path).parent
             text = (
@@ -177,11 +171,9 @@ class Rescue:
         if not self._directories:
             return
         earlier = self._earlier()
-        known = json.dumps(earlier["base"]).encode() if earlier else b" "
-        bases = peers.gather_bytes(torch.frombuffer(bytearray(known), dtype=torch.uint8))
-        texts = [text for each in bases if (text := each.numpy().tobytes().strip())]
-        if texts:
-            self._base = json.loads(texts[0])
+        known = [base for each in peers.gather_json([earlier["base"]] if earlier else []) for base in each]
+        if known:
+            self._base = known[0]
         else:
             with contextlib.suppress(ElasticError, OSError):  # there is no need of a disk while there is a memory
                 if (found := newest()) is not None and found.run_uid != self._place.run:

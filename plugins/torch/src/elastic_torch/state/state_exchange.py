@@ -1,17 +1,17 @@
-"""What ranks tell and give each other when a round begins: what each has, and a snapshot to those who have none.
+"""What all ranks tell each other: numbers, bytes and JSON, over gloo, whatever the process group itself uses.
 
-Numbers and bytes only, over gloo, whatever the process group itself uses: nothing is unpickled.
+Nothing is unpickled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from elastic_torch.memory.buffers import SLOTS
-from elastic_torch.memory.snapshot import HEADER_BYTES, Slot
 from elastic_torch.version import Stamp
 
 PART = 64 << 20
@@ -60,6 +60,16 @@ class Peers:
         dist.all_gather(everybodys, padded, group=self._gloo())
         return [each[: int(size)] for each, size in zip(everybodys, sizes, strict=True)]
 
+    def gather_json(self, value: Any) -> list[Any]:
+        """The values of all ranks, by rank: anything that JSON can say."""
+        content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        return [json.loads(each.numpy().tobytes()) for each in self.gather_bytes(content)]
+
+    def gather_stamps(self, stamps: Iterable[Stamp]) -> list[list[Stamp]]:
+        """The stamps of all ranks' snapshots, by rank."""
+        everybodys = self.gather_json([[stamp.round, stamp.step] for stamp in stamps])
+        return [[Stamp(int(round_), int(step)) for round_, step in each] for each in everybodys]
+
     def differing(self, numbers: torch.Tensor) -> list[int]:
         """Which of these numbers, int64 of shape (n,) on all ranks, are not the same on all of them."""
         least, most = numbers.clone(), numbers.clone()
@@ -74,54 +84,3 @@ class Peers:
             assert isinstance(whole, dist.ProcessGroup)
             self._group = whole
         return self._group
-
-
-def gathered(stamps: Sequence[Stamp]) -> list[list[Stamp]]:
-    """What all ranks have, in order. All of the process group call it; without one, this rank is alone.
-
-    Args:
-        stamps: Of this rank's snapshots, one for each slot at most.
-    """
-    if not dist.is_initialized():
-        return [list(stamps)]
-    rows = [[stamp.round, stamp.step] for stamp in stamps]
-    numbers = torch.tensor(rows + [[-1, -1]] * (SLOTS - len(rows)))
-    everybodys = [torch.empty_like(numbers) for _ in range(dist.get_world_size())]
-    if dist.get_backend() == "gloo":
-        dist.all_gather(everybodys, numbers)
-    else:
-        group = dist.new_group(backend="gloo")
-        dist.all_gather(everybodys, numbers, group=group)
-        dist.destroy_process_group(group)
-    return [[Stamp(*row) for row in each.tolist() if row[1] >= 0] for each in everybodys]
-
-
-def hand_over(source: int, to: Sequence[int], have: Callable[[], Slot], room: Callable[[int], Slot]) -> None:
-    """Bring a snapshot from one rank to others. All ranks of the process group call it with the same ranks.
-
-    Args:
-        source: The rank that has it.
-        to: Those that get it.
-        have: Called at the source: its slot.
-        room: Called at the others, with the number of bytes that it must have room for.
-    """
-    group = dist.new_group(sorted([source, *to]), backend="gloo")
-    rank = dist.get_rank()
-    if rank != source and rank not in to:
-        return
-    size = torch.zeros(1, dtype=torch.int64)
-    slot = have() if rank == source else None
-    if slot is not None:
-        size.fill_(slot.used())
-    dist.broadcast(size, source, group=group)
-    if slot is None:
-        slot = room(int(size))
-        slot.begin()
-    content = slot.bytes()
-    for start in range(HEADER_BYTES, int(size), PART):
-        dist.broadcast(content[start : min(start + PART, int(size))], source, group=group)
-    header = slot.header()
-    dist.broadcast(header, source, group=group)
-    if rank != source:
-        slot.finish(header)
-    dist.destroy_process_group(group)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections import Counter
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -173,10 +173,9 @@ def packed(state: Any) -> torch.Tensor:
         TypeError: Something in it cannot be kept; says what, and where.
     """
     said, tensors = take_apart(state)
-    table = [[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in tensors]
-    text = json.dumps([said, table]).encode()
+    text = json.dumps([said, table_of(tensors)]).encode()
     head = torch.frombuffer(bytearray(len(text).to_bytes(8, "little") + text), dtype=torch.uint8)
-    return torch.cat([head, *(tensor.cpu().reshape(-1).view(torch.uint8) for tensor in tensors)])
+    return torch.cat([head, *(bytes_of(tensor.cpu()) for tensor in tensors)])
 
 
 def unpacked(content: torch.Tensor) -> Any:
@@ -187,16 +186,31 @@ def unpacked(content: torch.Tensor) -> Any:
     """
     at = 8 + int.from_bytes(content[:8].numpy().tobytes(), "little")
     said, table = json.loads(content[8:at].numpy().tobytes())
-    tensors = []
+    return put_together(said, tensors_of(table, content[at:]).__getitem__)
+
+
+def table_of(tensors: Iterable[torch.Tensor]) -> list[list[Any]]:
+    """The type and the shape of each tensor, for JSON."""
+    return [[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in tensors]
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor, as uint8 of shape (bytes,)."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def tensors_of(table: Iterable[Sequence[Any]], content: torch.Tensor) -> list[torch.Tensor]:
+    """New tensors of these types and shapes, filled from their bytes, which follow each other.
+
+    Args:
+        table: As :func:`table_of` has made it.
+        content: The bytes, uint8 of shape (bytes,).
+    """
+    tensors, start = [], 0
     for name, shape in table:
         tensor = torch.empty(shape, dtype=getattr(torch, name))
-        end = at + tensor.numel() * tensor.element_size()
-        tensor.reshape(-1).view(torch.uint8).copy_(content[at:end])
+        end = start + tensor.numel() * tensor.element_size()
+        bytes_of(tensor).copy_(content[start:end])
         tensors.append(tensor)
-        at = end
-    return put_together(said, tensors.__getitem__)
-
-
-def bytes_of(tensors: Sequence[torch.Tensor]) -> int:
-    """How many bytes their elements take."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        start = end
+    return tensors

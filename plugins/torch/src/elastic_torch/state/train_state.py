@@ -156,8 +156,7 @@ class TrainState:
         """How many there were when the restored state was made, if it was."""
         self._snapshot_every = snapshot_every
         self._place = Place.found()
-        things = {**self._common.parts, "extra": self._common.extra}
-        self._memory = memory_tier(self._common.model, things, name, self._place.local_rank, replicate_every)
+        self._memory = memory_tier(self._common, name, self._place.local_rank, replicate_every, self._peers)
         self._rescue = Rescue(name, disk, self._place, whole=isinstance(self._memory, Whole))
         self._checkpoints = Checkpoints(disk, self._place, self._rescue.saved)
         follow(self)

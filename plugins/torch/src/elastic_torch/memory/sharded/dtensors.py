@@ -39,11 +39,6 @@ class Leaf:
         return Box(self.offset, tuple(part.shape))
 
 
-def has_shards(model: torch.nn.Module) -> bool:
-    """Whether some of a model's parameters or buffers are sharded: by ``fully_shard``, or otherwise as DTensors."""
-    return any(isinstance(t, DTensor) for tensors in (model.parameters(), model.buffers()) for t in tensors)
-
-
 def local_part(tensor: DTensor) -> torch.Tensor:
     """This rank's part: the very memory, without a gradient."""
     with torch.no_grad():

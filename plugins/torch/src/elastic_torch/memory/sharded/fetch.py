@@ -20,8 +20,10 @@ from torch.distributed.tensor import DTensor
 from elastic_torch.memory.sharded.dtensors import Leaf, box_of, leaves, local_part, target
 from elastic_torch.memory.sharded.plan import Found, Piece, pieces, windows
 from elastic_torch.memory.sharded.regions import Box
-from elastic_torch.memory.sharded.transport import PART, Wire
+from elastic_torch.memory.sharded.transport import Wire
 from elastic_torch.memory.snapshot import Snapshot
+from elastic_torch.state.state_exchange import PART
+from elastic_torch.state.state_tree import bytes_of, table_of, tensors_of
 
 Present = Mapping[str, DTensor]
 
@@ -108,16 +110,10 @@ def _bring_base(
         plain = {number: own.views[number] for number in _plain(own)}
         return own.said["tree"], [view.dtype for view in own.views], plain
     said, table = json.loads(text.numpy().tobytes())
-    dtypes = [getattr(torch, name) for name, _ in table]
     sharded = {leaf.number for leaf in leaves(said)}
-    plain, start = {}, 0
-    for number, (dtype, (_, shape)) in enumerate(zip(dtypes, table, strict=True)):
-        if number not in sharded:
-            tensor = torch.empty(shape, dtype=dtype)
-            end = start + tensor.numel() * tensor.element_size()
-            _bytes(tensor).copy_(bundle[start:end])
-            plain[number], start = tensor, end
-    return said, dtypes, plain
+    whole = {number: entry for number, entry in enumerate(table) if number not in sharded}
+    tensors = tensors_of(whole.values(), bundle)
+    return said, [getattr(torch, name) for name, _ in table], dict(zip(whole, tensors, strict=True))
 
 
 def _reshard(
@@ -156,7 +152,7 @@ def _reshard(
                 continue
             if piece.giver == wire.rank:
                 part, box = parts[piece.old][piece.tensor]
-                give.setdefault(piece.taker, []).append(_bytes(part[piece.box.within(box)].contiguous()))
+                give.setdefault(piece.taker, []).append(bytes_of(part[piece.box.within(box)].contiguous()))
             else:
                 take.setdefault(piece.giver, []).append(piece)
         local = local and not take
@@ -173,7 +169,7 @@ def _reshard(
                 tensor = targets[piece.tensor]
                 content = torch.empty(piece.box.size, dtype=tensor.dtype)
                 end = start + content.numel() * content.element_size()
-                _bytes(content).copy_(packed[giver][start:end])
+                bytes_of(content).copy_(packed[giver][start:end])
                 _put(tensor, needed[piece.tensor], piece.box, content)
                 start = end
     if (
@@ -218,18 +214,13 @@ def _plain(snapshot: Snapshot) -> list[int]:
 
 
 def _text(snapshot: Snapshot) -> torch.Tensor:
-    table = [[str(view.dtype).removeprefix("torch."), list(view.shape)] for view in snapshot.views]
-    return torch.frombuffer(bytearray(json.dumps([snapshot.said["tree"], table]).encode()), dtype=torch.uint8)
+    text = json.dumps([snapshot.said["tree"], table_of(snapshot.views)]).encode()
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def _bundle(snapshot: Snapshot) -> torch.Tensor:
     """All tensors that are not sharded, one after the other."""
-    return torch.cat([torch.empty(0, dtype=torch.uint8), *(_bytes(snapshot.views[n]) for n in _plain(snapshot))])
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor, as uint8 of shape (bytes,)."""
-    return tensor.reshape(-1).view(torch.uint8)
+    return torch.cat([torch.empty(0, dtype=torch.uint8), *(bytes_of(snapshot.views[n]) for n in _plain(snapshot))])
 
 
 def _put(tensor: DTensor, whole: Box, box: Box, content: torch.Tensor) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 from elastic_core.errors import ResourceError
 from elastic_core.worker.fd_store import hold, release
-from elastic_torch.memory.buffers import kept
+from elastic_torch.memory.buffers import adopted
 from elastic_torch.memory.sharded.plan import Holding
 from elastic_torch.memory.sharded.pool import holding
-from elastic_torch.memory.snapshot import PAGE, Slot, Snapshot
+from elastic_torch.memory.snapshot import Slot, Snapshot
 from elastic_torch.version import Stamp
 
 SLOTS = 2
@@ -86,10 +86,8 @@ class Replicas:
         """Take over what the agent has under this number; whether it has any."""
         any_ = False
         for place in [(number, index) for index in range(SLOTS)]:
-            if (fd := kept(self._name(place))) is not None:
+            if (slot := adopted(self._name(place))) is not None:
                 any_ = True
-                slot = Slot(fd)
-                assert slot.size >= PAGE, "slots are whole pages"
                 self._slots[place] = slot
                 if (found := slot.read()) is not None:
                     self._stamps[place] = found.stamp

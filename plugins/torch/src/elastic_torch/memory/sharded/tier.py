@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from elastic_torch.memory.replicated import State, Taken
@@ -24,7 +23,7 @@ from elastic_torch.memory.sharded.transport import Wire
 from elastic_torch.memory.snapshot import Snapshot
 from elastic_torch.state.disk_tier import DiskTier, Loaded
 from elastic_torch.state.state_choice import Tier
-from elastic_torch.state.state_exchange import gathered
+from elastic_torch.state.state_exchange import Peers
 from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.version import Stamp
 
@@ -41,15 +40,22 @@ class Shards:
         name: Of the state.
         local_rank: The worker's number on its node.
         replicate_every: Snapshots from one replica to the next.
+        peers: All ranks.
 
     Attributes:
         pool: This rank's own snapshots.
     """
 
     def __init__(
-        self, model: torch.nn.Module, parts: Mapping[str, Any], name: str, local_rank: int, replicate_every: int
+        self,
+        model: torch.nn.Module,
+        parts: Mapping[str, Any],
+        name: str,
+        local_rank: int,
+        replicate_every: int,
+        peers: Peers,
     ) -> None:
-        self._model, self._parts = model, parts
+        self._model, self._parts, self._peers = model, parts, peers
         self.pool = Pool(name, local_rank, self._pinned)
         self._replicas = Replicas(name, local_rank)
         self._every, self._kept = replicate_every, 0
@@ -146,7 +152,7 @@ class Shards:
 
     def has(self, stamp: Stamp) -> bool:
         """Whether all ranks have kept that."""
-        return all(gathered([stamp] if stamp == self._newest else []))
+        return all(self._peers.gather_stamps([stamp] if stamp == self._newest else []))
 
     def leave(self) -> None:
         """Have the newest snapshot replicated, if it is not, and wait for that: nothing is written here any more."""
@@ -177,7 +183,7 @@ class Shards:
     def _copy(self, stamp: Stamp, state: State) -> None:
         if self.pool.outlives:
             said, tensors = take_apart(state(), {})
-            self.pool.keep(stamp, {"rank": dist.get_rank(), "world": dist.get_world_size(), "tree": said}, tensors)
+            self.pool.keep(stamp, {"rank": self._peers.rank, "world": self._peers.world, "tree": said}, tensors)
         self._newest = stamp if self.pool.outlives else None
 
     def _pinned(self) -> tuple[Stamp, ...]:

@@ -15,8 +15,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-PART = 64 << 20
-"""Bytes that are sent at once."""
+from elastic_torch.state.state_exchange import PART
+
 PATIENCE = timedelta(days=1)
 """How long a rank waits for another: one may evaluate for long meanwhile. A dead one breaks its connections."""
 
