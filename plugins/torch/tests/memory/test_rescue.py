@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from elastic_torch.memory.rescue import Rescue, Rescued, candidates, directories, is_newer, opened
-from elastic_torch.memory.snapshot import Slot, Snapshot
+from elastic_torch.memory.snapshot import Buffer, Snapshot
 from elastic_torch.state.state_exchange import Peers
 from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.version import Place, Stamp
@@ -130,10 +130,10 @@ STATE = {"w": torch.arange(9.0)}
 def written(folder: Path) -> Path:
     """A file as an agent writes it."""
     said, tensors = take_apart(STATE)
-    slot = Slot.create("test", tensors, 100)
-    slot.write(Stamp(2, 7), said, tensors)
-    data = slot.bytes()[: slot.used()].numpy().tobytes()
-    slot.close()
+    buffer = Buffer.create("test", tensors, 100)
+    buffer.write(Stamp(2, 7), said, tensors)
+    data = buffer.bytes()[: buffer.used()].numpy().tobytes()
+    buffer.close()
     (path := folder / "b" / "train_round-00002_step-000000007.snapshot").parent.mkdir(parents=True)
     path.write_bytes(data)
     body = {"format": 1, "name": "train", "run": "b", "base": None, "whole": True, "round": 2, "step": 7}

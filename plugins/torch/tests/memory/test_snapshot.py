@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from elastic_core.errors import ResourceError
-from elastic_torch.memory.snapshot import HEADER_BYTES, PAGE, Slot, available_memory
+from elastic_torch.memory.snapshot import HEADER_BYTES, PAGE, Buffer, available_memory
 from elastic_torch.state.host_memory import pin
 from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.version import Stamp
@@ -27,15 +27,15 @@ STATE = {
 }
 
 
-def written(stamp: Stamp, state: Any = STATE) -> Slot:
+def written(stamp: Stamp, state: Any = STATE) -> Buffer:
     said, tensors = take_apart(state)
-    slot = Slot.create("test", tensors, 1000)
-    assert slot.write(stamp, said, tensors)
-    return slot
+    buffer = Buffer.create("test", tensors, 1000)
+    assert buffer.write(stamp, said, tensors)
+    return buffer
 
 
-def content(slot: Slot) -> Any:
-    found = slot.read()
+def content(buffer: Buffer) -> Any:
+    found = buffer.read()
     assert found is not None
     return put_together(found.said, found.views.__getitem__)
 
@@ -45,8 +45,8 @@ def same(one: Any, other: Any) -> bool:
 
 
 def test_another_process_reads_what_was_written() -> None:
-    slot = written(Stamp(2, 7))
-    other = Slot(os.dup(slot.fd))
+    buffer = written(Stamp(2, 7))
+    other = Buffer(os.dup(buffer.fd))
     found = other.read()
     assert found is not None
     assert found.stamp == Stamp(2, 7)
@@ -54,19 +54,19 @@ def test_another_process_reads_what_was_written() -> None:
 
 
 def test_what_is_larger_does_not_fit_and_changes_nothing() -> None:
-    slot = written(Stamp(1, 1))
+    buffer = written(Stamp(1, 1))
     said, tensors = take_apart({**STATE, "more": torch.zeros(100_000)})
-    assert not slot.write(Stamp(1, 2), said, tensors)
+    assert not buffer.write(Stamp(1, 2), said, tensors)
     said, tensors = take_apart({**STATE, "lr": "x" * 200_000})
-    assert not slot.write(Stamp(1, 2), said, tensors)
-    assert same(content(slot), STATE)
+    assert not buffer.write(Stamp(1, 2), said, tensors)
+    assert same(content(buffer), STATE)
 
 
 def test_it_is_written_again_with_other_shapes() -> None:
-    slot = written(Stamp(1, 1))
+    buffer = written(Stamp(1, 1))
     said, tensors = take_apart({"weight": torch.ones(3, 3)})
-    assert slot.write(Stamp(1, 2), said, tensors)
-    assert torch.equal(content(slot)["weight"], torch.ones(3, 3))
+    assert buffer.write(Stamp(1, 2), said, tensors)
+    assert torch.equal(content(buffer)["weight"], torch.ones(3, 3))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_it_is_written_again_with_other_shapes() -> None:
 )
 def test_a_snapshot_whose_writer_is_killed_is_none(new: bool, copied: int, monkeypatch: pytest.MonkeyPatch) -> None:
     said, tensors = take_apart(STATE)
-    slot = Slot.create("test", tensors, 1000) if new else written(Stamp(1, 1))
+    buffer = Buffer.create("test", tensors, 1000) if new else written(Stamp(1, 1))
     pid = os.fork()
     if pid == 0:  # all of this ends with this process
         left = copied
@@ -92,10 +92,10 @@ def test_a_snapshot_whose_writer_is_killed_is_none(new: bool, copied: int, monke
 
         monkeypatch.setattr(torch.Tensor, "copy_", dies(torch.Tensor.copy_))
         monkeypatch.setattr(os, "pwrite", dies(os.pwrite))
-        slot.write(Stamp(1, 2), said, tensors)
+        buffer.write(Stamp(1, 2), said, tensors)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-    assert slot.read() is None
+    assert buffer.read() is None
 
 
 def test_what_is_written_first_and_what_later_are_the_same() -> None:
@@ -108,10 +108,10 @@ def test_what_is_written_first_and_what_later_are_the_same() -> None:
         "negative": torch.tensor([1 + 2j]).conj().imag,
     }
     said, tensors = take_apart(state)
-    slot = Slot.create("test", tensors, 1000)
+    buffer = Buffer.create("test", tensors, 1000)
     for step in (1, 2):
-        assert slot.write(Stamp(1, step), said, tensors)
-        found = content(slot)
+        assert buffer.write(Stamp(1, step), said, tensors)
+        found = content(buffer)
         assert found.keys() == state.keys()
         for name, value in state.items():
             assert torch.equal(found[name], value) if torch.is_tensor(value) else found[name] == value
@@ -119,16 +119,16 @@ def test_what_is_written_first_and_what_later_are_the_same() -> None:
 
 def test_a_slot_is_settled_while_it_is_written_to() -> None:
     said, tensors = take_apart({"w": torch.zeros(4_000_000)})
-    slot = Slot.create("test", tensors, 1000)
-    threads = [threading.Thread(target=slot.settle) for _ in range(3)]
+    buffer = Buffer.create("test", tensors, 1000)
+    threads = [threading.Thread(target=buffer.settle) for _ in range(3)]
     for thread in threads:
         thread.start()
     for step in range(1, 5):
         tensors[0].fill_(step)
-        assert slot.write(Stamp(1, step), said, tensors)
+        assert buffer.write(Stamp(1, step), said, tensors)
     for thread in threads:
         thread.join()
-    assert content(slot)["w"].unique().tolist() == [4.0]
+    assert content(buffer)["w"].unique().tolist() == [4.0]
 
 
 class Cudart:
@@ -173,16 +173,16 @@ def test_a_slot_is_pinned_for_a_gpu_once_and_let_go_before_it_is_closed(
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    slot = written(Stamp(1, 1))
+    buffer = written(Stamp(1, 1))
     assert cudart.asked == []
     for step in (2, 3):
-        assert slot.write(Stamp(1, step), {"tensor": 0}, [torch.full((3,), float(step)).as_subclass(OfGpu)])
-        found = slot.read()
+        assert buffer.write(Stamp(1, step), {"tensor": 0}, [torch.full((3,), float(step)).as_subclass(OfGpu)])
+        found = buffer.read()
         assert found is not None
         assert (found.stamp, found.views[0].tolist()) == (Stamp(1, step), [step] * 3)
-    slot.close()
+    buffer.close()
     assert [what for what, _ in cudart.asked] == (["pin", "unpin"] if answer == 0 else ["pin"])
-    assert {address for _, address in cudart.asked} == {slot.bytes().data_ptr()}
+    assert {address for _, address in cudart.asked} == {buffer.bytes().data_ptr()}
     assert waited_for == [1, 1]
 
 
@@ -203,46 +203,46 @@ def test_what_no_driver_pins_is_not_pinned() -> None:
     ],
 )
 def test_a_damaged_header_is_no_snapshot(damage: tuple[int, bytes]) -> None:
-    slot = written(Stamp(1, 1))
-    os.pwrite(slot.fd, damage[1], damage[0])
-    assert slot.read() is None
+    buffer = written(Stamp(1, 1))
+    os.pwrite(buffer.fd, damage[1], damage[0])
+    assert buffer.read() is None
 
 
 def test_a_flipped_bit_in_the_text_is_noticed() -> None:
-    slot = written(Stamp(1, 1))
-    _, _, start, length, _ = struct.unpack("<8sQQQQ", os.pread(slot.fd, HEADER_BYTES, 0))
+    buffer = written(Stamp(1, 1))
+    _, _, start, length, _ = struct.unpack("<8sQQQQ", os.pread(buffer.fd, HEADER_BYTES, 0))
     for at in range(start, start + length, 7):
-        [byte] = os.pread(slot.fd, 1, at)
-        os.pwrite(slot.fd, bytes([byte ^ 1]), at)
-        assert slot.read() is None
-        os.pwrite(slot.fd, bytes([byte]), at)
-    assert same(content(slot), STATE)
+        [byte] = os.pread(buffer.fd, 1, at)
+        os.pwrite(buffer.fd, bytes([byte ^ 1]), at)
+        assert buffer.read() is None
+        os.pwrite(buffer.fd, bytes([byte]), at)
+    assert same(content(buffer), STATE)
 
 
 def test_a_snapshot_is_brought_to_another_slot() -> None:
-    slot = written(Stamp(3, 9))
-    other = Slot.sized("other", slot.used())
+    buffer = written(Stamp(3, 9))
+    other = Buffer.sized("other", buffer.used())
     other.begin()
-    other.bytes()[HEADER_BYTES : slot.used()].copy_(slot.bytes()[HEADER_BYTES : slot.used()])
+    other.bytes()[HEADER_BYTES : buffer.used()].copy_(buffer.bytes()[HEADER_BYTES : buffer.used()])
     assert other.read() is None
-    other.finish(slot.header())
+    other.finish(buffer.header())
     assert same(content(other), STATE)
 
 
 def test_too_little_memory_is_said() -> None:
     with pytest.raises(ResourceError, match=r"^There is no memory for a snapshot of \d+ MiB: \d+ MiB are available"):
-        Slot.sized("test", 2 * available_memory())
+        Buffer.sized("test", 2 * available_memory())
 
 
 def test_nobody_can_shrink_it_under_a_reader() -> None:
-    slot = written(Stamp(1, 1))
+    buffer = written(Stamp(1, 1))
     with pytest.raises(PermissionError):
-        os.ftruncate(slot.fd, 0)
+        os.ftruncate(buffer.fd, 0)
 
 
 def test_its_views_last_as_long_as_they_are_used() -> None:
-    slot = written(Stamp(1, 1))
-    found = content(slot)
-    slot.close()
-    del slot
+    buffer = written(Stamp(1, 1))
+    found = content(buffer)
+    buffer.close()
+    del buffer
     assert same(found, STATE)

@@ -101,7 +101,7 @@ def test_the_optimizer_does_not_keep_the_shared_memory() -> None:
     second = Training()
     second.state.restore()
     before = [tensor.clone() for tensor in second.optimizer.state_dict()["state"][0].values()]
-    list(first.run())  # writes to both slots
+    list(first.run())  # writes to both buffers
     after = second.optimizer.state_dict()["state"][0].values()
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 

@@ -10,9 +10,9 @@ from functools import partial
 
 from elastic_torch.disk import manifest as manifests
 from elastic_torch.disk.manifest import DamagedError, FileSum, Manifest, UnknownFormatError
-from elastic_torch.disk.position import Checkpoint, Position, parse
 from elastic_torch.disk.retry import ONCE, Retry, opened
 from elastic_torch.disk.storage import BLOCK, LATEST, REMOVING, STAGING, Storage
+from elastic_torch.version import Checkpoint, Position, parse
 
 logger = logging.getLogger("elastic_torch.disk")
 

@@ -43,7 +43,7 @@ class PeerFailedError(Exception):
         self.codes = codes
 
 
-class Crew:
+class Collective:
     """Some ranks of the job, or this process alone.
 
     Args:
@@ -56,7 +56,7 @@ class Crew:
         self.ranks = tuple(ranks)
         self.group = group
         self.place = self.ranks.index(rank)
-        """This process' place in the crew, from 0."""
+        """This process' place in the collective, from 0."""
 
     @property
     def size(self) -> int:
@@ -146,9 +146,9 @@ def _line(error: Exception) -> str:
     return text if isinstance(error, OSError) and text else f"{type(error).__name__}: {text}"
 
 
-def crew_of(ranks: Sequence[int] | None) -> Crew:
-    """A crew of these global ranks, or of this process alone. Collective: all of them call it, in one order."""
+def collective_of(ranks: Sequence[int] | None) -> Collective:
+    """A collective of these global ranks, or of this process alone. Collective: all of them call it, in one order."""
     if ranks is None:
-        return Crew([0], None, 0)
+        return Collective([0], None, 0)
     group = dist.new_group(list(ranks), timeout=TIMEOUT, backend="gloo", use_local_synchronization=True)
-    return Crew(ranks, group, dist.get_rank())
+    return Collective(ranks, group, dist.get_rank())

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import WriteResult
 
-from elastic_torch.disk.collective import Crew
+from elastic_torch.disk.collective import Collective
 from elastic_torch.disk.manifest import METADATA, FileSum, Manifest
 from elastic_torch.disk.retry import ONCE, Retry, opened
 from elastic_torch.disk.storage import BLOCK, Sink, Storage
@@ -126,7 +126,9 @@ class _Writer(FileSystemWriter):
         metadata.storage_meta = self.storage_meta()
 
 
-def write(crew: Crew, storage: Storage, folder: str, state: dict[str, Any]) -> tuple[dict[str, FileSum], bytes]:
+def write(
+    collective: Collective, storage: Storage, folder: str, state: dict[str, Any]
+) -> tuple[dict[str, FileSum], bytes]:
     """Write this rank's part of a state dict. Collective.
 
     Returns:
@@ -137,9 +139,9 @@ def write(crew: Crew, storage: Storage, folder: str, state: dict[str, Any]) -> t
         PeerFailedError: It failed on some rank.
     """
     planner, writer = DefaultSavePlanner(), _Writer(storage, folder)
-    planner.set_up_planner(state, is_coordinator=crew.leads)
-    writer.set_up_storage_writer(crew.leads)
-    plans = crew.collect(lambda: writer.prepare_local_plan(planner.create_local_plan()))
+    planner.set_up_planner(state, is_coordinator=collective.leads)
+    writer.set_up_storage_writer(collective.leads)
+    plans = collective.collect(lambda: writer.prepare_local_plan(planner.create_local_plan()))
     complete: list[Metadata] = []
 
     def arrange() -> list[SavePlan]:
@@ -147,8 +149,8 @@ def write(crew: Crew, storage: Storage, folder: str, state: dict[str, Any]) -> t
         complete.append(metadata)
         return writer.prepare_global_plan(arranged)
 
-    plan = planner.finish_plan(crew.deal(arrange))
-    results = crew.collect(lambda: list(writer.write_data(plan, planner).wait()))
+    plan = planner.finish_plan(collective.deal(arrange))
+    results = collective.collect(lambda: list(writer.write_data(plan, planner).wait()))
     for metadata in complete:
         writer.finish(metadata, results)
     return writer.files.sums, pickle.dumps(complete[0]) if complete else b""

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from elastic_core.errors import UsageError
 from elastic_torch.disk import catalog, dcp, lineage
-from elastic_torch.disk.collective import PeerFailedError, crew_of
+from elastic_torch.disk.collective import PeerFailedError, collective_of
 from elastic_torch.disk.environment import identity, is_restart, is_set
 from elastic_torch.disk.errors import (
     CheckpointError,
@@ -25,14 +25,14 @@ from elastic_torch.disk.errors import (
     CheckpointSaveError,
     CheckpointUnreadableError,
 )
-from elastic_torch.disk.loader import Found, Loaded, Loader
-from elastic_torch.disk.manifest import Books
+from elastic_torch.disk.loader import FoundCheckpoint, Loaded, Loader
+from elastic_torch.disk.manifest import Counters
 from elastic_torch.disk.ownership import Ownership
-from elastic_torch.disk.position import Checkpoint, Position, parse
 from elastic_torch.disk.retry import Retry
-from elastic_torch.disk.schedule import Pace
+from elastic_torch.disk.schedule import Schedule
 from elastic_torch.disk.storage import open_storage
 from elastic_torch.disk.writer import Writer
+from elastic_torch.version import Checkpoint, Position, parse
 
 logger = logging.getLogger("elastic_torch.disk")
 DAY = 86_400.0
@@ -97,8 +97,8 @@ class Disk:
         self._read_only, self._patience = read_only, read_timeout
         self._ignores = ignore_unreadable or is_set(environ, IGNORE)
         ranks = dist.get_process_group_ranks(process_group) if _distributed() else None
-        self._front, self._back = crew_of(ranks), crew_of(ranks)
-        self._pace = Pace(interval, mean_time_between_failures, self._front, time.monotonic)
+        self._front, self._back = collective_of(ranks), collective_of(ranks)
+        self._schedule = Schedule(interval, mean_time_between_failures, self._front, time.monotonic)
         self._storage = open_storage(directory)
         self._me = self._front.lead(lambda: identity(environ))
         self._ownership = Ownership(self._storage, self._front, self._back, self._me, read_only=read_only, keep=keep)
@@ -112,7 +112,7 @@ class Disk:
             if read_only or lasting:
                 raise _unusable(directory, error) from error
             self._warn("Nothing can be saved in %s for now: %s. Each save tries again.", self._storage.root, error)
-        self._books = Books(failures=0, seconds=0.0)
+        self._counters = Counters(failures=0, seconds=0.0)
         self._writer = Writer()
         self.blocked = 0.0
         """Seconds for which the last :meth:`save` kept training waiting."""
@@ -141,7 +141,7 @@ class Disk:
         """
         if self._read_only:
             return False
-        return self._pace.saves if last else self._pace.due(step)
+        return self._schedule.saves if last else self._schedule.due(step)
 
     def save(self, state_dict: Mapping[str, Any], step: int) -> Future[Checkpoint]:
         """Save a checkpoint: copies the state, and lets a thread write it.
@@ -169,16 +169,16 @@ class Disk:
         began = time.monotonic()
         if (refusal := self._enter_again(step)) is not None:
             self._last = step
-            self._pace.saved(time.monotonic() - began)
-            self._pace.failed(time.monotonic() - began)
+            self._schedule.saved(time.monotonic() - began)
+            self._schedule.failed(time.monotonic() - began)
             return refusal
         copied = self._writer.copy(state_dict)
         self._last = step
         self.blocked = time.monotonic() - began
-        self._pace.saved(self.blocked)
-        books = replace(self._books, seconds=self._books.seconds + began - self._started)
+        self._schedule.saved(self.blocked)
+        counters = replace(self._counters, seconds=self._counters.seconds + began - self._started)
         position = Position(self.run, self._me.round, step)
-        return self._writer.submit(lambda: self._write(position, copied, books), copied)
+        return self._writer.submit(lambda: self._write(position, copied, counters), copied)
 
     def _enter_again(self, step: int) -> Future[Checkpoint] | None:
         """Where the directory could not be used before, try again; what has come of the save, if it still cannot."""
@@ -200,19 +200,19 @@ class Disk:
         self._warn("%s", failed)
         return self._writer.refuse(failed)
 
-    def _write(self, position: Position, state: dict[str, Any], books: Books) -> Checkpoint:
+    def _write(self, position: Position, state: dict[str, Any], counters: Counters) -> Checkpoint:
         began = time.monotonic()
         saver = self._ownership.saver
         assert saver is not None
         try:
             if self._lineage is None:
                 self._lineage = saver.lineage(position)
-            checkpoint = saver.save(position, state, self._lineage, books)
-            self._pace.written(time.monotonic() - began)
+            checkpoint = saver.save(position, state, self._lineage, counters)
+            self._schedule.written(time.monotonic() - began)
             return checkpoint
         except CheckpointError as error:
-            self._pace.failed(time.monotonic() - began)
-            if saver.island.leads:
+            self._schedule.failed(time.monotonic() - began)
+            if saver.group.leads:
                 logger.warning("%s", error)
             raise
 
@@ -278,14 +278,19 @@ class Disk:
                 hint="It may be of another model: names and shapes have to match.",
             ) from error
         self._follow(None if self._go_back(found) else manifest.lineage, note=manifest.run_uid != self._me.uid)
-        self._carry_on(manifest.books)
+        self._carry_on(manifest.counters)
         return Loaded(checkpoint, state[0], found.damage)
 
     @property
     def _loader(self) -> Loader:
-        return Loader(storage=self._storage, everyone=self._front, chart=self._ownership.chart, patience=self._patience)
+        return Loader(
+            storage=self._storage,
+            everyone=self._front,
+            shared_dirs=self._ownership.shared_dirs,
+            patience=self._patience,
+        )
 
-    def _find(self, *, verify: bool = True) -> Found:
+    def _find(self, *, verify: bool = True) -> FoundCheckpoint:
         """The newest checkpoint that can be loaded.
 
         Raises:
@@ -308,12 +313,12 @@ class Disk:
             self._follow(None)
         return found
 
-    def _go_back(self, found: Found) -> bool:
+    def _go_back(self, found: FoundCheckpoint) -> bool:
         """Set aside what is damaged. Whether checkpoints that are newer than what was found stay where they are."""
         taken = None if found.assembly is None else found.assembly.manifest.position
 
         def stays() -> bool:
-            if not self._ownership.chart.first:
+            if not self._ownership.shared_dirs.first:
                 return False
             ours = self._ownership.saver is not None
             left = [folder for folder in found.aside if not (ours and catalog.set_aside(self._storage, folder))]
@@ -328,14 +333,14 @@ class Disk:
     def _follow(self, line: str | None, *, note: bool = True) -> None:
         """What is saved from here on is of this lineage, or of a new one."""
         self._lineage = lineage.begun(self._front) if line is None else line
-        if (note or line is None) and self._ownership.saver is not None and self._ownership.chart.first:
+        if (note or line is None) and self._ownership.saver is not None and self._ownership.shared_dirs.first:
             lineage.note(self._storage, (self.run, self._me.round), self._lineage)
 
-    def _carry_on(self, books: Books) -> None:
+    def _carry_on(self, counters: Counters) -> None:
         """Take over what was learnt about failures; that we are here is one more."""
-        self._books = replace(books, failures=books.failures + 1)
+        self._counters = replace(counters, failures=counters.failures + 1)
         self._started = time.monotonic()
-        self._pace.learnt(self._books.failures, self._books.seconds)
+        self._schedule.learnt(self._counters.failures, self._counters.seconds)
 
     def wait(self) -> Checkpoint | None:
         """Wait until everything is written; the last one, or None where nothing was waited for.

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from elastic_torch.disk.environment import Identity
 from elastic_torch.disk.errors import CheckpointRefusedError
-from elastic_torch.disk.position import Position, parse
 from elastic_torch.disk.storage import Storage
+from elastic_torch.version import Position, parse
 
 FOLDER = ".claims"
 _CLAIM = re.compile(r"run-(\d{4,})(?:_round-(\d{5,}))?\.json")

@@ -19,14 +19,14 @@ import torch
 from elastic_torch.disk import catalog
 from elastic_torch.disk.assembly import Assembly, Holding, assemble, newest_first
 from elastic_torch.disk.catalog import Entry, Fault
-from elastic_torch.disk.collective import Crew, PeerFailedError
+from elastic_torch.disk.collective import Collective, PeerFailedError
 from elastic_torch.disk.errors import CheckpointLoadError
 from elastic_torch.disk.manifest import Manifest
-from elastic_torch.disk.position import Checkpoint, Position
 from elastic_torch.disk.receiver import Receiver
 from elastic_torch.disk.retry import Retry, opened
-from elastic_torch.disk.shared_dirs import Map
+from elastic_torch.disk.shared_dirs import SharedDirs
 from elastic_torch.disk.storage import LATEST, Storage
+from elastic_torch.version import Checkpoint, Position
 
 logger = logging.getLogger("elastic_torch.disk")
 CHUNK = 16 << 20
@@ -77,14 +77,14 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A checkpoint that every island can have whole.
+class FoundCheckpoint:
+    """A checkpoint that every directory can have whole.
 
     Attributes:
         assembly: How.
-        mine: This island's own part of it, if it has one.
+        mine: This directory's own part of it, if it has one.
         damage: What was found wrong on the way to it, anywhere.
-        aside: This island's damaged folders, this checkpoint's not among them.
+        aside: This directory's damaged folders, this checkpoint's not among them.
         passed: Whether there is a newer one, anywhere, that nobody has found damaged, and yet cannot be had.
     """
 
@@ -102,16 +102,16 @@ class Loader:
     Attributes:
         storage: This rank's directory.
         everyone: All ranks.
-        chart: Who of them sees the same directory.
+        shared_dirs: Who of them sees the same directory.
         patience: Seconds for which read errors that may pass are tried again.
     """
 
     storage: Storage
-    everyone: Crew
-    chart: Map
+    everyone: Collective
+    shared_dirs: SharedDirs
     patience: float
 
-    def find(self, *, verify: bool = True) -> Found:
+    def find(self, *, verify: bool = True) -> FoundCheckpoint:
         """The newest checkpoint that is intact, or can be put together. Collective.
 
         What could not be read gets another chance in the end, since it would cost the steps since an older one: the
@@ -126,20 +126,20 @@ class Loader:
         self._tell(found)
         return found
 
-    def _look(self, verify: bool, retry: Retry) -> Found:
-        listed, damage = self._listed(retry) if self.chart.first else ([], [])
+    def _look(self, verify: bool, retry: Retry) -> FoundCheckpoint:
+        listed, damage = self._listed(retry) if self.shared_dirs.first else ([], [])
         offered = self.everyone.agree(lambda: {e.position: e for e in reversed(listed) if e.manifest is not None})
         for position in newest_first([position for offer in offered for position in offer]):
             holdings = {}
-            for island, places in enumerate(self.chart.islands):
+            for directory, places in enumerate(self.shared_dirs.directories):
                 entry = offered[places[0]].get(position)
                 if entry is not None and entry.manifest is not None:
-                    holdings[island] = Holding(entry.folder, entry.manifest, entry.here)
-            if verify and assemble(holdings, len(self.chart.islands)) is not None:
+                    holdings[directory] = Holding(entry.folder, entry.manifest, entry.here)
+            if verify and assemble(holdings, len(self.shared_dirs.directories)) is not None:
                 holdings = self._verified(holdings, damage, retry)
-            assembly = assemble(holdings, len(self.chart.islands))
+            assembly = assemble(holdings, len(self.shared_dirs.directories))
             if assembly is not None:
-                return self._found(assembly, holdings.get(self.chart.mine), damage)
+                return self._found(assembly, holdings.get(self.shared_dirs.mine), damage)
             if (lost := self._lost(position, holdings)) is not None:
                 damage.append(lost)
         return self._found(None, None, damage)
@@ -157,11 +157,11 @@ class Loader:
         return listed, [self._damage(entry.folder, entry.position, fault) for entry in listed for fault in entry.faults]
 
     def _verified(self, holdings: dict[int, Holding], damage: list[Damage], retry: Retry) -> dict[int, Holding]:
-        """The same, without the files whose contents are wrong. Each rank reads a part of what its island has."""
-        mine = holdings.get(self.chart.mine)
+        """The same, without the files whose contents are wrong. Each rank reads a part of what its directory has."""
+        mine = holdings.get(self.shared_dirs.mine)
         wrong: dict[str, Fault] = {}
         if mine is not None:
-            ranks = self.chart.islands[self.chart.mine]
+            ranks = self.shared_dirs.directories[self.shared_dirs.mine]
             names = _share(mine, ranks.index(self.everyone.place), len(ranks))
 
             def check(name: str) -> Fault | None:
@@ -171,8 +171,8 @@ class Loader:
                 faults = list(readers.map(check, names))
             wrong = {name: fault for name, fault in zip(names, faults, strict=True) if fault is not None}
             damage.extend(self._damage(mine.folder, mine.manifest.position, fault) for fault in wrong.values())
-        reports = self.everyone.agree(lambda: (self.chart.mine, frozenset(wrong)))
-        bad = {i: frozenset().union(*(names for island, names in reports if island == i)) for i in holdings}
+        reports = self.everyone.agree(lambda: (self.shared_dirs.mine, frozenset(wrong)))
+        bad = {i: frozenset().union(*(names for directory, names in reports if directory == i)) for i in holdings}
         return {i: replace(holding, intact=holding.intact - bad[i]) for i, holding in holdings.items()}
 
     def _lost(self, position: Position, holdings: dict[int, Holding]) -> Damage | None:
@@ -189,9 +189,9 @@ class Loader:
     def _damage(self, folder: str, position: Position, fault: Fault) -> Damage:
         return Damage(self.storage.path(folder), fault.reason, "damaged" if fault.damaged else "unread", position)
 
-    def _found(self, assembly: Assembly | None, mine: Holding | None, damage: Sequence[Damage]) -> Found:
-        """The same for everybody, but for what is this island's own."""
-        parts = self.everyone.gather((self.chart.mine, tuple(damage)))
+    def _found(self, assembly: Assembly | None, mine: Holding | None, damage: Sequence[Damage]) -> FoundCheckpoint:
+        """The same for everybody, but for what is this directory's own."""
+        parts = self.everyone.gather((self.shared_dirs.mine, tuple(damage)))
         everything = tuple(item for _, part in parts for item in part)
         taken = None if assembly is None else assembly.manifest.position
         passed = any(
@@ -202,20 +202,20 @@ class Loader:
         told = tuple(item for item in everything if item.kind != "incomplete" or item.position not in known)
         aside = {
             item.where.rsplit("/", 1)[-1]
-            for island, part in parts
+            for directory, part in parts
             for item in part
-            if island == self.chart.mine and item.kind == "damaged" and item.position != taken
+            if directory == self.shared_dirs.mine and item.kind == "damaged" and item.position != taken
         }
-        return Found(assembly, mine, told, tuple(sorted(aside)), passed)
+        return FoundCheckpoint(assembly, mine, told, tuple(sorted(aside)), passed)
 
-    def _tell(self, found: Found) -> None:
+    def _tell(self, found: FoundCheckpoint) -> None:
         """Warn of all that is wrong, wherever it was found."""
         if self.everyone.leads and found.assembly is not None:
             for item in found.damage:
                 logger.warning("%s Taken instead: that of step %d.", item, found.assembly.manifest.position.step)
 
-    def fetch(self, found: Found) -> tuple[Checkpoint, Manifest]:
-        """Let this island have the whole checkpoint. Collective.
+    def fetch(self, found: FoundCheckpoint) -> tuple[Checkpoint, Manifest]:
+        """Let this directory have the whole checkpoint. Collective.
 
         Raises:
             CheckpointLoadError: There is no room for it somewhere.
@@ -233,14 +233,14 @@ class Loader:
         return catalog.as_checkpoint(self.storage, folder, manifest), manifest
 
     def _fetch(self, assembly: Assembly, mine: Holding | None) -> tuple[str, Manifest]:
-        lacks = assembly.needs.get(self.chart.mine)
+        lacks = assembly.needs.get(self.shared_dirs.mine)
         receiver = None
-        if lacks is not None and self.chart.first:
+        if lacks is not None and self.shared_dirs.first:
             receiver = Receiver(self.storage, assembly, lacks, mine)
         unsent: list[OSError] = []
-        for name, island in assembly.sends:
+        for name, directory in assembly.sends:
             taker = receiver if receiver is not None and name in receiver.lacks else None
-            self._pass_on(name, island, assembly, taker, unsent)
+            self._pass_on(name, directory, assembly, taker, unsent)
 
         def finish() -> str | None:
             for error in unsent:
@@ -251,16 +251,16 @@ class Loader:
         if lacks is None:
             assert mine is not None
             return mine.folder, mine.manifest
-        return folders[self.chart.islands[self.chart.mine][0]] or "", assembly.manifest
+        return folders[self.shared_dirs.directories[self.shared_dirs.mine][0]] or "", assembly.manifest
 
     def _pass_on(
-        self, name: str, island: int, assembly: Assembly, receiver: Receiver | None, unsent: list[OSError]
+        self, name: str, directory: int, assembly: Assembly, receiver: Receiver | None, unsent: list[OSError]
     ) -> None:
         """Send one file to everybody. Errors wait: nobody may leave the others alone in the middle of it.
 
         For what cannot be read zeros are sent: receivers compare sums, and publish nothing.
         """
-        source = self.chart.islands[island][0]
+        source = self.shared_dirs.directories[directory][0]
         size = assembly.manifest.files[name].size
         with contextlib.ExitStack() as stack:
             file: io.BufferedReader | None = None

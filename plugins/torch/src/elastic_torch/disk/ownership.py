@@ -8,13 +8,13 @@ import os
 import weakref
 
 from elastic_torch.disk import fence
-from elastic_torch.disk.collective import Crew, crew_of
+from elastic_torch.disk.collective import Collective, collective_of
 from elastic_torch.disk.environment import Identity
 from elastic_torch.disk.errors import CheckpointRefusedError
-from elastic_torch.disk.position import Position
 from elastic_torch.disk.saver import Saver
 from elastic_torch.disk.shared_dirs import discover, unknown
 from elastic_torch.disk.storage import Storage
+from elastic_torch.version import Position
 
 
 class Ownership:
@@ -30,14 +30,16 @@ class Ownership:
 
     Attributes:
         place: The directory without symbolic links.
-        chart: Which ranks see the same directory, as far as it is known.
+        shared_dirs: Which ranks see the same directory, as far as it is known.
         saver: Saves checkpoints; None until the directory was taken.
         run: The run's number in the directory; 0 until it was taken.
     """
 
-    def __init__(self, storage: Storage, front: Crew, back: Crew, me: Identity, *, read_only: bool, keep: int) -> None:
+    def __init__(
+        self, storage: Storage, front: Collective, back: Collective, me: Identity, *, read_only: bool, keep: int
+    ) -> None:
         self.place = os.path.realpath(storage.root)
-        self.chart = unknown(front, storage)
+        self.shared_dirs = unknown(front, storage)
         self.saver: Saver | None = None
         self.run = 0
         self._storage, self._front, self._back, self._me = storage, front, back, me
@@ -52,15 +54,15 @@ class Ownership:
             CheckpointRefusedError: It is somebody else's.
         """
         self._front.agree(self._storage.create)
-        self.chart = discover(self._front, self._storage, read_only=self._read_only)
+        self.shared_dirs = discover(self._front, self._storage, read_only=self._read_only)
         if self._read_only:
             return
         run = self._claim()
-        islands = self.chart.islands
-        ours = [self._front.ranks[i] for i in islands[self.chart.mine]]
-        island = self._back if len(islands) == 1 else crew_of(ours)
+        directories = self.shared_dirs.directories
+        ours = [self._front.ranks[i] for i in directories[self.shared_dirs.mine]]
+        group = self._back if len(directories) == 1 else collective_of(ours)
         self.run = run
-        self.saver = Saver(storage=self._storage, everyone=self._back, island=island, me=self._me, keep=self._keep)
+        self.saver = Saver(storage=self._storage, everyone=self._back, group=group, me=self._me, keep=self._keep)
 
     def release(self) -> None:
         """Let go of the directory."""
@@ -70,7 +72,7 @@ class Ownership:
 
     def _claim(self) -> int:
         """Take this round's turn; the number of the run."""
-        first, me = self.chart.first, self._me
+        first, me = self.shared_dirs.first, self._me
         self._front.agree(self._check_alone)
         parts = self._front.agree(lambda: fence.read_claims(self._storage) if first else [])
         known = [claim for part in parts for claim in part]

@@ -9,8 +9,8 @@ import secrets
 from elastic_torch.disk import catalog
 from elastic_torch.disk.assembly import Assembly, Holding
 from elastic_torch.disk.manifest import NAME, encode
-from elastic_torch.disk.position import parse
 from elastic_torch.disk.storage import BLOCK, Sink, Storage
+from elastic_torch.version import parse
 
 
 class Receiver:

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic_torch.disk import catalog, dcp, fence, lineage
-from elastic_torch.disk.collective import Crew, PeerFailedError
+from elastic_torch.disk.collective import Collective, PeerFailedError
 from elastic_torch.disk.environment import Identity
 from elastic_torch.disk.errors import CheckpointError, CheckpointRefusedError, CheckpointSaveError
-from elastic_torch.disk.manifest import METADATA, NAME, Books, FileSum, Manifest, encode
-from elastic_torch.disk.position import Checkpoint, Position
+from elastic_torch.disk.manifest import METADATA, NAME, Counters, FileSum, Manifest, encode
 from elastic_torch.disk.state_copy import is_scattered
 from elastic_torch.disk.storage import Storage
+from elastic_torch.version import Checkpoint, Position
 
 logger = logging.getLogger("elastic_torch.disk")
 _REMEDIES = {
@@ -42,61 +42,61 @@ class Saver:
     Attributes:
         storage: Where to.
         everyone: All ranks.
-        island: Those that see the same directory; its first rank writes what there is once.
+        group: Those that see the same directory; its first rank writes what there is once.
         me: Who saves.
         keep: How many checkpoints stay.
     """
 
     storage: Storage
-    everyone: Crew
-    island: Crew
+    everyone: Collective
+    group: Collective
     me: Identity
     keep: int
 
-    def save(self, position: Position, state: dict[str, Any], line: str, books: Books) -> Checkpoint:
+    def save(self, position: Position, state: dict[str, Any], line: str, counters: Counters) -> Checkpoint:
         """Save a snapshot. Collective; on the writer's thread.
 
         Args:
             position: Of it.
             state: The snapshot.
             line: Its lineage.
-            books: What goes with it.
+            counters: What goes with it.
 
         Raises:
             CheckpointRefusedError: A later turn has begun, or this position is there already.
             CheckpointSaveError: Anything else. Nothing of it is left, and nothing that was there is gone.
         """
         try:
-            return self._save(position, state, line, books)
+            return self._save(position, state, line, counters)
         except CheckpointError:
             raise
         except Exception as error:  # of the disk, of a peer, of torch: the job goes on with what it has
             raise self._failure(position, error) from error
 
-    def _save(self, position: Position, state: dict[str, Any], line: str, books: Books) -> Checkpoint:
-        together = frozenset(self.island.ranks)
+    def _save(self, position: Position, state: dict[str, Any], line: str, counters: Counters) -> Checkpoint:
+        together = frozenset(self.group.ranks)
         scattered = together != {*self.everyone.ranks} and any(self.everyone.gather(is_scattered(state, together)))
-        crew = self.everyone if scattered else self.island
-        save_id = crew.lead(lambda: secrets.token_hex(4))
+        collective = self.everyone if scattered else self.group
+        save_id = collective.lead(lambda: secrets.token_hex(4))
         staging = self.storage.staging(str(position), save_id)
         try:
-            crew.agree(lambda: self._begin(position, staging) if self.island.leads else None)
-            mine, content = dcp.write(crew, self.storage, staging, state)
-            metadata = crew.lead(lambda: content) if scattered else content
-            parts = crew.agree(lambda: self._checked(staging, mine))
+            collective.agree(lambda: self._begin(position, staging) if self.group.leads else None)
+            mine, content = dcp.write(collective, self.storage, staging, state)
+            metadata = collective.lead(lambda: content) if scattered else content
+            parts = collective.agree(lambda: self._checked(staging, mine))
             files = {name: file for part in parts for name, file in part.items()}
-            manifest = Manifest(position, self.me.uid, save_id, self.me.who, line, scattered, files, books)
-            made = crew.agree(
-                lambda: self._publish(staging, manifest, metadata) if self.island.leads else None,
+            manifest = Manifest(position, self.me.uid, save_id, self.me.who, line, scattered, files, counters)
+            made = collective.agree(
+                lambda: self._publish(staging, manifest, metadata) if self.group.leads else None,
             )
         except BaseException:
-            if self.island.leads:
+            if self.group.leads:
                 with contextlib.suppress(Exception):  # what is left, the next turn sweeps up
                     self.storage.remove(staging)
             raise
-        if self.island.leads:
+        if self.group.leads:
             self._prune(line)
-        first = crew.ranks.index(self.island.ranks[0])
+        first = collective.ranks.index(self.group.ranks[0])
         published = made[first]
         assert published is not None
         return published
@@ -108,7 +108,7 @@ class Saver:
             CheckpointSaveError: The directory cannot be read, so nothing can be saved there.
         """
         try:
-            return lineage.continued(self.everyone, self.storage, self.island.leads, position.run)
+            return lineage.continued(self.everyone, self.storage, self.group.leads, position.run)
         except PeerFailedError as error:
             raise self._failure(position, error) from error
 

@@ -7,22 +7,26 @@ from datetime import timedelta
 from typing import Literal
 
 from elastic_core.errors import UsageError
-from elastic_torch.disk.collective import Crew
+from elastic_torch.disk.collective import Collective
 from elastic_torch.disk.interval import WARM_UP, SaveNow, daly_interval, mean_time_between_failures, next_look
 
 
-class Pace:
+class Schedule:
     """Counts steps; clocks are only asked at steps that all ranks agree on, and then of all of them.
 
     Args:
         interval: As :class:`Disk` takes it.
         assumed: Seconds between failures, as long as there is nothing better.
-        crew: All ranks.
+        collective: All ranks.
         now: A monotonic clock, in seconds.
     """
 
     def __init__(
-        self, interval: int | timedelta | Literal["auto"] | None, assumed: float, crew: Crew, now: Callable[[], float]
+        self,
+        interval: int | timedelta | Literal["auto"] | None,
+        assumed: float,
+        collective: Collective,
+        now: Callable[[], float],
     ) -> None:
         if isinstance(interval, bool) or not (
             interval is None
@@ -38,7 +42,7 @@ class Pace:
             raise UsageError(f"mean_time_between_failures is {assumed!r}, but must be more than 0 seconds.")
         self._interval = interval
         self._assumed = assumed
-        self._crew = crew
+        self._collective = collective
         self._now = now
         self._first: tuple[int, float] | None = None
         self._look = 0
@@ -79,7 +83,7 @@ class Pace:
         unknown = float("inf")
         cost, written = (unknown if known is None else known for known in (self._cost, self._written))
         view = (now - self._saved_at, seconds, cost, written)
-        elapsed, seconds, cost, written = (max(column) for column in zip(*self._crew.gather(view), strict=True))
+        elapsed, seconds, cost, written = (max(column) for column in zip(*self._collective.gather(view), strict=True))
         if isinstance(self._interval, timedelta):
             wanted = self._interval.total_seconds()
         elif cost == unknown:

@@ -1,6 +1,6 @@
-"""Which ranks see the same directory. Those that do are an island; with node-local directories each node is one.
+"""Which ranks see the same directory: all of them, or with node-local directories those of one node.
 
-It is tried and not guessed: each rank leaves a file, and looks whose files it sees.
+They find out by trying: each rank leaves a file, and looks whose files it sees.
 """
 
 from __future__ import annotations
@@ -10,35 +10,35 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastic_torch.disk.collective import Crew
+from elastic_torch.disk.collective import Collective
 from elastic_torch.disk.storage import LocalStorage, Storage
 
 FOLDER = ".probe"
 
 
 @dataclass(frozen=True, slots=True)
-class Map:
-    """Who sees what.
+class SharedDirs:
+    """Which ranks see which directory.
 
     Attributes:
-        islands: The places in the crew by island, each in order; islands in the order of their first.
-        mine: This process' island.
-        first: Whether this process is its island's first.
+        directories: By directory, the places in the collective of the ranks that see it; ordered by the first one.
+        mine: The number of this process' directory.
+        first: Whether this process is its directory's first.
     """
 
-    islands: tuple[tuple[int, ...], ...]
+    directories: tuple[tuple[int, ...], ...]
     mine: int
     first: bool
 
 
-def unknown(crew: Crew, storage: Storage) -> Map:
+def unknown(collective: Collective, storage: Storage) -> SharedDirs:
     """The map where nothing can be found out: each rank sees a directory of its own. At a URL all see the same."""
     if not isinstance(storage, LocalStorage):
-        return Map((tuple(range(crew.size)),), 0, crew.leads)
-    return Map(tuple((place,) for place in range(crew.size)), crew.place, True)
+        return SharedDirs((tuple(range(collective.size)),), 0, collective.leads)
+    return SharedDirs(tuple((place,) for place in range(collective.size)), collective.place, True)
 
 
-def discover(crew: Crew, storage: Storage, *, read_only: bool = False) -> Map:
+def discover(collective: Collective, storage: Storage, *, read_only: bool = False) -> SharedDirs:
     """Find out who sees the same directory. Collective.
 
     That takes writing. Who only reads does without, where it must: a rank that cannot write counts as one that sees its
@@ -47,10 +47,10 @@ def discover(crew: Crew, storage: Storage, *, read_only: bool = False) -> Map:
     Raises:
         PeerFailedError: Some rank cannot write there.
     """
-    if crew.size == 1 or not isinstance(storage, LocalStorage):
-        return unknown(crew, storage)
-    nonce = crew.lead(lambda: secrets.token_hex(6))
-    mine = f"{FOLDER}/{nonce}-{crew.place}"
+    if collective.size == 1 or not isinstance(storage, LocalStorage):
+        return unknown(collective, storage)
+    nonce = collective.lead(lambda: secrets.token_hex(6))
+    mine = f"{FOLDER}/{nonce}-{collective.place}"
 
     def leave() -> bool:
         try:
@@ -63,25 +63,25 @@ def discover(crew: Crew, storage: Storage, *, read_only: bool = False) -> Map:
         return True
 
     def look() -> int:
-        if not able[crew.place]:
-            return crew.place
+        if not able[collective.place]:
+            return collective.place
         prefix = f"{nonce}-"
         return min(int(name.removeprefix(prefix)) for name in storage.names(FOLDER) if _is_probe(name, prefix))
 
     try:
-        able = crew.agree(leave)
-        return chart(crew.agree(look), crew.place)
+        able = collective.agree(leave)
+        return shared_dirs_of(collective.agree(look), collective.place)
     finally:
         with contextlib.suppress(OSError):
             storage.unlink(mine)
 
 
-def chart(sights: Sequence[int], place: int) -> Map:
+def shared_dirs_of(sights: Sequence[int], place: int) -> SharedDirs:
     """The map, from the smallest place whose file each one sees. Pure."""
     firsts = sorted({*sights})
-    islands = tuple(tuple(i for i, seen in enumerate(sights) if seen == first) for first in firsts)
+    directories = tuple(tuple(i for i, seen in enumerate(sights) if seen == first) for first in firsts)
     mine = firsts.index(sights[place])
-    return Map(islands, mine, islands[mine][0] == place)
+    return SharedDirs(directories, mine, directories[mine][0] == place)
 
 
 def _is_probe(name: str, prefix: str) -> bool:

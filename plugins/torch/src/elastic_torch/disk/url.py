@@ -15,9 +15,9 @@ from typing import IO
 
 from elastic_core.errors import UsageError
 from elastic_torch.disk.manifest import NAME
-from elastic_torch.disk.position import parse
 from elastic_torch.disk.retry import as_os_error
 from elastic_torch.disk.storage import Sink
+from elastic_torch.version import parse
 
 
 class UrlStorage:

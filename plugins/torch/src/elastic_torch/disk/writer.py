@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from elastic_torch.disk.errors import CheckpointError
-from elastic_torch.disk.position import Checkpoint
 from elastic_torch.disk.state_copy import snapshot
+from elastic_torch.version import Checkpoint
 
 COPIES = 2
 """One that is being written, and one that waits for it."""

@@ -1,6 +1,6 @@
-"""The memory tier: two slots per worker, which the agent keeps for the worker that comes after it.
+"""The memory tier: two buffers per worker, which the agent keeps for the worker that comes after it.
 
-Each commit is written into the slot that does not hold the newest one, so that one complete snapshot is always there.
+Each commit is written into the buffer that does not hold the newest one, so that one complete snapshot is always there.
 Since a step needs all ranks, none is more than one commit ahead of another, and so all have one in common.
 """
 
@@ -24,41 +24,41 @@ from elastic_core.errors import ResourceError, UsageError
 from elastic_core.threads import asked
 from elastic_core.worker.channel import channel
 from elastic_core.worker.fd_store import held, hold, is_of_other_format, release
-from elastic_torch.memory.snapshot import PAGE, Slot, Snapshot
+from elastic_torch.memory.snapshot import PAGE, Buffer, Snapshot
 from elastic_torch.version import Stamp
 
 logger = logging.getLogger("elastic_torch.memory")
-SLOTS = 2
+BUFFERS = 2
 ANSWER = 60.0
 """Seconds that the agent may take to hand over what it keeps; it normally takes a millisecond."""
 _IDLE = 10
 """The nice value of what a busy machine is to leave for later."""
 _THREAD = "elastic-snapshot"
-"""The name of the threads that prepare slots, for which the end of the process does not wait."""
+"""The name of the threads that prepare buffers, for which the end of the process does not wait."""
 
 
-class Memory:
-    """The two slots of this worker.
+class Buffers:
+    """The two buffers of this worker.
 
     Args:
         name: Of the state, unlike any other's in the same worker.
         local_rank: The worker's number on its node, by which the next round's finds them again.
-        slots: How many there are.
+        buffers: How many there are.
     """
 
-    def __init__(self, name: str, local_rank: int, slots: int = SLOTS) -> None:
+    def __init__(self, name: str, local_rank: int, buffers: int = BUFFERS) -> None:
         self._name, self._keeps = name, False
-        self._names = [f"{name}/{local_rank}/{index}" for index in range(slots)]
-        self._slots: list[Slot | None] = [None] * slots
+        self._names = [f"{name}/{local_rank}/{index}" for index in range(buffers)]
+        self._buffers: list[Buffer | None] = [None] * buffers
         self._newest: int | None = None
-        """Which slot is not to be written to."""
-        self._second: Future[Slot] | None = None
-        """The other slot, while its memory is being taken."""
+        """Which buffer is not to be written to."""
+        self._second: Future[Buffer] | None = None
+        """The other buffer, while its memory is being taken."""
         with channel() as agent:
             self.outlives = agent is not None
             """Whether there is an agent that keeps them; else a snapshot would be of no use to anybody."""
         for index, name_ in enumerate(self._names):
-            self._slots[index] = adopted(name_)
+            self._buffers[index] = adopted(name_)
         self._settle_adopted()
 
     def stamps(self) -> tuple[Stamp, ...]:
@@ -66,7 +66,7 @@ class Memory:
         return tuple(sorted((found.stamp for _, found in self._read()), reverse=True))
 
     def snapshot(self, stamp: Stamp) -> Snapshot:
-        """The one with this stamp. The next commit goes to the other slot.
+        """The one with this stamp. The next commit goes to the other buffer.
 
         Raises:
             LookupError: There is none.
@@ -77,7 +77,7 @@ class Memory:
                 return found
         raise LookupError(f"no snapshot of {stamp}")
 
-    def slot(self, stamp: Stamp) -> Slot:
+    def buffer(self, stamp: Stamp) -> Buffer:
         """Where the one with this stamp is, to be sent.
 
         Raises:
@@ -85,12 +85,12 @@ class Memory:
         """
         self.snapshot(stamp)
         assert self._newest is not None
-        found = self._slots[self._newest]
+        found = self._buffers[self._newest]
         assert found is not None
         return found
 
     def keep(self, stamp: Stamp, said: Any, tensors: list[torch.Tensor]) -> None:
-        """Commit: copy the state into a slot. Where there is no room for it, this tier ends, with a warning.
+        """Commit: copy the state into a buffer. Where there is no room for it, this tier ends, with a warning.
 
         Raises:
             UsageError: Another state of this worker, of the same name, keeps its snapshots too.
@@ -98,32 +98,32 @@ class Memory:
         self._check_name()
         index = self._next()
         try:
-            if self._slots[index] is None and self._second is not None:
+            if self._buffers[index] is None and self._second is not None:
                 self._put(index, self._second.result())
                 self._second = None
-            slot = self._slots[index]
-            if slot is None or not slot.write(stamp, said, tensors):
-                slot = Slot.create(self._names[index], tensors, len(json.dumps(said)))
-                slot.write(stamp, said, tensors)
-                self._put(index, slot)
+            buffer = self._buffers[index]
+            if buffer is None or not buffer.write(stamp, said, tensors):
+                buffer = Buffer.create(self._names[index], tensors, len(json.dumps(said)))
+                buffer.write(stamp, said, tensors)
+                self._put(index, buffer)
         except ResourceError as exc:
             self._end(exc.message)
             return
         self._newest = index
-        self._prepare(slot)
+        self._prepare(buffer)
 
-    def room(self, size: int) -> Slot:
-        """A slot of at least so many bytes, for a snapshot that comes from elsewhere.
+    def room(self, size: int) -> Buffer:
+        """A buffer of at least so many bytes, for a snapshot that comes from elsewhere.
 
         Raises:
             ResourceError: There is no memory for it, or the agent does not keep it.
         """
         index = self._next()
-        slot = self._slots[index]
-        if slot is None or slot.size < size:
-            slot = Slot.sized(self._names[index], size + size // 8)
-            self._put(index, slot)
-        return slot
+        buffer = self._buffers[index]
+        if buffer is None or buffer.size < size:
+            buffer = Buffer.sized(self._names[index], size + size // 8)
+            self._put(index, buffer)
+        return buffer
 
     def forget(self) -> None:
         """Have the agent let go of all of them."""
@@ -131,7 +131,7 @@ class Memory:
             release(name)
 
     def _check_name(self) -> None:
-        """One that only took the place of another, as a test may have it, is none that shares the slots."""
+        """One that only took the place of another, as a test may have it, is none that shares the buffers."""
         last = _keepers.get(self._names[0])
         if self._keeps and last is not None and last is not self:
             raise UsageError(
@@ -141,65 +141,65 @@ class Memory:
         self._keeps = True
         _keepers[self._names[0]] = self
 
-    def _prepare(self, written: Slot) -> None:
+    def _prepare(self, written: Buffer) -> None:
         """See to it that the next commits cost less than this one, while training goes on."""
         self._settle([written])
         other = self._next()
-        if self.outlives and self._slots[other] is None and self._second is None:
-            self._second = asked(partial(Slot.sized, self._names[other], written.size), name=_THREAD)
+        if self.outlives and self._buffers[other] is None and self._second is None:
+            self._second = asked(partial(Buffer.sized, self._names[other], written.size), name=_THREAD)
 
     def _settle_adopted(self) -> None:
-        """The newest snapshot is about to be read, and the other slot to be written to."""
+        """The newest snapshot is about to be read, and the other buffer to be written to."""
         stamps = {index: found.stamp for index, found in self._read()}
-        order = sorted(range(len(self._slots)), key=lambda index: stamps.get(index, Stamp(-1, -1)), reverse=True)
-        self._settle([slot for index in order if (slot := self._slots[index]) is not None])
+        order = sorted(range(len(self._buffers)), key=lambda index: stamps.get(index, Stamp(-1, -1)), reverse=True)
+        self._settle([buffer for index in order if (buffer := self._buffers[index]) is not None])
 
-    def _settle(self, slots: Sequence[Slot]) -> None:
-        left = [slot for slot in slots if not slot.settled]
+    def _settle(self, buffers: Sequence[Buffer]) -> None:
+        left = [buffer for buffer in buffers if not buffer.settled]
 
         def settle() -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _IDLE)  # this thread's
-            for slot in left:
-                slot.settle()
+            for buffer in left:
+                buffer.settle()
 
-        for slot in left:
-            slot.settled = True
+        for buffer in left:
+            buffer.settled = True
         if left:
             asked(settle, name=_THREAD)
 
     def _next(self) -> int:
-        """The slot that may be written to: the one without a complete snapshot, or with the older one."""
+        """The buffer that may be written to: the one without a complete snapshot, or with the older one."""
         if self._newest is not None:
             return 1 - self._newest
         stamps = {index: found.stamp for index, found in self._read()}
-        empty = [index for index in range(SLOTS) if index not in stamps]
+        empty = [index for index in range(BUFFERS) if index not in stamps]
         return empty[0] if empty else min(stamps, key=stamps.__getitem__)
 
     def _read(self) -> list[tuple[int, Snapshot]]:
-        read = [(index, slot.read()) for index, slot in enumerate(self._slots) if slot is not None]
+        read = [(index, buffer.read()) for index, buffer in enumerate(self._buffers) if buffer is not None]
         return [(index, found) for index, found in read if found is not None]
 
-    def _put(self, index: int, slot: Slot) -> None:
+    def _put(self, index: int, buffer: Buffer) -> None:
         try:
-            if self.outlives and not hold(self._names[index], slot.fd):
+            if self.outlives and not hold(self._names[index], buffer.fd):
                 self._end("the agent does not answer")
         except ResourceError:
-            slot.close()
+            buffer.close()
             raise
-        if (old := self._slots[index]) is not None:
+        if (old := self._buffers[index]) is not None:
             old.close()
-        self._slots[index] = slot
+        self._buffers[index] = buffer
 
     def _end(self, why: str) -> None:
         self.outlives = False
         warnings.warn(f"No snapshots are kept in memory from here on: {why}", stacklevel=4)
 
 
-_keepers: weakref.WeakValueDictionary[str, Memory] = weakref.WeakValueDictionary()
-"""Who has kept a state last in this process, by the name of its first slot."""
+_keepers: weakref.WeakValueDictionary[str, Buffers] = weakref.WeakValueDictionary()
+"""Who has kept a state last in this process, by the name of its first buffer."""
 
 
-def adopted(name: str) -> Slot | None:
+def adopted(name: str) -> Buffer | None:
     """What the agent keeps under a name; None where there is nothing, or no agent.
 
     Raises:
@@ -223,4 +223,4 @@ def adopted(name: str) -> Slot | None:
     if os.fstat(fd).st_size < PAGE:
         os.close(fd)
         return None
-    return Slot(fd)
+    return Buffer(fd)

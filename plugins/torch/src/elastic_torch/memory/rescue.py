@@ -23,12 +23,12 @@ from typing import Any
 
 from elastic_core.errors import ElasticError, ResourceError
 from elastic_core.worker.fd_store import RESCUE, held, hold
-from elastic_torch.memory.snapshot import Slot, Snapshot
-from elastic_torch.state.disk_tier import Checkpoint, DiskTier
+from elastic_torch.memory.snapshot import Buffer, Snapshot
+from elastic_torch.state.disk_tier import AnyCheckpoint, DiskTier
 from elastic_torch.state.state_exchange import Peers
 from elastic_torch.version import Place, Stamp
 
-logger = logging.getLogger("elastic_torch.rescued")
+logger = logging.getLogger("elastic_torch.memory")
 VARIABLE = "ELASTIC_RESCUE_DIR"
 FOLDER = "rescued"
 """In the directory of the checkpoints."""
@@ -40,7 +40,7 @@ _ABANDONED = 86400.0
 _ANSWER = 5.0
 """Seconds to wait for the agent: without its answer a snapshot may be written that need not be."""
 _MOST = 4
-"""Parts of a sharded state that one rank can take; as many as it has slots."""
+"""Parts of a sharded state that one rank can take; as many as it has buffers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Rescue:
         self._base: Any = None
         self._saved: Sequence[int] | None = None
 
-    def find(self, peers: Peers, newest: Checkpoint | None) -> list[Candidate]:
+    def find(self, peers: Peers, newest: AnyCheckpoint | None) -> list[Candidate]:
         """What can be gone on from instead of the newest checkpoint, the best first. Collective; the same on all ranks.
 
         Args:
@@ -142,8 +142,8 @@ class Rescue:
         error = ""
         try:
             for file in candidate.files.get(peers.rank, ()):
-                with contextlib.closing(opened(file)) as slot:
-                    if (snapshot := slot.read()) is None:
+                with contextlib.closing(opened(file)) as buffer:
+                    if (snapshot := buffer.read()) is None:
                         raise ValueError(f"{file.path} is of a form that this release does not read: {_OTHER_RELEASE}")
                     keep(Stamp(0, candidate.step), snapshot)
         except (OSError, ValueError, ResourceError) as exc:
@@ -160,7 +160,7 @@ class Rescue:
             logger.warning(text, candidate.step, folder, candidate.first.run)
         return not any(errors)
 
-    def register(self, peers: Peers, newest: Callable[[], Checkpoint | None]) -> None:
+    def register(self, peers: Peers, newest: Callable[[], AnyCheckpoint | None]) -> None:
         """Tell the agent of this node what to do if the job fails. Collective.
 
         Args:
@@ -239,7 +239,7 @@ def directories(name: str, directory: str | None, chosen: str, command: Sequence
 
 
 def candidates(
-    offers: Sequence[Sequence[Rescued]], newest: Checkpoint | None, *, whole: bool
+    offers: Sequence[Sequence[Rescued]], newest: AnyCheckpoint | None, *, whole: bool
 ) -> tuple[list[Candidate], list[str]]:
     """What can be gone on from, the best first, and what is refused, in words. Pure.
 
@@ -281,7 +281,7 @@ def candidates(
     return found, refused
 
 
-def is_newer(file: Rescued, newest: Checkpoint | None) -> bool:
+def is_newer(file: Rescued, newest: AnyCheckpoint | None) -> bool:
     """Whether a snapshot is newer than the newest checkpoint (rule S5): that is of the same run, or from before it."""
     if newest is None:
         return True
@@ -290,7 +290,7 @@ def is_newer(file: Rescued, newest: Checkpoint | None) -> bool:
     return file.base == (newest.run_uid, newest.round, newest.step)
 
 
-def opened(file: Rescued) -> Slot:
+def opened(file: Rescued) -> Buffer:
     """The snapshot in a file whose bytes are those that were written; changes to it stay in memory.
 
     Raises:
@@ -304,7 +304,7 @@ def opened(file: Rescued) -> Slot:
             digest.update(memoryview(block)[:count])
         if raw.tell() != file.size or digest.hexdigest() != file.sha256:
             raise ValueError(f"{file.path} is damaged: its checksum is wrong")
-        return Slot(os.dup(raw.fileno()), private=True)
+        return Buffer(os.dup(raw.fileno()), private=True)
 
 
 def _dealt(parts: Mapping[int | None, Mapping[int, Rescued]], ranks: int) -> dict[int, list[Rescued]] | None:

@@ -39,18 +39,18 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a slot holds. The tensors are views of its memory, for as long as nothing else is written there."""
+    """What a buffer holds. The tensors are views of its memory, for as long as nothing else is written there."""
 
     stamp: Stamp
     said: Any
     views: Sequence[torch.Tensor]
 
 
-class Slot:
+class Buffer:
     """A memory file that holds one snapshot, or the trace of one that was not finished.
 
     Args:
-        fd: Of the memory file; it is the slot's from now on.
+        fd: Of the memory file; it is the buffer's from now on.
         new: Whether nobody has written to it yet.
         private: Whether it is a file that is only read: what is changed here stays in this process.
 
@@ -74,7 +74,7 @@ class Slot:
         """What was read last, and the header at that time."""
 
     @classmethod
-    def create(cls, name: str, tensors: Sequence[torch.Tensor], said_bytes: int) -> Slot:
+    def create(cls, name: str, tensors: Sequence[torch.Tensor], said_bytes: int) -> Buffer:
         """One that has room for these tensors, and for so many bytes of JSON. All of its memory is taken at once.
 
         Raises:
@@ -84,7 +84,7 @@ class Slot:
         return cls.sized(name, end + 2 * said_bytes + _SPARE + 100 * len(tensors))
 
     @classmethod
-    def sized(cls, name: str, size: int) -> Slot:
+    def sized(cls, name: str, size: int) -> Buffer:
         """One of so many bytes.
 
         Raises:
@@ -115,7 +115,7 @@ class Slot:
     def settle(self) -> None:
         """Map all pages, which else happens one by one as they are used: writing takes five times as long then.
 
-        For a thread beside that which uses the slot: nothing in it changes, and it may be read and written meanwhile.
+        For a thread beside that which uses the buffer: nothing in it changes, and it may be read and written meanwhile.
         """
         self.bytes().numpy()[::PAGE].max()  # reads each page, without Python's lock
 
@@ -182,12 +182,12 @@ class Slot:
         return int(start + length)
 
     def begin(self) -> None:
-        """All of it is about to be replaced by another slot's bytes: until :meth:`finish` it holds nothing."""
+        """All of it is about to be replaced by another buffer's bytes: until :meth:`finish` it holds nothing."""
         self._known = None
         self._mark(_WRITING)
 
     def header(self) -> torch.Tensor:
-        """What :meth:`finish` of another slot takes, as uint8 of shape (40,)."""
+        """What :meth:`finish` of another buffer takes, as uint8 of shape (40,)."""
         return self.bytes()[:HEADER_BYTES].clone()
 
     def finish(self, header: torch.Tensor) -> None:
@@ -212,7 +212,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where tensors lie in a slot.
+    """Where tensors lie in a buffer.
 
     Attributes:
         types: Of each its type and shape.

@@ -10,11 +10,11 @@ from concurrent.futures import Future
 from typing import Any
 
 from elastic_core.errors import ElasticError
-from elastic_torch.state.disk_tier import Checkpoint, DiskTier, Loaded
+from elastic_torch.state.disk_tier import AnyCheckpoint, AnyLoaded, DiskTier
 from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.version import Place, Stamp
 
-logger = logging.getLogger("elastic_torch.checkpoints")
+logger = logging.getLogger("elastic_torch.state")
 
 
 class Checkpoints:
@@ -69,7 +69,7 @@ class Checkpoints:
         if isinstance(future, Future):
             future.add_done_callback(lambda done: self._saved(step) if done.exception() is None else None)
 
-    def newest(self) -> Checkpoint | None:
+    def newest(self) -> AnyCheckpoint | None:
         """The newest checkpoint, as far as names tell; collective.
 
         Raises:
@@ -77,7 +77,7 @@ class Checkpoints:
         """
         return None if self._tier is None else self._tier.newest(verify=False)
 
-    def newer_than(self, snapshot: Stamp | None, load: Callable[[DiskTier], Loaded | None]) -> Loaded | None:
+    def newer_than(self, snapshot: Stamp | None, load: Callable[[DiskTier], AnyLoaded | None]) -> AnyLoaded | None:
         """The newest intact checkpoint, if it is newer than the newest snapshot; the same on all ranks.
 
         Where there is a snapshot, a disk that cannot be read is no reason not to go on from that.
@@ -99,8 +99,8 @@ class Checkpoints:
             return None
 
     def _newer_than(
-        self, tier: DiskTier, snapshot: Stamp | None, load: Callable[[DiskTier], Loaded | None]
-    ) -> Loaded | None:
+        self, tier: DiskTier, snapshot: Stamp | None, load: Callable[[DiskTier], AnyLoaded | None]
+    ) -> AnyLoaded | None:
         newest = tier.newest(verify=False)
         if newest is None or not self._counts(newest, snapshot):
             return None
@@ -110,7 +110,7 @@ class Checkpoints:
         self._there = loaded.checkpoint.step
         return loaded
 
-    def _counts(self, found: Checkpoint, snapshot: Stamp | None) -> bool:
+    def _counts(self, found: AnyCheckpoint, snapshot: Stamp | None) -> bool:
         """Those of other runs are older than any snapshot."""
         if snapshot is None:
             return True

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 
-class Checkpoint(Protocol):
+class AnyCheckpoint(Protocol):
     """A checkpoint that is there, the same on all ranks."""
 
     @property
@@ -22,11 +22,11 @@ class Checkpoint(Protocol):
         """After which step."""
 
 
-class Loaded(Protocol):
+class AnyLoaded(Protocol):
     """What was loaded."""
 
     @property
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> AnyCheckpoint:
         """From where."""
 
     @property
@@ -55,10 +55,10 @@ class DiskTier(Protocol):
             CheckpointError: The last one was not saved, which the log says as well.
         """
 
-    def newest(self, *, verify: bool = True) -> Checkpoint | None:
+    def newest(self, *, verify: bool = True) -> AnyCheckpoint | None:
         """The newest checkpoint, wherever it is; not ``verify``: as far as a look at names tells."""
 
-    def load(self, into: dict[str, Any] | None = None) -> Loaded | None:
+    def load(self, into: dict[str, Any] | None = None) -> AnyLoaded | None:
         """The newest intact one; it may be older than what ``newest(verify=False)`` said.
 
         Args:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from elastic_torch.memory.replicated import MemoryTier
 from elastic_torch.memory.rescue import Rescue
+from elastic_torch.memory.tier import MemoryTier
 from elastic_torch.state.checkpoints import Checkpoints
-from elastic_torch.state.disk_tier import Loaded
+from elastic_torch.state.disk_tier import AnyLoaded
 from elastic_torch.state.state_exchange import Peers
 from elastic_torch.version import Stamp
 
@@ -26,7 +26,7 @@ class Newest:
     """
 
     snapshot: Stamp | None
-    checkpoint: Loaded | None
+    checkpoint: AnyLoaded | None
     is_rescued: bool
 
 

@@ -18,15 +18,15 @@ import torch
 
 Take = Callable[[int], torch.Tensor]
 """The tensor with this number."""
-TakeShard = Callable[[str], Any]
+TakeDTensor = Callable[[str], Any]
 """The DTensor with this name."""
-Shards = MutableMapping[str, Any]
+DTensors = MutableMapping[str, Any]
 """DTensors by name: by their place in the state."""
 _Where: TypeAlias = "tuple[_Where, object] | None"
 """A place in the state: what that is in, and its key or number there; None is the state itself."""
 
 
-def take_apart(state: Any, shards: Shards | None = None) -> tuple[Any, list[torch.Tensor]]:
+def take_apart(state: Any, shards: DTensors | None = None) -> tuple[Any, list[torch.Tensor]]:
     """A state as something that JSON can say, and its tensors, in the order of their numbers there.
 
     Args:
@@ -41,10 +41,10 @@ def take_apart(state: Any, shards: Shards | None = None) -> tuple[Any, list[torc
         TypeError: Something in it cannot be kept; says what, and where.
     """
     tensors: list[torch.Tensor] = []
-    return _apart(state, _Found(tensors, shards), None), tensors
+    return _apart(state, _Leaves(tensors, shards), None), tensors
 
 
-def put_together(said: Any, take: Take, shard: TakeShard | None = None) -> Any:
+def put_together(said: Any, take: Take, shard: TakeDTensor | None = None) -> Any:
     """What :func:`take_apart` was given, with the tensors that ``take`` and ``shard`` hand out.
 
     Raises:
@@ -62,14 +62,14 @@ def put_together(said: Any, take: Take, shard: TakeShard | None = None) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Leaves:
     """What a walk through a state has come upon."""
 
     tensors: list[torch.Tensor]
-    shards: Shards | None
+    shards: DTensors | None
 
 
-def _apart(value: Any, found: _Found, where: _Where) -> Any:
+def _apart(value: Any, found: _Leaves, where: _Where) -> Any:
     match value:
         case torch.Tensor():  # first, since most are
             if type(value).__name__ == "DTensor":
@@ -111,7 +111,7 @@ def _key(key: Any, where: _Where) -> Any:
         return key
     if type(key) not in (int, float, bool, type(None), tuple):
         raise TypeError(f"{_told(where)} has the key {key!r}, a {type(key).__qualname__}, which cannot be kept.")
-    return _apart(key, _Found([], None), where)
+    return _apart(key, _Leaves([], None), where)
 
 
 def _plain(value: Any, where: _Where) -> bool | int | float:
@@ -126,7 +126,7 @@ def _dense(tensor: torch.Tensor, where: _Where) -> torch.Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
 
 
-def _shard(tensor: Any, found: _Found, place: _Where) -> Any:
+def _shard(tensor: Any, found: _Leaves, place: _Where) -> Any:
     """A DTensor: the number of this rank's part, its name, and what ``memory.sharded.dtensors`` says of it."""
     from elastic_torch.memory.sharded.dtensors import described, local_part
 
@@ -138,7 +138,7 @@ def _shard(tensor: Any, found: _Found, place: _Where) -> Any:
     return {"shard": [len(found.tensors) - 1, where, *described(tensor, where)]}
 
 
-def _together(kind: str, value: Any, take: Take, shard: TakeShard | None) -> Any:
+def _together(kind: str, value: Any, take: Take, shard: TakeDTensor | None) -> Any:
     def pairs() -> Any:
         return ((put_together(key, take), put_together(item, take, shard)) for key, item in value)
 

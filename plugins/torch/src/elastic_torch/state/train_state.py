@@ -20,13 +20,13 @@ from elastic_core.errors import UsageError
 from elastic_core.worker.graceful_stop import should_checkpoint, somebody_leaves
 from elastic_torch.data import loaders
 from elastic_torch.data.sampler import ElasticBatchSampler
-from elastic_torch.memory.replicated import Whole, memory_tier
+from elastic_torch.memory.replicated import ReplicatedMemory, memory_tier
 from elastic_torch.memory.rescue import Rescue
 from elastic_torch.state.accumulation import Accumulation
 from elastic_torch.state.checkpoints import Checkpoints, packed, unpacked
 from elastic_torch.state.components import Components, Stateful
 from elastic_torch.state.digests import refuse_differences
-from elastic_torch.state.disk_tier import DiskTier, Loaded
+from elastic_torch.state.disk_tier import AnyLoaded, DiskTier
 from elastic_torch.state.epoch_start import EpochStart
 from elastic_torch.state.per_rank import PerRank
 from elastic_torch.state.progress import follow
@@ -157,7 +157,7 @@ class TrainState:
         self._snapshot_every = snapshot_every
         self._place = Place.found()
         self._memory = memory_tier(self._common, name, self._place.local_rank, replicate_every, self._peers)
-        self._rescue = Rescue(name, disk, self._place, whole=isinstance(self._memory, Whole))
+        self._rescue = Rescue(name, disk, self._place, whole=isinstance(self._memory, ReplicatedMemory))
         self._checkpoints = Checkpoints(disk, self._place, self._rescue.saved)
         follow(self)
 
@@ -322,7 +322,7 @@ class TrainState:
         self._resumed = True
         return Restored(self.step, self.epoch, tier)
 
-    def _load_checkpoint(self, loaded: Loaded) -> Tier:
+    def _load_checkpoint(self, loaded: AnyLoaded) -> Tier:
         """Become what a checkpoint is."""
         self._common.gradients.replay(loaded.state["gradients"].tolist())
         self.load_state_dict(loaded.state)

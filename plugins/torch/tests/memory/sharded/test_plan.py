@@ -6,19 +6,19 @@ import random
 
 import pytest
 
-from elastic_torch.memory.sharded.plan import Found, Holding, every, partners, pieces, sources, twice, windows
+from elastic_torch.memory.sharded.plan import FoundState, HeldPart, every, partners, pieces, sources, twice, windows
 from elastic_torch.memory.sharded.regions import Box, whole
 from elastic_torch.version import Stamp
 
 
-def held(*parts: str) -> list[Holding]:
+def held(*parts: str) -> list[HeldPart]:
     """``"2.5:1/3"`` is round 2, step 5, old rank 1 of 3."""
     found = []
     for part in parts:
         stamp, whose = part.split(":")
         round_, step = map(int, stamp.split("."))
         rank, world = map(int, whose.split("/"))
-        found.append(Holding(Stamp(round_, step), rank, world))
+        found.append(HeldPart(Stamp(round_, step), rank, world))
     return found
 
 
@@ -49,7 +49,7 @@ def held(*parts: str) -> list[Holding]:
     ],
 )
 def test_the_newest_state_of_which_every_part_is_somewhere(
-    holdings: list[list[Holding]], newest: Stamp | None, holders: tuple[tuple[int, ...], ...] | None
+    holdings: list[list[HeldPart]], newest: Stamp | None, holders: tuple[tuple[int, ...], ...] | None
 ) -> None:
     found = every(holdings)
     assert (found[0].stamp if found else None) == newest
@@ -63,9 +63,9 @@ def test_states_come_newest_first() -> None:
 
 def test_what_the_loss_of_a_node_would_lead_back_to() -> None:
     found = [
-        Found(Stamp(1, 7), ((0,), (1,), (2,))),
-        Found(Stamp(1, 6), ((0, 1), (0, 1), (2,))),
-        Found(Stamp(1, 5), ((0, 2), (1, 2), (2, 0))),
+        FoundState(Stamp(1, 7), ((0,), (1,), (2,))),
+        FoundState(Stamp(1, 6), ((0, 1), (0, 1), (2,))),
+        FoundState(Stamp(1, 5), ((0, 2), (1, 2), (2, 0))),
     ]
     assert twice(found, [0, 0, 1]) == found[2]
     assert twice(found, [0, 1, 2]) == found[2]
@@ -92,7 +92,7 @@ def test_the_partner_is_on_another_node(nodes: list[int], expected: tuple[int | 
 
 
 def test_a_rank_gives_to_itself_what_it_has_and_others_take_turns() -> None:
-    found = Found(Stamp(1, 1), ((0, 2), (1,)))
+    found = FoundState(Stamp(1, 1), ((0, 2), (1,)))
     assert [found.giver(0, taker) for taker in range(4)] == [0, 2, 2, 2]
     assert [found.giver(0, taker) for taker in (3, 4, 5)] == [2, 0, 2]
     assert [found.base(rank, 2) for rank in range(2)] == [0, 1]
@@ -119,7 +119,7 @@ def play(dice: random.Random) -> None:
     had = [[rows(*shape, old)[rank] for shape in shapes] for rank in range(old)]
     needed = [[rows(*shape, new)[rank] for shape in shapes] for rank in range(new)]
     having = tuple(tuple(sorted({dice.randrange(new) for _ in range(2)})) for _ in range(old))
-    found = Found(Stamp(1, 1), having)
+    found = FoundState(Stamp(1, 1), having)
     plans = [list(pieces(found, had, needed, rank, range(tensors))) for rank in range(new)]
     for rank, plan in enumerate(plans):
         for piece in plan:
@@ -140,7 +140,7 @@ def play(dice: random.Random) -> None:
 
 def test_of_what_several_had_alike_the_one_within_reach_is_taken_and_once() -> None:
     had = [[whole((4,))]] * 3
-    found = Found(Stamp(1, 1), ((0,), (1,), (0,)))
+    found = FoundState(Stamp(1, 1), ((0,), (1,), (0,)))
     assert [(p.old, p.giver) for p in pieces(found, had, [[whole((4,))]] * 3, 1, range(1)) if p.taker == 1] == [(1, 1)]
     assert [(p.old, p.giver) for p in pieces(found, had, [[whole((4,))]] * 3, 2, range(1))] == [(0, 0)]
 

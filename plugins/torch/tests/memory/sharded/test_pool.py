@@ -1,4 +1,4 @@
-"""A rank's own snapshots: what has to stay stays, in as few slots as that takes."""
+"""A rank's own snapshots: what has to stay stays, in as few buffers as that takes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import pytest
 import torch
 
-from elastic_torch.memory.sharded.plan import Holding
+from elastic_torch.memory.sharded.plan import HeldPart
 from elastic_torch.memory.sharded.pool import MOST, Pool
 from elastic_torch.memory.sharded.replicas import Replicas
 from elastic_torch.state.state_tree import take_apart
@@ -42,7 +42,7 @@ def test_what_is_pinned_stays_beside_the_newest() -> None:
             pinned = [*pinned, Stamp(1, step)][-2:]  # the one that is safe, and the one on its way
         assert set(steps(pool)) >= {step, *(stamp.step for stamp in pinned)}
         assert len(steps(pool)) <= MOST
-        assert all(pool.slot_of(stamp) is not None for stamp in pinned)
+        assert all(pool.buffer_of(stamp) is not None for stamp in pinned)
 
 
 @pytest.mark.usefixtures("agent")
@@ -74,13 +74,13 @@ def test_replicas_are_found_by_the_next_rounds_worker_and_the_safe_one_stays(age
     replicas, safe = Replicas("train", 1), None
     for step in range(1, 5):
         said, tensors = take_apart({"w": torch.full((10,), float(step))})
-        slot = replicas.room(0, 1 << 16, safe)
+        buffer = replicas.room(0, 1 << 16, safe)
         assert safe is None or safe in {holding.stamp for holding in replicas.holdings()}
-        assert slot.write(Stamp(1, step), {"rank": 3, "world": 4, "tree": said}, tensors)
+        assert buffer.write(Stamp(1, step), {"rank": 3, "world": 4, "tree": said}, tensors)
         safe = Stamp(1, step)
-        replicas.came(slot, safe)
+        replicas.came(buffer, safe)
     later = Replicas("train", 1)
-    assert set(later.holdings()) == {Holding(Stamp(1, 3), 3, 4), Holding(Stamp(1, 4), 3, 4)}
+    assert set(later.holdings()) == {HeldPart(Stamp(1, 3), 3, 4), HeldPart(Stamp(1, 4), 3, 4)}
     assert Replicas("train", 0).holdings() == {}
     later.let_go(0)
     assert Replicas("train", 1).holdings() == {}

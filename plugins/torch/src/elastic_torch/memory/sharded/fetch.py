@@ -18,9 +18,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from elastic_torch.memory.sharded.dtensors import Leaf, box_of, leaves, local_part, target
-from elastic_torch.memory.sharded.plan import Found, Piece, pieces, windows
+from elastic_torch.memory.sharded.plan import FoundState, Piece, pieces, windows
 from elastic_torch.memory.sharded.regions import Box
-from elastic_torch.memory.sharded.transport import Wire
+from elastic_torch.memory.sharded.transport import Transport
 from elastic_torch.memory.snapshot import Snapshot
 from elastic_torch.state.state_exchange import PART
 from elastic_torch.state.state_tree import bytes_of, table_of, tensors_of
@@ -49,11 +49,13 @@ class Brought:
     exact: bool
 
 
-def bring(wire: Wire, found: Found, mine: Mapping[int, Snapshot], present: Present, owner: Present) -> Brought:
+def bring(
+    transport: Transport, found: FoundState, mine: Mapping[int, Snapshot], present: Present, owner: Present
+) -> Brought:
     """Collective.
 
     Args:
-        wire: Of all ranks.
+        transport: Of all ranks.
         found: The state that all go on from.
         mine: By old rank, the snapshots of it that this rank can reach.
         present: The sharded tensors that are there, by name: filled in place.
@@ -62,8 +64,8 @@ def bring(wire: Wire, found: Found, mine: Mapping[int, Snapshot], present: Prese
     Raises:
         ValueError: The snapshot does not fit the model.
     """
-    base = found.base(wire.rank, wire.world)
-    said, dtypes, plain = _bring_base(wire, found, mine)
+    base = found.base(transport.rank, transport.world)
+    said, dtypes, plain = _bring_base(transport, found, mine)
     sharded = leaves(said)
     targets = [target(leaf, dtypes[leaf.number], present, owner) for leaf in sharded]
     needed = [box_of(tensor) for tensor in targets]
@@ -71,7 +73,7 @@ def bring(wire: Wire, found: Found, mine: Mapping[int, Snapshot], present: Prese
     had = _parts(mine[base]) if base in mine else []
     fits = [box for _, box in had] == needed
     dimensions = max((len(leaf.shape) for leaf in sharded), default=0)
-    answers = wire.gather([int(fits), len(sharded), dimensions, names])
+    answers = transport.gather([int(fits), len(sharded), dimensions, names])
     if any(answer[1:] != answers[0][1:] for answer in answers):
         raise ValueError("The ranks' states do not have the same sharded tensors, so they cannot go on together.")
     exact = all(answer[0] for answer in answers)
@@ -80,33 +82,33 @@ def bring(wire: Wire, found: Found, mine: Mapping[int, Snapshot], present: Prese
             local_part(tensor).copy_(part)
         local = True
     else:
-        local = _reshard(wire, found, mine, sharded, targets, needed)
+        local = _reshard(transport, found, mine, sharded, targets, needed)
     shards = {leaf.name: tensor for leaf, tensor in zip(sharded, targets, strict=True)}
-    return Brought(said, plain, shards, wire.world == found.world, local and base in mine, exact)
+    return Brought(said, plain, shards, transport.world == found.world, local and base in mine, exact)
 
 
 def _bring_base(
-    wire: Wire, found: Found, mine: Mapping[int, Snapshot]
+    transport: Transport, found: FoundState, mine: Mapping[int, Snapshot]
 ) -> tuple[Any, list[torch.dtype], dict[int, torch.Tensor]]:
     """The tree, the types of its tensors, and those that are not sharded: own, or given by whoever has them."""
-    bases = [found.base(rank, wire.world) for rank in range(wire.world)]
+    bases = [found.base(rank, transport.world) for rank in range(transport.world)]
     givers = [found.giver(old, rank) for rank, old in enumerate(bases)]
-    takers = [rank for rank, giver in enumerate(givers) if giver == wire.rank != rank]
+    takers = [rank for rank, giver in enumerate(givers) if giver == transport.rank != rank]
     texts = {old: _text(mine[old]) for old in {bases[rank] for rank in takers}}
     bundles = {old: _bundle(mine[old]) for old in texts}
-    giver = givers[wire.rank]
+    giver = givers[transport.rank]
     sizes = torch.zeros(2, dtype=torch.int64)
-    wire.exchange(
+    transport.exchange(
         [(to, torch.tensor([len(texts[bases[to]]), len(bundles[bases[to]])]).view(torch.uint8)) for to in takers],
-        [(giver, sizes.view(torch.uint8))] if giver != wire.rank else [],
+        [(giver, sizes.view(torch.uint8))] if giver != transport.rank else [],
     )
     text, bundle = (torch.empty(size, dtype=torch.uint8) for size in sizes.tolist())
-    wire.exchange(
+    transport.exchange(
         [(to, content) for to in takers for content in (texts[bases[to]], bundles[bases[to]])],
-        [(giver, text), (giver, bundle)] if giver != wire.rank else [],
+        [(giver, text), (giver, bundle)] if giver != transport.rank else [],
     )
-    if giver == wire.rank:
-        own = mine[bases[wire.rank]]
+    if giver == transport.rank:
+        own = mine[bases[transport.rank]]
         plain = {number: own.views[number] for number in _plain(own)}
         return own.said["tree"], [view.dtype for view in own.views], plain
     said, table = json.loads(text.numpy().tobytes())
@@ -117,8 +119,8 @@ def _bring_base(
 
 
 def _reshard(
-    wire: Wire,
-    found: Found,
+    transport: Transport,
+    found: FoundState,
     mine: Mapping[int, Snapshot],
     sharded: Sequence[Leaf],
     targets: Sequence[DTensor],
@@ -128,20 +130,22 @@ def _reshard(
     dimensions = max((len(leaf.shape) for leaf in sharded), default=0)
     parts = {old: _parts(snapshot) for old, snapshot in mine.items()}
     had = _table(
-        wire,
+        transport,
         found.world,
-        {old: [box for _, box in its] for old, its in parts.items() if found.holders[old][0] == wire.rank},
+        {old: [box for _, box in its] for old, its in parts.items() if found.holders[old][0] == transport.rank},
         [len(leaf.shape) for leaf in sharded],
         dimensions,
     )
-    need = _table(wire, wire.world, {wire.rank: needed}, [len(leaf.shape) for leaf in sharded], dimensions)
-    sizes = [tensor.numel() * tensor.element_size() // wire.world for tensor in targets]
+    need = _table(
+        transport, transport.world, {transport.rank: needed}, [len(leaf.shape) for leaf in sharded], dimensions
+    )
+    sizes = [tensor.numel() * tensor.element_size() // transport.world for tensor in targets]
     missing = [box.elements for box in needed]
     local = True
     for window in windows(sizes, PART):
-        plan = list(pieces(found, had, need, wire.rank, window))
+        plan = list(pieces(found, had, need, transport.rank, window))
         for piece in plan:
-            missing[piece.tensor] -= piece.box.elements if piece.taker == wire.rank else 0
+            missing[piece.tensor] -= piece.box.elements if piece.taker == transport.rank else 0
             if piece.giver == piece.taker:
                 part, box = parts[piece.old][piece.tensor]
                 _put(targets[piece.tensor], needed[piece.tensor], piece.box, part[piece.box.within(box)])
@@ -150,7 +154,7 @@ def _reshard(
         for piece in plan:
             if piece.giver == piece.taker:
                 continue
-            if piece.giver == wire.rank:
+            if piece.giver == transport.rank:
                 part, box = parts[piece.old][piece.tensor]
                 give.setdefault(piece.taker, []).append(bytes_of(part[piece.box.within(box)].contiguous()))
             else:
@@ -162,7 +166,7 @@ def _reshard(
             )
             for giver, its in take.items()
         }
-        wire.exchange([(to, torch.cat(its)) for to, its in give.items()], packed.items())
+        transport.exchange([(to, torch.cat(its)) for to, its in give.items()], packed.items())
         for giver, its in take.items():
             start = 0
             for piece in its:
@@ -180,12 +184,12 @@ def _reshard(
 
 
 def _table(
-    wire: Wire, ranks: int, mine: Mapping[int, Sequence[Box]], dimensions: Sequence[int], most: int
+    transport: Transport, ranks: int, mine: Mapping[int, Sequence[Box]], dimensions: Sequence[int], most: int
 ) -> list[list[Box]]:
     """Everybody's boxes, by rank and tensor. Collective.
 
     Args:
-        wire: Of all ranks.
+        transport: Of all ranks.
         ranks: How many rows there are.
         mine: The rows that this rank has to tell; each is told by one.
         dimensions: Of each tensor.
@@ -197,7 +201,7 @@ def _table(
             table[rank, number, :, : dimensions[number]] = torch.tensor([box.offset, box.size])
     return [
         [Box(tuple(offset[:count]), tuple(size[:count])) for (offset, size), count in zip(row, dimensions, strict=True)]
-        for row in wire.add_up(table).tolist()
+        for row in transport.add_up(table).tolist()
     ]
 
 

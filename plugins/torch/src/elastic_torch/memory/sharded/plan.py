@@ -13,7 +13,7 @@ from elastic_torch.version import Stamp
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Holding:
+class HeldPart:
     """A complete snapshot of an old rank's part, in the memory of a present rank's node.
 
     Attributes:
@@ -28,7 +28,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundState:
     """A state of which every part is somewhere.
 
     Attributes:
@@ -54,7 +54,7 @@ class Found:
         return rank if world == self.world else 0
 
 
-def every(holdings: Sequence[Sequence[Holding]]) -> list[Found]:
+def every(holdings: Sequence[Sequence[HeldPart]]) -> list[FoundState]:
     """All states of which every part is somewhere, the newest first.
 
     Args:
@@ -65,13 +65,13 @@ def every(holdings: Sequence[Sequence[Holding]]) -> list[Found]:
         for holding in sorted(set(held)):
             having.setdefault((holding.stamp, holding.world), {}).setdefault(holding.rank, []).append(present)
     return [
-        Found(stamp, tuple(tuple(parts[old]) for old in range(world)))
+        FoundState(stamp, tuple(tuple(parts[old]) for old in range(world)))
         for (stamp, world), parts in sorted(having.items(), key=lambda item: item[0], reverse=True)
         if all(old in parts for old in range(world))
     ]
 
 
-def twice(found: Sequence[Found], nodes: Sequence[int]) -> Found | None:
+def twice(found: Sequence[FoundState], nodes: Sequence[int]) -> FoundState | None:
     """The newest state of which every part is on two nodes, so that the loss of one does not matter.
 
     Args:
@@ -119,7 +119,7 @@ class Piece:
 
 
 def pieces(
-    found: Found,
+    found: FoundState,
     had: Sequence[Sequence[Box]],
     needed: Sequence[Sequence[Box]],
     rank: int,

@@ -2,7 +2,7 @@
 
 Besides the newest one, which the next commit must not touch, those stay that the ranks may have to go back to when a
 node is lost: the one of which everybody has a replica, and the one that is being sent. With replicas that are made fast
-three slots are enough, else four are taken; without any, two.
+three buffers are enough, else four are taken; without any, two.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 
 import torch
 
-from elastic_torch.memory.buffers import Memory
-from elastic_torch.memory.sharded.plan import Holding
-from elastic_torch.memory.snapshot import Slot, Snapshot
+from elastic_torch.memory.buffers import Buffers
+from elastic_torch.memory.sharded.plan import HeldPart
+from elastic_torch.memory.snapshot import Buffer, Snapshot
 from elastic_torch.version import Stamp
 
 MOST = 4
-"""Slots: one to write to, the newest, the one that is safe, the one that is being sent."""
+"""Buffers: one to write to, the newest, the one that is safe, the one that is being sent."""
 
 
-class Pool(Memory):
-    """The slots of this worker.
+class Pool(Buffers):
+    """The buffers of this worker.
 
     Args:
         name: Of the state.
@@ -34,12 +34,12 @@ class Pool(Memory):
         super().__init__(name, local_rank, MOST)
         self._pinned = pinned
         self._stamps: dict[int, Stamp] = {index: found.stamp for index, found in self._read()}
-        """By slot, of what is complete in it."""
+        """By buffer, of what is complete in it."""
         self._last: Stamp | None = max(self._stamps.values(), default=None)
         """Of the snapshot that everybody has or will have: the newest one, or the one that was gone back to."""
 
     def keep(self, stamp: Stamp, said: Any, tensors: list[torch.Tensor]) -> None:
-        """Commit: copy this rank's part into a slot that nobody needs any more."""
+        """Commit: copy this rank's part into a buffer that nobody needs any more."""
         super().keep(stamp, said, tensors)
         if self.outlives and self._newest is not None:
             self._stamps[self._newest] = self._last = stamp
@@ -48,21 +48,21 @@ class Pool(Memory):
         """This one is where all go on from, whatever else is here."""
         self._last = stamp
 
-    def holdings(self) -> dict[Holding, Snapshot]:
+    def holdings(self) -> dict[HeldPart, Snapshot]:
         """What is complete, and whose part it is."""
-        return {held: found for _, found in self._read() if (held := holding(found)) is not None}
+        return {held: found for _, found in self._read() if (held := held_part(found)) is not None}
 
-    def slot_of(self, stamp: Stamp) -> Slot | None:
+    def buffer_of(self, stamp: Stamp) -> Buffer | None:
         """Where the one with this stamp is; from any thread, as long as it is pinned."""
         stamps = list(self._stamps.items())  # at once: the training's thread commits meanwhile
         index = next((index for index, its in stamps if its == stamp), None)
-        return None if index is None else self._slots[index]
+        return None if index is None else self._buffers[index]
 
     def _next(self) -> int:
-        """The slot to write to: the oldest that is not needed; one more where there is none, or only one so far."""
+        """The buffer to write to: the oldest that is not needed; one more where there is none, or only one so far."""
         keep = {*self._pinned(), self._last}
-        free = [index for index, slot in enumerate(self._slots) if slot and self._stamps.get(index) not in keep]
-        new = [index for index, slot in enumerate(self._slots) if slot is None]
+        free = [index for index, buffer in enumerate(self._buffers) if buffer and self._stamps.get(index) not in keep]
+        new = [index for index, buffer in enumerate(self._buffers) if buffer is None]
         if new and (not free or len(new) == MOST - 1):
             index = new[0]
         else:
@@ -71,9 +71,9 @@ class Pool(Memory):
         return index
 
 
-def holding(found: Snapshot) -> Holding | None:
+def held_part(found: Snapshot) -> HeldPart | None:
     """Whose part a snapshot is; None where it is none of a sharded state."""
     match found.said:
         case {"rank": int(rank), "world": int(world), "tree": _}:
-            return Holding(found.stamp, rank, world)
+            return HeldPart(found.stamp, rank, world)
     return None

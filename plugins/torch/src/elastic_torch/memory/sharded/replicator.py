@@ -2,8 +2,8 @@
 
 Every so many commits each rank *offers* its snapshot, in the same steps on all ranks. The thread asks for everybody's
 size; whoever is still busy says 0, and then this one is left out, by all. Else the parts go to their partners, straight
-from the slots, and when all have said that theirs is complete, the replicas of before are needed no more: this state is
-*safe*. Until then the one before stays, here and with the partners, and so does the one that is on its way. Training
+from the buffers, and when all have said that theirs is complete, the replicas of before are needed no more: this state
+is *safe*. Until then the one before stays, here and with the partners, and so does the one that is on its way. Training
 waits for none of it: what it does is to put an offer into a queue.
 """
 
@@ -20,23 +20,23 @@ import torch
 from elastic_core.errors import ResourceError
 from elastic_torch.memory.sharded.plan import sources
 from elastic_torch.memory.sharded.replicas import Replicas
-from elastic_torch.memory.sharded.transport import Wire
-from elastic_torch.memory.snapshot import HEADER_BYTES, Slot
+from elastic_torch.memory.sharded.transport import Transport
+from elastic_torch.memory.snapshot import HEADER_BYTES, Buffer
 from elastic_torch.version import Stamp
 
 GOODBYE = 1.0
 """Seconds that a part which is being sent gets to arrive when an exception has ended the program."""
-logger = logging.getLogger("elastic_torch.shards")
+logger = logging.getLogger("elastic_torch.memory")
 
 
 class Replicator:
     """One rank's part in it, from the restoring of a round to its end.
 
     Args:
-        wire: Of all ranks, for this thread alone from now on.
+        transport: Of all ranks, for this thread alone from now on.
         partner: By rank, who keeps its replica.
         replicas: What this rank keeps for others.
-        slot_of: Where this rank's snapshot with a stamp is.
+        buffer_of: Where this rank's snapshot with a stamp is.
         safe: What must stay until something newer is safe: what the ranks would have to go back to if a node were lost
             now.
 
@@ -47,16 +47,16 @@ class Replicator:
 
     def __init__(
         self,
-        wire: Wire,
+        transport: Transport,
         partner: Sequence[int],
         replicas: Replicas,
-        slot_of: Callable[[Stamp], Slot | None],
+        buffer_of: Callable[[Stamp], Buffer | None],
         safe: Stamp | None,
     ) -> None:
         self.safe = safe
         self.replicated: Stamp | None = None
-        self._wire, self._replicas, self._slot_of = wire, replicas, slot_of
-        self._partner, self._sources = partner[wire.rank], sources(partner, wire.rank)
+        self._transport, self._replicas, self._buffer_of = transport, replicas, buffer_of
+        self._partner, self._sources = partner[transport.rank], sources(partner, transport.rank)
         self._way: Stamp | None = None
         """What has been offered, and is neither safe nor left out yet."""
         self._able, self._broken = True, False
@@ -94,7 +94,7 @@ class Replicator:
 
     def halt(self) -> None:
         """The program ends, and nobody is to be waited for: the peers may be, for this very process."""
-        self._wire.halt(GOODBYE)
+        self._transport.halt(GOODBYE)
 
     def _run(self) -> None:
         try:
@@ -109,26 +109,26 @@ class Replicator:
         except Exception as exc:
             logger.warning("No more replicas in this round, of anybody: %s: %s", type(exc).__name__, exc)
         self._broken = True
-        self._wire.close()  # now that nothing is left in it: the others wait for this rank, for long
+        self._transport.close()  # now that nothing is left in it: the others wait for this rank, for long
 
     def _replicate(self, stamp: Stamp | None) -> None:
-        slot = self._slot_of(stamp) if stamp is not None and self._able else None
-        row = (slot.used(), stamp.round, stamp.step) if slot is not None and stamp is not None else (0, 0, 0)
-        rows = self._wire.gather(row)
-        if slot is None or stamp is None or any(other[0] == 0 or other[1:] != rows[0][1:] for other in rows):
+        buffer = self._buffer_of(stamp) if stamp is not None and self._able else None
+        row = (buffer.used(), stamp.round, stamp.step) if buffer is not None and stamp is not None else (0, 0, 0)
+        rows = self._transport.gather(row)
+        if buffer is None or stamp is None or any(other[0] == 0 or other[1:] != rows[0][1:] for other in rows):
             return
         into = self._rooms([rows[source][0] for source in self._sources])
-        if not self._wire.agree(into is not None) or into is None:
+        if not self._transport.agree(into is not None) or into is None:
             return
         sizes = [rows[source][0] for source in self._sources]
-        self._bring(slot, row[0], into, sizes)
+        self._bring(buffer, row[0], into, sizes)
         for theirs in into:
             self._replicas.came(theirs, stamp)
-        self._wire.agree(True)  # all are there
+        self._transport.agree(True)  # all are there
         self.safe = self.replicated = stamp
         self._replicas.let_go(len(self._sources))
 
-    def _rooms(self, sizes: Sequence[int]) -> list[Slot] | None:
+    def _rooms(self, sizes: Sequence[int]) -> list[Buffer] | None:
         """Where the replicas of this rank's sources are put; None where there is no memory for them."""
         try:
             return [self._replicas.room(number, size, self.safe) for number, size in enumerate(sizes)]
@@ -137,12 +137,12 @@ class Replicator:
             logger.warning("No replicas are kept here from here on, and so none of anybody: %s", exc.message)
             return None
 
-    def _bring(self, slot: Slot, size: int, into: Sequence[Slot], sizes: Sequence[int]) -> None:
+    def _bring(self, buffer: Buffer, size: int, into: Sequence[Buffer], sizes: Sequence[int]) -> None:
         """This rank's to its partner, its sources' to here; the headers last, which say that all is there."""
         taken = [its.bytes()[HEADER_BYTES:its_size] for its, its_size in zip(into, sizes, strict=True)]
-        given = slot.bytes()[HEADER_BYTES:size]
-        self._wire.pass_on({self._partner: given}, dict(zip(self._sources, taken, strict=True)))
+        given = buffer.bytes()[HEADER_BYTES:size]
+        self._transport.pass_on({self._partner: given}, dict(zip(self._sources, taken, strict=True)))
         headers = [torch.empty(HEADER_BYTES, dtype=torch.uint8) for _ in into]
-        self._wire.exchange([(self._partner, slot.header())], zip(self._sources, headers, strict=True))
+        self._transport.exchange([(self._partner, buffer.header())], zip(self._sources, headers, strict=True))
         for theirs, header in zip(into, headers, strict=True):
             theirs.finish(header)

@@ -1,4 +1,4 @@
-"""The memory tier of a sharded state: what ``TrainState`` talks to. ``replicated`` says what its methods are for."""
+"""The memory tier of a sharded state: what ``TrainState`` talks to. ``memory.tier`` says what its methods are for."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from elastic_torch.memory.replicated import State, Taken
 from elastic_torch.memory.sharded import checkpoint_format, plan
 from elastic_torch.memory.sharded.dtensors import forget, owners
 from elastic_torch.memory.sharded.fetch import Brought, bring
-from elastic_torch.memory.sharded.plan import Found, Holding
+from elastic_torch.memory.sharded.plan import FoundState, HeldPart
 from elastic_torch.memory.sharded.pool import Pool
 from elastic_torch.memory.sharded.replicas import Replicas
 from elastic_torch.memory.sharded.replicator import Replicator
-from elastic_torch.memory.sharded.transport import Wire
+from elastic_torch.memory.sharded.transport import Transport
 from elastic_torch.memory.snapshot import Snapshot
-from elastic_torch.state.disk_tier import DiskTier, Loaded
+from elastic_torch.memory.tier import MemoryTier, State, TakenState
+from elastic_torch.state.disk_tier import AnyLoaded, DiskTier
 from elastic_torch.state.state_choice import Tier
 from elastic_torch.state.state_exchange import Peers
 from elastic_torch.state.state_tree import put_together, take_apart
@@ -31,7 +31,7 @@ _PARTS = "state[1]['state']"
 """Where in a whole state the parts are, by name."""
 
 
-class Shards:
+class ShardedMemory(MemoryTier):
     """This rank's part of a sharded state, and what it keeps of others'.
 
     Args:
@@ -41,9 +41,6 @@ class Shards:
         local_rank: The worker's number on its node.
         replicate_every: Snapshots from one replica to the next.
         peers: All ranks.
-
-    Attributes:
-        pool: This rank's own snapshots.
     """
 
     def __init__(
@@ -55,13 +52,14 @@ class Shards:
         replicate_every: int,
         peers: Peers,
     ) -> None:
-        self._model, self._parts, self._peers = model, parts, peers
-        self.pool = Pool(name, local_rank, self._pinned)
+        self._pool = Pool(name, local_rank, self._pinned)
+        super().__init__(self._pool, peers)
+        self._model, self._parts = model, parts
         self._replicas = Replicas(name, local_rank)
         self._every, self._kept = replicate_every, 0
-        self._wire: Wire | None = None
+        self._transport: Transport | None = None
         self._nodes: list[int] = []
-        self._found: list[Found] = []
+        self._found: list[FoundState] = []
         self._brought: Brought | None = None
         self._newest: Stamp | None = None
         """Of the last snapshot; None where it could not be kept."""
@@ -74,23 +72,23 @@ class Shards:
     def meet(self) -> Stamp | None:
         """The newest state of which every part is somewhere."""
         self._finish()
-        if self._wire is not None:
-            self._wire.close()
-        self._wire = Wire()
-        self._nodes = [node for [node] in self._wire.gather([int(os.environ.get("GROUP_RANK", "0"))])]
+        if self._transport is not None:
+            self._transport.close()
+        self._transport = Transport()
+        self._nodes = [node for [node] in self._transport.gather([int(os.environ.get("GROUP_RANK", "0"))])]
         rows = [[h.stamp.round, h.stamp.step, h.rank, h.world] for h in self._holdings()]
-        everybodys = self._wire.gather_rows(rows, 4)
-        held = [[Holding(Stamp(*row[:2]), *row[2:]) for row in each] for each in everybodys]
+        everybodys = self._transport.gather_rows(rows, 4)
+        held = [[HeldPart(Stamp(*row[:2]), *row[2:]) for row in each] for each in everybodys]
         self._found = plan.every(held)
         return self._found[0].stamp if self._found else None
 
-    def take(self, state: State) -> Taken:
+    def take(self, state: State) -> TakenState:
         """It, as this rank needs it: the sharded tensors that are there are filled.
 
         Raises:
             ValueError: The snapshot does not fit the model.
         """
-        assert self._wire is not None
+        assert self._transport is not None
         found = self._found[0]
         mine = {
             h.rank: snapshot
@@ -102,10 +100,10 @@ class Shards:
         owner: dict[str, DTensor] = {}  # optimizers have no state before their first step
         for (group, part), optimizer in checkpoint_format.optimizers(self._parts):
             owner |= owners(f"{_PARTS}[{group!r}][{part!r}]" if group else f"{_PARTS}[{part!r}]", optimizer)
-        self._brought = brought = bring(self._wire, found, mine, present, owner)
-        self.pool.gone_back_to(found.stamp)
+        self._brought = brought = bring(self._transport, found, mine, present, owner)
+        self._pool.gone_back_to(found.stamp)
         model, rest = brought.said
-        return Taken(
+        return TakenState(
             put_together(model, brought.plain.__getitem__, brought.shards.__getitem__),
             put_together(rest, lambda number: brought.plain[number].clone(), brought.shards.__getitem__),
             brought.whole,
@@ -118,30 +116,26 @@ class Shards:
         Parts that came from elsewhere are kept anew first: nobody's first step may find that a part is only where it
         came from.
         """
-        assert self._wire is not None
-        wire, brought, self._wire, self._brought = self._wire, self._brought, None, None
+        assert self._transport is not None
+        transport, brought, self._transport, self._brought = self._transport, self._brought, None, None
         moved = brought is not None and not brought.exact
         if moved:
             self._copy(stamp, state)
         partner = [to for to in plan.partners(self._nodes) if to is not None]
-        able = wire.agree(self.pool.outlives)  # and all have what was moved
+        able = transport.agree(self._pool.outlives)  # and all have what was moved
         if not able or not partner:
             if able:
                 self._replicas.let_go(0)
-            wire.close()
+            transport.close()
             return
         twice = None if moved or brought is None else plan.twice(self._found, self._nodes)
         safe = self._found[0] if moved else twice
         self._replicator = Replicator(
-            wire, partner, self._replicas, self.pool.slot_of, None if safe is None else safe.stamp
+            transport, partner, self._replicas, self._pool.buffer_of, None if safe is None else safe.stamp
         )
         if moved:
             self._replicator.offer(self._newest)
         atexit.register(self._close)
-
-    def adopt(self, stamp: Stamp, snapshot: Snapshot) -> None:
-        """Copy a part, of whichever rank, into a slot."""
-        self.pool.keep(stamp, snapshot.said, list(snapshot.views))
 
     def keep(self, stamp: Stamp, state: State) -> None:
         """Copy this rank's part, and offer it if it is time to."""
@@ -168,7 +162,7 @@ class Shards:
         """Become it, as far as model and optimizers go; the same state again."""
         return checkpoint_format.take_over(self._model, self._parts, state)
 
-    def load(self, disk: DiskTier, state: State) -> Loaded | None:
+    def load(self, disk: DiskTier, state: State) -> AnyLoaded | None:
         """The newest intact checkpoint, of what is sharded the parts that this rank needs."""
         new = [optimizer for _, optimizer in checkpoint_format.optimizers(self._parts) if not optimizer.state]
         loaded = None
@@ -181,17 +175,17 @@ class Shards:
         return loaded
 
     def _copy(self, stamp: Stamp, state: State) -> None:
-        if self.pool.outlives:
+        if self._pool.outlives:
             said, tensors = take_apart(state(), {})
-            self.pool.keep(stamp, {"rank": self._peers.rank, "world": self._peers.world, "tree": said}, tensors)
-        self._newest = stamp if self.pool.outlives else None
+            self._pool.keep(stamp, {"rank": self._peers.rank, "world": self._peers.world, "tree": said}, tensors)
+        self._newest = stamp if self._pool.outlives else None
 
     def _pinned(self) -> tuple[Stamp, ...]:
         return self._replicator.pinned() if self._replicator is not None else ()
 
-    def _holdings(self) -> dict[Holding, Snapshot]:
+    def _holdings(self) -> dict[HeldPart, Snapshot]:
         """What this rank can reach: own snapshots, and replicas."""
-        return {**self._replicas.holdings(), **self.pool.holdings()}
+        return {**self._replicas.holdings(), **self._pool.holdings()}
 
     def _finish(self) -> None:
         if self._replicator is not None:

@@ -25,7 +25,7 @@ NAP = 0.005
 """Seconds between two looks at whether a collective is done."""
 
 
-class Wire:
+class Transport:
     """The process group, of all ranks; making one is a collective.
 
     It waits for others in Python, and not in gloo: a thread that the interpreter's end, after an exception, finds in

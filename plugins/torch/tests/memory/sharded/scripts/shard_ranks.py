@@ -26,12 +26,12 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 
 from elastic_torch.disk import Disk
 from elastic_torch.memory.sharded.fetch import bring
-from elastic_torch.memory.sharded.plan import Holding, every, partners
-from elastic_torch.memory.sharded.pool import holding
+from elastic_torch.memory.sharded.plan import HeldPart, every, partners
+from elastic_torch.memory.sharded.pool import held_part
 from elastic_torch.memory.sharded.replicas import Replicas
 from elastic_torch.memory.sharded.replicator import Replicator
-from elastic_torch.memory.sharded.transport import Wire
-from elastic_torch.memory.snapshot import Slot
+from elastic_torch.memory.sharded.transport import Transport
+from elastic_torch.memory.snapshot import Buffer
 from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.state.train_state import TrainState
 from elastic_torch.version import Stamp
@@ -77,36 +77,36 @@ def equal(state: dict[str, Any], scale: float) -> bool:
     return all(same) and half and plain and state["number"] == scale and state["empty"].shape == (0, 2)
 
 
-def go_on(rank: int, world: int, act: int, before: list[Slot]) -> None:
+def go_on(rank: int, world: int, act: int, before: list[Buffer]) -> None:
     """Put together what the act before has left, where each part is with one rank or two."""
-    wire = Wire()
+    transport = Transport()
     mine = {}
-    for old, slot in enumerate(before):
-        found = slot.read()
+    for old, buffer in enumerate(before):
+        found = buffer.read()
         assert found is not None
         if rank in {old % world, (old + act) % world}:
-            mine[holding(found)] = found
+            mine[held_part(found)] = found
     rows = [[h.stamp.round, h.stamp.step, h.rank, h.world] for h in mine if h is not None]
-    everybodys = wire.gather_rows(rows, 4)
-    [state] = every([[Holding(Stamp(*row[:2]), *row[2:]) for row in each] for each in everybodys])
+    everybodys = transport.gather_rows(rows, 4)
+    [state] = every([[HeldPart(Stamp(*row[:2]), *row[2:]) for row in each] for each in everybodys])
     present: dict[str, DTensor] = {}
     take_apart(state_of(world, -1.0), present)
     owner = {"state['momentum']": present["state['rows']"]}
-    brought = bring(wire, state, {h.rank: found for h, found in mine.items() if h is not None}, present, owner)
+    brought = bring(transport, state, {h.rank: found for h, found in mine.items() if h is not None}, present, owner)
     result = put_together(brought.said, brought.plain.__getitem__, brought.shards.__getitem__)
     result["momentum"] = result["momentum"]["of"]
     in_place = result["rows"] is present["state['rows']"]
     say(rank, act=act, equal=equal(result, float(act)), whole=brought.whole, exact=brought.exact, in_place=in_place)
-    wire.close()
+    transport.close()
 
 
-def replicate(rank: int, world: int, act: int, slot: Slot) -> None:
+def replicate(rank: int, world: int, act: int, buffer: Buffer) -> None:
     """Each rank's part to its partner; all ranks of an act are nodes of their own."""
     patch("elastic_torch.memory.sharded.replicas.hold", return_value=True).start()  # there is no agent
     kept = Replicas("test", rank)
     partner = [to for to in partners(range(world)) if to is not None]
-    sender = Replicator(Wire(), partner, kept, lambda _stamp: slot, None)
-    found = slot.read()
+    sender = Replicator(Transport(), partner, kept, lambda _stamp: buffer, None)
+    found = buffer.read()
     assert found is not None
     sender.offer(found.stamp)
     sender.offer_last(None)  # one that has none: nothing is replicated, and nobody waits for ever
@@ -115,15 +115,15 @@ def replicate(rank: int, world: int, act: int, slot: Slot) -> None:
     say(rank, act=act, replicated=sender.replicated == found.stamp, whose=its.rank, bytes=len(copy.views))
 
 
-def fail_to_replicate(rank: int, world: int, slot: Slot) -> None:
+def fail_to_replicate(rank: int, world: int, buffer: Buffer) -> None:
     """Rank 0's thread ends by something that nobody has foreseen, while the others wait for its word."""
     patch("elastic_torch.memory.sharded.replicas.hold", return_value=True).start()
     if rank == 0:
         patch.object(Replicas, "came", side_effect=OSError(5, "Input/output error")).start()
     said, tensors = take_apart(state_of(world, 1.0), {})
-    assert slot.write(Stamp(0, 1), {"rank": rank, "world": world, "tree": said}, tensors)
+    assert buffer.write(Stamp(0, 1), {"rank": rank, "world": world, "tree": said}, tensors)
     partner = [to for to in partners(range(world)) if to is not None]
-    sender = Replicator(Wire(), partner, Replicas("test", rank), lambda _stamp: slot, None)
+    sender = Replicator(Transport(), partner, Replicas("test", rank), lambda _stamp: buffer, None)
     sender.offer(Stamp(0, 1))
     sender.close()
     sender.offer(Stamp(0, 1))  # which nobody takes any more
@@ -166,7 +166,7 @@ def whole(model: nn.Module, *optimizers: torch.optim.Optimizer) -> list[Any]:
     return [(t.full_tensor() if isinstance(t, DTensor) else t).tolist() for t in tensors if t is not None]
 
 
-def remember(rank: int, world: int, act: int, before: list[Slot], after: list[Slot]) -> None:
+def remember(rank: int, world: int, act: int, before: list[Buffer], after: list[Buffer]) -> None:
     """Put together what the act before has left, and leave one's part and its replica, in many small messages."""
     patch("elastic_torch.memory.sharded.transport.PART", 100).start()
     patch("elastic_torch.memory.sharded.fetch.PART", 200).start()
@@ -185,11 +185,11 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     scene, worlds = sys.argv[1], [int(argument) for argument in sys.argv[2:]]
-    before: list[Slot] = []
+    before: list[Buffer] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for act, world in enumerate(worlds):
-            after = [Slot.sized(f"{act}/{rank}", ROOM) for rank in range(world)]
+            after = [Buffer.sized(f"{act}/{rank}", ROOM) for rank in range(world)]
             children = []
             for rank in range(world):
                 pid = os.fork()
