@@ -1,7 +1,6 @@
 """``@record``: as torch's decorator, and the error says at which step and epoch the newest ``TrainState`` was.
 
-It is ``elastic_core``'s, to which ``state`` attaches how far it is. torch's way to be called with an error handler of
-one's own is kept.
+It is ``elastic_core``'s; ``state.progress`` adds step and epoch. A custom error handler is accepted as torch does.
 """
 
 from __future__ import annotations

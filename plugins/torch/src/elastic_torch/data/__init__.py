@@ -1,1 +1,2 @@
-"""What a training draws its samples with, and the proof that each of them was used once. Nothing is imported here."""
+"""The elastic sampler, and the audit that each sample was used once. Nothing is imported here: the audit needs no
+torch."""

@@ -1,4 +1,4 @@
-"""What a training state has to know of the loader that its loop draws from."""
+"""Checks and facts of the loader from which a training loop draws its batches."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def length(loader: Iterable[object]) -> int | None:
 
 
 def check_sampler(loader: object, sampler: object, epoch: int) -> None:
-    """An elastic sampler that nobody advances would begin each epoch anew after a restart.
+    """Refuse an elastic sampler that the state does not advance: it would begin each epoch anew after a restart.
 
-    And with one that is in another epoch than the state a restart would do epochs again.
+    Refuse one that is in another epoch than the state: a restart would repeat epochs.
 
     Raises:
         UsageError: The loader draws with one that is not ``sampler``, or that is not in this epoch.
@@ -79,7 +79,7 @@ def draws_elastically(loader: object) -> bool:
 
 
 def refuse_other_ranks(epoch: int, batches: int, before: int, now: int, *, exact: bool) -> None:
-    """An epoch is to go on with another number of ranks, and the loader or its sampler cannot.
+    """Refuse, or warn, that an epoch goes on with another number of ranks than the loader's position is of.
 
     Raises:
         UsageError: Each sample is to be used once.

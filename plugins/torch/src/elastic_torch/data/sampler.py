@@ -31,7 +31,7 @@ class ElasticDistributedSampler(Sampler[int]):
     any change of the number of ranks every sample of the epoch is still used exactly once, and the steps are those of
     one process.
 
-    Only :meth:`advance` moves the position. What a loader has fetched ahead does not count: whoever iterates again, in
+    Only :meth:`advance` moves the position. What a loader has fetched ahead does not count: a new iteration, in
     this process or after a restart, begins after the last step that was committed::
 
         sampler = ElasticDistributedSampler(dataset, global_batch_size=256)

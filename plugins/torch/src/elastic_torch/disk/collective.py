@@ -1,4 +1,4 @@
-"""Ranks that do something together: they tell each other what came of it, so that they fail together, too."""
+"""Calls of several ranks together: each rank gets the results of all, so that they fail together, too."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Collective:
 
     Args:
         ranks: Global ranks, in order; the first one leads.
-        group: Their process group, which nobody else and no other thread uses; None for a process alone.
+        group: Their process group, for the thread that uses this object only; None for a process alone.
         rank: This process' global rank.
     """
 
@@ -69,7 +69,7 @@ class Collective:
         return self.place == 0
 
     def gather(self, value: T) -> list[T]:
-        """Everybody's value, in the order of ranks, for everybody."""
+        """Give each rank the values of all ranks, in the order of ranks."""
         if self.group is None or self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
@@ -77,7 +77,7 @@ class Collective:
         return cast(list[T], found)
 
     def agree(self, act: Callable[[], T]) -> list[T]:
-        """Let everybody do something; everybody's result, which should be small, for everybody.
+        """Call a function on each rank; each rank gets the results of all, which should be small.
 
         Raises:
             CheckpointError: The first of those that were raised, as it is.
@@ -87,7 +87,7 @@ class Collective:
         return self._all_well(self.gather(outcome), outcome)
 
     def collect(self, act: Callable[[], T]) -> list[T]:
-        """Let everybody do something; the first rank gets every result, the others nothing. Raises as above."""
+        """Call a function on each rank; the first rank gets all results. Raises what :meth:`agree` does."""
         outcome = _try(act)
         if self.group is None or self.size == 1:
             return self._all_well([outcome], outcome)
@@ -98,7 +98,7 @@ class Collective:
         return cast(list[T], found) if self.leads else []
 
     def lead(self, act: Callable[[], T]) -> T:
-        """Let the first rank do something; its result for everybody. Raises as above."""
+        """Call a function on the first rank; each rank gets its result. Raises what :meth:`agree` does."""
         outcome = _try(act) if self.leads else None
         box = [outcome]
         if self.group is not None and self.size > 1:
@@ -106,7 +106,7 @@ class Collective:
         return cast(T, self._all_well(box, outcome)[0])
 
     def deal(self, act: Callable[[], list[T]]) -> T:
-        """Let the first rank make something for each; everybody gets what is theirs. Raises as above."""
+        """Call a function on the first rank; each rank gets its item of the result. Raises what :meth:`agree` does."""
         made: list[T] = []
         self.lead(lambda: made.extend(act()))
         if self.group is None or self.size == 1:
@@ -128,7 +128,7 @@ class Collective:
         raise PeerFailedError(text, frozenset(item.code for item in failures.values())) from cause
 
     def send(self, data: torch.Tensor, source: int) -> None:
-        """Let everybody have the data of the rank at this place: a tensor of uint8 and of one length everywhere."""
+        """Broadcast from the rank at this place: into a tensor of uint8 that has the same length on all ranks."""
         if self.group is not None and self.size > 1:
             dist.broadcast(data, src=self.ranks[source], group=self.group)
 

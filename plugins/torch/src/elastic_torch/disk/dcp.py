@@ -91,7 +91,7 @@ class _Files(FileSystemBase):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Whoever makes one knows."""
+        """Any identifier is valid."""
         del checkpoint_id
         return True
 
@@ -120,7 +120,7 @@ class _Writer(FileSystemWriter):
         self.fs = self.files  # type: ignore[assignment]  # torch puts its own other ones there as well
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Complete the metadata; it is written by whoever leads."""
+        """Complete the metadata, which the first rank writes."""
         metadata.version = CURRENT_DCP_VERSION
         metadata.storage_data = {result.index: result.storage_data for part in results for result in part}
         metadata.storage_meta = self.storage_meta()

@@ -1,4 +1,4 @@
-"""The door to the disk tier: save while training goes on, and load the newest checkpoint that is intact."""
+"""The class ``Disk``: saves while training goes on, and loads the newest checkpoint that is intact."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Disk:
         Returns:
             A future of the published checkpoint. It raises :class:`CheckpointSaveError` or
             :class:`CheckpointRefusedError`, the same on all ranks that share the directory; both are logged as well,
-            so nobody has to look.
+            so it need not be looked at.
         """
         if self._read_only:
             raise UsageError("Nothing can be saved with read_only=True.")
@@ -255,7 +255,7 @@ class Disk:
         try:
             found = self._find()
         except CheckpointUnreadableError:
-            self._lineage = lineage.begun(self._front)  # whoever goes on all the same begins anew
+            self._lineage = lineage.begun(self._front)  # a script that catches the error begins anew
             raise
         if found.assembly is None:
             return None

@@ -1,9 +1,9 @@
-"""Whose turn it is to save: the fence, which lies in the checkpoint directory itself.
+"""The fence: files in the checkpoint directory that say which run and round may save there.
 
 Uids of runs have no order, so the directory numbers them: a run that begins to save there creates ``run-NNNN.json``,
-which only one can, and each of its rounds leaves ``run-NNNN_round-NNNNN.json``. Who finds a claim or a checkpoint of a
-later turn is a straggler, and refused. A new run does not take over while rank 0 of the last one is alive: that is
-shown by a lock which dies with its process.
+which only one can, and each of its rounds leaves ``run-NNNN_round-NNNNN.json``. A process that finds a claim or a
+checkpoint of a later turn is a straggler, and refused. A new run does not take over while rank 0 of the last one is
+alive: that is shown by a lock which dies with its process.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A lineage is a random name in every manifest. A training that goes on from the newest checkpoint continues its lineage.
 One that begins anew, or goes back behind a newer checkpoint that could not be read, begins a lineage of its own: what
-others have saved stays.
+other trainings have saved stays.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class FoundCheckpoint:
         mine: This directory's own part of it, if it has one.
         damage: What was found wrong on the way to it, anywhere.
         aside: This directory's damaged folders, this checkpoint's not among them.
-        passed: Whether there is a newer one, anywhere, that nobody has found damaged, and yet cannot be had.
+        passed: Whether there is a newer one, anywhere, that was not found damaged, and yet cannot be loaded.
     """
 
     assembly: Assembly | None
@@ -102,7 +102,7 @@ class Loader:
     Attributes:
         storage: This rank's directory.
         everyone: All ranks.
-        shared_dirs: Who of them sees the same directory.
+        shared_dirs: Which of them see the same directory.
         patience: Seconds for which read errors that may pass are tried again.
     """
 
@@ -115,7 +115,7 @@ class Loader:
         """The newest checkpoint that is intact, or can be put together. Collective.
 
         What could not be read gets another chance in the end, since it would cost the steps since an older one: the
-        error may have passed, or somebody who saves may have removed meanwhile what was looked at.
+        error may have passed, or a saver may have removed the checkpoint meanwhile.
 
         Args:
             verify: Read all of it, and compare checksums; else believe names and sizes.
@@ -157,7 +157,7 @@ class Loader:
         return listed, [self._damage(entry.folder, entry.position, fault) for entry in listed for fault in entry.faults]
 
     def _verified(self, holdings: dict[int, Holding], damage: list[Damage], retry: Retry) -> dict[int, Holding]:
-        """The same, without the files whose contents are wrong. Each rank reads a part of what its directory has."""
+        """The holdings without the files whose checksums are wrong; each rank reads a part of its directory's."""
         mine = holdings.get(self.shared_dirs.mine)
         wrong: dict[str, Fault] = {}
         if mine is not None:
@@ -190,7 +190,7 @@ class Loader:
         return Damage(self.storage.path(folder), fault.reason, "damaged" if fault.damaged else "unread", position)
 
     def _found(self, assembly: Assembly | None, mine: Holding | None, damage: Sequence[Damage]) -> FoundCheckpoint:
-        """The same for everybody, but for what is this directory's own."""
+        """Make the result; all ranks get the same, but for what concerns this directory alone."""
         parts = self.everyone.gather((self.shared_dirs.mine, tuple(damage)))
         everything = tuple(item for _, part in parts for item in part)
         taken = None if assembly is None else assembly.manifest.position
@@ -256,7 +256,7 @@ class Loader:
     def _pass_on(
         self, name: str, directory: int, assembly: Assembly, receiver: Receiver | None, unsent: list[OSError]
     ) -> None:
-        """Send one file to everybody. Errors wait: nobody may leave the others alone in the middle of it.
+        """Broadcast one file. Errors are raised later, since a rank that left in the middle would block the others.
 
         For what cannot be read zeros are sent: receivers compare sums, and publish nothing.
         """

@@ -38,7 +38,7 @@ class FileSum:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What is carried on from checkpoint to checkpoint, to learn how often the job fails.
+    """Counters that go from checkpoint to checkpoint, to measure how often the job fails.
 
     Attributes:
         failures: How often training had to go on from a checkpoint.
@@ -58,11 +58,11 @@ class Manifest:
         run_uid: The run that saved it.
         save_id: Random; the same in every directory that has a part of the same save.
         who: Who saved it, for people.
-        lineage: Random; of the training that it belongs to. Who goes on from a checkpoint continues its lineage; who
-            begins anew, or goes back behind checkpoints that stay where they are, begins another one.
+        lineage: Random; of the training that it belongs to. A run that goes on from a checkpoint continues its lineage;
+            one that begins anew, or goes back behind checkpoints that stay where they are, begins another one.
         scattered: Whether each of several directories has only its ranks' files.
         files: All files but the manifest, by name.
-        counters: The history up to here.
+        counters: Failures and training time up to here.
     """
 
     position: Position
@@ -132,7 +132,7 @@ def decode(data: bytes) -> Manifest:
 
 
 def _plain(name: str) -> str:
-    """A name that stays in its folder, whoever wrote the manifest."""
+    """Check that a listed name is one of a file in the checkpoint's folder, as manifests may be forged."""
     if "/" in name or name in ("", ".", "..", NAME):
         raise DamagedError(f"its manifest lists {name!r}")
     return name

@@ -47,11 +47,11 @@ class Ownership:
         self._lock = contextlib.ExitStack()
 
     def take(self) -> None:
-        """Find out who sees the same directory, and take it, unless it is only read. Collective.
+        """Find out which ranks see the same directory, and take it, unless it is only read. Collective.
 
         Raises:
             PeerFailedError: That cannot be done on some rank.
-            CheckpointRefusedError: It is somebody else's.
+            CheckpointRefusedError: Another saver has it.
         """
         self._front.agree(self._storage.create)
         self.shared_dirs = discover(self._front, self._storage, read_only=self._read_only)
@@ -101,4 +101,4 @@ class Ownership:
 
 
 owners: weakref.WeakValueDictionary[str, Ownership] = weakref.WeakValueDictionary()
-"""Who saves in this process, by the directory: to the system a lock is a process's, and does not tell them apart."""
+"""The owner in this process, by directory: locks are between processes, so they do not separate two owners here."""

@@ -42,7 +42,7 @@ class Saver:
     Attributes:
         storage: Where to.
         everyone: All ranks.
-        group: Those that see the same directory; its first rank writes what there is once.
+        group: The ranks that see the same directory; the first one writes what a checkpoint has once.
         me: Who saves.
         keep: How many checkpoints stay.
     """
@@ -120,7 +120,7 @@ class Saver:
             logger.warning("Old checkpoints in %s could not be removed: %s", self.storage.root, error)
 
     def _begin(self, position: Position, staging: str) -> None:
-        """Make the folder, unless somebody else's turn has come."""
+        """Make the folder, unless a later turn has begun."""
         fence.check_turn(self.storage, position)
         self._check_free(position)
         catalog.sweep(self.storage, position.turn)

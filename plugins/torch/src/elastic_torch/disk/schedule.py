@@ -1,4 +1,4 @@
-"""When a checkpoint is due, so that all ranks hear the same."""
+"""When a checkpoint is due: the same answer on all ranks."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Schedule:
         return False
 
     def _decide(self, step: int) -> SaveNow | int:
-        """Everybody's clocks, and the largest of all they say: whoever is slowest counts."""
+        """Decide from the largest measurements of all ranks: the slowest one counts."""
         assert self._first is not None
         now = self._now()
         seconds = (now - self._first[1]) / max(1, step - self._first[0])

@@ -32,17 +32,16 @@ class SharedDirs:
 
 
 def unknown(collective: Collective, storage: Storage) -> SharedDirs:
-    """The map where nothing can be found out: each rank sees a directory of its own. At a URL all see the same."""
+    """What holds without a test: each rank sees another directory; at a URL all see the same one."""
     if not isinstance(storage, LocalStorage):
         return SharedDirs((tuple(range(collective.size)),), 0, collective.leads)
     return SharedDirs(tuple((place,) for place in range(collective.size)), collective.place, True)
 
 
 def discover(collective: Collective, storage: Storage, *, read_only: bool = False) -> SharedDirs:
-    """Find out who sees the same directory. Collective.
+    """Find out which ranks see the same directory. Collective.
 
-    That takes writing. Who only reads does without, where it must: a rank that cannot write counts as one that sees its
-    own directory.
+    Each rank writes a file. With ``read_only`` a rank that cannot write counts as the only one that sees its directory.
 
     Raises:
         PeerFailedError: Some rank cannot write there.

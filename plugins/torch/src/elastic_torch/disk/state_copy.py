@@ -1,7 +1,7 @@
 """A copy of the state in this host's memory, from which a checkpoint is written while training goes on.
 
-Training waits for this copy and nothing else. The memory of earlier snapshots is used again: to touch fresh pages costs
-more than to copy into them.
+Training waits for this copy and nothing else. The memory of earlier copies is used again, since page faults of new
+memory cost more than the copy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def snapshot(state: Mapping[str, Any], spare: Mapping[str, Any] | None = None) -
     Args:
         state: Nested dicts, lists and tuples of tensors (DTensors too, of which the local part is copied) and other
             values; what has a ``state_dict()`` at the top level is asked for it, as torch's checkpoints do.
-        spare: An earlier snapshot that nobody needs any more; its tensors are written over where they fit.
+        spare: An earlier copy that is not used any more; its tensors are written over where they fit.
     """
     asked = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()}
     copies = _Copies()

@@ -1,1 +1,1 @@
-"""Snapshots of a training state in memory that the agents hold. Nothing is imported here."""
+"""The memory tier: snapshots of a training state in memory files that the agents hold. Nothing is imported here."""

@@ -56,17 +56,17 @@ class Buffers:
         """The other buffer, while its memory is being taken."""
         with channel() as agent:
             self.outlives = agent is not None
-            """Whether there is an agent that keeps them; else a snapshot would be of no use to anybody."""
+            """Whether there is an agent that keeps them; without one a snapshot is of no use."""
         for index, name_ in enumerate(self._names):
             self._buffers[index] = adopted(name_)
         self._settle_adopted()
 
     def stamps(self) -> tuple[Stamp, ...]:
-        """Of the complete snapshots, the newest first."""
+        """The stamps of the complete snapshots, the newest first."""
         return tuple(sorted((found.stamp for _, found in self._read()), reverse=True))
 
     def snapshot(self, stamp: Stamp) -> Snapshot:
-        """The one with this stamp. The next commit goes to the other buffer.
+        """The snapshot with this stamp. The next commit goes to the other buffer.
 
         Raises:
             LookupError: There is none.
@@ -78,7 +78,7 @@ class Buffers:
         raise LookupError(f"no snapshot of {stamp}")
 
     def buffer(self, stamp: Stamp) -> Buffer:
-        """Where the one with this stamp is, to be sent.
+        """The buffer that holds the snapshot with this stamp, to be sent.
 
         Raises:
             LookupError: There is none.
@@ -131,7 +131,7 @@ class Buffers:
             release(name)
 
     def _check_name(self) -> None:
-        """One that only took the place of another, as a test may have it, is none that shares the buffers."""
+        """Refuse a second state of this name; one that only took the place of another is none (as in tests)."""
         last = _keepers.get(self._names[0])
         if self._keeps and last is not None and last is not self:
             raise UsageError(
@@ -142,7 +142,7 @@ class Buffers:
         _keepers[self._names[0]] = self
 
     def _prepare(self, written: Buffer) -> None:
-        """See to it that the next commits cost less than this one, while training goes on."""
+        """Prepare memory in a thread, so that the next commits cost less than this one."""
         self._settle([written])
         other = self._next()
         if self.outlives and self._buffers[other] is None and self._second is None:
@@ -196,7 +196,7 @@ class Buffers:
 
 
 _keepers: weakref.WeakValueDictionary[str, Buffers] = weakref.WeakValueDictionary()
-"""Who has kept a state last in this process, by the name of its first buffer."""
+"""The object that kept a state last in this process, by the name of its first buffer."""
 
 
 def adopted(name: str) -> Buffer | None:

@@ -1,9 +1,9 @@
 """Snapshots that agents have written to a directory because their job had failed for good, and the next run's way back.
 
-The first worker of each node leaves word with its agent where to write them (``elastic_core.agent.snapshot_rescue``
-does that). The next run looks there when nobody has a snapshot in memory, and goes on from what is newer than the
-newest checkpoint: a snapshot is put into memory as one of round 0, and from there on it is one like any other. The
-files stay where they are; once the run has saved a checkpoint, that is the newer one.
+The first worker of each node tells its agent where to write them (``elastic_core.agent.snapshot_rescue`` does that).
+The next run looks there when no rank has a snapshot in memory, and goes on from one that is newer than the newest
+checkpoint: it is put into memory as a snapshot of round 0, and treated like any other. The files stay
+where they are; once the run has saved a checkpoint, that is the newer one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FORMAT = 1
 _OTHER_RELEASE = "to go on from it, start the job with the release that wrote it"
 _BLOCK = 8 << 20
 _ABANDONED = 86400.0
-"""Seconds after which an unfinished file is nobody's any more, where files cannot be locked."""
+"""Seconds after which an unfinished file counts as abandoned, where files cannot be locked."""
 _ANSWER = 5.0
 """Seconds to wait for the agent: without its answer a snapshot may be written that need not be."""
 _MOST = 4
@@ -206,7 +206,7 @@ class Rescue:
             os.close(fd)
 
     def _earlier(self) -> dict[str, Any] | None:
-        """What an earlier round of this run has said on this node."""
+        """What an earlier round of this run has told this node's agent."""
         fd = held(f"{self._name}/{RESCUE}", _ANSWER) if self._place.local_rank == 0 else None
         if fd is None:
             return None
@@ -218,7 +218,7 @@ class Rescue:
 
 
 def directories(name: str, directory: str | None, chosen: str, command: Sequence[str]) -> list[tuple[str, bool]]:
-    """Where snapshots go, the first that has room; and of each whether nobody has named it. Pure but for the user's id.
+    """The directories for snapshots, in order, and of each whether it is a default. Pure but for the user's id.
 
     Args:
         name: Of the state.
@@ -317,7 +317,7 @@ def _dealt(parts: Mapping[int | None, Mapping[int, Rescued]], ranks: int) -> dic
 
 
 def _is_ours(directory: str, spare: bool) -> bool:
-    """Whether somebody has named a directory, or else it is in one of this user's alone."""
+    """Whether a directory was named by the user, or is in one that only this user may write to."""
     if not spare:
         return True
     with contextlib.suppress(OSError):
@@ -349,7 +349,7 @@ def _remove_abandoned(directory: str, name: str) -> None:
 
 
 def _listed(directory: str, name: str) -> Iterable[Rescued]:
-    """What is in a directory, of a state; what is not as it should be is none."""
+    """The snapshots of a state in a directory; entries that are not as they should be are skipped with a warning."""
     for path in sorted(Path(directory).glob(f"*/{name}_round-*.json")):
         try:
             body = json.loads(path.read_bytes())

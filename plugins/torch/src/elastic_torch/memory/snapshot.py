@@ -1,9 +1,9 @@
-"""One snapshot in shared memory, written so that a half-written one is known for what it is.
+"""One snapshot in shared memory, written so that a half-written one is recognized.
 
 A memory file has a header of one page, the tensors' elements, each at a multiple of 64 bytes, and then what JSON can
 say: the stamp, the tree, each tensor's type and shape. While it is written the header says so; the last thing that is
-written is that it is complete. Who is killed in between leaves a snapshot that nobody reads. (What JSON says has a
-checksum; the elements have none, which would cost several times as much as their copy.)
+written is that it is complete. A process that is killed in between leaves a snapshot that is not read. (What JSON says
+has a checksum; the elements have none, which would cost several times as much as their copy.)
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Buffer:
 
     Args:
         fd: Of the memory file; it is the buffer's from now on.
-        new: Whether nobody has written to it yet.
+        new: Whether it was never written to.
         private: Whether it is a file that is only read: what is changed here stays in this process.
 
     Attributes:
@@ -91,7 +91,7 @@ class Buffer:
             ResourceError: There is not so much memory.
         """
         size = -(-max(size, 1) // PAGE) * PAGE
-        if size > (left := available_memory()):  # the kernel would not refuse it, but kill somebody for it
+        if size > (left := available_memory()):  # the kernel would not refuse it, but kill a process for it
             raise ResourceError(
                 f"There is no memory for a snapshot of {size / 2**20:.0f} MiB: {left / 2**20:.0f} MiB are available."
             )
@@ -107,7 +107,7 @@ class Buffer:
             ) from exc
 
     def close(self) -> None:
-        """Let the descriptor go; the memory goes with its last view, unless somebody else holds it."""
+        """Let the descriptor go; the memory goes with its last view, unless another process holds it."""
         if self._pinned:
             unpin(self.bytes())
         os.close(self.fd)

@@ -1,2 +1,1 @@
-"""What a training depends on, how it is taken apart, compared between ranks, agreed upon and set. Nothing is imported
-here."""
+"""The training state: ``train_state`` has the public class. Nothing is imported here."""

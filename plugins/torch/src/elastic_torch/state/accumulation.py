@@ -62,7 +62,7 @@ class Accumulation:
         times n / N. Else all batches of a step count alike.
 
         Raises:
-            ValueError: ``reduction`` is neither, or a sum where nobody knows of how many samples.
+            ValueError: ``reduction`` is neither, or a sum of an unknown number of samples.
         """
         if self._weighs:
             here: int = self._sampler.samples_ahead(1)

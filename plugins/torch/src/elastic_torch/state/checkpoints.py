@@ -45,7 +45,7 @@ class Checkpoints:
             step: Steps done.
             state: What is saved, if anything is.
             save: Whether it has to be saved at all.
-            ends: Whether training is over: then nobody goes on from memory.
+            ends: Whether training is over: then no run goes on from memory.
 
         Raises:
             CheckpointError: Training is over, and its last step is not on disk.

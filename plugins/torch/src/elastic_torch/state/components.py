@@ -1,4 +1,4 @@
-"""The things that a training state is made of, as users have them."""
+"""The parts of a training that are the same on all ranks, and what is common to their kinds."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from elastic_torch.state.state_exchange import Peers
 
 
 class Stateful(Protocol):
-    """An optimizer, a scheduler, a scaler, a module: whatever can say what it is, and become it again."""
+    """An optimizer, a scheduler, a scaler, a module: anything that returns and loads a state."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What it is."""
+        """Return the state."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Become that."""
+        """Set the state."""
 
 
 class _Generator:
@@ -50,7 +50,7 @@ class _Generator:
 
 
 def stateful(name: str, thing: Any) -> Stateful:
-    """A thing as a part of a state; generators of torch, numpy and Python are such things, too.
+    """Something as a part of a state; random generators of torch, numpy and Python get the two methods.
 
     Raises:
         TypeError: It has none; says which it is.
@@ -73,7 +73,7 @@ def data_parallel(model: torch.nn.Module) -> DistributedDataParallel | None:
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """What is inside of DDP and ``torch.compile``."""
+    """The module without the wrappers of DDP and ``torch.compile``."""
     while True:
         if isinstance(model, DistributedDataParallel):
             model = model.module

@@ -16,7 +16,7 @@ from elastic_torch.state.state_exchange import Peers
 
 
 class PerRank:
-    """What this rank has of its own, and a copy of what every rank has of its own.
+    """The things whose state differs between ranks: this rank's, and a copy of the states of all ranks.
 
     Args:
         things: By name, the things of ``per_rank``, and loaders with a state, wherever they were given.
@@ -33,23 +33,23 @@ class PerRank:
         self._stateful = {key: stateful(f"per_rank[{key!r}]", thing) for key, thing in self._things.items()}
         self._peers, self._generators, self._exact = peers, generators, exact
         self._everybodys: Sequence[torch.Tensor] = []
-        """By rank, what each has of its own, as of the last commit."""
+        """By rank, its state at the last commit, as bytes."""
         self._begins_anew: set[str] = set()
-        """What of its own this rank could not take over, since there are more or fewer ranks."""
+        """The loaders that were not restored, since the number of ranks has changed."""
 
     def gather(self) -> None:
-        """Give all ranks what each has of its own, so that any of them can restore any other. Collective."""
+        """Give all ranks the states of all, so that any of them can restore any other. Collective."""
         if self._stateful:
             things = {key: thing.state_dict() for key, thing in self._stateful.items()}
             content = state_tree.packed({"rng": self._generators.state(), "things": things})
             self._everybodys = self._peers.gather_bytes(content)
 
     def by_rank(self) -> dict[str, torch.Tensor]:
-        """What all ranks have of their own, as bytes, by the number of the rank."""
+        """The states of all ranks as bytes, by the number of the rank."""
         return {str(rank): content for rank, content in enumerate(self._everybodys)}
 
     def load(self, kept: Mapping[str, torch.Tensor] | None, epoch: int, batches: int) -> None:
-        """Set what the rank of this number had of its own.
+        """Load the state of the rank that had this rank's number.
 
         Args:
             kept: What :meth:`by_rank` has returned.

@@ -1,4 +1,4 @@
-"""How far a training is, for error files: ``record`` and the root cause say at which step and epoch it ended."""
+"""The step and the epoch of a training, for error files and the root cause."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ class Tier(enum.Enum):
     """Where a rank takes its state from."""
 
     MEMORY = "memory"
-    """A snapshot of its own that the agent has kept."""
+    """A snapshot that this node's agent has kept for it."""
     PEER = "peer"
     """Another rank's snapshot."""
     DISK = "disk"
@@ -28,8 +28,8 @@ class Choice:
 
     Attributes:
         stamp: Its stamp.
-        source: The rank that gives it to those who have it not.
-        without: Those, in order.
+        source: The rank that sends it to the ranks without it.
+        without: The ranks without it, in order.
     """
 
     stamp: Stamp
@@ -42,11 +42,11 @@ class Choice:
 
 
 def choose(offers: Sequence[Sequence[Stamp]]) -> Choice | None:
-    """The newest snapshot that is complete; None if nobody has any.
+    """The newest snapshot that is complete; None if no rank has one.
 
-    Complete is one that every rank has which has any: then each of them goes on from its own, to the last random
-    number. Ranks without any, newcomers, get it from the first that has it. Where those who have some have none in
-    common, as after somebody came back who had missed a few rounds, the newest one counts.
+    A snapshot is complete if every rank has it that has any: each of them goes on from its own, to the last random
+    number. Ranks without any, which are new, get it from the first rank that has it. If the ranks with snapshots have
+    none in common, as after a node came back that had missed a few rounds, the newest one counts.
 
     Args:
         offers: The stamps of each rank's complete snapshots, all of this run; by rank.

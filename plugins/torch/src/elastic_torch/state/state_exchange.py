@@ -1,4 +1,4 @@
-"""What all ranks tell each other: numbers, bytes and JSON, over gloo, whatever the process group itself uses.
+"""Exchange of numbers, bytes and JSON between all ranks, over gloo, whatever the process group itself uses.
 
 Nothing is unpickled.
 """
@@ -38,7 +38,7 @@ class Peers:
         return dist.get_world_size() if dist.is_initialized() else 1
 
     def of_first(self, numbers: Sequence[int]) -> list[int]:
-        """The numbers that rank 0 has given; every rank may give another count of them."""
+        """The numbers of rank 0; each rank may give another count of them."""
         if self.world == 1:
             return list(numbers)
         size = torch.tensor([len(numbers)])
@@ -48,7 +48,7 @@ class Peers:
         return [int(number) for number in content]
 
     def gather_bytes(self, content: torch.Tensor) -> list[torch.Tensor]:
-        """Everybody's bytes, by rank: uint8 of shape (bytes,), of any length."""
+        """The bytes of all ranks, by rank: uint8 of shape (bytes,), of any length."""
         if self.world == 1:
             return [content]
         sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.world)]

@@ -1,7 +1,7 @@
 """States as JSON and tensors: what ``state_dict()`` returns, taken apart and put together again, without pickle.
 
-What JSON has no word for stands there as an object with one key, which says what it is; so does every dictionary, since
-JSON's have no keys but strings. Floats survive to the last bit (``repr``).
+What JSON has no type for is an object with one key, which names the type; so is every dictionary, since the keys of
+JSON's are strings. Floats survive to the last bit (``repr``).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def put_together(said: Any, take: Take, shard: TakeDTensor | None = None) -> Any
 
 @dataclass(frozen=True, slots=True)
 class _Leaves:
-    """What a walk through a state has come upon."""
+    """The tensors that a walk through a state has found."""
 
     tensors: list[torch.Tensor]
     shards: DTensors | None
@@ -179,7 +179,7 @@ def packed(state: Any) -> torch.Tensor:
 
 
 def unpacked(content: torch.Tensor) -> Any:
-    """What :func:`packed` was given, with memory of its own.
+    """What :func:`packed` was given, in new memory.
 
     Raises:
         ValueError: It cannot have come from there.

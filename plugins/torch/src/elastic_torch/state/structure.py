@@ -1,4 +1,5 @@
-"""What a checkpoint's format forgets of a state: which keys are no strings, what is a tuple, and what is empty.
+"""The structure of a state that a checkpoint's format does not keep: keys that are no strings, tuples, empty
+containers.
 
 ``torch.distributed.checkpoint`` keeps values by the names that lead to them. So the state's *form* is saved with it:
 all of it but the tensors, as JSON, in which keys and types stand as they are (``state_tree.py``).

@@ -1,4 +1,4 @@
-"""``TrainState``: what a training is, so that it goes on after a failure as if there had been none.
+"""``TrainState``: keeps and restores all that a training depends on, so that a failure does not change its result.
 
 ``commit()`` after a step, ``restore()`` before the first one. ``components`` has what is the same on all ranks,
 ``per_rank`` what differs; ``state_tree`` turns both into JSON and tensors. The package ``memory`` keeps snapshots,
@@ -39,7 +39,7 @@ from elastic_torch.version import Place, Stamp
 
 _T = TypeVar("_T")
 _NAME = re.compile(r"[\w.:-]{1,64}", re.ASCII)
-"""With which the agent takes what is kept under it."""
+"""The names under which the agent keeps a state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +149,11 @@ class TrainState:
         self._resumed = False
         """Whether the next loader is to go on in the midst of an epoch."""
         self._loader_has_ended = False
-        """Whether it was committed after the loader had said that there is no other batch: its state is of the end."""
+        """Whether the last commit came after the loader's end, so that a loader's own state is that of its end."""
         self._epoch_is_over = False
         """Whether the last step committed was an epoch's last one, and the next epoch has not begun."""
         self._ranks = self._peers.world
-        """How many there were when the restored state was made, if it was."""
+        """How many ranks made the restored state."""
         self._snapshot_every = snapshot_every
         self._place = Place.found()
         self._memory = memory_tier(self._common, name, self._place.local_rank, replicate_every, self._peers)
@@ -186,9 +186,9 @@ class TrainState:
     def batches(self, loader: Iterable[_T], *, accumulate: int = 1) -> Iterator[_T]:
         """The batches that are left of the epoch; each step is committed when the batch after it is asked for.
 
-        It ends early where all ranks stop. Whoever leaves the loop otherwise commits the last batch by hand, or has it
-        again after a restart. Where the sampler does not know how far it is, the batches that are done are drawn and
-        thrown away.
+        It ends early where all ranks stop. A script that leaves the loop otherwise calls :meth:`commit` for the last
+        batch, or has it again after a restart. For a sampler without a state the batches that are done are drawn and
+        dropped.
 
         Args:
             loader: A ``DataLoader``, or whatever gives the same batches in an epoch each time.
@@ -229,8 +229,8 @@ class TrainState:
     def sync_gradients(self) -> bool:
         """Whether the batch in hand completes a step: the optimizer's turn. Else gradients add up, without DDP's sync.
 
-        Of a loader without a length nobody knows which batch is an epoch's last: the optimizer's turn for what is left
-        is after the loop, then.
+        With a loader that has no length the last batch of an epoch is not known: the step of the optimizer for the
+        gradients that are left is then after the loop.
         """
         return self._accumulation.at_last
 
@@ -251,7 +251,7 @@ class TrainState:
         return self._accumulation.weight(reduction)
 
     def commit(self) -> None:
-        """A step is done: count it, and keep the state. Training waits until it has been copied.
+        """Count a step, and keep the state after it. Training waits until the state has been copied.
 
         Where all ranks are to stop after it, it is kept in memory, and on disk too unless all nodes stay and others
         only join them; ``stopping`` is True from here on, and what was saved is written when this returns.
@@ -323,7 +323,7 @@ class TrainState:
         return Restored(self.step, self.epoch, tier)
 
     def _load_checkpoint(self, loaded: AnyLoaded) -> Tier:
-        """Become what a checkpoint is."""
+        """Load a checkpoint."""
         self._common.gradients.replay(loaded.state["gradients"].tolist())
         self.load_state_dict(loaded.state)
         numbers = loaded.state.get("rng", {}).get(str(self._peers.rank))
@@ -335,7 +335,7 @@ class TrainState:
         return Tier.DISK
 
     def _load_snapshot(self, stamp: Stamp) -> Tier:
-        """Become what the newest snapshot is; where this rank has it from."""
+        """Load the snapshot with this stamp; where this rank has it from."""
         taken = self._memory.take(self._whole)
         self._common.gradients.replay(taken.rest["state"]["gradients"].tolist())
         self._load(taken.model, taken.rest["state"])
@@ -362,7 +362,7 @@ class TrainState:
         return {**state, "form": form_of(state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Become what :meth:`state_dict` has returned, here or elsewhere, or what a checkpoint has made of it.
+        """Load what :meth:`state_dict` has returned, here or elsewhere, or what a checkpoint has made of it.
 
         Raises:
             ValueError: Something is missing; says what.
@@ -373,7 +373,7 @@ class TrainState:
         self._load(state["model"], state)
 
     def _to_save(self) -> dict[str, Any]:
-        """What a checkpoint gets: what belongs to one rank alone has its number for a name."""
+        """The state for a checkpoint: parts that belong to one rank alone are named by its number."""
         now = self._generators.state()
         numbers = {} if now is None else {str(self._peers.rank): packed(now)}
         return {**self.state_dict(), "rng": numbers, "per_rank": self._own.by_rank()}
@@ -394,6 +394,6 @@ class TrainState:
         return Stamp(self._place.round, self.step)
 
     def _whole(self) -> list[Any]:
-        """What a snapshot has: the model's state, all else, and this rank's generators."""
+        """The state for a snapshot: the model's, everything else, and this rank's generators."""
         rest = {"state": self._rest(), "rng": self._generators.state(), "per_rank": self._own.by_rank()}
         return [self._common.model.state_dict(), rest]

@@ -1,7 +1,7 @@
-"""Brings the parts that this rank needs from wherever they are, and puts them in their places.
+"""Fetches the parts of a sharded state that this rank needs from the ranks that have them.
 
-All ranks go through the same steps. First whoever has not got it is given what is said of the state: its tree, and the
-tensors that are not sharded. Where each rank then has the very parts that it needs, as after a worker's death, they are
+All ranks go through the same steps. First the ranks that lack them are sent the state's tree and the tensors that are
+not sharded. Where each rank then has the very parts that it needs, as after a worker's death, they are
 copied and nothing else happens. Else all tell each other which parts they had and which they need, and work out one and
 the same plan (``plan.pieces``).
 """
@@ -90,7 +90,7 @@ def bring(
 def _bring_base(
     transport: Transport, found: FoundState, mine: Mapping[int, Snapshot]
 ) -> tuple[Any, list[torch.dtype], dict[int, torch.Tensor]]:
-    """The tree, the types of its tensors, and those that are not sharded: own, or given by whoever has them."""
+    """The tree, the types of its tensors, and the tensors that are not sharded: this rank's, or sent by another one."""
     bases = [found.base(rank, transport.world) for rank in range(transport.world)]
     givers = [found.giver(old, rank) for rank, old in enumerate(bases)]
     takers = [rank for rank, giver in enumerate(givers) if giver == transport.rank != rank]
@@ -186,7 +186,7 @@ def _reshard(
 def _table(
     transport: Transport, ranks: int, mine: Mapping[int, Sequence[Box]], dimensions: Sequence[int], most: int
 ) -> list[list[Box]]:
-    """Everybody's boxes, by rank and tensor. Collective.
+    """The boxes of all ranks, by rank and tensor. Collective.
 
     Args:
         transport: Of all ranks.

@@ -1,4 +1,4 @@
-"""Who has what, and who gives what to whom: pure functions of what all ranks have told each other.
+"""Which rank has which part, and which rank sends which part to which: pure functions of what all ranks have gathered.
 
 *Old* ranks are those of the round in which a snapshot was made, in its *world*; *present* ones are those that plan.
 """

@@ -1,7 +1,7 @@
 """A rank's own snapshots: as many as have to be there at once, and no more.
 
 Besides the newest one, which the next commit must not touch, those stay that the ranks may have to go back to when a
-node is lost: the one of which everybody has a replica, and the one that is being sent. With replicas that are made fast
+node is lost: the one that has replicas of all parts, and the one that is being sent. With replicas that are made fast
 three buffers are enough, else four are taken; without any, two.
 """
 
@@ -36,16 +36,16 @@ class Pool(Buffers):
         self._stamps: dict[int, Stamp] = {index: found.stamp for index, found in self._read()}
         """By buffer, of what is complete in it."""
         self._last: Stamp | None = max(self._stamps.values(), default=None)
-        """Of the snapshot that everybody has or will have: the newest one, or the one that was gone back to."""
+        """Of the snapshot that all ranks have or will have: the newest one, or the one that was restored."""
 
     def keep(self, stamp: Stamp, said: Any, tensors: list[torch.Tensor]) -> None:
-        """Commit: copy this rank's part into a buffer that nobody needs any more."""
+        """Commit: copy this rank's part into a buffer whose snapshot is not needed any more."""
         super().keep(stamp, said, tensors)
         if self.outlives and self._newest is not None:
             self._stamps[self._newest] = self._last = stamp
 
     def gone_back_to(self, stamp: Stamp) -> None:
-        """This one is where all go on from, whatever else is here."""
+        """Note that all ranks go on from this snapshot, whatever else is here."""
         self._last = stamp
 
     def holdings(self) -> dict[HeldPart, Snapshot]:

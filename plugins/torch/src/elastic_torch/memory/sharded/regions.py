@@ -1,4 +1,4 @@
-"""Boxes: which part of a tensor a rank has. Pure.
+"""Regions of tensors: which part a rank has. Pure.
 
 A part is a box of whole elements: where it begins in each dimension, and how far it goes, as
 ``torch.distributed.checkpoint`` describes parts, too.

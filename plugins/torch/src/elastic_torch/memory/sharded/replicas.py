@@ -71,7 +71,7 @@ class Replicas:
         self._stamps.update({place: stamp for place, its in self._buffers.items() if its is buffer})
 
     def let_go(self, first: int) -> None:
-        """Give up the replicas from this number on: nobody goes back to them any more."""
+        """Release the replicas from this number on: no rank goes back to them any more."""
         for place in [place for place in self._buffers if place[0] >= first]:
             release(self._name(place))
             self._buffers.pop(place).close()

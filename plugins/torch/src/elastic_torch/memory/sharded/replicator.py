@@ -1,10 +1,10 @@
 """The thread that brings each rank's part to its partner on another node, while training goes on.
 
-Every so many commits each rank *offers* its snapshot, in the same steps on all ranks. The thread asks for everybody's
-size; whoever is still busy says 0, and then this one is left out, by all. Else the parts go to their partners, straight
-from the buffers, and when all have said that theirs is complete, the replicas of before are needed no more: this state
-is *safe*. Until then the one before stays, here and with the partners, and so does the one that is on its way. Training
-waits for none of it: what it does is to put an offer into a queue.
+Every so many commits each rank *offers* its snapshot, in the same steps on all ranks. The thread gathers
+the sizes of all ranks; a rank that is still busy says 0, and then all leave this snapshot out. Otherwise the parts are
+sent to their partners, straight from the buffers. When all parts have arrived, this state is *safe*, and the replicas
+before it are not needed any more. Until then the earlier safe state stays, here and with the partners, and so does the
+one that is being sent. Training waits for none of it: it only puts the offer into a queue.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Replicator:
         return tuple(stamp for stamp in (safe, way) if stamp is not None)
 
     def offer(self, stamp: Stamp | None) -> None:
-        """Have this snapshot replicated, unless somebody is busy with an earlier one yet. All ranks, in the same steps.
+        """Have this snapshot replicated, unless a rank is still busy with an earlier one. All ranks, in the same steps.
 
         Args:
             stamp: Of this rank's snapshot; None if it has none.
@@ -84,7 +84,7 @@ class Replicator:
         self._offers.put(stamp)
 
     def offer_last(self, stamp: Stamp | None) -> None:
-        """The same for a snapshot after which nothing is written here any more: nobody is too busy for it."""
+        """Have the last snapshot replicated, after which nothing is written here: busy ranks are waited for."""
         self._offers.put(stamp)
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class Replicator:
         self._thread.join()
 
     def halt(self) -> None:
-        """The program ends, and nobody is to be waited for: the peers may be, for this very process."""
+        """End the replication without waiting for peers, which may wait for this process to end."""
         self._transport.halt(GOODBYE)
 
     def _run(self) -> None:
@@ -104,7 +104,7 @@ class Replicator:
                 if stamp is not None and stamp == self._way:
                     self._way = None
             return
-        except RuntimeError as exc:  # gloo's: somebody is gone, and the round is as good as over
+        except RuntimeError as exc:  # gloo's: a peer is gone, and the round is about to end
             logger.info("No more replicas in this round: %s", exc)
         except Exception as exc:
             logger.warning("No more replicas in this round, of anybody: %s: %s", type(exc).__name__, exc)

@@ -113,8 +113,7 @@ class ShardedMemory(MemoryTier):
     def go_on(self, stamp: Stamp, state: State) -> None:
         """Begin to replicate.
 
-        Parts that came from elsewhere are kept anew first: nobody's first step may find that a part is only where it
-        came from.
+        Parts that came from other ranks are kept here first, so that no part is only on the rank that sent it.
         """
         assert self._transport is not None
         transport, brought, self._transport, self._brought = self._transport, self._brought, None, None

@@ -29,7 +29,7 @@ class Transport:
     """The process group, of all ranks; making one is a collective.
 
     It waits for others in Python, and not in gloo: a thread that the interpreter's end, after an exception, finds in
-    there would abort the process. So at its end that one can :meth:`halt` whoever uses this.
+    there would abort the process. So the main thread can :meth:`halt` the thread that uses this.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Transport:
         self._group = group
 
     def close(self) -> None:
-        """Let the group go, and with it the connections: who waits for this rank in there hears of it."""
+        """Destroy the group, and with it the connections: a rank that waits for this one gets an error."""
         with self._inside:
             with contextlib.suppress(ValueError):  # the script has destroyed all groups
                 if dist.is_initialized():
@@ -48,14 +48,14 @@ class Transport:
             del self._group
 
     def gather(self, row: Sequence[int]) -> list[list[int]]:
-        """Everybody's row of numbers, by rank; all are as long."""
+        """The rows of all ranks, by rank; all rows have the same length."""
         mine = torch.tensor(row, dtype=torch.int64)
         everybodys = [torch.empty_like(mine) for _ in range(self.world)]
         self._wait(lambda: self._group.allgather([everybodys], [mine]))
         return [each.tolist() for each in everybodys]
 
     def gather_rows(self, rows: Sequence[Sequence[int]], width: int) -> list[list[list[int]]]:
-        """Everybody's rows of ``width`` numbers, by rank; each has as many as it likes."""
+        """The rows of all ranks, by rank; a row has ``width`` numbers, and each rank gives any number of rows."""
         counts = [count for [count] in self.gather([len(rows)])]
         flat = [number for row in rows for number in row]
         everybodys = self.gather(flat + [0] * (max(counts) * width - len(flat)))
@@ -69,7 +69,7 @@ class Transport:
         return all(said for [said] in self.gather([int(well)]))
 
     def add_up(self, table: torch.Tensor) -> torch.Tensor:
-        """The sum of everybody's table of int64, in its place."""
+        """The sum of all ranks' tables of int64, written into this one."""
         self._wait(lambda: self._group.allreduce([table]))
         return table
 
@@ -83,7 +83,7 @@ class Transport:
             work.wait()
 
     def halt(self, seconds: float) -> None:
-        """Let nobody go on from here, in any thread, but wait no longer than this for who is inside."""
+        """Stop all use from now on, in any thread; wait at most so many seconds for a use that has begun."""
         self._inside.acquire(timeout=seconds)
 
     def exchange(self, given: Iterable[tuple[int, torch.Tensor]], taken: Iterable[tuple[int, torch.Tensor]]) -> None:
