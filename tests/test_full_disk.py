@@ -15,7 +15,7 @@ from full_disk import fill
 from stage import WARM, WORKERS, Stage
 
 TRAIN = WORKERS / "train_state.py"
-QUICK = {**WARM, "PET_PRELOAD": "torch,torch._dynamo,elastic_torch.disk,elastic_torch.state"}
+QUICK = {**WARM, "PET_PRELOAD": "torch,torch._dynamo,elastic_torch.disk,elastic_torch.state.train_state"}
 
 LEFT = """
 umask 077

@@ -11,7 +11,7 @@ from stage import WARM, WORKERS, Agent, Stage
 TRAIN = WORKERS / "rank_state.py"
 TWO = ["--standalone", "--nproc_per_node=2"]
 SAMPLES, BATCH = 480, 12
-QUICK = {**WARM, "PET_PRELOAD": "torch,torch._dynamo,elastic_torch.disk,elastic_torch.state"}
+QUICK = {**WARM, "PET_PRELOAD": "torch,torch._dynamo,elastic_torch.disk,elastic_torch.state.train_state"}
 
 
 def used(*agents: Agent) -> list[Counter[int]]:

@@ -16,7 +16,7 @@ from full_disk import fill
 from stage import WARM, WORKERS, Stage, free_port, over
 
 TRAIN = WORKERS / "train_state.py"
-QUICK = {**WARM, "PET_PRELOAD": "torch,torch._dynamo,elastic_torch.disk,elastic_torch.state"}
+QUICK = {**WARM, "PET_PRELOAD": "torch,torch._dynamo,elastic_torch.disk,elastic_torch.state.train_state"}
 RUN = [sys.executable, "-m", "elastic_core", "run"]
 pytestmark = pytest.mark.timeout(400)
 

@@ -22,7 +22,7 @@ from elastic_rdzv_file.backend import FileBackend
 TRAIN = WORKERS / "train_state.py"
 TWO = ["--standalone", "--nproc_per_node=2"]
 TERM = 128 + signal.SIGTERM
-QUICK = {**WARM, "PET_PRELOAD": "torch,torch._dynamo,elastic_torch.disk,elastic_torch.state"}
+QUICK = {**WARM, "PET_PRELOAD": "torch,torch._dynamo,elastic_torch.disk,elastic_torch.state.train_state"}
 """What every one of these workers would import for itself."""
 MANY, FEW = 20, 3
 """How often a run is hurt: MANY times with the first seed and with those of a soak."""

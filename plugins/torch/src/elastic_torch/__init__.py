@@ -9,7 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from elastic_torch.agreement import Tier as Tier
+    from elastic_torch.data.partition import loss_weight as loss_weight
+    from elastic_torch.data.sampler import (
+        ElasticBatchSampler as ElasticBatchSampler,
+        ElasticDistributedSampler as ElasticDistributedSampler,
+    )
+    from elastic_torch.data.seeded_dataset import SeededDataset as SeededDataset
     from elastic_torch.disk import (
         Checkpoint as Checkpoint,
         CheckpointError as CheckpointError,
@@ -18,18 +23,13 @@ if TYPE_CHECKING:
         CheckpointSaveError as CheckpointSaveError,
         Disk as Disk,
     )
-    from elastic_torch.notices import should_checkpoint as should_checkpoint
+    from elastic_torch.error_file import record as record
+    from elastic_torch.graceful_stop import should_checkpoint as should_checkpoint
     from elastic_torch.process_group import init_process_group as init_process_group
-    from elastic_torch.recording import record as record
-    from elastic_torch.sampler import (
-        ElasticBatchSampler as ElasticBatchSampler,
-        ElasticDistributedSampler as ElasticDistributedSampler,
-    )
-    from elastic_torch.seeded import SeededDataset as SeededDataset
-    from elastic_torch.shares import loss_weight as loss_weight
-    from elastic_torch.stamp import Stamp as Stamp
-    from elastic_torch.state import Restored as Restored, TrainState as TrainState
-    from elastic_torch.tiers import DiskTier as DiskTier
+    from elastic_torch.state.disk_tier import DiskTier as DiskTier
+    from elastic_torch.state.state_choice import Tier as Tier
+    from elastic_torch.state.train_state import Restored as Restored, TrainState as TrainState
+    from elastic_torch.version import Stamp as Stamp
 
 __version__ = "0.1.0"
 
@@ -40,18 +40,18 @@ _HOME: dict[str, str] = {
     "CheckpointRefusedError": "disk",
     "CheckpointSaveError": "disk",
     "Disk": "disk",
-    "DiskTier": "tiers",
-    "ElasticBatchSampler": "sampler",
-    "ElasticDistributedSampler": "sampler",
-    "Restored": "state",
-    "SeededDataset": "seeded",
-    "Stamp": "stamp",
-    "Tier": "agreement",
-    "TrainState": "state",
+    "DiskTier": "state.disk_tier",
+    "ElasticBatchSampler": "data.sampler",
+    "ElasticDistributedSampler": "data.sampler",
+    "Restored": "state.train_state",
+    "SeededDataset": "data.seeded_dataset",
+    "Stamp": "version",
+    "Tier": "state.state_choice",
+    "TrainState": "state.train_state",
     "init_process_group": "process_group",
-    "loss_weight": "shares",
-    "record": "recording",
-    "should_checkpoint": "notices",
+    "loss_weight": "data.partition",
+    "record": "error_file",
+    "should_checkpoint": "graceful_stop",
 }
 """Where each public name lives."""
 

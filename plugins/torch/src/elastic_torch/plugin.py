@@ -16,7 +16,7 @@ elastic_hookspec_major = 1
 @hookimpl
 def elastic_train_state() -> type[TrainingState]:
     """``elastic_torch.TrainState``."""
-    from elastic_torch.state import TrainState
+    from elastic_torch.state.train_state import TrainState
 
     return TrainState
 

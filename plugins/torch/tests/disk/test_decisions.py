@@ -14,9 +14,10 @@ import torch
 from elastic_core.errors import UsageError
 from elastic_torch.disk.assembly import Holding, assemble
 from elastic_torch.disk.catalog import Entry, Fault, stale, superfluous
-from elastic_torch.disk.claims import Claim, number
-from elastic_torch.disk.crew import Crew, PeerFailedError
+from elastic_torch.disk.collective import Collective, PeerFailedError
+from elastic_torch.disk.environment import Identity, identity
 from elastic_torch.disk.errors import CheckpointRefusedError
+from elastic_torch.disk.fence import Claim, number
 from elastic_torch.disk.interval import (
     AskAgain,
     SaveNow,
@@ -25,18 +26,18 @@ from elastic_torch.disk.interval import (
     next_look,
     young_interval,
 )
-from elastic_torch.disk.islands import Map, chart, discover
-from elastic_torch.disk.manifest import Books, DamagedError, FileSum, Manifest, decode, encode
-from elastic_torch.disk.pace import Pace
-from elastic_torch.disk.position import Identity, Position, identity, parse
-from elastic_torch.disk.snapshot import snapshot
+from elastic_torch.disk.manifest import Counters, DamagedError, FileSum, Manifest, decode, encode
+from elastic_torch.disk.schedule import Schedule
+from elastic_torch.disk.shared_dirs import SharedDirs, discover, shared_dirs_of
+from elastic_torch.disk.state_copy import snapshot
 from elastic_torch.disk.storage import LocalStorage
+from elastic_torch.version import Position, parse
 
 FILES = {"a": FileSum(1, "aa"), "b": FileSum(2, "bb")}
 
 
 def manifest(step: int = 1, save_id: str = "s", *, scattered: bool = False) -> Manifest:
-    return Manifest(Position(1, 1, step), "uid", save_id, "who", "line", scattered, FILES, Books(2, 3.5))
+    return Manifest(Position(1, 1, step), "uid", save_id, "who", "line", scattered, FILES, Counters(2, 3.5))
 
 
 @pytest.mark.parametrize("position", [Position(1, 0, 0), Position(12345, 123456, 1234567890)])
@@ -152,7 +153,7 @@ def test_everybody_gets_what_anybody_has(
     found = assemble(holdings, max([1, *holdings]) + 1 if needs else len(holdings))
     assert found is not None
     assert found.sends == sends
-    assert {island: {*names} for island, names in found.needs.items()} == needs
+    assert {directory: {*names} for directory, names in found.needs.items()} == needs
 
 
 @pytest.mark.parametrize("holdings", [{}, {0: holding("a")}, {0: holding("a", "x"), 1: holding("b", "y")}])
@@ -161,23 +162,27 @@ def test_what_is_nowhere_whole_cannot_be_had(holdings: dict[int, Holding]) -> No
 
 
 def test_who_sees_the_same_files_is_an_island() -> None:
-    assert chart([0, 0, 2, 0, 2], 4).islands == ((0, 1, 3), (2, 4))
-    assert (chart([0, 0, 2], 2).mine, chart([0, 0, 2], 2).first, chart([0, 0, 2], 1).first) == (1, True, False)
+    assert shared_dirs_of([0, 0, 2, 0, 2], 4).directories == ((0, 1, 3), (2, 4))
+    assert (
+        shared_dirs_of([0, 0, 2], 2).mine,
+        shared_dirs_of([0, 0, 2], 2).first,
+        shared_dirs_of([0, 0, 2], 1).first,
+    ) == (1, True, False)
 
 
 def test_where_nothing_can_be_written_readers_count_as_seeing_what_is_their_own(tmp_path: Path) -> None:
     (tmp_path / ".probe").write_text("no folder")
-    crew, storage = Crew([0, 1], None, 1), LocalStorage(tmp_path)
+    collective, storage = Collective([0, 1], None, 1), LocalStorage(tmp_path)
 
     def both(mine: object) -> list[object]:
         """The other rank, the first, finds the same, and sees itself."""
-        return [0 if mine == crew.place and not isinstance(mine, bool) else mine, mine]
+        return [0 if mine == collective.place and not isinstance(mine, bool) else mine, mine]
 
-    crew.lead = lambda act: act()  # type: ignore[method-assign]
-    crew.gather = both  # type: ignore[assignment,method-assign]
-    assert discover(crew, storage, read_only=True) == Map(((0,), (1,)), 1, True)
+    collective.lead = lambda act: act()  # type: ignore[method-assign]
+    collective.gather = both  # type: ignore[assignment,method-assign]
+    assert discover(collective, storage, read_only=True) == SharedDirs(((0,), (1,)), 1, True)
     with pytest.raises(PeerFailedError, match=r"rank 0: .*Not a directory"):
-        discover(crew, storage)
+        discover(collective, storage)
 
 
 def test_youngs_interval_is_the_textbooks() -> None:
@@ -235,14 +240,14 @@ class Clock:
 
 def test_automatic_intervals_come_from_what_was_measured() -> None:
     clock, due = Clock(), []
-    pace = Pace("auto", 20_000, Crew([0], None, 0), clock)
+    schedule = Schedule("auto", 20_000, Collective([0], None, 0), clock)
     for step in range(1, 1000):
         clock.now += 1  # a second a step
-        if pace.due(step):
+        if schedule.due(step):
             due.append(step)
             clock.now += 1
-            pace.saved(1.0)
-            pace.written(5.0)
+            schedule.saved(1.0)
+            schedule.written(5.0)
     assert due[0] == 12
     gaps = [b - a for a, b in pairwise(due)]
     assert all(daly_interval(1, 20_000) - 3 < gap < daly_interval(1, 21_000) + 3 for gap in gaps)
@@ -250,46 +255,46 @@ def test_automatic_intervals_come_from_what_was_measured() -> None:
 
 def test_nothing_is_due_more_often_than_it_can_be_written() -> None:
     clock, due = Clock(), []
-    pace = Pace("auto", 100, Crew([0], None, 0), clock)
+    schedule = Schedule("auto", 100, Collective([0], None, 0), clock)
     for step in range(1, 500):
         clock.now += 1
-        if pace.due(step):
+        if schedule.due(step):
             due.append(step)
-            pace.saved(0.0001)
-            pace.written(50.0)
+            schedule.saved(0.0001)
+            schedule.written(50.0)
     assert all(b - a >= 49 for a, b in pairwise(due))
 
 
 def test_after_a_save_that_failed_the_next_one_is_due_as_usual() -> None:
     clock, due = Clock(), []
-    pace = Pace("auto", 20_000, Crew([0], None, 0), clock)
+    schedule = Schedule("auto", 20_000, Collective([0], None, 0), clock)
     for step in range(1, 500):
         clock.now += 1
-        if pace.due(step):
+        if schedule.due(step):
             due.append(step)
-            pace.saved(1.0)
+            schedule.saved(1.0)
             if len(due) == 1:
-                pace.failed(3.0)
+                schedule.failed(3.0)
             else:
-                pace.written(5.0)
+                schedule.written(5.0)
     assert due[1] - due[0] == pytest.approx(daly_interval(1, 20_000), abs=3)
 
 
 def test_a_time_between_checkpoints_is_kept_as_steps_change() -> None:
     clock, due = Clock(), []
-    pace = Pace(timedelta(seconds=60), 1, Crew([0], None, 0), clock)
+    schedule = Schedule(timedelta(seconds=60), 1, Collective([0], None, 0), clock)
     for step in range(1, 400):
         clock.now += 1 if step < 200 else 2
-        if pace.due(step):
+        if schedule.due(step):
             due.append(clock.now)
-            pace.saved(0)
+            schedule.saved(0)
     assert all(58 <= b - a <= 62 for a, b in pairwise(due))
 
 
 @pytest.mark.parametrize("interval", [0, -1, True, "often", 2.5, timedelta()])
 def test_intervals_that_are_none_are_refused(interval: object) -> None:
     with pytest.raises(UsageError, match="but must be a number of steps"):
-        Pace(interval, 1, Crew([0], None, 0), Clock())  # type: ignore[arg-type]  # that is the point
+        Schedule(interval, 1, Collective([0], None, 0), Clock())  # type: ignore[arg-type]  # that is the point
 
 
 def test_a_snapshot_is_written_over_an_earlier_one_where_it_fits() -> None:

@@ -25,10 +25,10 @@ from elastic_torch.disk import (
     CheckpointRefusedError,
     CheckpointSaveError,
     Disk,
-    claims,
-    disk as disk_module,
+    fence,
+    ownership,
 )
-from elastic_torch.disk.position import Identity
+from elastic_torch.disk.environment import Identity
 from elastic_torch.disk.storage import LocalStorage, open_storage
 
 pytestmark = pytest.mark.timeout(600)
@@ -72,7 +72,7 @@ def folder(root: Path, step: int) -> Path:
 
 def in_another_process() -> None:
     """What follows plays a process of its own."""
-    disk_module._savers.clear()
+    ownership.owners.clear()
 
 
 def names(root: Path) -> list[int]:
@@ -311,7 +311,7 @@ def test_of_the_claims_of_a_long_run_few_are_read(root: Path, monkeypatch: pytes
         disk.save(state(1), 1).result()
     storage = open_storage(root)
     for round_ in range(1, 60):
-        claims.claim(storage, 2, Identity("second", round_, "somebody"))
+        fence.claim(storage, 2, Identity("second", round_, "somebody"))
     (root / ".claims" / "run-0002_round-00059.json").write_text("damaged")
     read, real = list[str](), LocalStorage.read
 
@@ -331,7 +331,7 @@ def test_of_the_claims_of_a_long_run_few_are_read(root: Path, monkeypatch: pytes
         read.clear()
         disk.save(state(2), 2).result()
         assert not [path for path in read if ".claims" in path]
-        claims.claim(storage, 2, Identity("second", 61, "somebody else"))
+        fence.claim(storage, 2, Identity("second", 61, "somebody else"))
         with pytest.raises(CheckpointRefusedError, match="a later round, 61, of somebody else has taken over"):
             disk.save(state(3), 3).result()
 
@@ -437,7 +437,7 @@ def test_failures_are_logged_though_nobody_asks(
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", broken)
             disk.save(state(1), 1)
-            disk._settle()
+            disk._writer.settle()
         disk.save(state(2), 2).result()
     assert "The checkpoint of step 1 was not saved" in caplog.text
     assert "There is none yet." in caplog.text

@@ -188,6 +188,6 @@ def test_ranks_that_do_not_know_of_each_other_leave_one_winner(tmp_path: Path) -
 
 
 def test_all_ranks_hear_at_the_same_steps_that_a_checkpoint_is_due(tmp_path: Path) -> None:
-    said, _ = play(tmp_path, "pace", 2)
+    said, _ = play(tmp_path, "schedule", 2)
     assert said[0]["due"] == said[1]["due"]
     assert said[0]["due"][0] == 12

@@ -18,7 +18,7 @@ import torch
 
 from elastic_torch.disk import CheckpointError, CheckpointUnreadableError, Disk, Loaded, storage as storage_module
 from elastic_torch.disk.disk import IGNORE
-from elastic_torch.disk.loading import Found, Loader
+from elastic_torch.disk.loader import FoundCheckpoint, Loader
 from elastic_torch.disk.manifest import NAME
 from elastic_torch.disk.retry import Retry
 from elastic_torch.disk.storage import LocalStorage
@@ -307,7 +307,7 @@ def test_a_metadata_that_is_not_what_was_saved_is_never_unpickled(
     else:
         real = Loader.fetch
 
-        def fetch(self: Loader, found: Found) -> Any:
+        def fetch(self: Loader, found: FoundCheckpoint) -> Any:
             there = real(self, found)
             (folder(root, STEPS[-1]) / ".metadata").write_bytes(poison)
             return there

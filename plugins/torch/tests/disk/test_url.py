@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from elastic_core.errors import UsageError
-from elastic_torch.disk import CheckpointRefusedError, CheckpointSaveError, Disk, disk as disk_module
+from elastic_torch.disk import CheckpointRefusedError, CheckpointSaveError, Disk, ownership
 from elastic_torch.disk.catalog import Fault
 from elastic_torch.disk.url import UrlStorage
 
@@ -88,7 +88,7 @@ def test_damage_is_found(store: fsspec.AbstractFileSystem) -> None:
 
 def test_stragglers_are_refused() -> None:
     old = Disk(URL, environ=place(1))
-    disk_module._savers.clear()  # as in a process of its own
+    ownership.owners.clear()  # as in a process of its own
     with Disk(URL, environ=place(2)) as new:
         with pytest.raises(CheckpointRefusedError, match="a later round, 2"):
             old.save({"step": 1}, 1).result()
@@ -99,7 +99,7 @@ def test_stragglers_are_refused() -> None:
 def test_of_two_that_save_one_step_all_take_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both have passed every check before either is done."""
     one = Disk(URL, environ=place(1))
-    disk_module._savers.clear()  # as in a process of its own
+    ownership.owners.clear()  # as in a process of its own
     two = Disk(URL, environ=place(1))
     real, nested = UrlStorage.publish, False
 
@@ -107,7 +107,7 @@ def test_of_two_that_save_one_step_all_take_the_same_one(monkeypatch: pytest.Mon
         nonlocal nested
         if not nested:
             nested = True
-            monkeypatch.setattr("elastic_torch.disk.saving.Saver._check_free", lambda *_: None)
+            monkeypatch.setattr("elastic_torch.disk.saver.Saver._check_free", lambda *_: None)
             outcomes.append(two.save({"step": 1, "who": "two"}, 1).exception())
         return real(self, staging, name)
 

@@ -1,17 +1,17 @@
 """The disk tier: checkpoints that outlive the job, in the format of ``torch.distributed.checkpoint``.
 
-How the rooms lie: :mod:`position` orders checkpoints, :mod:`claims` says whose turn it is to save, :mod:`storage` and
-:mod:`url` write what stays written, :mod:`manifest` lists the files of a checkpoint with their checksums,
-:mod:`catalog` finds, checks and removes checkpoints, :mod:`lineage` says which of them are one training's,
-:mod:`retry` reads over errors that pass, :mod:`snapshot` copies what training goes on changing,
-:mod:`dcp` speaks torch's format, :mod:`saving` and :mod:`loading` are what the ranks do together, over :mod:`crew`,
-:mod:`islands` says which of them see the same directory, :mod:`interval` how often it is worth it, and :mod:`disk`
-is the door.
+- :mod:`disk` has the class ``Disk``; :mod:`ownership` takes the directory, by the :mod:`fence`; :mod:`writer` is the
+  thread that writes; :mod:`schedule` and :mod:`interval` say when a checkpoint is due.
+- :mod:`saver` and :mod:`loader` are what all ranks do together, over a :mod:`collective`; :mod:`shared_dirs` finds out
+  which of them see the same directory, :mod:`assembly` where each file is, :mod:`receiver` takes in what comes.
+- :mod:`dcp` has torch's format, :mod:`manifest` the list of files with checksums, :mod:`state_copy` the copy in memory.
+- :mod:`catalog` finds, checks and removes checkpoints; :mod:`lineage` says which of them belong to one training.
+- :mod:`storage` and :mod:`url` are durable places; :mod:`retry` repeats reads after transient errors.
 """
 
 from __future__ import annotations
 
-from elastic_torch.disk.disk import Disk, Loaded
+from elastic_torch.disk.disk import Disk
 from elastic_torch.disk.errors import (
     CheckpointError,
     CheckpointLoadError,
@@ -20,7 +20,8 @@ from elastic_torch.disk.errors import (
     CheckpointUnreadableError,
 )
 from elastic_torch.disk.interval import daly_interval, young_interval
-from elastic_torch.disk.position import Checkpoint, Position
+from elastic_torch.disk.loader import Loaded
+from elastic_torch.version import Checkpoint, Position
 
 __all__ = [
     "Checkpoint",

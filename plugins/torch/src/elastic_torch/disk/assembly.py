@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from elastic_torch.disk.manifest import Manifest
-from elastic_torch.disk.position import Position
+from elastic_torch.version import Position
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one island has of the checkpoint at one position.
+    """What one directory has of the checkpoint at one position.
 
     Attributes:
         folder: Its folder there.
@@ -31,13 +31,13 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """How every island gets the whole checkpoint.
+    """How every directory gets the whole checkpoint.
 
     Attributes:
-        manifest: Of the save that islands without a whole one of their own get.
+        manifest: Of the save that directories without a whole one of their own get.
         folder: Its folder, where it is.
-        sends: The files that go round, each with the island that has it; in an order that all share.
-        needs: By island, which of them it lacks.
+        sends: The files that go round, each with the directory that has it; in an order that all share.
+        needs: By directory, which of them it lacks.
     """
 
     manifest: Manifest
@@ -46,20 +46,20 @@ class Assembly:
     needs: Mapping[int, frozenset[str]]
 
 
-def assemble(holdings: Mapping[int, Holding], islands: int) -> Assembly | None:
-    """How all islands get what some have; None where no save can be put together.
+def assemble(holdings: Mapping[int, Holding], directories: int) -> Assembly | None:
+    """How all directories get what some have; None where no save can be put together.
 
     Islands with a whole checkpoint keep their own, though another save of the same position may differ in its files:
     what was trained is the same.
 
     Args:
-        holdings: By island, those that have something of it.
-        islands: How many islands there are.
+        holdings: By directory, those that have something of it.
+        directories: How many directories there are.
     """
-    lacking = [i for i in range(islands) if i not in holdings or not holdings[i].whole]
+    lacking = [i for i in range(directories) if i not in holdings or not holdings[i].whole]
     saves: dict[str, dict[int, Holding]] = {}
-    for island in sorted(holdings):
-        saves.setdefault(holdings[island].manifest.save_id, {})[island] = holdings[island]
+    for directory in sorted(holdings):
+        saves.setdefault(holdings[directory].manifest.save_id, {})[directory] = holdings[directory]
     complete = {
         save_id: parts
         for save_id, parts in saves.items()

@@ -10,9 +10,9 @@ from functools import partial
 
 from elastic_torch.disk import manifest as manifests
 from elastic_torch.disk.manifest import DamagedError, FileSum, Manifest, UnknownFormatError
-from elastic_torch.disk.position import Checkpoint, Position, parse
 from elastic_torch.disk.retry import ONCE, Retry, opened
 from elastic_torch.disk.storage import BLOCK, LATEST, REMOVING, STAGING, Storage
+from elastic_torch.version import Checkpoint, Position, parse
 
 logger = logging.getLogger("elastic_torch.disk")
 
@@ -148,14 +148,14 @@ def check(storage: Storage, path: str, expected: FileSum, retry: Retry = ONCE) -
 
 
 def as_checkpoint(storage: Storage, folder: str, manifest: Manifest) -> Checkpoint:
-    """What users are told of it."""
+    """The public description of a checkpoint."""
     return Checkpoint(manifest.position, manifest.run_uid, folder, storage.path(folder), manifest.size)
 
 
 def superfluous(found: Sequence[Entry], keep: int, lineage: str) -> list[Entry]:
     """What may go: of this lineage all that is older than the ``keep`` newest good ones. Pure.
 
-    Checkpoints of other lineages, and those of which nobody can tell, never go: nobody has gone on from them. Damaged
+    Checkpoints of other and of unknown lineages never go: this training has not gone on from them. Damaged
     ones do not count, so that they never push out a good one.
     """
     ours = [entry for entry in found if entry.manifest is not None and entry.manifest.lineage == lineage]
@@ -173,7 +173,7 @@ def prune(storage: Storage, keep: int, lineage: str) -> None:
 
 
 def set_aside(storage: Storage, folder: str) -> bool:
-    """Move a damaged checkpoint to where nobody takes it for one; whether it is gone from its place."""
+    """Move a damaged checkpoint to the folder ``damaged``; whether it is gone from its place."""
     try:
         there = storage.set_aside(folder)
     except OSError as error:
@@ -186,7 +186,7 @@ def set_aside(storage: Storage, folder: str) -> bool:
 
 
 def _remove(storage: Storage, folder: str, which: str) -> None:
-    """Failing to is no harm: the next one tries again."""
+    """Remove a folder. A failure is only logged: the next save tries again."""
     try:
         storage.remove(folder)
     except OSError as error:

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import WriteResult
 
-from elastic_torch.disk.crew import Crew
+from elastic_torch.disk.collective import Collective
 from elastic_torch.disk.manifest import METADATA, FileSum, Manifest
 from elastic_torch.disk.retry import ONCE, Retry, opened
 from elastic_torch.disk.storage import BLOCK, Sink, Storage
@@ -91,7 +91,7 @@ class _Files(FileSystemBase):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Whoever makes one knows."""
+        """Any identifier is valid."""
         del checkpoint_id
         return True
 
@@ -120,13 +120,15 @@ class _Writer(FileSystemWriter):
         self.fs = self.files  # type: ignore[assignment]  # torch puts its own other ones there as well
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Complete the metadata; it is written by whoever leads."""
+        """Complete the metadata, which the first rank writes."""
         metadata.version = CURRENT_DCP_VERSION
         metadata.storage_data = {result.index: result.storage_data for part in results for result in part}
         metadata.storage_meta = self.storage_meta()
 
 
-def write(crew: Crew, storage: Storage, folder: str, state: dict[str, Any]) -> tuple[dict[str, FileSum], bytes]:
+def write(
+    collective: Collective, storage: Storage, folder: str, state: dict[str, Any]
+) -> tuple[dict[str, FileSum], bytes]:
     """Write this rank's part of a state dict. Collective.
 
     Returns:
@@ -137,9 +139,9 @@ def write(crew: Crew, storage: Storage, folder: str, state: dict[str, Any]) -> t
         PeerFailedError: It failed on some rank.
     """
     planner, writer = DefaultSavePlanner(), _Writer(storage, folder)
-    planner.set_up_planner(state, is_coordinator=crew.leads)
-    writer.set_up_storage_writer(crew.leads)
-    plans = crew.collect(lambda: writer.prepare_local_plan(planner.create_local_plan()))
+    planner.set_up_planner(state, is_coordinator=collective.leads)
+    writer.set_up_storage_writer(collective.leads)
+    plans = collective.collect(lambda: writer.prepare_local_plan(planner.create_local_plan()))
     complete: list[Metadata] = []
 
     def arrange() -> list[SavePlan]:
@@ -147,8 +149,8 @@ def write(crew: Crew, storage: Storage, folder: str, state: dict[str, Any]) -> t
         complete.append(metadata)
         return writer.prepare_global_plan(arranged)
 
-    plan = planner.finish_plan(crew.deal(arrange))
-    results = crew.collect(lambda: list(writer.write_data(plan, planner).wait()))
+    plan = planner.finish_plan(collective.deal(arrange))
+    results = collective.collect(lambda: list(writer.write_data(plan, planner).wait()))
     for metadata in complete:
         writer.finish(metadata, results)
     return writer.files.sums, pickle.dumps(complete[0]) if complete else b""

@@ -1,18 +1,14 @@
-"""The door to the disk tier: save while training goes on, and load the newest checkpoint that is intact."""
+"""The class ``Disk``: saves while training goes on, and loads the newest checkpoint that is intact."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import gc
 import logging
 import os
-import queue
 import time
-import weakref
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from concurrent.futures import Future
+from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
@@ -20,48 +16,30 @@ from typing import Any, Literal, TypeAlias
 import torch.distributed as dist
 
 from elastic_core.errors import UsageError
-from elastic_torch.disk import catalog, claims, dcp, lineage
-from elastic_torch.disk.crew import PeerFailedError, crew_of
+from elastic_torch.disk import catalog, dcp, lineage
+from elastic_torch.disk.collective import PeerFailedError, collective_of
+from elastic_torch.disk.environment import identity, is_restart, is_set
 from elastic_torch.disk.errors import (
     CheckpointError,
     CheckpointLoadError,
-    CheckpointRefusedError,
     CheckpointSaveError,
     CheckpointUnreadableError,
 )
-from elastic_torch.disk.islands import discover, unknown
-from elastic_torch.disk.loading import Damage, Found, Loader
-from elastic_torch.disk.manifest import Books
-from elastic_torch.disk.pace import Pace
-from elastic_torch.disk.position import Checkpoint, Position, identity, parse
+from elastic_torch.disk.loader import FoundCheckpoint, Loaded, Loader
+from elastic_torch.disk.manifest import Counters
+from elastic_torch.disk.ownership import Ownership
 from elastic_torch.disk.retry import Retry
-from elastic_torch.disk.saving import Saver
-from elastic_torch.disk.snapshot import snapshot
+from elastic_torch.disk.schedule import Schedule
 from elastic_torch.disk.storage import open_storage
+from elastic_torch.disk.writer import Writer
+from elastic_torch.version import Checkpoint, Position, parse
 
 logger = logging.getLogger("elastic_torch.disk")
 DAY = 86_400.0
 IGNORE = "ELASTIC_IGNORE_UNREADABLE_CHECKPOINTS"
 _LASTING = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM}
 """Errors that say that the directory was named or made wrongly, rather than that it is full or away."""
-SNAPSHOTS = 2
-"""One that is being written, and one that waits for it."""
 Interval: TypeAlias = int | timedelta | Literal["auto"] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What :meth:`Disk.load` has loaded.
-
-    Attributes:
-        checkpoint: Which checkpoint.
-        state: The state dict: what was given, filled; or all that was saved.
-        damage: What was found damaged, in newer checkpoints and in copies of this one, on any node.
-    """
-
-    checkpoint: Checkpoint
-    state: dict[str, Any]
-    damage: tuple[Damage, ...]
 
 
 class Disk:
@@ -116,85 +94,28 @@ class Disk:
             )
         self._started = time.monotonic()
         self._last: int | None = None
-        self._keep, self._read_only, self._patience = keep, read_only, read_timeout
-        self._ignores = ignore_unreadable or _set(environ, IGNORE)
+        self._read_only, self._patience = read_only, read_timeout
+        self._ignores = ignore_unreadable or is_set(environ, IGNORE)
         ranks = dist.get_process_group_ranks(process_group) if _distributed() else None
-        self._front, self._back = crew_of(ranks), crew_of(ranks)
-        self._pace = Pace(interval, mean_time_between_failures, self._front, time.monotonic)
+        self._front, self._back = collective_of(ranks), collective_of(ranks)
+        self._schedule = Schedule(interval, mean_time_between_failures, self._front, time.monotonic)
         self._storage = open_storage(directory)
-        self._place = os.path.realpath(self._storage.root)
         self._me = self._front.lead(lambda: identity(environ))
-        self._chart = unknown(self._front, self._storage)
-        self._saver: Saver | None = None
-        """Once the directory is ours to save in."""
-        self._run = 0
+        self._ownership = Ownership(self._storage, self._front, self._back, self._me, read_only=read_only, keep=keep)
         self._ignored = False
         self._lineage: str | None = None
         """Of what is saved; None until something is loaded or saved."""
-        self._owner = contextlib.ExitStack()
         try:
-            self._enter()
+            self._ownership.take()
         except PeerFailedError as error:
-            lasting = (None in error.codes or not error.codes.isdisjoint(_LASTING)) and not _went_on(environ)
+            lasting = (None in error.codes or not error.codes.isdisjoint(_LASTING)) and not is_restart(environ)
             if read_only or lasting:
                 raise _unusable(directory, error) from error
             self._warn("Nothing can be saved in %s for now: %s. Each save tries again.", self._storage.root, error)
-        self._books = Books(failures=0, seconds=0.0)
-        self._spare: queue.LifoQueue[dict[str, Any] | None] = queue.LifoQueue()  # the last first: often one is enough
-        for _ in range(SNAPSHOTS):
-            self._spare.put(None)
-        self._writer = ThreadPoolExecutor(1, "elastic-checkpoint")  # the interpreter waits for it when it ends
-        self._pending: list[Future[Checkpoint]] = []
+        self._counters = Counters(failures=0, seconds=0.0)
+        self._writer = Writer()
         self.blocked = 0.0
         """Seconds for which the last :meth:`save` kept training waiting."""
-
-    def _enter(self) -> None:
-        """Find out who sees the same directory, and make it ours to save in. Collective.
-
-        Raises:
-            PeerFailedError: That cannot be done on some rank.
-            CheckpointRefusedError: It is somebody else's.
-        """
-        self._front.agree(self._storage.create)
-        self._chart = discover(self._front, self._storage, read_only=self._read_only)
-        if self._read_only:
-            return
-        run = self._claim()
-        islands = self._chart.islands
-        ours = [self._front.ranks[i] for i in islands[self._chart.mine]]
-        island = self._back if len(islands) == 1 else crew_of(ours)
-        self._run = run
-        self._saver = Saver(storage=self._storage, everyone=self._back, island=island, me=self._me, keep=self._keep)
-
-    def _claim(self) -> int:
-        """Take our turn; the number of our run."""
-        first, me = self._chart.first, self._me
-        self._front.agree(self._check_alone)
-        known = [
-            c for part in self._front.agree(lambda: claims.read_claims(self._storage) if first else []) for c in part
-        ]
-        run = claims.number(known, me, self._storage.root)
-        newest = max(known, key=lambda claim: claim.turn, default=None)
-
-        def take() -> None:
-            if newest is not None and newest.run < run:
-                claims.refuse_beside_the_living(self._storage, newest)
-            claims.claim(self._storage, run, me)
-            self._owner.enter_context(self._storage.hold(f"{claims.FOLDER}/run-{run:04}.lock"))
-            claims.check_turn(self._storage, Position(run, me.round, 0))
-
-        self._front.agree(lambda: take() if first else None)
-        _savers[self._place] = self
-        return run
-
-    def _check_alone(self) -> None:
-        if _savers.get(self._place) not in (None, self):
-            gc.collect()  # it may have been given up
-        if _savers.get(self._place) not in (None, self):
-            raise CheckpointRefusedError(
-                f"Another Disk of this process saves in {self._storage.root} already.",
-                hint="Call its close() before you make the next one, or give each a directory of its own.",
-            )
 
     def _warn(self, message: str, *values: object) -> None:
         if self._front.leads:
@@ -203,12 +124,12 @@ class Disk:
     @property
     def directory(self) -> str:
         """The directory: an absolute path without symbolic links, or the URL."""
-        return self._storage.root if "://" in self._storage.root else self._place
+        return self._storage.root if "://" in self._storage.root else self._ownership.place
 
     @property
     def run(self) -> int:
         """This run's number in the directory; 0 where nothing can be saved."""
-        return self._run
+        return self._ownership.run
 
     def due(self, step: int, *, last: bool = False) -> bool:
         """Whether a checkpoint should be saved after this step. All ranks ask after every step, and hear the same.
@@ -220,7 +141,7 @@ class Disk:
         """
         if self._read_only:
             return False
-        return self._pace.saves if last else self._pace.due(step)
+        return self._schedule.saves if last else self._schedule.due(step)
 
     def save(self, state_dict: Mapping[str, Any], step: int) -> Future[Checkpoint]:
         """Save a checkpoint: copies the state, and lets a thread write it.
@@ -236,7 +157,7 @@ class Disk:
         Returns:
             A future of the published checkpoint. It raises :class:`CheckpointSaveError` or
             :class:`CheckpointRefusedError`, the same on all ranks that share the directory; both are logged as well,
-            so nobody has to look.
+            so it need not be looked at.
         """
         if self._read_only:
             raise UsageError("Nothing can be saved with read_only=True.")
@@ -248,31 +169,24 @@ class Disk:
         began = time.monotonic()
         if (refusal := self._enter_again(step)) is not None:
             self._last = step
-            self._pace.saved(time.monotonic() - began)
-            self._pace.failed(time.monotonic() - began)
+            self._schedule.saved(time.monotonic() - began)
+            self._schedule.failed(time.monotonic() - began)
             return refusal
-        spare = self._spare.get()
-        try:
-            copied = snapshot(state_dict, spare)
-        except BaseException:
-            self._spare.put(spare)
-            raise
+        copied = self._writer.copy(state_dict)
         self._last = step
         self.blocked = time.monotonic() - began
-        self._pace.saved(self.blocked)
-        books = replace(self._books, seconds=self._books.seconds + began - self._started)
-        position = Position(self._run, self._me.round, step)
-        future = self._writer.submit(self._write, position, copied, books)
-        self._pending = [other for other in self._pending if not other.done()] + [future]
-        return future
+        self._schedule.saved(self.blocked)
+        counters = replace(self._counters, seconds=self._counters.seconds + began - self._started)
+        position = Position(self.run, self._me.round, step)
+        return self._writer.submit(lambda: self._write(position, copied, counters), copied)
 
     def _enter_again(self, step: int) -> Future[Checkpoint] | None:
         """Where the directory could not be used before, try again; what has come of the save, if it still cannot."""
-        if self._saver is not None:
+        if self._ownership.saver is not None:
             return None
         failed: CheckpointError
         try:
-            self._enter()
+            self._ownership.take()
         except CheckpointError as error:
             failed = error
         except PeerFailedError as error:
@@ -284,27 +198,23 @@ class Disk:
             self._warn("%s can be used again: checkpoints are saved from here on.", self._storage.root)
             return None
         self._warn("%s", failed)
-        future: Future[Checkpoint] = Future()
-        future.set_exception(failed)
-        self._pending = [other for other in self._pending if not other.done()] + [future]
-        return future
+        return self._writer.refuse(failed)
 
-    def _write(self, position: Position, state: dict[str, Any], books: Books) -> Checkpoint:
+    def _write(self, position: Position, state: dict[str, Any], counters: Counters) -> Checkpoint:
         began = time.monotonic()
-        assert self._saver is not None
+        saver = self._ownership.saver
+        assert saver is not None
         try:
             if self._lineage is None:
-                self._lineage = self._saver.lineage(position)
-            checkpoint = self._saver.save(position, state, self._lineage, books)
-            self._pace.written(time.monotonic() - began)
+                self._lineage = saver.lineage(position)
+            checkpoint = saver.save(position, state, self._lineage, counters)
+            self._schedule.written(time.monotonic() - began)
             return checkpoint
         except CheckpointError as error:
-            self._pace.failed(time.monotonic() - began)
-            if self._saver.island.leads:
+            self._schedule.failed(time.monotonic() - began)
+            if saver.group.leads:
                 logger.warning("%s", error)
             raise
-        finally:
-            self._spare.put(state)
 
     def newest(self, *, verify: bool = True) -> Checkpoint | None:
         """The newest checkpoint that :meth:`load` would load, None where there is none. Collective.
@@ -315,7 +225,7 @@ class Disk:
         Raises:
             CheckpointUnreadableError: There are some, and none can be loaded.
         """
-        self._settle()
+        self._writer.settle()
         found = self._find(verify=verify)
         if found.assembly is None:
             return None
@@ -341,11 +251,11 @@ class Disk:
             CheckpointUnreadableError: There are some, and none can be loaded; ``ignore_unreadable`` begins anew.
             CheckpointLoadError: The checkpoint is intact but does not fit, or there is no room to receive it.
         """
-        self._settle()
+        self._writer.settle()
         try:
             found = self._find()
         except CheckpointUnreadableError:
-            self._lineage = lineage.begun(self._front)  # whoever goes on all the same begins anew
+            self._lineage = lineage.begun(self._front)  # a script that catches the error begins anew
             raise
         if found.assembly is None:
             return None
@@ -368,14 +278,19 @@ class Disk:
                 hint="It may be of another model: names and shapes have to match.",
             ) from error
         self._follow(None if self._go_back(found) else manifest.lineage, note=manifest.run_uid != self._me.uid)
-        self._carry_on(manifest.books)
+        self._carry_on(manifest.counters)
         return Loaded(checkpoint, state[0], found.damage)
 
     @property
     def _loader(self) -> Loader:
-        return Loader(storage=self._storage, everyone=self._front, chart=self._chart, patience=self._patience)
+        return Loader(
+            storage=self._storage,
+            everyone=self._front,
+            shared_dirs=self._ownership.shared_dirs,
+            patience=self._patience,
+        )
 
-    def _find(self, *, verify: bool = True) -> Found:
+    def _find(self, *, verify: bool = True) -> FoundCheckpoint:
         """The newest checkpoint that can be loaded.
 
         Raises:
@@ -398,14 +313,14 @@ class Disk:
             self._follow(None)
         return found
 
-    def _go_back(self, found: Found) -> bool:
+    def _go_back(self, found: FoundCheckpoint) -> bool:
         """Set aside what is damaged. Whether checkpoints that are newer than what was found stay where they are."""
         taken = None if found.assembly is None else found.assembly.manifest.position
 
         def stays() -> bool:
-            if not self._chart.first:
+            if not self._ownership.shared_dirs.first:
                 return False
-            ours = self._saver is not None
+            ours = self._ownership.saver is not None
             left = [folder for folder in found.aside if not (ours and catalog.set_aside(self._storage, folder))]
             if len(left) < len(found.aside):
                 with self._storage.guard() as locked:
@@ -418,20 +333,14 @@ class Disk:
     def _follow(self, line: str | None, *, note: bool = True) -> None:
         """What is saved from here on is of this lineage, or of a new one."""
         self._lineage = lineage.begun(self._front) if line is None else line
-        if (note or line is None) and self._saver is not None and self._chart.first:
-            lineage.note(self._storage, (self._run, self._me.round), self._lineage)
+        if (note or line is None) and self._ownership.saver is not None and self._ownership.shared_dirs.first:
+            lineage.note(self._storage, (self.run, self._me.round), self._lineage)
 
-    def _carry_on(self, books: Books) -> None:
+    def _carry_on(self, counters: Counters) -> None:
         """Take over what was learnt about failures; that we are here is one more."""
-        self._books = replace(books, failures=books.failures + 1)
+        self._counters = replace(counters, failures=counters.failures + 1)
         self._started = time.monotonic()
-        self._pace.learnt(self._books.failures, self._books.seconds)
-
-    def _settle(self) -> None:
-        """Wait until nothing is being written, whatever came of it."""
-        for future in self._pending:
-            with contextlib.suppress(CheckpointError):
-                future.result()
+        self._schedule.learnt(self._counters.failures, self._counters.seconds)
 
     def wait(self) -> Checkpoint | None:
         """Wait until everything is written; the last one, or None where nothing was waited for.
@@ -439,19 +348,12 @@ class Disk:
         Raises:
             CheckpointError: The last one was not saved.
         """
-        pending, self._pending = self._pending, []
-        for future in pending[:-1]:
-            with contextlib.suppress(CheckpointError):
-                future.result()
-        return pending[-1].result() if pending else None
+        return self._writer.wait()
 
     def close(self) -> None:
         """Wait until everything is written, and let go of the directory. Call it before the process group goes."""
-        self._settle()
-        self._writer.shutdown()
-        self._owner.close()
-        if _savers.get(self._place) is self:
-            del _savers[self._place]
+        self._writer.close()
+        self._ownership.release()
 
     def __enter__(self) -> Disk:
         return self
@@ -462,34 +364,11 @@ class Disk:
         self.close()
 
 
-_savers: weakref.WeakValueDictionary[str, Disk] = weakref.WeakValueDictionary()
-"""Who saves in this process, by the directory: to the system a lock is a process's, and does not tell them apart."""
-
-
 def _unusable(directory: str | os.PathLike[str], error: PeerFailedError) -> CheckpointSaveError:
     return CheckpointSaveError(
         f"No checkpoints can be kept in {os.fspath(directory)}: {error}.",
         hint="Name a directory that can be made and written to on every node. To load only: Disk(..., read_only=True).",
     )
-
-
-def _set(environ: Mapping[str, str], name: str) -> bool:
-    """Whether a variable says yes.
-
-    Raises:
-        UsageError: It says neither that nor no.
-    """
-    value = environ.get(name, "")
-    if value.lower() in ("1", "true", "yes", "on"):
-        return True
-    if value.lower() in ("", "0", "false", "no", "off"):
-        return False
-    raise UsageError(f"{name}={value!r}: it is 1 or 0.")
-
-
-def _went_on(environ: Mapping[str, str]) -> bool:
-    """Whether this is a later round, or a restart: there may be more to lose in memory than a disk has."""
-    return int(environ.get("ELASTIC_ROUND") or 0) > 1 or int(environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
 
 
 def _distributed() -> bool:

@@ -14,7 +14,7 @@ class CheckpointSaveError(CheckpointError):
 
 
 class CheckpointRefusedError(CheckpointError):
-    """Somebody else saves here: a later round, another job, or another process at this very step. Names who.
+    """Another saver has the directory: a later round, another job, or another process at this very step. Names it.
 
     Unlike a :class:`CheckpointSaveError` it will not get better by itself.
     """

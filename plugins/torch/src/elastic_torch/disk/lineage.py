@@ -2,7 +2,7 @@
 
 A lineage is a random name in every manifest. A training that goes on from the newest checkpoint continues its lineage.
 One that begins anew, or goes back behind a newer checkpoint that could not be read, begins a lineage of its own: what
-others have saved stays.
+other trainings have saved stays.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 
 from elastic_torch.disk import catalog
 from elastic_torch.disk.catalog import Entry
-from elastic_torch.disk.claims import FOLDER
-from elastic_torch.disk.crew import Crew
+from elastic_torch.disk.collective import Collective
+from elastic_torch.disk.fence import FOLDER
 from elastic_torch.disk.storage import Storage
 
 logger = logging.getLogger("elastic_torch.disk")
@@ -35,11 +35,11 @@ def last(found: Sequence[Entry], notes: Iterable[tuple[Turn, str]], run: int) ->
     return max((item for item in [*notes, *saved] if item[0][0] == run), key=lambda item: item[0], default=None)
 
 
-def continued(crew: Crew, storage: Storage, first: bool, run: int) -> str:
+def continued(collective: Collective, storage: Storage, first: bool, run: int) -> str:
     """The lineage of a run that has loaded nothing, as it goes on from memory: its last one, or a new one. Collective.
 
     Args:
-        crew: All ranks.
+        collective: All ranks.
         storage: This rank's directory.
         first: Whether this rank is the first of those that see it.
         run: The run's number.
@@ -47,14 +47,14 @@ def continued(crew: Crew, storage: Storage, first: bool, run: int) -> str:
     Raises:
         PeerFailedError: A directory cannot be read.
     """
-    lasts = crew.agree(lambda: last(catalog.entries(storage), _notes(storage), run) if first else None)
+    lasts = collective.agree(lambda: last(catalog.entries(storage), _notes(storage), run) if first else None)
     known = [item for item in lasts if item is not None]
-    return max(known)[1] if known else crew.lead(_new)
+    return max(known)[1] if known else collective.lead(_new)
 
 
-def begun(crew: Crew) -> str:
+def begun(collective: Collective) -> str:
     """A new lineage. Collective."""
-    return crew.lead(_new)
+    return collective.lead(_new)
 
 
 def note(storage: Storage, turn: Turn, name: str) -> None:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from elastic_torch.disk.position import Position
+from elastic_torch.version import Position
 
 NAME = "manifest.json"
 METADATA = ".metadata"
@@ -37,8 +37,8 @@ class FileSum:
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
-    """What is carried on from checkpoint to checkpoint, to learn how often the job fails.
+class Counters:
+    """Counters that go from checkpoint to checkpoint, to measure how often the job fails.
 
     Attributes:
         failures: How often training had to go on from a checkpoint.
@@ -58,11 +58,11 @@ class Manifest:
         run_uid: The run that saved it.
         save_id: Random; the same in every directory that has a part of the same save.
         who: Who saved it, for people.
-        lineage: Random; of the training that it belongs to. Who goes on from a checkpoint continues its lineage; who
-            begins anew, or goes back behind checkpoints that stay where they are, begins another one.
+        lineage: Random; of the training that it belongs to. A run that goes on from a checkpoint continues its lineage;
+            one that begins anew, or goes back behind checkpoints that stay where they are, begins another one.
         scattered: Whether each of several directories has only its ranks' files.
         files: All files but the manifest, by name.
-        books: The history up to here.
+        counters: Failures and training time up to here.
     """
 
     position: Position
@@ -72,7 +72,7 @@ class Manifest:
     lineage: str
     scattered: bool
     files: Mapping[str, FileSum]
-    books: Books = field(default_factory=Books)
+    counters: Counters = field(default_factory=Counters)
 
     @property
     def size(self) -> int:
@@ -92,8 +92,8 @@ def encode(manifest: Manifest) -> bytes:
         "saved_by": manifest.who,
         "lineage": manifest.lineage,
         "scattered": manifest.scattered,
-        "failures": manifest.books.failures,
-        "seconds": manifest.books.seconds,
+        "failures": manifest.counters.failures,
+        "seconds": manifest.counters.seconds,
         "files": {name: [file.size, file.sha256] for name, file in sorted(manifest.files.items())},
     }
     return (json.dumps(body | {"sha256": _digest(body)}, indent=1) + "\n").encode()
@@ -122,7 +122,7 @@ def decode(data: bytes) -> Manifest:
             lineage=str(body["lineage"]),
             scattered=bool(body["scattered"]),
             files=files,
-            books=Books(int(body["failures"]), float(body["seconds"])),
+            counters=Counters(int(body["failures"]), float(body["seconds"])),
         )
         if encode(manifest) != data:  # to the byte: what is cut off or added counts, too
             raise DamagedError("its manifest is not as it was written")
@@ -132,7 +132,7 @@ def decode(data: bytes) -> Manifest:
 
 
 def _plain(name: str) -> str:
-    """A name that stays in its folder, whoever wrote the manifest."""
+    """Check that a listed name is one of a file in the checkpoint's folder, as manifests may be forged."""
     if "/" in name or name in ("", ".", "..", NAME):
         raise DamagedError(f"its manifest lists {name!r}")
     return name

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 STAGING = ".saving-"
 REMOVING = ".removing-"
 DAMAGED = "damaged"
-"""The folder of damaged checkpoints, which nobody reads and nothing removes."""
+"""The folder of damaged checkpoints. They are neither read nor removed."""
 LATEST = "latest"
 BLOCK = 1 << 20
 PATIENCE = 10.0
-"""Seconds to wait for a lock of somebody who is about to end."""
+"""Seconds to wait for a lock whose holder is about to end."""
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
@@ -102,7 +102,7 @@ class Storage(Protocol):
         """The names in the root that may be folders; no unfinished checkpoint is named as a complete one."""
 
     def unfinished(self) -> list[str]:
-        """The folders of checkpoints that are not complete, or no more: somebody may be writing or removing them."""
+        """The folders of checkpoints that are being written or removed, or were when their writer died."""
 
     def names(self, folder: str) -> list[str]:
         """The names in a folder; none where there is no such folder."""
@@ -136,10 +136,10 @@ class Storage(Protocol):
         """
 
     def remove(self, folder: str) -> None:
-        """Remove a folder so that nobody takes what is left of it for a checkpoint; none is fine."""
+        """Remove a folder, so that a rest of it is not taken for a checkpoint; a missing one is fine."""
 
     def set_aside(self, folder: str) -> str | None:
-        """Move a folder to where nobody takes it for a checkpoint, and say where; None where nothing can be moved."""
+        """Move a folder to where it is not taken for a checkpoint; its new path, or None where nothing can be moved."""
 
     def point(self, folder: str | None) -> None:
         """Let ``latest`` name this folder; None: there is no ``latest`` any more."""
@@ -148,13 +148,13 @@ class Storage(Protocol):
         """The folder that ``latest`` names, which need not be there; None where there is no ``latest``."""
 
     def guard(self) -> contextlib.AbstractContextManager[bool]:
-        """Keep others from moving ``latest`` meanwhile. False: there are no locks here, or somebody holds on to it."""
+        """Lock ``latest`` meanwhile. False: there are no locks here, or another process does not release it."""
 
     def hold(self, path: str) -> contextlib.ExitStack:
         """Show that this process lives, until it dies or the stack is closed."""
 
     def held(self, path: str) -> bool:
-        """Whether somebody else holds it, and goes on doing so for a while. False where that cannot be known."""
+        """Whether another process holds it, also after ``PATIENCE``. False where that cannot be known."""
 
 
 _IN_PROCESS = threading.Lock()

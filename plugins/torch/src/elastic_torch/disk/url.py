@@ -1,9 +1,9 @@
 """Checkpoints at a URL, by fsspec: object stores, and whatever else it knows.
 
 Nothing can be renamed atomically there, nor locked. So a checkpoint is written under its final name from the start,
-with a random suffix that nobody shares, and counts once its manifest is there, which is written last: an object appears
+with a random suffix, and counts once its manifest is there, which is written last: an object appears
 whole or not at all. There is no ``latest``: the names say which one is the newest, and an object that many overwrite
-could go back. Two savers of one step may both end up complete; everybody takes the one whose suffix sorts first.
+could go back. Two savers of one step may both end up complete; readers take the one whose suffix sorts first.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import IO
 
 from elastic_core.errors import UsageError
 from elastic_torch.disk.manifest import NAME
-from elastic_torch.disk.position import parse
 from elastic_torch.disk.retry import as_os_error
 from elastic_torch.disk.storage import Sink
+from elastic_torch.version import parse
 
 
 class UrlStorage:

@@ -124,7 +124,7 @@ def without_a_group(stage: Stage) -> None:
             stage.say(error=str(error))
 
 
-def pace(stage: Stage) -> None:
+def schedule(stage: Stage) -> None:
     """All ranks hear the same of when a checkpoint is due, though they count different clocks."""
     with stage.open(stage.folder / "shared", interval="auto", mean_time_between_failures=1e-9) as disk:
         due = []
@@ -168,7 +168,7 @@ def unreadable(stage: Stage) -> None:
 
 SCENES: dict[str, Callable[[Stage], None]] = {
     scene.__name__: scene
-    for scene in (resharding, local_directories, scattered, one_rank_fails, without_a_group, pace, unreadable)
+    for scene in (resharding, local_directories, scattered, one_rank_fails, without_a_group, schedule, unreadable)
 }
 
 

@@ -1,0 +1,390 @@
+"""A sampler whose position survives a change of the number of workers: ``DistributedSampler``, made elastic."""
+
+from __future__ import annotations
+
+import math
+import operator
+import warnings
+from collections.abc import Iterator, Mapping, Sized
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch.distributed as dist
+from torch.utils.data import Sampler
+
+from elastic_torch.data import partition
+from elastic_torch.data.audit import Step, audit_log as log_of
+from elastic_torch.data.permutation import Order
+from elastic_torch.data.sampler_checks import VERSION, check_flag, check_state, rank_or_else, start_in, step_size
+
+CHUNK = 8192
+"""Places that are looked up in the order at once: few enough for a fast first batch, many enough for numpy."""
+
+
+class ElasticDistributedSampler(Sampler[int]):
+    """The samples of one rank, and how far all ranks have come, counted in samples.
+
+    Each step takes the next ``global_batch_size`` samples of the epoch's order, however many ranks there are, and the
+    ranks share them out (``partition.py``). The order comes from seed and epoch alone (``permutation.py``). So after
+    any change of the number of ranks every sample of the epoch is still used exactly once, and the steps are those of
+    one process.
+
+    Only :meth:`advance` moves the position. What a loader has fetched ahead does not count: a new iteration, in
+    this process or after a restart, begins after the last step that was committed::
+
+        sampler = ElasticDistributedSampler(dataset, global_batch_size=256)
+        loader = DataLoader(dataset, batch_sampler=sampler.batches(), num_workers=4)
+        for epoch in range(sampler.epoch, epochs):
+            sampler.set_epoch(epoch)
+            for x, y in loader:
+                loss = cross_entropy(model(x), y) * sampler.loss_weight()
+                optimizer.zero_grad(); loss.backward(); optimizer.step()
+                sampler.advance()
+
+    The tail of an epoch, smaller than a batch, is a last step of its own, or left out with ``drop_last``. No sample is
+    ever taken again to fill it. Where a step has fewer samples than there are ranks, a rank without one gets the step's
+    first sample as a stand-in, since DDP needs every rank in its collectives: ``loss_weight()`` is 0 then, and it
+    counts for nothing in the gradients, nor in the audit log.
+
+    All ranks have the same position; nothing is exchanged. The dataset must be the same on all ranks and in all rounds.
+
+    Without a size it is torchelastic's sampler of that name: it hands out an epoch, rank by rank in turn, to a loader
+    with any ``batch_size``, and counts no steps. A script that is restarted begins where it says, in samples of all
+    ranks: ``ElasticDistributedSampler(dataset, start_index=n)``, or ``set_epoch(epoch, n)``. Unlike torch's, n is a
+    place in the epoch's order, so that what comes after it has not been used, and only the first epoch begins there.
+
+    Args:
+        dataset: Anything with a length, in samples.
+        num_replicas: Ranks among which steps are shared out. By default those of the process group, before it is there
+            ``WORLD_SIZE``, or else 1.
+        rank: This one of them; by default likewise.
+        shuffle: Whether each epoch has an order of its own; else all have the dataset's.
+        seed: For the orders; the same on all ranks.
+        drop_last: Whether an epoch's tail is left out.
+        global_batch_size: Samples in a step, of all ranks together. This, or ``batch_size``, or neither.
+        batch_size: Samples in a step, of each rank: the step is ``batch_size * num_replicas`` samples, and so changes
+            with the number of ranks, while samples are still used exactly once.
+        start_index: How many samples of the first epoch are left out, from the front of its order: those that an
+            earlier run has used, on all ranks together.
+        audit_log: A file to which each committed step is appended, as a line of JSON, for ``elastic audit-data``. Rank
+            0 writes it; with ``{rank}`` in the name each rank writes one of its own, which also shows that they agree.
+
+    Attributes:
+        batch_size: Samples of this rank in a full step, at least 1: what a ``DataLoader`` is given that takes the
+            sampler itself, ``DataLoader(dataset, batch_size=sampler.batch_size, sampler=sampler)``.
+
+    Raises:
+        TypeError: ``shuffle`` is no boolean: torchelastic's fourth argument, ``start_index``, goes by its name here.
+        ValueError: A value is out of its range, both sizes are given, or an audit log of steps without a size.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        *,
+        global_batch_size: int | None = None,
+        batch_size: int | None = None,
+        start_index: int = 0,
+        audit_log: str | Path | None = None,
+    ) -> None:
+        self.dataset = dataset
+        self.num_replicas = rank_or_else(num_replicas, "WORLD_SIZE", dist.get_world_size, 1)
+        self.rank = rank_or_else(rank, "RANK", dist.get_rank, 0)
+        if self.num_replicas < 1 or not 0 <= self.rank < self.num_replicas:
+            raise ValueError(f"rank={self.rank} of num_replicas={self.num_replicas}: ranks count from 0 to one less.")
+        self.shuffle = check_flag("shuffle", shuffle)
+        self.seed = operator.index(seed)
+        self.drop_last = bool(drop_last)
+        self._counts_steps = (global_batch_size, batch_size) != (None, None)
+        if not self._counts_steps and audit_log is not None:
+            raise ValueError("An audit log is of steps: give global_batch_size or batch_size, the samples in one.")
+        self.global_batch_size = step_size(global_batch_size, batch_size, self.num_replicas)
+        self._length = len(dataset)
+        if self._length < (self.global_batch_size if self.drop_last else 1):
+            tail = f" are fewer than a step of {self.global_batch_size}, and drop_last leaves them out"
+            raise ValueError(f"There is nothing to train on: {self._length} samples{tail if self._length else ''}.")
+        self.batch_size = max(1, len(self._share(0, self.global_batch_size)))
+        self._epoch = self._step = 0
+        self._cursor = self._start_index = start_in(start_index, self._length)
+        self._previous: Step | None = None
+        self._iteration = self._handed_out = 0  # the newest iterator, and the end of the last step that it has begun
+        self._ended_here = False
+        self._log = None if audit_log is None else log_of(audit_log, self.rank)
+        self._log_begun = False
+        if self.global_batch_size < self.num_replicas:
+            idle = self.num_replicas - self.global_batch_size
+            warnings.warn(
+                f"global_batch_size={self.global_batch_size} for {self.num_replicas} ranks leaves {idle} of them idle.",
+                stacklevel=2,
+            )
+
+    # Where we are ----------------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is in progress, from 0."""
+        return self._epoch
+
+    @property
+    def cursor(self) -> int:
+        """Samples of the epoch that committed steps have used, of all ranks."""
+        return self._cursor
+
+    @property
+    def step(self) -> int:
+        """Steps committed so far, over all epochs."""
+        return self._step
+
+    @property
+    def epoch_is_over(self) -> bool:
+        """Whether no step of the epoch is left."""
+        return self._stop_after(self._cursor) == self._cursor
+
+    @property
+    def share(self) -> int:
+        """Samples of this rank in the step in progress: the first that is not committed. 0 for a stand-in."""
+        return len(self._share(self._cursor, self._stop_after(self._cursor)))
+
+    def samples_ahead(self, steps: int = 1) -> int:
+        """Samples in the next so many steps, of all ranks together; fewer where the epoch ends before."""
+        stop = self._cursor
+        for _ in range(steps):
+            stop = self._stop_after(stop)
+        return stop - self._cursor
+
+    def loss_weight(self, reduction: Literal["mean", "sum"] = "mean") -> float:
+        """What to multiply this rank's loss by, in the step in progress, so that the update is one process's.
+
+        For a loss that is the mean over this rank's n_r samples: W · n_r / n, with W ranks and n samples in the step
+        (:func:`elastic_torch.data.partition.loss_weight` derives it, and takes counts of tokens too). For one that is
+        their sum: W / n, and 0 for a stand-in. DDP and FSDP average gradients over ranks, which makes it the gradient
+        of the mean over all n samples; the average over ranks of the weighted losses is that mean itself.
+
+        Raises:
+            ValueError: ``reduction`` is neither.
+            RuntimeError: No step of the epoch is left, or the sampler has no size of a step.
+        """
+        self._check_counts_steps("loss_weight")
+        total, mine = self._stop_after(self._cursor) - self._cursor, self.share
+        if total == 0:
+            raise RuntimeError(f"Epoch {self._epoch} has no step left to weight a loss of: advance() comes after it.")
+        if reduction == "mean":
+            return partition.loss_weight(mine, total, self.num_replicas)
+        if reduction == "sum":
+            return partition.loss_weight(min(mine, 1), total, self.num_replicas)
+        raise ValueError(f"reduction={reduction!r} is neither 'mean' nor 'sum'.")
+
+    # Samples ---------------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[int]:
+        """Indices of the dataset for this rank, from the committed position to the end of the epoch.
+
+        Raises:
+            RuntimeError: The epoch has been trained to its end, and the next one was not set.
+        """
+        return (index for batch in self._batches() for index in batch)
+
+    def __len__(self) -> int:
+        """How many indices an iteration that starts now gives."""
+        whole, tail = divmod(self._length - self._cursor, self.global_batch_size)
+        last = max(1, len(self._share(0, tail))) if tail and not self.drop_last else 0
+        return whole * self.batch_size + last
+
+    def batches(self) -> ElasticBatchSampler:
+        """This rank's part of each step, as a ``batch_sampler`` for ``DataLoader``."""
+        return ElasticBatchSampler(self)
+
+    def _batches(self) -> Iterator[list[int]]:
+        if self._ended_here:
+            raise RuntimeError(f"Epoch {self._epoch} is over: call set_epoch({self._epoch + 1}) to go on.")
+        self._handed_out = self._cursor
+        self._iteration += 1
+        return self._generate(self._iteration, self._epoch, self._cursor)
+
+    def _generate(self, iteration: int, epoch: int, cursor: int) -> Iterator[list[int]]:
+        order = Order(self._length, self.seed, epoch, self.shuffle)
+        at_once = max(1, CHUNK // self.batch_size)
+        while cursor < (stop := self._stop_after(cursor)):
+            starts = [cursor]
+            while len(starts) < at_once and stop < (after := self._stop_after(stop)):
+                starts.append(stop)
+                stop = after
+            # A rank without a sample takes the first of the step: it counts for nothing.
+            mine = [self._share(a, b) or range(a, a + 1) for a, b in zip(starts, [*starts[1:], stop], strict=True)]
+            places = np.concatenate([np.arange(part.start, part.stop, dtype=np.int64) for part in mine])
+            found = iter(order.at(places).tolist())
+            for part, end in zip(mine, [*starts[1:], stop], strict=True):
+                if iteration == self._iteration:
+                    self._handed_out = end
+                yield [next(found) for _ in part]
+            cursor = stop
+
+    def _stop_after(self, cursor: int) -> int:
+        return cursor + partition.step_size(
+            cursor, length=self._length, global_batch_size=self.global_batch_size, drop_last=self.drop_last
+        )
+
+    def _share(self, start: int, stop: int) -> range:
+        return partition.share(start, stop, rank=self.rank, world_size=self.num_replicas)
+
+    # Progress --------------------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Commit the step in progress: its samples are used. Call it once for each batch, after the update.
+
+        With gradient accumulation each batch is a step here: commit it after its backward pass, and save states only
+        after updates.
+
+        Raises:
+            RuntimeError: No batch was taken for it, no step of the epoch is left, or the sampler has no size of a step.
+        """
+        self._check_counts_steps("advance")
+        start, stop = self._cursor, self._stop_after(self._cursor)
+        if stop == start or stop > self._handed_out:
+            raise RuntimeError(
+                f"advance() was called more often than batches of epoch {self._epoch} were taken: call it once for "
+                "each. A DataLoader that is given the sampler itself needs batch_size=sampler.batch_size."
+            )
+        done = Step(
+            step=self._step,
+            epoch=self._epoch,
+            start=start,
+            stop=stop,
+            world_size=self.num_replicas,
+            global_batch_size=self.global_batch_size,
+            drop_last=self.drop_last,
+            length=self._length,
+            seed=self.seed,
+            order=self._order_name,
+        )
+        if self._log is not None:
+            self._begin_log()
+            self._log.step(done, self._share(start, stop))
+        self._previous = done
+        self._cursor = stop
+        self._step += 1
+        self._ended_here = self.epoch_is_over
+
+    def set_epoch(self, epoch: int, start_index: int | None = None) -> None:
+        """Begin an epoch; where it is the one in progress, stay where we are.
+
+        Call it before each epoch's iteration. An epoch may be left before its end; its remaining samples are then not
+        used, and the audit says so.
+
+        Args:
+            epoch: Which, from 0.
+            start_index: How many samples of it were used before, on all ranks together; all from its length on. By
+                default none, and for the first epoch of this sampler those that it was made with.
+
+        Raises:
+            ValueError: One of them is negative.
+        """
+        epoch = operator.index(epoch)
+        if epoch < 0:
+            raise ValueError(f"epoch={epoch}: epochs count from 0.")
+        if start_index is None:
+            if epoch == self._epoch:
+                return
+            start = 0 if self._iteration else self._start_index
+        else:
+            start = start_in(start_index, self._length)
+        read_to_its_end = self._handed_out > self._cursor and self._stop_after(self._handed_out) == self._handed_out
+        if self._counts_steps and epoch != self._epoch and read_to_its_end:
+            steps = math.ceil((self._handed_out - self._cursor) / self.global_batch_size)
+            warnings.warn(
+                f"Epoch {self._epoch} was read to its end, but its last {steps} steps were not committed: "
+                "call advance() after each step.",
+                stacklevel=2,
+            )
+        self._epoch = epoch
+        self._cursor = self._handed_out = start
+        self._iteration += 1
+        self._ended_here = False
+
+    # State -----------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The committed position, the same on all ranks; JSON can hold it."""
+        return {
+            "version": VERSION,
+            "epoch": self._epoch,
+            "cursor": self._cursor,
+            "step": self._step,
+            "length": self._length,
+            "seed": self.seed,
+            "order": self._order_name,
+            "previous": None if self._previous is None else asdict(self._previous),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another sampler was, of any rank and any number of them.
+
+        ``global_batch_size`` and ``drop_last`` may differ from then on. Iterate anew afterwards: an iteration that has
+        begun goes on as it was.
+
+        Raises:
+            ValueError: It is of another dataset, seed or order, in which the position means other samples; or it is no
+                state of a sampler.
+        """
+        epoch, cursor, step, previous = check_state(state, self._mine())
+        self._epoch, self._cursor, self._step, self._previous = epoch, cursor, step, previous
+        self._handed_out = cursor
+        self._iteration += 1
+        self._ended_here = False
+        self._log_begun = False
+        if self._log is not None:
+            self._begin_log()
+
+    def _mine(self) -> dict[str, Any]:
+        return {"length": self._length, "seed": self.seed, "order": self._order_name}
+
+    @property
+    def _order_name(self) -> str:
+        return Order(self._length, self.seed, 0, self.shuffle).name
+
+    def _check_counts_steps(self, method: str) -> None:
+        if not self._counts_steps:
+            raise RuntimeError(
+                f"{method}() is about steps, and this sampler does not know how many samples one has: make it with "
+                "global_batch_size or batch_size."
+            )
+
+    def _begin_log(self) -> None:
+        if not self._log_begun and self._log is not None:
+            self._log.resumption(step=self._step, epoch=self._epoch, cursor=self._cursor, previous=self._previous)
+            self._log_begun = True
+
+
+class ElasticBatchSampler(Sampler[list[int]]):
+    """One rank's part of each step: what a ``DataLoader`` takes as ``batch_sampler``.
+
+    Its batches may differ in size by one between ranks; see :class:`ElasticDistributedSampler`.
+    """
+
+    def __init__(self, sampler: ElasticDistributedSampler) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Indices of the dataset for each step, from the committed position to the end of the epoch."""
+        return self.sampler._batches()
+
+    def __len__(self) -> int:
+        """How many steps of the epoch are left."""
+        sampler = self.sampler
+        return partition.steps_left(
+            sampler.cursor,
+            length=len(sampler.dataset),
+            global_batch_size=sampler.global_batch_size,
+            drop_last=sampler.drop_last,
+        )
+
+    def set_epoch(self, epoch: int, start_index: int | None = None) -> None:
+        """As the sampler's, for frameworks that look for it here."""
+        self.sampler.set_epoch(epoch, start_index)

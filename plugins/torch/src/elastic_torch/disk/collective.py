@@ -1,0 +1,154 @@
+"""Calls of several ranks together: each rank gets the results of all, so that they fail together, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+from elastic_torch.disk.errors import CheckpointError
+
+T = TypeVar("T")
+TIMEOUT = timedelta(hours=2)
+"""For the slowest writer. A peer that dies is noticed at once, by its connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What came of it on one rank."""
+
+    error: Exception
+    code: int | None = None
+    """The system's number of it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Not every exception can be pickled; what others need of it is its text.
+        error = self.error if isinstance(self.error, CheckpointError) else OSError(_line(self.error))
+        return _Failure, (error, self.code)
+
+
+class PeerFailedError(Exception):
+    """Something failed on one rank or more; the message lists rank and reason.
+
+    Attributes:
+        codes: The system's numbers of the errors; None for those of something else.
+    """
+
+    def __init__(self, message: str, codes: frozenset[int | None] = frozenset()) -> None:
+        super().__init__(message)
+        self.codes = codes
+
+
+class Collective:
+    """Some ranks of the job, or this process alone.
+
+    Args:
+        ranks: Global ranks, in order; the first one leads.
+        group: Their process group, for the thread that uses this object only; None for a process alone.
+        rank: This process' global rank.
+    """
+
+    def __init__(self, ranks: Sequence[int], group: dist.ProcessGroup | None, rank: int) -> None:
+        self.ranks = tuple(ranks)
+        self.group = group
+        self.place = self.ranks.index(rank)
+        """This process' place in the collective, from 0."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks."""
+        return len(self.ranks)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the first one."""
+        return self.place == 0
+
+    def gather(self, value: T) -> list[T]:
+        """Give each rank the values of all ranks, in the order of ranks."""
+        if self.group is None or self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self.group)
+        return cast(list[T], found)
+
+    def agree(self, act: Callable[[], T]) -> list[T]:
+        """Call a function on each rank; each rank gets the results of all, which should be small.
+
+        Raises:
+            CheckpointError: The first of those that were raised, as it is.
+            PeerFailedError: Something else was raised on some rank; names all of them.
+        """
+        outcome = _try(act)
+        return self._all_well(self.gather(outcome), outcome)
+
+    def collect(self, act: Callable[[], T]) -> list[T]:
+        """Call a function on each rank; the first rank gets all results. Raises what :meth:`agree` does."""
+        outcome = _try(act)
+        if self.group is None or self.size == 1:
+            return self._all_well([outcome], outcome)
+        found: list[Any] = [None] * self.size
+        dist.gather_object(outcome, found if self.leads else None, dst=self.ranks[0], group=self.group)
+        failed = self.lead(lambda: [item if isinstance(item, _Failure) else None for item in found])
+        self._all_well(failed, outcome)
+        return cast(list[T], found) if self.leads else []
+
+    def lead(self, act: Callable[[], T]) -> T:
+        """Call a function on the first rank; each rank gets its result. Raises what :meth:`agree` does."""
+        outcome = _try(act) if self.leads else None
+        box = [outcome]
+        if self.group is not None and self.size > 1:
+            dist.broadcast_object_list(box, src=self.ranks[0], group=self.group)
+        return cast(T, self._all_well(box, outcome)[0])
+
+    def deal(self, act: Callable[[], list[T]]) -> T:
+        """Call a function on the first rank; each rank gets its item of the result. Raises what :meth:`agree` does."""
+        made: list[T] = []
+        self.lead(lambda: made.extend(act()))
+        if self.group is None or self.size == 1:
+            return made[0]
+        mine: list[Any] = [None]
+        dist.scatter_object_list(mine, made if self.leads else None, src=self.ranks[0], group=self.group)
+        return cast(T, mine[0])
+
+    def _all_well(self, outcomes: Sequence[Any], mine: Any) -> list[Any]:
+        failures = {self.ranks[i]: item for i, item in enumerate(outcomes) if isinstance(item, _Failure)}
+        failed = {rank: item.error for rank, item in failures.items()}
+        if not failed:
+            return list(outcomes)
+        cause = mine.error if isinstance(mine, _Failure) else None
+        for error in failed.values():
+            if isinstance(error, CheckpointError):
+                raise error
+        text = "; ".join(f"rank {rank}: {_line(error)}" for rank, error in failed.items())
+        raise PeerFailedError(text, frozenset(item.code for item in failures.values())) from cause
+
+    def send(self, data: torch.Tensor, source: int) -> None:
+        """Broadcast from the rank at this place: into a tensor of uint8 that has the same length on all ranks."""
+        if self.group is not None and self.size > 1:
+            dist.broadcast(data, src=self.ranks[source], group=self.group)
+
+
+def _try(act: Callable[[], Any]) -> Any:
+    try:
+        return act()
+    except Exception as error:
+        return _Failure(error, error.errno if isinstance(error, OSError) else None)
+
+
+def _line(error: Exception) -> str:
+    """An error in one line, as people read it."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, OSError) and text else f"{type(error).__name__}: {text}"
+
+
+def collective_of(ranks: Sequence[int] | None) -> Collective:
+    """A collective of these global ranks, or of this process alone. Collective: all of them call it, in one order."""
+    if ranks is None:
+        return Collective([0], None, 0)
+    group = dist.new_group(list(ranks), timeout=TIMEOUT, backend="gloo", use_local_synchronization=True)
+    return Collective(ranks, group, dist.get_rank())

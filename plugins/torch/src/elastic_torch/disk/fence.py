@@ -1,0 +1,150 @@
+"""The fence: files in the checkpoint directory that say which run and round may save there.
+
+Uids of runs have no order, so the directory numbers them: a run that begins to save there creates ``run-NNNN.json``,
+which only one can, and each of its rounds leaves ``run-NNNN_round-NNNNN.json``. A process that finds a claim or a
+checkpoint of a later turn is a straggler, and refused. A new run does not take over while rank 0 of the last one is
+alive: that is shown by a lock which dies with its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from elastic_torch.disk.environment import Identity
+from elastic_torch.disk.errors import CheckpointRefusedError
+from elastic_torch.disk.storage import Storage
+from elastic_torch.version import Position, parse
+
+FOLDER = ".claims"
+_CLAIM = re.compile(r"run-(\d{4,})(?:_round-(\d{5,}))?\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """That this round (-1: any) of the run with this number may save, and whose run it is; an unknown uid is ''."""
+
+    run: int
+    round: int
+    uid: str
+    who: str
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """What claims are ordered by."""
+        return (self.run, self.round)
+
+
+def number(claims: Iterable[Claim], me: Identity, root: str) -> int:
+    """The number of my run in this directory, a new one if it is not there yet. Pure.
+
+    Raises:
+        CheckpointRefusedError: A later run or round is there.
+    """
+    known = list(claims)
+    newest = max(known, key=lambda claim: claim.turn, default=None)
+    if newest is None:
+        return 1
+    mine = max((claim.run for claim in known if claim.uid == me.uid), default=None)
+    if mine is None:
+        return newest.run + 1
+    if newest.turn > (mine, me.round):
+        raise refusal(root, (mine, me.round), newest)
+    return mine
+
+
+def refusal(root: str, turn: tuple[int, int], newer: Claim) -> CheckpointRefusedError:
+    """The error for a straggler."""
+    who = newer.who or "somebody"
+    what = f"a later run, {newer.uid or newer.run}," if newer.run > turn[0] else f"a later round, {newer.round},"
+    return CheckpointRefusedError(
+        f"Nothing can be saved in {root} any more: {what} of {who} has taken over; this is round {turn[1]}.",
+        hint="Processes of a job that goes on elsewhere end. Two jobs need two directories.",
+    )
+
+
+def read_claims(storage: Storage) -> list[Claim]:
+    """Every run's newest claim, and what the checkpoints' names say: they count even where the claims are gone.
+
+    A run has a claim for each of its rounds, and they are thousands: one is read, the newest that is not damaged.
+    """
+    files = _files(storage)
+    found: dict[int, Claim] = {}
+    for run, round in sorted(files, reverse=True):
+        known = found.get(run)
+        if known is None or not known.uid:
+            uid, who = _content(storage, files[run, round])
+            found[run] = Claim(run, round if known is None else known.round, uid, who)
+    return [*found.values(), *(Claim(run, round, "", "") for run, round in sorted(_saved(storage) - {*files}))]
+
+
+def _files(storage: Storage) -> dict[tuple[int, int], str]:
+    """The claims' files, by their turns, as far as names tell."""
+    matches = [match for name in storage.names(FOLDER) if (match := _CLAIM.fullmatch(name)) is not None]
+    return {(int(m[1]), -1 if m[2] is None else int(m[2])): f"{FOLDER}/{m[0]}" for m in matches}
+
+
+def _saved(storage: Storage) -> set[tuple[int, int]]:
+    """The turns that there are checkpoints of."""
+    return {position.turn for folder in storage.folders() if (position := parse(folder)) is not None}
+
+
+def refuse_beside_the_living(storage: Storage, newest: Claim) -> None:
+    """Another run must not take over from one that is alive.
+
+    Raises:
+        CheckpointRefusedError: It is; names it.
+    """
+    if storage.held(f"{FOLDER}/run-{newest.run:04}.lock"):
+        raise CheckpointRefusedError(
+            f"Another run saves in {storage.root}: {newest.uid} of {newest.who or 'somebody'}, and it is alive.",
+            hint="Give this job a directory of its own, or stop that run.",
+        )
+
+
+def claim(storage: Storage, run: int, me: Identity) -> None:
+    """Take this turn.
+
+    Raises:
+        CheckpointRefusedError: Another run has taken the number meanwhile.
+    """
+    storage.make(FOLDER)
+    content = json.dumps({"uid": me.uid, "who": me.who}).encode()
+    path = f"{FOLDER}/run-{run:04}.json"
+    if not storage.put(path, content):
+        uid, who = _content(storage, path)
+        if uid != me.uid:
+            raise refusal(storage.root, (run - 1, me.round), Claim(run, -1, uid, who))
+    storage.put(f"{FOLDER}/run-{run:04}_round-{me.round:05}.json", content)
+
+
+def check_turn(storage: Storage, position: Position) -> None:
+    """Look at the fence again: at names, so that it costs little.
+
+    Raises:
+        CheckpointRefusedError: A later turn has begun.
+    """
+    files = _files(storage)
+    newest = max({*files, *_saved(storage)}, default=position.turn)
+    if newest > position.turn:
+        uid = who = ""
+        with contextlib.suppress(OSError):  # its name is enough
+            uid, who = _content(storage, files[newest]) if newest in files else ("", "")
+        raise refusal(storage.root, position.turn, Claim(*newest, uid, who))
+
+
+def _content(storage: Storage, path: str) -> tuple[str, str]:
+    """Uid and name in a claim; nothing of one that was damaged or is gone: its name still counts.
+
+    Raises:
+        OSError: It cannot be read. To take it for another run's would be to go on under another number.
+    """
+    try:
+        with storage.read(path) as file:
+            body = json.loads(file.read(1 << 16))
+        return str(body["uid"]), str(body["who"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return "", ""

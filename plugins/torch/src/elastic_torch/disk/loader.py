@@ -1,0 +1,293 @@
+"""How the ranks find the newest checkpoint that is intact anywhere, and how all get it.
+
+With one directory for all that is a look into it. With a directory for each node, the ranks tell each other what they
+have, agree on the newest checkpoint that can be put together, and send what is missing over the process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from elastic_torch.disk import catalog
+from elastic_torch.disk.assembly import Assembly, Holding, assemble, newest_first
+from elastic_torch.disk.catalog import Entry, Fault
+from elastic_torch.disk.collective import Collective, PeerFailedError
+from elastic_torch.disk.errors import CheckpointLoadError
+from elastic_torch.disk.manifest import Manifest
+from elastic_torch.disk.receiver import Receiver
+from elastic_torch.disk.retry import Retry, opened
+from elastic_torch.disk.shared_dirs import SharedDirs
+from elastic_torch.disk.storage import LATEST, Storage
+from elastic_torch.version import Checkpoint, Position
+
+logger = logging.getLogger("elastic_torch.disk")
+CHUNK = 16 << 20
+"""Bytes that are sent at once."""
+READERS = 4
+"""Files that a rank checks at the same time."""
+SHOWN = 8
+"""Missing files that are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One thing that is wrong, and in which checkpoint.
+
+    Attributes:
+        where: The checkpoint, as a path or URL.
+        reason: What is wrong.
+        kind: Whether something is not what was written; or could not be read, and may be intact; or is on none of the
+            nodes that are here.
+        position: The checkpoint's; None where it is not about one.
+    """
+
+    where: str
+    reason: str
+    kind: Literal["damaged", "unread", "incomplete"] = "damaged"
+    position: Position | None = None
+
+    def __str__(self) -> str:
+        if self.position is None:
+            return f"{self.where} {self.reason}."
+        state = {"damaged": "is damaged", "unread": "could not be read", "incomplete": "is incomplete"}[self.kind]
+        return f"The checkpoint {self.where} {state}: {self.reason}."
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What ``Disk.load`` has loaded.
+
+    Attributes:
+        checkpoint: Which checkpoint.
+        state: The state dict: what was given, filled; or all that was saved.
+        damage: What was found damaged, in newer checkpoints and in copies of this one, on any node.
+    """
+
+    checkpoint: Checkpoint
+    state: dict[str, Any]
+    damage: tuple[Damage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCheckpoint:
+    """A checkpoint that every directory can have whole.
+
+    Attributes:
+        assembly: How.
+        mine: This directory's own part of it, if it has one.
+        damage: What was found wrong on the way to it, anywhere.
+        aside: This directory's damaged folders, this checkpoint's not among them.
+        passed: Whether there is a newer one, anywhere, that was not found damaged, and yet cannot be loaded.
+    """
+
+    assembly: Assembly | None
+    mine: Holding | None
+    damage: tuple[Damage, ...]
+    aside: tuple[str, ...] = ()
+    passed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loader:
+    """One rank's part in loading.
+
+    Attributes:
+        storage: This rank's directory.
+        everyone: All ranks.
+        shared_dirs: Which of them see the same directory.
+        patience: Seconds for which read errors that may pass are tried again.
+    """
+
+    storage: Storage
+    everyone: Collective
+    shared_dirs: SharedDirs
+    patience: float
+
+    def find(self, *, verify: bool = True) -> FoundCheckpoint:
+        """The newest checkpoint that is intact, or can be put together. Collective.
+
+        What could not be read gets another chance in the end, since it would cost the steps since an older one: the
+        error may have passed, or a saver may have removed the checkpoint meanwhile.
+
+        Args:
+            verify: Read all of it, and compare checksums; else believe names and sizes.
+        """
+        found = self._look(verify, Retry(self.patience))
+        if found.passed or (found.assembly is None and found.damage):
+            found = self._look(verify, Retry(0))
+        self._tell(found)
+        return found
+
+    def _look(self, verify: bool, retry: Retry) -> FoundCheckpoint:
+        listed, damage = self._listed(retry) if self.shared_dirs.first else ([], [])
+        offered = self.everyone.agree(lambda: {e.position: e for e in reversed(listed) if e.manifest is not None})
+        for position in newest_first([position for offer in offered for position in offer]):
+            holdings = {}
+            for directory, places in enumerate(self.shared_dirs.directories):
+                entry = offered[places[0]].get(position)
+                if entry is not None and entry.manifest is not None:
+                    holdings[directory] = Holding(entry.folder, entry.manifest, entry.here)
+            if verify and assemble(holdings, len(self.shared_dirs.directories)) is not None:
+                holdings = self._verified(holdings, damage, retry)
+            assembly = assemble(holdings, len(self.shared_dirs.directories))
+            if assembly is not None:
+                return self._found(assembly, holdings.get(self.shared_dirs.mine), damage)
+            if (lost := self._lost(position, holdings)) is not None:
+                damage.append(lost)
+        return self._found(None, None, damage)
+
+    def _listed(self, retry: Retry) -> tuple[list[Entry], list[Damage]]:
+        """What is in this rank's directory, and what is wrong with it at first sight."""
+        try:
+            listed = catalog.entries(self.storage, retry)
+            pointed = None if listed else retry(self.storage.pointed)
+        except OSError as error:
+            return [], [Damage(self.storage.root, f"cannot be listed: {error}", "unread")]
+        if pointed is not None:
+            gone = f"names {pointed}, which is not there, nor is any other checkpoint"
+            return [], [Damage(self.storage.path(LATEST), gone, "unread")]
+        return listed, [self._damage(entry.folder, entry.position, fault) for entry in listed for fault in entry.faults]
+
+    def _verified(self, holdings: dict[int, Holding], damage: list[Damage], retry: Retry) -> dict[int, Holding]:
+        """The holdings without the files whose checksums are wrong; each rank reads a part of its directory's."""
+        mine = holdings.get(self.shared_dirs.mine)
+        wrong: dict[str, Fault] = {}
+        if mine is not None:
+            ranks = self.shared_dirs.directories[self.shared_dirs.mine]
+            names = _share(mine, ranks.index(self.everyone.place), len(ranks))
+
+            def check(name: str) -> Fault | None:
+                return catalog.check(self.storage, f"{mine.folder}/{name}", mine.manifest.files[name], retry)
+
+            with ThreadPoolExecutor(READERS) as readers:  # sums are made without Python's lock
+                faults = list(readers.map(check, names))
+            wrong = {name: fault for name, fault in zip(names, faults, strict=True) if fault is not None}
+            damage.extend(self._damage(mine.folder, mine.manifest.position, fault) for fault in wrong.values())
+        reports = self.everyone.agree(lambda: (self.shared_dirs.mine, frozenset(wrong)))
+        bad = {i: frozenset().union(*(names for directory, names in reports if directory == i)) for i in holdings}
+        return {i: replace(holding, intact=holding.intact - bad[i]) for i, holding in holdings.items()}
+
+    def _lost(self, position: Position, holdings: dict[int, Holding]) -> Damage | None:
+        """What the first rank says of a scattered checkpoint that is not complete on the nodes that are here."""
+        folder, manifest = next((holding.folder, holding.manifest) for holding in holdings.values())
+        if not (self.everyone.leads and manifest.scattered):
+            return None
+        there = frozenset().union(*(h.intact for h in holdings.values() if h.manifest.save_id == manifest.save_id))
+        names = sorted({*manifest.files} - there)
+        text = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+        reason = f"no node that is here has {text} intact"
+        return Damage(self.storage.path(folder), reason, "incomplete", position)
+
+    def _damage(self, folder: str, position: Position, fault: Fault) -> Damage:
+        return Damage(self.storage.path(folder), fault.reason, "damaged" if fault.damaged else "unread", position)
+
+    def _found(self, assembly: Assembly | None, mine: Holding | None, damage: Sequence[Damage]) -> FoundCheckpoint:
+        """Make the result; all ranks get the same, but for what concerns this directory alone."""
+        parts = self.everyone.gather((self.shared_dirs.mine, tuple(damage)))
+        everything = tuple(item for _, part in parts for item in part)
+        taken = None if assembly is None else assembly.manifest.position
+        passed = any(
+            item.kind != "damaged" and (taken is None or item.position is None or item.position > taken)
+            for item in everything
+        )
+        known = {item.position for item in everything if item.kind != "incomplete"}
+        told = tuple(item for item in everything if item.kind != "incomplete" or item.position not in known)
+        aside = {
+            item.where.rsplit("/", 1)[-1]
+            for directory, part in parts
+            for item in part
+            if directory == self.shared_dirs.mine and item.kind == "damaged" and item.position != taken
+        }
+        return FoundCheckpoint(assembly, mine, told, tuple(sorted(aside)), passed)
+
+    def _tell(self, found: FoundCheckpoint) -> None:
+        """Warn of all that is wrong, wherever it was found."""
+        if self.everyone.leads and found.assembly is not None:
+            for item in found.damage:
+                logger.warning("%s Taken instead: that of step %d.", item, found.assembly.manifest.position.step)
+
+    def fetch(self, found: FoundCheckpoint) -> tuple[Checkpoint, Manifest]:
+        """Let this directory have the whole checkpoint. Collective.
+
+        Raises:
+            CheckpointLoadError: There is no room for it somewhere.
+        """
+        assembly = found.assembly
+        assert assembly is not None
+        try:
+            folder, manifest = self._fetch(assembly, found.mine)
+        except PeerFailedError as error:
+            step = assembly.manifest.position.step
+            raise CheckpointLoadError(
+                f"The checkpoint of step {step} could not be brought to every node: {error}.",
+                hint="Every node's directory needs room for a whole checkpoint.",
+            ) from error
+        return catalog.as_checkpoint(self.storage, folder, manifest), manifest
+
+    def _fetch(self, assembly: Assembly, mine: Holding | None) -> tuple[str, Manifest]:
+        lacks = assembly.needs.get(self.shared_dirs.mine)
+        receiver = None
+        if lacks is not None and self.shared_dirs.first:
+            receiver = Receiver(self.storage, assembly, lacks, mine)
+        unsent: list[OSError] = []
+        for name, directory in assembly.sends:
+            taker = receiver if receiver is not None and name in receiver.lacks else None
+            self._pass_on(name, directory, assembly, taker, unsent)
+
+        def finish() -> str | None:
+            for error in unsent:
+                raise error
+            return receiver.finish() if receiver is not None else None
+
+        folders = self.everyone.agree(finish)
+        if lacks is None:
+            assert mine is not None
+            return mine.folder, mine.manifest
+        return folders[self.shared_dirs.directories[self.shared_dirs.mine][0]] or "", assembly.manifest
+
+    def _pass_on(
+        self, name: str, directory: int, assembly: Assembly, receiver: Receiver | None, unsent: list[OSError]
+    ) -> None:
+        """Broadcast one file. Errors are raised later, since a rank that left in the middle would block the others.
+
+        For what cannot be read zeros are sent: receivers compare sums, and publish nothing.
+        """
+        source = self.shared_dirs.directories[directory][0]
+        size = assembly.manifest.files[name].size
+        with contextlib.ExitStack() as stack:
+            file: io.BufferedReader | None = None
+            if self.everyone.place == source:
+                try:
+                    path = f"{assembly.folder}/{name}"
+                    file = stack.enter_context(opened(self.storage, path, Retry(self.patience), checked=True))
+                except OSError as error:
+                    unsent.append(error)
+            if receiver is not None:
+                receiver.begin(name)
+            for start in range(0, size, CHUNK):
+                buffer = torch.zeros(min(CHUNK, size - start), dtype=torch.uint8)
+                if file is not None:
+                    try:
+                        file.readinto(buffer.numpy().data)
+                    except OSError as error:
+                        unsent.append(error)
+                        file = None
+                self.everyone.send(buffer, source)
+                if receiver is not None:
+                    receiver.take(buffer.numpy().data)
+            if receiver is not None:
+                receiver.end(name)
+
+
+def _share(holding: Holding, place: int, ranks: int) -> list[str]:
+    """The files that one of several ranks reads: the largest first, dealt out in turn. Pure."""
+    names = sorted(holding.intact, key=lambda name: (-holding.manifest.files[name].size, name))
+    return names[place::ranks]

@@ -1,0 +1,186 @@
+"""How the ranks save one checkpoint together.
+
+Written beside, checked, published by one rename, ``latest`` last, and old ones removed after that. A process that dies
+anywhere in between leaves the checkpoints as they were, or with the new one complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import secrets
+from dataclasses import dataclass, replace
+from typing import Any
+
+from elastic_torch.disk import catalog, dcp, fence, lineage
+from elastic_torch.disk.collective import Collective, PeerFailedError
+from elastic_torch.disk.environment import Identity
+from elastic_torch.disk.errors import CheckpointError, CheckpointRefusedError, CheckpointSaveError
+from elastic_torch.disk.manifest import METADATA, NAME, Counters, FileSum, Manifest, encode
+from elastic_torch.disk.state_copy import is_scattered
+from elastic_torch.disk.storage import Storage
+from elastic_torch.version import Checkpoint, Position
+
+logger = logging.getLogger("elastic_torch.disk")
+_REMEDIES = {
+    errno.ENOSPC: "Free some space{or_keep_fewer}.",
+    errno.EDQUOT: "Free some space{or_keep_fewer}.",
+    errno.EFBIG: "Raise the limit on the size of files (ulimit -f).",
+    errno.EROFS: "Have the disk made writable again: systems turn it read-only after an error.",
+    errno.EACCES: "Give this user the right to write there.",
+    errno.ENOENT: "If the directory is gone, make it again, or mount it.",  # we do not: the disk would be another one
+}
+"""What to do about errors of the system."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saver:
+    """One rank's part in saving.
+
+    Attributes:
+        storage: Where to.
+        everyone: All ranks.
+        group: The ranks that see the same directory; the first one writes what a checkpoint has once.
+        me: Who saves.
+        keep: How many checkpoints stay.
+    """
+
+    storage: Storage
+    everyone: Collective
+    group: Collective
+    me: Identity
+    keep: int
+
+    def save(self, position: Position, state: dict[str, Any], line: str, counters: Counters) -> Checkpoint:
+        """Save a snapshot. Collective; on the writer's thread.
+
+        Args:
+            position: Of it.
+            state: The snapshot.
+            line: Its lineage.
+            counters: What goes with it.
+
+        Raises:
+            CheckpointRefusedError: A later turn has begun, or this position is there already.
+            CheckpointSaveError: Anything else. Nothing of it is left, and nothing that was there is gone.
+        """
+        try:
+            return self._save(position, state, line, counters)
+        except CheckpointError:
+            raise
+        except Exception as error:  # of the disk, of a peer, of torch: the job goes on with what it has
+            raise self._failure(position, error) from error
+
+    def _save(self, position: Position, state: dict[str, Any], line: str, counters: Counters) -> Checkpoint:
+        together = frozenset(self.group.ranks)
+        scattered = together != {*self.everyone.ranks} and any(self.everyone.gather(is_scattered(state, together)))
+        collective = self.everyone if scattered else self.group
+        save_id = collective.lead(lambda: secrets.token_hex(4))
+        staging = self.storage.staging(str(position), save_id)
+        try:
+            collective.agree(lambda: self._begin(position, staging) if self.group.leads else None)
+            mine, content = dcp.write(collective, self.storage, staging, state)
+            metadata = collective.lead(lambda: content) if scattered else content
+            parts = collective.agree(lambda: self._checked(staging, mine))
+            files = {name: file for part in parts for name, file in part.items()}
+            manifest = Manifest(position, self.me.uid, save_id, self.me.who, line, scattered, files, counters)
+            made = collective.agree(
+                lambda: self._publish(staging, manifest, metadata) if self.group.leads else None,
+            )
+        except BaseException:
+            if self.group.leads:
+                with contextlib.suppress(Exception):  # what is left, the next turn sweeps up
+                    self.storage.remove(staging)
+            raise
+        if self.group.leads:
+            self._prune(line)
+        first = collective.ranks.index(self.group.ranks[0])
+        published = made[first]
+        assert published is not None
+        return published
+
+    def lineage(self, position: Position) -> str:
+        """The lineage of a run that has loaded nothing. Collective; on the writer's thread.
+
+        Raises:
+            CheckpointSaveError: The directory cannot be read, so nothing can be saved there.
+        """
+        try:
+            return lineage.continued(self.everyone, self.storage, self.group.leads, position.run)
+        except PeerFailedError as error:
+            raise self._failure(position, error) from error
+
+    def _prune(self, line: str) -> None:
+        """The checkpoint is there, whatever comes of this."""
+        try:
+            catalog.prune(self.storage, self.keep, line)
+        except OSError as error:
+            logger.warning("Old checkpoints in %s could not be removed: %s", self.storage.root, error)
+
+    def _begin(self, position: Position, staging: str) -> None:
+        """Make the folder, unless a later turn has begun."""
+        fence.check_turn(self.storage, position)
+        self._check_free(position)
+        catalog.sweep(self.storage, position.turn)
+        self.storage.make(staging)
+
+    def _checked(self, staging: str, files: dict[str, FileSum]) -> dict[str, FileSum]:
+        """Read back what was written."""
+        for name, file in files.items():
+            if (wrong := catalog.check(self.storage, f"{staging}/{name}", file)) is not None:
+                where = self.storage.path(staging)
+                raise OSError(f"what was written cannot be read back: {wrong.reason} in {where}")
+        return files
+
+    def _publish(self, staging: str, manifest: Manifest, metadata: bytes) -> Checkpoint:
+        """Complete the folder, and let it be a checkpoint."""
+        sum = dcp.write_metadata(self.storage, staging, metadata)
+        self._checked(staging, {METADATA: sum})
+        whole = replace(manifest, files={**manifest.files, METADATA: sum})
+        if (
+            not self.storage.put(f"{staging}/{NAME}", encode(whole))
+            or catalog.read_manifest(self.storage, staging) != whole
+        ):
+            raise OSError(f"the manifest in {self.storage.path(staging)} cannot be read back")
+        with self.storage.guard() as locked:
+            fence.check_turn(self.storage, whole.position)
+            try:
+                folder = self.storage.publish(staging, str(whole.position))
+            except FileExistsError as error:
+                raise self._taken(whole.position) from error
+            if locked:  # else `latest` stays where it is, which is not back; nothing that we read relies on it
+                catalog.point(self.storage)
+        return catalog.as_checkpoint(self.storage, folder, whole)
+
+    def _check_free(self, position: Position) -> None:
+        if any(position == other for other, _ in catalog.positions(self.storage)):
+            raise self._taken(position)
+
+    def _taken(self, position: Position) -> CheckpointRefusedError:
+        others = [entry.manifest for entry in catalog.entries(self.storage) if entry.position == position]
+        who = next((manifest.who for manifest in others if manifest is not None), "somebody")
+        return CheckpointRefusedError(
+            f"Step {position.step} of round {position.round} is saved in {self.storage.root} already, by {who}.",
+            hint="One Disk saves each step once. All ranks of a job save together, in one process group.",
+        )
+
+    def _failure(self, position: Position, error: Exception) -> CheckpointError:
+        try:
+            fence.check_turn(self.storage, position)  # a later turn removes what we were writing
+            there = catalog.positions(self.storage)
+        except CheckpointRefusedError as refused:
+            return refused
+        except OSError:
+            there = []
+        newest = f"The newest is still that of step {there[0][0].step}." if there else "There is none yet."
+        text = str(error) if isinstance(error, (PeerFailedError, OSError)) else f"{type(error).__name__}: {error}"
+        remedies = [remedy for code, remedy in _REMEDIES.items() if os.strerror(code) in text]  # from whichever rank
+        usual = "Training goes on, and the next checkpoint is tried as usual."
+        kept = min(self.keep, len(there))
+        or_keep_fewer = f", or keep fewer than {kept} checkpoints" if kept > 1 else ""  # one is always kept
+        hint = " ".join([*(remedy.format(or_keep_fewer=or_keep_fewer) for remedy in remedies[:1]), usual])
+        return CheckpointSaveError(
+            f"The checkpoint of step {position.step} was not saved in {self.storage.root}: {text}. {newest}", hint=hint
+        )

@@ -1,0 +1,226 @@
+"""The memory tier: two buffers per worker, which the agent keeps for the worker that comes after it.
+
+Each commit is written into the buffer that does not hold the newest one, so that one complete snapshot is always there.
+Since a step needs all ranks, none is more than one commit ahead of another, and so all have one in common.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import torch
+
+from elastic_core.errors import ResourceError, UsageError
+from elastic_core.threads import asked
+from elastic_core.worker.channel import channel
+from elastic_core.worker.fd_store import held, hold, is_of_other_format, release
+from elastic_torch.memory.snapshot import PAGE, Buffer, Snapshot
+from elastic_torch.version import Stamp
+
+logger = logging.getLogger("elastic_torch.memory")
+BUFFERS = 2
+ANSWER = 60.0
+"""Seconds that the agent may take to hand over what it keeps; it normally takes a millisecond."""
+_IDLE = 10
+"""The nice value of what a busy machine is to leave for later."""
+_THREAD = "elastic-snapshot"
+"""The name of the threads that prepare buffers, for which the end of the process does not wait."""
+
+
+class Buffers:
+    """The two buffers of this worker.
+
+    Args:
+        name: Of the state, unlike any other's in the same worker.
+        local_rank: The worker's number on its node, by which the next round's finds them again.
+        buffers: How many there are.
+    """
+
+    def __init__(self, name: str, local_rank: int, buffers: int = BUFFERS) -> None:
+        self._name, self._keeps = name, False
+        self._names = [f"{name}/{local_rank}/{index}" for index in range(buffers)]
+        self._buffers: list[Buffer | None] = [None] * buffers
+        self._newest: int | None = None
+        """Which buffer is not to be written to."""
+        self._second: Future[Buffer] | None = None
+        """The other buffer, while its memory is being taken."""
+        with channel() as agent:
+            self.outlives = agent is not None
+            """Whether there is an agent that keeps them; without one a snapshot is of no use."""
+        for index, name_ in enumerate(self._names):
+            self._buffers[index] = adopted(name_)
+        self._settle_adopted()
+
+    def stamps(self) -> tuple[Stamp, ...]:
+        """The stamps of the complete snapshots, the newest first."""
+        return tuple(sorted((found.stamp for _, found in self._read()), reverse=True))
+
+    def snapshot(self, stamp: Stamp) -> Snapshot:
+        """The snapshot with this stamp. The next commit goes to the other buffer.
+
+        Raises:
+            LookupError: There is none.
+        """
+        for index, found in self._read():
+            if found.stamp == stamp:
+                self._newest = index
+                return found
+        raise LookupError(f"no snapshot of {stamp}")
+
+    def buffer(self, stamp: Stamp) -> Buffer:
+        """The buffer that holds the snapshot with this stamp, to be sent.
+
+        Raises:
+            LookupError: There is none.
+        """
+        self.snapshot(stamp)
+        assert self._newest is not None
+        found = self._buffers[self._newest]
+        assert found is not None
+        return found
+
+    def keep(self, stamp: Stamp, said: Any, tensors: list[torch.Tensor]) -> None:
+        """Commit: copy the state into a buffer. Where there is no room for it, this tier ends, with a warning.
+
+        Raises:
+            UsageError: Another state of this worker, of the same name, keeps its snapshots too.
+        """
+        self._check_name()
+        index = self._next()
+        try:
+            if self._buffers[index] is None and self._second is not None:
+                self._put(index, self._second.result())
+                self._second = None
+            buffer = self._buffers[index]
+            if buffer is None or not buffer.write(stamp, said, tensors):
+                buffer = Buffer.create(self._names[index], tensors, len(json.dumps(said)))
+                buffer.write(stamp, said, tensors)
+                self._put(index, buffer)
+        except ResourceError as exc:
+            self._end(exc.message)
+            return
+        self._newest = index
+        self._prepare(buffer)
+
+    def room(self, size: int) -> Buffer:
+        """A buffer of at least so many bytes, for a snapshot that comes from elsewhere.
+
+        Raises:
+            ResourceError: There is no memory for it, or the agent does not keep it.
+        """
+        index = self._next()
+        buffer = self._buffers[index]
+        if buffer is None or buffer.size < size:
+            buffer = Buffer.sized(self._names[index], size + size // 8)
+            self._put(index, buffer)
+        return buffer
+
+    def forget(self) -> None:
+        """Have the agent let go of all of them."""
+        for name in self._names:
+            release(name)
+
+    def _check_name(self) -> None:
+        """Refuse a second state of this name; one that only took the place of another is none (as in tests)."""
+        last = _keepers.get(self._names[0])
+        if self._keeps and last is not None and last is not self:
+            raise UsageError(
+                f"Two training states of this worker are named {self._name!r}: each would go on from the other's.",
+                hint='Give each a name of its own: TrainState(..., name="generator").',
+            )
+        self._keeps = True
+        _keepers[self._names[0]] = self
+
+    def _prepare(self, written: Buffer) -> None:
+        """Prepare memory in a thread, so that the next commits cost less than this one."""
+        self._settle([written])
+        other = self._next()
+        if self.outlives and self._buffers[other] is None and self._second is None:
+            self._second = asked(partial(Buffer.sized, self._names[other], written.size), name=_THREAD)
+
+    def _settle_adopted(self) -> None:
+        """The newest snapshot is about to be read, and the other buffer to be written to."""
+        stamps = {index: found.stamp for index, found in self._read()}
+        order = sorted(range(len(self._buffers)), key=lambda index: stamps.get(index, Stamp(-1, -1)), reverse=True)
+        self._settle([buffer for index in order if (buffer := self._buffers[index]) is not None])
+
+    def _settle(self, buffers: Sequence[Buffer]) -> None:
+        left = [buffer for buffer in buffers if not buffer.settled]
+
+        def settle() -> None:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _IDLE)  # this thread's
+            for buffer in left:
+                buffer.settle()
+
+        for buffer in left:
+            buffer.settled = True
+        if left:
+            asked(settle, name=_THREAD)
+
+    def _next(self) -> int:
+        """The buffer that may be written to: the one without a complete snapshot, or with the older one."""
+        if self._newest is not None:
+            return 1 - self._newest
+        stamps = {index: found.stamp for index, found in self._read()}
+        empty = [index for index in range(BUFFERS) if index not in stamps]
+        return empty[0] if empty else min(stamps, key=stamps.__getitem__)
+
+    def _read(self) -> list[tuple[int, Snapshot]]:
+        read = [(index, buffer.read()) for index, buffer in enumerate(self._buffers) if buffer is not None]
+        return [(index, found) for index, found in read if found is not None]
+
+    def _put(self, index: int, buffer: Buffer) -> None:
+        try:
+            if self.outlives and not hold(self._names[index], buffer.fd):
+                self._end("the agent does not answer")
+        except ResourceError:
+            buffer.close()
+            raise
+        if (old := self._buffers[index]) is not None:
+            old.close()
+        self._buffers[index] = buffer
+
+    def _end(self, why: str) -> None:
+        self.outlives = False
+        warnings.warn(f"No snapshots are kept in memory from here on: {why}", stacklevel=4)
+
+
+_keepers: weakref.WeakValueDictionary[str, Buffers] = weakref.WeakValueDictionary()
+"""The object that kept a state last in this process, by the name of its first buffer."""
+
+
+def adopted(name: str) -> Buffer | None:
+    """What the agent keeps under a name; None where there is nothing, or no agent.
+
+    Raises:
+        ResourceError: The agent has not said: to go on without it might be to begin the training anew.
+    """
+    began = time.monotonic()
+    fd = held(name, ANSWER)
+    if fd is None and time.monotonic() - began >= ANSWER:
+        raise ResourceError(
+            f"The agent has not answered for {ANSWER:.0f} seconds, so what it keeps of the training is not known.",
+            hint="The next round asks again. If its host is as busy as that, leave the agent a core.",
+        )
+    if fd is not None and is_of_other_format(fd):
+        logger.warning(
+            "The snapshot %s in memory is of another release of elastic-torch, and is lost. Keep one release for as "
+            "long as a job runs.",
+            name,
+        )
+    if fd is None:
+        return None
+    if os.fstat(fd).st_size < PAGE:
+        os.close(fd)
+        return None
+    return Buffer(fd)

@@ -1,0 +1,167 @@
+"""What DTensors are made of: this rank's part, where it lies, and how the same is made for another number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # as torch's checkpoints do
+
+from elastic_torch.memory.sharded.regions import Box
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A sharded tensor of a state that was taken apart, as ``tree`` keeps it.
+
+    Attributes:
+        number: Of this rank's part among the tensors.
+        name: Its place in the state.
+        shape: Of the whole tensor.
+        offset: Where this rank's part begins in it.
+        placements: How it was laid out over its mesh: ``"R"`` (replicated) or a dimension (sharded), one for each
+            dimension of the mesh; ``"?"`` for what cannot be said so.
+    """
+
+    number: int
+    name: str
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    placements: tuple[str | int, ...]
+
+    def box(self, part: torch.Tensor) -> Box:
+        """Which part of the whole it is."""
+        return Box(self.offset, tuple(part.shape))
+
+
+def local_part(tensor: DTensor) -> torch.Tensor:
+    """This rank's part: the very memory, without a gradient."""
+    with torch.no_grad():
+        return tensor.to_local()
+
+
+def described(tensor: DTensor, where: str) -> Sequence[Any]:
+    """Its whole shape, where this rank's part begins, and how it is laid out: what JSON can say of it.
+
+    Raises:
+        TypeError: It waits for a reduction, so that its parts are no values.
+    """
+    said = _described(tensor.shape, tensor.device_mesh, tensor.placements)
+    if said is None:
+        raise TypeError(f"{where} is a DTensor that has yet to be reduced (Partial), which cannot be kept.")
+    return said
+
+
+def box_of(tensor: DTensor) -> Box:
+    """Which part of the whole this rank has."""
+    size, offset = _place(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Box(tuple(offset), tuple(size))
+
+
+def leaves(said: Any) -> list[Leaf]:
+    """All sharded tensors of a state that was taken apart, by name."""
+    found: list[Leaf] = []
+    _gather(said, found)
+    return sorted(found, key=lambda leaf: leaf.name)
+
+
+def owners(where: str, optimizer: torch.optim.Optimizer) -> dict[str, DTensor]:
+    """The sharded parameters that an optimizer's state belongs to, by the name of that state.
+
+    Args:
+        where: The place of its ``state_dict()`` in the whole state.
+        optimizer: The optimizer.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return {f"{where}['state'][{i}]": p for i, p in enumerate(parameters) if isinstance(p, DTensor)}
+
+
+def target(leaf: Leaf, dtype: torch.dtype, present: Mapping[str, DTensor], owner: Mapping[str, DTensor]) -> DTensor:
+    """Where a tensor of the state is to be put: the one that is there, or a new one, laid out as this round's are.
+
+    Args:
+        leaf: What was kept of it.
+        dtype: Of its elements.
+        present: The sharded tensors that are there, by name.
+        owner: Parameters, by the name of what belongs to them: optimizers make their state only in their first step.
+
+    Raises:
+        ValueError: There is no place for it, or it has another shape.
+    """
+    there = present.get(leaf.name)
+    if there is not None and tuple(there.shape) == leaf.shape:
+        return there
+    if there is not None:
+        raise ValueError(f"{leaf.name} has the shape {leaf.shape} in the snapshot and {tuple(there.shape)} here.")
+    like = owner.get(leaf.name.rpartition("[")[0])
+    if like is None:
+        raise ValueError(
+            f"{leaf.name} is sharded in the snapshot, and here there is nothing that tells over what mesh."
+        )
+    placements = like.placements if tuple(like.shape) == leaf.shape else _placements(leaf, like.device_mesh)
+    size, _ = _place(torch.Size(leaf.shape), like.device_mesh, placements)
+    local = torch.zeros(size, dtype=dtype, device=local_part(like).device)
+    return DTensor.from_local(
+        local,
+        like.device_mesh,
+        placements,
+        run_check=False,
+        shape=torch.Size(leaf.shape),
+        stride=torch.empty(leaf.shape, device="meta").stride(),
+    )
+
+
+@lru_cache(maxsize=1 << 16)  # asked for every tensor in every step
+def _described(
+    shape: torch.Size, mesh: DeviceMesh, placements: Sequence[Placement]
+) -> tuple[list[int], list[int], list[str | int]] | None:
+    if any(placement.is_partial() for placement in placements):
+        return None
+    _, offset = _place(shape, mesh, placements)
+    return list(shape), list(offset), [_said(placement) for placement in placements]
+
+
+def _place(
+    shape: torch.Size, mesh: DeviceMesh, placements: Sequence[Placement]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """This rank's part: its size and where it begins."""
+    size, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
+    return tuple(size), tuple(offset)
+
+
+def forget() -> None:
+    """Let go of the meshes that were asked about."""
+    _described.cache_clear()
+
+
+def _said(placement: Placement) -> str | int:
+    if isinstance(placement, Replicate):
+        return "R"
+    return placement.dim if type(placement) is Shard else "?"
+
+
+def _placements(leaf: Leaf, mesh: DeviceMesh) -> tuple[Placement, ...]:
+    if len(leaf.placements) != mesh.ndim or "?" in leaf.placements:
+        raise ValueError(
+            f"{leaf.name} was laid out as {list(leaf.placements)} over its mesh, which this one of {mesh.ndim} "
+            "dimension(s) cannot repeat."
+        )
+    return tuple(Replicate() if how == "R" else Shard(int(how)) for how in leaf.placements)
+
+
+def _gather(said: Any, found: list[Leaf]) -> None:
+    if isinstance(said, list):
+        for item in said:
+            _gather(item, found)
+    elif isinstance(said, dict):
+        if "shard" in said:
+            number, name, shape, offset, placements = said["shard"]
+            found.append(Leaf(int(number), str(name), tuple(shape), tuple(offset), tuple(placements)))
+        else:
+            for item in said.values():
+                _gather(item, found)

@@ -1,0 +1,231 @@
+"""Fetches the parts of a sharded state that this rank needs from the ranks that have them.
+
+All ranks go through the same steps. First the ranks that lack them are sent the state's tree and the tensors that are
+not sharded. Where each rank then has the very parts that it needs, as after a worker's death, they are
+copied and nothing else happens. Else all tell each other which parts they had and which they need, and work out one and
+the same plan (``plan.pieces``).
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from elastic_torch.memory.sharded.dtensors import Leaf, box_of, leaves, local_part, target
+from elastic_torch.memory.sharded.plan import FoundState, Piece, pieces, windows
+from elastic_torch.memory.sharded.regions import Box
+from elastic_torch.memory.sharded.transport import Transport
+from elastic_torch.memory.snapshot import Snapshot
+from elastic_torch.state.state_exchange import PART
+from elastic_torch.state.state_tree import bytes_of, table_of, tensors_of
+
+Present = Mapping[str, DTensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """The state, as this rank has it now.
+
+    Attributes:
+        said: Its tree.
+        plain: The tensors that are not sharded, by number; views of shared memory, perhaps.
+        shards: Those that are, by name, already filled.
+        whole: Whether the tree is that of this very rank in the same world, random numbers and all.
+        local: Whether all of it was in this rank's reach.
+        exact: Whether each rank had the very parts that it needs.
+    """
+
+    said: Any
+    plain: Mapping[int, torch.Tensor]
+    shards: Mapping[str, DTensor]
+    whole: bool
+    local: bool
+    exact: bool
+
+
+def bring(
+    transport: Transport, found: FoundState, mine: Mapping[int, Snapshot], present: Present, owner: Present
+) -> Brought:
+    """Collective.
+
+    Args:
+        transport: Of all ranks.
+        found: The state that all go on from.
+        mine: By old rank, the snapshots of it that this rank can reach.
+        present: The sharded tensors that are there, by name: filled in place.
+        owner: Parameters by the name of what belongs to them, as ``dtensors.owners`` has it.
+
+    Raises:
+        ValueError: The snapshot does not fit the model.
+    """
+    base = found.base(transport.rank, transport.world)
+    said, dtypes, plain = _bring_base(transport, found, mine)
+    sharded = leaves(said)
+    targets = [target(leaf, dtypes[leaf.number], present, owner) for leaf in sharded]
+    needed = [box_of(tensor) for tensor in targets]
+    names = zlib.crc32(json.dumps([[leaf.name, leaf.shape] for leaf in sharded]).encode())
+    had = _parts(mine[base]) if base in mine else []
+    fits = [box for _, box in had] == needed
+    dimensions = max((len(leaf.shape) for leaf in sharded), default=0)
+    answers = transport.gather([int(fits), len(sharded), dimensions, names])
+    if any(answer[1:] != answers[0][1:] for answer in answers):
+        raise ValueError("The ranks' states do not have the same sharded tensors, so they cannot go on together.")
+    exact = all(answer[0] for answer in answers)
+    if exact:
+        for tensor, (part, _) in zip(targets, had, strict=True):
+            local_part(tensor).copy_(part)
+        local = True
+    else:
+        local = _reshard(transport, found, mine, sharded, targets, needed)
+    shards = {leaf.name: tensor for leaf, tensor in zip(sharded, targets, strict=True)}
+    return Brought(said, plain, shards, transport.world == found.world, local and base in mine, exact)
+
+
+def _bring_base(
+    transport: Transport, found: FoundState, mine: Mapping[int, Snapshot]
+) -> tuple[Any, list[torch.dtype], dict[int, torch.Tensor]]:
+    """The tree, the types of its tensors, and the tensors that are not sharded: this rank's, or sent by another one."""
+    bases = [found.base(rank, transport.world) for rank in range(transport.world)]
+    givers = [found.giver(old, rank) for rank, old in enumerate(bases)]
+    takers = [rank for rank, giver in enumerate(givers) if giver == transport.rank != rank]
+    texts = {old: _text(mine[old]) for old in {bases[rank] for rank in takers}}
+    bundles = {old: _bundle(mine[old]) for old in texts}
+    giver = givers[transport.rank]
+    sizes = torch.zeros(2, dtype=torch.int64)
+    transport.exchange(
+        [(to, torch.tensor([len(texts[bases[to]]), len(bundles[bases[to]])]).view(torch.uint8)) for to in takers],
+        [(giver, sizes.view(torch.uint8))] if giver != transport.rank else [],
+    )
+    text, bundle = (torch.empty(size, dtype=torch.uint8) for size in sizes.tolist())
+    transport.exchange(
+        [(to, content) for to in takers for content in (texts[bases[to]], bundles[bases[to]])],
+        [(giver, text), (giver, bundle)] if giver != transport.rank else [],
+    )
+    if giver == transport.rank:
+        own = mine[bases[transport.rank]]
+        plain = {number: own.views[number] for number in _plain(own)}
+        return own.said["tree"], [view.dtype for view in own.views], plain
+    said, table = json.loads(text.numpy().tobytes())
+    sharded = {leaf.number for leaf in leaves(said)}
+    whole = {number: entry for number, entry in enumerate(table) if number not in sharded}
+    tensors = tensors_of(whole.values(), bundle)
+    return said, [getattr(torch, name) for name, _ in table], dict(zip(whole, tensors, strict=True))
+
+
+def _reshard(
+    transport: Transport,
+    found: FoundState,
+    mine: Mapping[int, Snapshot],
+    sharded: Sequence[Leaf],
+    targets: Sequence[DTensor],
+    needed: Sequence[Box],
+) -> bool:
+    """Fill this rank's parts with pieces of the old ones; whether all were in its reach."""
+    dimensions = max((len(leaf.shape) for leaf in sharded), default=0)
+    parts = {old: _parts(snapshot) for old, snapshot in mine.items()}
+    had = _table(
+        transport,
+        found.world,
+        {old: [box for _, box in its] for old, its in parts.items() if found.holders[old][0] == transport.rank},
+        [len(leaf.shape) for leaf in sharded],
+        dimensions,
+    )
+    need = _table(
+        transport, transport.world, {transport.rank: needed}, [len(leaf.shape) for leaf in sharded], dimensions
+    )
+    sizes = [tensor.numel() * tensor.element_size() // transport.world for tensor in targets]
+    missing = [box.elements for box in needed]
+    local = True
+    for window in windows(sizes, PART):
+        plan = list(pieces(found, had, need, transport.rank, window))
+        for piece in plan:
+            missing[piece.tensor] -= piece.box.elements if piece.taker == transport.rank else 0
+            if piece.giver == piece.taker:
+                part, box = parts[piece.old][piece.tensor]
+                _put(targets[piece.tensor], needed[piece.tensor], piece.box, part[piece.box.within(box)])
+        give: dict[int, list[torch.Tensor]] = {}
+        take: dict[int, list[Piece]] = {}
+        for piece in plan:
+            if piece.giver == piece.taker:
+                continue
+            if piece.giver == transport.rank:
+                part, box = parts[piece.old][piece.tensor]
+                give.setdefault(piece.taker, []).append(bytes_of(part[piece.box.within(box)].contiguous()))
+            else:
+                take.setdefault(piece.giver, []).append(piece)
+        local = local and not take
+        packed = {
+            giver: torch.empty(
+                sum(piece.box.elements * targets[piece.tensor].element_size() for piece in its), dtype=torch.uint8
+            )
+            for giver, its in take.items()
+        }
+        transport.exchange([(to, torch.cat(its)) for to, its in give.items()], packed.items())
+        for giver, its in take.items():
+            start = 0
+            for piece in its:
+                tensor = targets[piece.tensor]
+                content = torch.empty(piece.box.size, dtype=tensor.dtype)
+                end = start + content.numel() * content.element_size()
+                bytes_of(content).copy_(packed[giver][start:end])
+                _put(tensor, needed[piece.tensor], piece.box, content)
+                start = end
+    if (
+        wrong := next((leaf.name for leaf, elements in zip(sharded, missing, strict=True) if elements), None)
+    ) is not None:
+        raise ValueError(f"The parts of {wrong} that were kept do not make up what this rank needs of it.")
+    return local
+
+
+def _table(
+    transport: Transport, ranks: int, mine: Mapping[int, Sequence[Box]], dimensions: Sequence[int], most: int
+) -> list[list[Box]]:
+    """The boxes of all ranks, by rank and tensor. Collective.
+
+    Args:
+        transport: Of all ranks.
+        ranks: How many rows there are.
+        mine: The rows that this rank has to tell; each is told by one.
+        dimensions: Of each tensor.
+        most: The most of these.
+    """
+    table = torch.zeros(ranks, len(dimensions), 2, max(most, 1), dtype=torch.int64)
+    for rank, boxes in mine.items():
+        for number, box in enumerate(boxes):
+            table[rank, number, :, : dimensions[number]] = torch.tensor([box.offset, box.size])
+    return [
+        [Box(tuple(offset[:count]), tuple(size[:count])) for (offset, size), count in zip(row, dimensions, strict=True)]
+        for row in transport.add_up(table).tolist()
+    ]
+
+
+def _parts(snapshot: Snapshot) -> list[tuple[torch.Tensor, Box]]:
+    """The sharded parts that a snapshot has, by name, and where they lie."""
+    return [
+        (snapshot.views[leaf.number], leaf.box(snapshot.views[leaf.number])) for leaf in leaves(snapshot.said["tree"])
+    ]
+
+
+def _plain(snapshot: Snapshot) -> list[int]:
+    sharded = {leaf.number for leaf in leaves(snapshot.said["tree"])}
+    return [number for number in range(len(snapshot.views)) if number not in sharded]
+
+
+def _text(snapshot: Snapshot) -> torch.Tensor:
+    text = json.dumps([snapshot.said["tree"], table_of(snapshot.views)]).encode()
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def _bundle(snapshot: Snapshot) -> torch.Tensor:
+    """All tensors that are not sharded, one after the other."""
+    return torch.cat([torch.empty(0, dtype=torch.uint8), *(bytes_of(snapshot.views[n]) for n in _plain(snapshot))])
+
+
+def _put(tensor: DTensor, whole: Box, box: Box, content: torch.Tensor) -> None:
+    local_part(tensor)[box.within(whole)].copy_(content)

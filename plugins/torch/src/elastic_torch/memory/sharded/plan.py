@@ -1,0 +1,175 @@
+"""Which rank has which part, and which rank sends which part to which: pure functions of what all ranks have gathered.
+
+*Old* ranks are those of the round in which a snapshot was made, in its *world*; *present* ones are those that plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from elastic_torch.memory.sharded.regions import Box
+from elastic_torch.version import Stamp
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class HeldPart:
+    """A complete snapshot of an old rank's part, in the memory of a present rank's node.
+
+    Attributes:
+        stamp: When it was made.
+        rank: Whose part it is.
+        world: How many ranks there were then.
+    """
+
+    stamp: Stamp
+    rank: int
+    world: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundState:
+    """A state of which every part is somewhere.
+
+    Attributes:
+        stamp: When it was made.
+        holders: By old rank, the present ranks that have its part, in order; at least one each.
+    """
+
+    stamp: Stamp
+    holders: tuple[tuple[int, ...], ...]
+
+    @property
+    def world(self) -> int:
+        """How many ranks it was made by."""
+        return len(self.holders)
+
+    def giver(self, old: int, taker: int) -> int:
+        """Who gives an old rank's part to a present rank: that one itself if it can, else one of the others in turn."""
+        having = self.holders[old]
+        return taker if taker in having else having[taker % len(having)]
+
+    def base(self, rank: int, world: int) -> int:
+        """Whose snapshot tells a present rank of ``world`` all else: that of its number, if the size is the same."""
+        return rank if world == self.world else 0
+
+
+def every(holdings: Sequence[Sequence[HeldPart]]) -> list[FoundState]:
+    """All states of which every part is somewhere, the newest first.
+
+    Args:
+        holdings: What each present rank can reach by itself.
+    """
+    having: dict[tuple[Stamp, int], dict[int, list[int]]] = {}
+    for present, held in enumerate(holdings):
+        for holding in sorted(set(held)):
+            having.setdefault((holding.stamp, holding.world), {}).setdefault(holding.rank, []).append(present)
+    return [
+        FoundState(stamp, tuple(tuple(parts[old]) for old in range(world)))
+        for (stamp, world), parts in sorted(having.items(), key=lambda item: item[0], reverse=True)
+        if all(old in parts for old in range(world))
+    ]
+
+
+def twice(found: Sequence[FoundState], nodes: Sequence[int]) -> FoundState | None:
+    """The newest state of which every part is on two nodes, so that the loss of one does not matter.
+
+    Args:
+        found: As :func:`every` says.
+        nodes: The node of each present rank.
+    """
+    return next((f for f in found if all(len({nodes[rank] for rank in having}) > 1 for having in f.holders)), None)
+
+
+def partners(nodes: Sequence[int]) -> tuple[int | None, ...]:
+    """Who keeps the replica of each rank's part: a rank of the next node; None where there is but one node.
+
+    Nodes of different sizes share what there is: the ranks of the next one take it in turns.
+
+    Args:
+        nodes: The node of each rank.
+    """
+    members: dict[int, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        members.setdefault(node, []).append(rank)
+    if len(members) < 2:
+        return (None,) * len(nodes)
+    order = sorted(members)
+    after = {node: members[order[(place + 1) % len(order)]] for place, node in enumerate(order)}
+    return tuple(after[node][members[node].index(rank) % len(after[node])] for rank, node in enumerate(nodes))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Piece:
+    """A part of a tensor that one present rank gives another, or has for itself.
+
+    Attributes:
+        tensor: The tensor's number.
+        taker: Who needs it.
+        old: Out of whose part it is.
+        giver: Who has that.
+        box: Where it lies in the whole tensor.
+    """
+
+    tensor: int
+    taker: int
+    old: int
+    giver: int
+    box: Box
+
+
+def pieces(
+    found: FoundState,
+    had: Sequence[Sequence[Box]],
+    needed: Sequence[Sequence[Box]],
+    rank: int,
+    tensors: range,
+) -> Iterator[Piece]:
+    """What a present rank gives and takes, by tensor, taker and old rank: of a pair, both go through it alike.
+
+    Where several old ranks had the same part (a mesh that replicates), one of them is taken: one that the taker can
+    reach by itself, if there is any.
+
+    Args:
+        found: The state.
+        had: By old rank and tensor, which part that had.
+        needed: By present rank and tensor, which part that needs.
+        rank: The present rank that asks.
+        tensors: Of which tensors.
+    """
+    for tensor in tensors:
+        parts: dict[Box, list[int]] = {}
+        for old, boxes in enumerate(had):
+            parts.setdefault(boxes[tensor], []).append(old)
+        for taker, boxes in enumerate(needed):
+            for part, olds in parts.items():
+                if taker != rank and not any(rank in found.holders[old] for old in olds):
+                    continue
+                if (box := part.overlap(boxes[tensor])) is None:
+                    continue
+                old = next((o for o in olds if taker in found.holders[o]), olds[0])
+                giver = found.giver(old, taker)
+                if rank in (giver, taker):
+                    yield Piece(tensor, taker, old, giver, box)
+
+
+def windows(sizes: Sequence[int], most: int) -> Iterator[range]:
+    """Tensors that are dealt with at a time: as many as have ``most`` bytes together, at least one.
+
+    Args:
+        sizes: Bytes of each tensor.
+        most: Bytes at a time.
+    """
+    start, total = 0, 0
+    for number, size in enumerate(sizes):
+        if number > start and total + size > most:
+            yield range(start, number)
+            start, total = number, 0
+        total += size
+    if start < len(sizes):
+        yield range(start, len(sizes))
+
+
+def sources(partner: Sequence[int | None], rank: int) -> tuple[int, ...]:
+    """Whose replicas a rank keeps, in order."""
+    return tuple(source for source, keeper in enumerate(partner) if keeper == rank)

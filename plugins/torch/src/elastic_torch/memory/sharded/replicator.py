@@ -1,0 +1,148 @@
+"""The thread that brings each rank's part to its partner on another node, while training goes on.
+
+Every so many commits each rank *offers* its snapshot, in the same steps on all ranks. The thread gathers
+the sizes of all ranks; a rank that is still busy says 0, and then all leave this snapshot out. Otherwise the parts are
+sent to their partners, straight from the buffers. When all parts have arrived, this state is *safe*, and the replicas
+before it are not needed any more. Until then the earlier safe state stays, here and with the partners, and so does the
+one that is being sent. Training waits for none of it: it only puts the offer into a queue.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+
+from elastic_core.errors import ResourceError
+from elastic_torch.memory.sharded.plan import sources
+from elastic_torch.memory.sharded.replicas import Replicas
+from elastic_torch.memory.sharded.transport import Transport
+from elastic_torch.memory.snapshot import HEADER_BYTES, Buffer
+from elastic_torch.version import Stamp
+
+GOODBYE = 1.0
+"""Seconds that a part which is being sent gets to arrive when an exception has ended the program."""
+logger = logging.getLogger("elastic_torch.memory")
+
+
+class Replicator:
+    """One rank's part in it, from the restoring of a round to its end.
+
+    Args:
+        transport: Of all ranks, for this thread alone from now on.
+        partner: By rank, who keeps its replica.
+        replicas: What this rank keeps for others.
+        buffer_of: Where this rank's snapshot with a stamp is.
+        safe: What must stay until something newer is safe: what the ranks would have to go back to if a node were lost
+            now.
+
+    Attributes:
+        safe: The newest state that must stay.
+        replicated: The newest state of this round of which every part is on two nodes.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        partner: Sequence[int],
+        replicas: Replicas,
+        buffer_of: Callable[[Stamp], Buffer | None],
+        safe: Stamp | None,
+    ) -> None:
+        self.safe = safe
+        self.replicated: Stamp | None = None
+        self._transport, self._replicas, self._buffer_of = transport, replicas, buffer_of
+        self._partner, self._sources = partner[transport.rank], sources(partner, transport.rank)
+        self._way: Stamp | None = None
+        """What has been offered, and is neither safe nor left out yet."""
+        self._able, self._broken = True, False
+        self._offers: queue.SimpleQueue[Stamp | Literal["end"] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="elastic-replicas", daemon=True)
+        self._thread.start()
+
+    def pinned(self) -> tuple[Stamp, ...]:
+        """What must not be written over."""
+        way, safe = self._way, self.safe  # in this order: the thread makes it safe before it is on its way no more
+        return tuple(stamp for stamp in (safe, way) if stamp is not None)
+
+    def offer(self, stamp: Stamp | None) -> None:
+        """Have this snapshot replicated, unless a rank is still busy with an earlier one. All ranks, in the same steps.
+
+        Args:
+            stamp: Of this rank's snapshot; None if it has none.
+        """
+        if self._broken:
+            return
+        if self._way is not None:
+            stamp = None
+        elif stamp is not None:
+            self._way = stamp
+        self._offers.put(stamp)
+
+    def offer_last(self, stamp: Stamp | None) -> None:
+        """Have the last snapshot replicated, after which nothing is written here: busy ranks are waited for."""
+        self._offers.put(stamp)
+
+    def close(self) -> None:
+        """Wait until all that was offered is done."""
+        self._offers.put("end")
+        self._thread.join()
+
+    def halt(self) -> None:
+        """End the replication without waiting for peers, which may wait for this process to end."""
+        self._transport.halt(GOODBYE)
+
+    def _run(self) -> None:
+        try:
+            while (stamp := self._offers.get()) != "end":
+                if stamp is None or stamp != self.replicated:
+                    self._replicate(stamp)
+                if stamp is not None and stamp == self._way:
+                    self._way = None
+            return
+        except RuntimeError as exc:  # gloo's: a peer is gone, and the round is about to end
+            logger.info("No more replicas in this round: %s", exc)
+        except Exception as exc:
+            logger.warning("No more replicas in this round, of anybody: %s: %s", type(exc).__name__, exc)
+        self._broken = True
+        self._transport.close()  # now that nothing is left in it: the others wait for this rank, for long
+
+    def _replicate(self, stamp: Stamp | None) -> None:
+        buffer = self._buffer_of(stamp) if stamp is not None and self._able else None
+        row = (buffer.used(), stamp.round, stamp.step) if buffer is not None and stamp is not None else (0, 0, 0)
+        rows = self._transport.gather(row)
+        if buffer is None or stamp is None or any(other[0] == 0 or other[1:] != rows[0][1:] for other in rows):
+            return
+        into = self._rooms([rows[source][0] for source in self._sources])
+        if not self._transport.agree(into is not None) or into is None:
+            return
+        sizes = [rows[source][0] for source in self._sources]
+        self._bring(buffer, row[0], into, sizes)
+        for theirs in into:
+            self._replicas.came(theirs, stamp)
+        self._transport.agree(True)  # all are there
+        self.safe = self.replicated = stamp
+        self._replicas.let_go(len(self._sources))
+
+    def _rooms(self, sizes: Sequence[int]) -> list[Buffer] | None:
+        """Where the replicas of this rank's sources are put; None where there is no memory for them."""
+        try:
+            return [self._replicas.room(number, size, self.safe) for number, size in enumerate(sizes)]
+        except ResourceError as exc:
+            self._able = False
+            logger.warning("No replicas are kept here from here on, and so none of anybody: %s", exc.message)
+            return None
+
+    def _bring(self, buffer: Buffer, size: int, into: Sequence[Buffer], sizes: Sequence[int]) -> None:
+        """This rank's to its partner, its sources' to here; the headers last, which say that all is there."""
+        taken = [its.bytes()[HEADER_BYTES:its_size] for its, its_size in zip(into, sizes, strict=True)]
+        given = buffer.bytes()[HEADER_BYTES:size]
+        self._transport.pass_on({self._partner: given}, dict(zip(self._sources, taken, strict=True)))
+        headers = [torch.empty(HEADER_BYTES, dtype=torch.uint8) for _ in into]
+        self._transport.exchange([(self._partner, buffer.header())], zip(self._sources, headers, strict=True))
+        for theirs, header in zip(into, headers, strict=True):
+            theirs.finish(header)

@@ -1,0 +1,201 @@
+"""The memory tier of a sharded state: what ``TrainState`` talks to. ``memory.tier`` says what its methods are for."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from elastic_torch.memory.sharded import checkpoint_format, plan
+from elastic_torch.memory.sharded.dtensors import forget, owners
+from elastic_torch.memory.sharded.fetch import Brought, bring
+from elastic_torch.memory.sharded.plan import FoundState, HeldPart
+from elastic_torch.memory.sharded.pool import Pool
+from elastic_torch.memory.sharded.replicas import Replicas
+from elastic_torch.memory.sharded.replicator import Replicator
+from elastic_torch.memory.sharded.transport import Transport
+from elastic_torch.memory.snapshot import Snapshot
+from elastic_torch.memory.tier import MemoryTier, State, TakenState
+from elastic_torch.state.disk_tier import AnyLoaded, DiskTier
+from elastic_torch.state.state_choice import Tier
+from elastic_torch.state.state_exchange import Peers
+from elastic_torch.state.state_tree import put_together, take_apart
+from elastic_torch.version import Stamp
+
+_PARTS = "state[1]['state']"
+"""Where in a whole state the parts are, by name."""
+
+
+class ShardedMemory(MemoryTier):
+    """This rank's part of a sharded state, and what it keeps of others'.
+
+    Args:
+        model: The module.
+        parts: What else has a state, by name; under ``extra`` a mapping of more of it. Optimizers are among it.
+        name: Of the state.
+        local_rank: The worker's number on its node.
+        replicate_every: Snapshots from one replica to the next.
+        peers: All ranks.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        parts: Mapping[str, Any],
+        name: str,
+        local_rank: int,
+        replicate_every: int,
+        peers: Peers,
+    ) -> None:
+        self._pool = Pool(name, local_rank, self._pinned)
+        super().__init__(self._pool, peers)
+        self._model, self._parts = model, parts
+        self._replicas = Replicas(name, local_rank)
+        self._every, self._kept = replicate_every, 0
+        self._transport: Transport | None = None
+        self._nodes: list[int] = []
+        self._found: list[FoundState] = []
+        self._brought: Brought | None = None
+        self._newest: Stamp | None = None
+        """Of the last snapshot; None where it could not be kept."""
+        self._replicator: Replicator | None = None
+
+    def replicated(self) -> Stamp | None:
+        """The newest state of this round of which every part is on two nodes."""
+        return None if self._replicator is None else self._replicator.replicated
+
+    def meet(self) -> Stamp | None:
+        """The newest state of which every part is somewhere."""
+        self._finish()
+        if self._transport is not None:
+            self._transport.close()
+        self._transport = Transport()
+        self._nodes = [node for [node] in self._transport.gather([int(os.environ.get("GROUP_RANK", "0"))])]
+        rows = [[h.stamp.round, h.stamp.step, h.rank, h.world] for h in self._holdings()]
+        everybodys = self._transport.gather_rows(rows, 4)
+        held = [[HeldPart(Stamp(*row[:2]), *row[2:]) for row in each] for each in everybodys]
+        self._found = plan.every(held)
+        return self._found[0].stamp if self._found else None
+
+    def take(self, state: State) -> TakenState:
+        """It, as this rank needs it: the sharded tensors that are there are filled.
+
+        Raises:
+            ValueError: The snapshot does not fit the model.
+        """
+        assert self._transport is not None
+        found = self._found[0]
+        mine = {
+            h.rank: snapshot
+            for h, snapshot in self._holdings().items()
+            if (h.stamp, h.world) == (found.stamp, found.world)
+        }
+        present: dict[str, DTensor] = {}
+        take_apart(state(), present)
+        owner: dict[str, DTensor] = {}  # optimizers have no state before their first step
+        for (group, part), optimizer in checkpoint_format.optimizers(self._parts):
+            owner |= owners(f"{_PARTS}[{group!r}][{part!r}]" if group else f"{_PARTS}[{part!r}]", optimizer)
+        self._brought = brought = bring(self._transport, found, mine, present, owner)
+        self._pool.gone_back_to(found.stamp)
+        model, rest = brought.said
+        return TakenState(
+            put_together(model, brought.plain.__getitem__, brought.shards.__getitem__),
+            put_together(rest, lambda number: brought.plain[number].clone(), brought.shards.__getitem__),
+            brought.whole,
+            Tier.MEMORY if brought.local else Tier.PEER,
+        )
+
+    def go_on(self, stamp: Stamp, state: State) -> None:
+        """Begin to replicate.
+
+        Parts that came from other ranks are kept here first, so that no part is only on the rank that sent it.
+        """
+        assert self._transport is not None
+        transport, brought, self._transport, self._brought = self._transport, self._brought, None, None
+        moved = brought is not None and not brought.exact
+        if moved:
+            self._copy(stamp, state)
+        partner = [to for to in plan.partners(self._nodes) if to is not None]
+        able = transport.agree(self._pool.outlives)  # and all have what was moved
+        if not able or not partner:
+            if able:
+                self._replicas.let_go(0)
+            transport.close()
+            return
+        twice = None if moved or brought is None else plan.twice(self._found, self._nodes)
+        safe = self._found[0] if moved else twice
+        self._replicator = Replicator(
+            transport, partner, self._replicas, self._pool.buffer_of, None if safe is None else safe.stamp
+        )
+        if moved:
+            self._replicator.offer(self._newest)
+        atexit.register(self._close)
+
+    def keep(self, stamp: Stamp, state: State) -> None:
+        """Copy this rank's part, and offer it if it is time to."""
+        self._copy(stamp, state)
+        self._kept += 1
+        if self._replicator is not None and self._kept % self._every == 0:
+            self._replicator.offer(self._newest)
+
+    def has(self, stamp: Stamp) -> bool:
+        """Whether all ranks have kept that."""
+        return all(self._peers.gather_stamps([stamp] if stamp == self._newest else []))
+
+    def leave(self) -> None:
+        """Have the newest snapshot replicated, if it is not, and wait for that: nothing is written here any more."""
+        if self._replicator is not None:
+            self._replicator.offer_last(self._newest)
+        self._finish()
+
+    def named(self, state: dict[str, Any]) -> dict[str, Any]:
+        """By parameters' names: see ``checkpoint_format``."""
+        return checkpoint_format.named(self._model, self._parts, state)
+
+    def take_over(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Become it, as far as model and optimizers go; the same state again."""
+        return checkpoint_format.take_over(self._model, self._parts, state)
+
+    def load(self, disk: DiskTier, state: State) -> AnyLoaded | None:
+        """The newest intact checkpoint, of what is sharded the parts that this rank needs."""
+        new = [optimizer for _, optimizer in checkpoint_format.optimizers(self._parts) if not optimizer.state]
+        loaded = None
+        try:
+            loaded = disk.load(checkpoint_format.wanted({**state(), "rng": None, "per_rank": None}))
+        finally:
+            if loaded is None:
+                for optimizer in new:
+                    optimizer.state.clear()  # made only to be loaded into
+        return loaded
+
+    def _copy(self, stamp: Stamp, state: State) -> None:
+        if self._pool.outlives:
+            said, tensors = take_apart(state(), {})
+            self._pool.keep(stamp, {"rank": self._peers.rank, "world": self._peers.world, "tree": said}, tensors)
+        self._newest = stamp if self._pool.outlives else None
+
+    def _pinned(self) -> tuple[Stamp, ...]:
+        return self._replicator.pinned() if self._replicator is not None else ()
+
+    def _holdings(self) -> dict[HeldPart, Snapshot]:
+        """What this rank can reach: own snapshots, and replicas."""
+        return {**self._replicas.holdings(), **self._pool.holdings()}
+
+    def _finish(self) -> None:
+        if self._replicator is not None:
+            atexit.unregister(self._close)
+            self._replicator.close()
+            self._replicator = None
+
+    def _close(self) -> None:
+        """At the end of the program: wait until all is replicated, unless an exception has ended it."""
+        if self._replicator is not None and getattr(sys, "last_value", None) is not None:
+            self._replicator.halt()
+        else:
+            self._finish()
+        forget()

@@ -1,0 +1,1 @@
+"""The training state: ``train_state`` has the public class. Nothing is imported here."""

@@ -1,0 +1,130 @@
+"""The disk tier as one ``TrainState`` uses it: when it saves, what it writes, and whether to go on from there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from elastic_core.errors import ElasticError
+from elastic_torch.state.disk_tier import AnyCheckpoint, AnyLoaded, DiskTier
+from elastic_torch.state.state_tree import put_together, take_apart
+from elastic_torch.version import Place, Stamp
+
+logger = logging.getLogger("elastic_torch.state")
+
+
+class Checkpoints:
+    """The checkpoints of one training; without a tier, none.
+
+    Args:
+        tier: Where they are.
+        place: This worker.
+        saved: Called with the step of a checkpoint that is on disk, from any thread.
+    """
+
+    def __init__(self, tier: DiskTier | None, place: Place, saved: Callable[[int], None]) -> None:
+        self._tier, self._place, self._saved = tier, place, saved
+        self._there: int | None = None
+        """The step that was saved or loaded last."""
+
+    def after(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
+        """A step is done: save it, if it is time to."""
+        if self._tier is not None and self._tier.due(step):
+            self._save(step, state)
+
+    def last(self, step: int, state: Callable[[], dict[str, Any]], *, save: bool = True, ends: bool = False) -> None:
+        """No step follows in this process: save this one, if it is not there, and wait until all of them are.
+
+        So the process group may go, and the process. What cannot be saved the tier has said in its log.
+
+        Args:
+            step: Steps done.
+            state: What is saved, if anything is.
+            save: Whether it has to be saved at all.
+            ends: Whether training is over: then no run goes on from memory.
+
+        Raises:
+            CheckpointError: Training is over, and its last step is not on disk.
+        """
+        if self._tier is None:
+            return
+        if save:
+            self.begin_last(step, state)
+        with contextlib.nullcontext() if ends else contextlib.suppress(ElasticError):
+            self._tier.wait()
+
+    def begin_last(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
+        """The first half of :meth:`last`: it is written while something else is done."""
+        if self._tier is not None and step not in (0, self._there) and self._tier.due(step, last=True):
+            self._save(step, state)
+
+    def _save(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
+        assert self._tier is not None
+        future = self._tier.save(state(), step)
+        self._there = step
+        if isinstance(future, Future):
+            future.add_done_callback(lambda done: self._saved(step) if done.exception() is None else None)
+
+    def newest(self) -> AnyCheckpoint | None:
+        """The newest checkpoint, as far as names tell; collective.
+
+        Raises:
+            CheckpointError: There are some, and none can be loaded.
+        """
+        return None if self._tier is None else self._tier.newest(verify=False)
+
+    def newer_than(self, snapshot: Stamp | None, load: Callable[[DiskTier], AnyLoaded | None]) -> AnyLoaded | None:
+        """The newest intact checkpoint, if it is newer than the newest snapshot; the same on all ranks.
+
+        Where there is a snapshot, a disk that cannot be read is no reason not to go on from that.
+
+        Args:
+            snapshot: When that was made, if there is one.
+            load: Loads it.
+        """
+        if self._tier is None:
+            return None
+        try:
+            return self._newer_than(self._tier, snapshot, load)
+        except (ElasticError, OSError) as error:
+            if snapshot is None:
+                raise
+            if self._place.local_rank == 0:
+                text = "No checkpoint on disk can be loaded. Training goes on from step %d, which is in memory. %s"
+                logger.warning(text, snapshot.step, error)
+            return None
+
+    def _newer_than(
+        self, tier: DiskTier, snapshot: Stamp | None, load: Callable[[DiskTier], AnyLoaded | None]
+    ) -> AnyLoaded | None:
+        newest = tier.newest(verify=False)
+        if newest is None or not self._counts(newest, snapshot):
+            return None
+        loaded = load(tier)
+        if loaded is None or not self._counts(loaded.checkpoint, snapshot):
+            return None
+        self._there = loaded.checkpoint.step
+        return loaded
+
+    def _counts(self, found: AnyCheckpoint, snapshot: Stamp | None) -> bool:
+        """Those of other runs are older than any snapshot."""
+        if snapshot is None:
+            return True
+        return found.run_uid == self._place.run and Stamp(found.round, found.step) > snapshot
+
+
+def packed(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """A rank's random generators, as checkpoints keep them: a text and tensors."""
+    said, tensors = take_apart(dict(numbers))
+    return {"text": json.dumps(said), "tensors": {str(index): tensor for index, tensor in enumerate(tensors)}}
+
+
+def unpacked(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """What :func:`packed` was given."""
+    tensors = [kept["tensors"][key] for key in sorted(kept["tensors"], key=int)]
+    numbers: dict[str, Any] = put_together(json.loads(kept["text"]), tensors.__getitem__)
+    return numbers

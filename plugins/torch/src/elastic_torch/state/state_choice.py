@@ -1,0 +1,59 @@
+"""Which state all ranks go on from: one pure function of what each of them has."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elastic_torch.version import Stamp
+
+
+class Tier(enum.Enum):
+    """Where a rank takes its state from."""
+
+    MEMORY = "memory"
+    """A snapshot that this node's agent has kept for it."""
+    PEER = "peer"
+    """Another rank's snapshot."""
+    DISK = "disk"
+    """A checkpoint."""
+    RESCUED = "rescued"
+    """A snapshot that was written out when the run before had failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The snapshot that all go on from.
+
+    Attributes:
+        stamp: Its stamp.
+        source: The rank that sends it to the ranks without it.
+        without: The ranks without it, in order.
+    """
+
+    stamp: Stamp
+    source: int
+    without: tuple[int, ...]
+
+    def tier(self, rank: int) -> Tier:
+        """Where a rank takes it from."""
+        return Tier.PEER if rank in self.without else Tier.MEMORY
+
+
+def choose(offers: Sequence[Sequence[Stamp]]) -> Choice | None:
+    """The newest snapshot that is complete; None if no rank has one.
+
+    A snapshot is complete if every rank has it that has any: each of them goes on from its own, to the last random
+    number. Ranks without any, which are new, get it from the first rank that has it. If the ranks with snapshots have
+    none in common, as after a node came back that had missed a few rounds, the newest one counts.
+
+    Args:
+        offers: The stamps of each rank's complete snapshots, all of this run; by rank.
+    """
+    sets = [set(stamps) for stamps in offers if stamps]
+    if not sets:
+        return None
+    newest = max(set.intersection(*sets) or set.union(*sets))
+    having = [rank for rank, stamps in enumerate(offers) if newest in stamps]
+    return Choice(newest, having[0], tuple(rank for rank in range(len(offers)) if rank not in having))

@@ -1,0 +1,112 @@
+"""What orders states: the run, the round and the step in which they were made (rule S5).
+
+A :class:`Stamp` orders the states of one run. A :class:`Position` orders the checkpoints of a directory, to which
+several runs have saved.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_NAME = re.compile(r"run-(\d{4,})_round-(\d{5,})_step-(\d{9,})")
+_FOLDER = re.compile(rf"(?P<name>{_NAME.pattern})(?:-[0-9a-f]+)*")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Stamp:
+    """When a state was made; of one run, the greater one is the newer.
+
+    A later round comes first, whatever its step: it went on from what all of its members had agreed upon, and what an
+    earlier one reached beyond that is not known to others (rule S5).
+    """
+
+    round: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """This worker, as its launcher names it."""
+
+    run: str
+    """The run's uid; under torchrun, the job's id."""
+    round: int
+    """Under torchrun, the count of restarts."""
+    local_rank: int
+    """The number among the workers of its node, also where each of them is told that it is the first."""
+
+    @classmethod
+    def found(cls, environ: Mapping[str, str] = os.environ) -> Place:
+        """From the environment; outside of a launcher, that of a run that has one worker."""
+        return cls(
+            run=environ.get("ELASTIC_RUN_UID") or environ.get("TORCHELASTIC_RUN_ID", ""),
+            round=int(environ.get("ELASTIC_ROUND") or environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            local_rank=int(environ.get("ELASTIC_LOCAL_RANK") or environ.get("LOCAL_RANK", "0")),
+        )
+
+
+def digest(run: str) -> int:
+    """A run's uid as a number below 2 ** 32, to be compared."""
+    return zlib.crc32(run.encode())
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Position:
+    """Where in the life of a job a checkpoint is from. Later ones compare greater.
+
+    Attributes:
+        run: The run's number in this checkpoint directory, from 1: runs are numbered as they begin to save there.
+        round: The round's number within the run.
+        step: The training step, whatever the script counts.
+    """
+
+    run: int
+    round: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"run-{self.run:04}_round-{self.round:05}_step-{self.step:09}"
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """Run and round: what the fence is made of."""
+        return (self.run, self.round)
+
+
+def parse(folder: str) -> Position | None:
+    """The position that a folder's name says (on URLs a random suffix follows it), or None for any other name."""
+    found = _FOLDER.fullmatch(folder)
+    return None if found is None else Position(*(int(found[i]) for i in (2, 3, 4)))
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One complete checkpoint.
+
+    Attributes:
+        position: Its place in the order of all checkpoints of the directory.
+        run_uid: The uid of the run that saved it.
+        folder: Its folder's name in the checkpoint directory.
+        where: The same as a whole path or URL; ``torch.distributed.checkpoint`` can read it as it is.
+        size: Bytes of all its files.
+    """
+
+    position: Position
+    run_uid: str
+    folder: str
+    where: str
+    size: int
+
+    @property
+    def step(self) -> int:
+        """The training step."""
+        return self.position.step
+
+    @property
+    def round(self) -> int:
+        """The round within the run."""
+        return self.position.round

@@ -1,0 +1,37 @@
+"""Which snapshot all go on from, as a table of who has what."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic_torch.state.state_choice import Tier, choose
+from elastic_torch.version import Stamp
+
+MEMORY, PEER = Tier.MEMORY, Tier.PEER
+
+
+@pytest.mark.parametrize(
+    ("offers", "stamp", "tiers"),
+    [
+        pytest.param([[(1, 5), (1, 4)]] * 2, (1, 5), [MEMORY] * 2, id="all have the same"),
+        pytest.param([[(1, 5), (1, 4)], [(1, 4), (1, 3)]], (1, 4), [MEMORY] * 2, id="one was ahead"),
+        pytest.param([[(1, 5)], [(1, 4)]], (1, 5), [MEMORY, PEER], id="none in common"),
+        pytest.param([[(1, 5), (1, 4)], []], (1, 5), [MEMORY, PEER], id="a newcomer"),
+        pytest.param([[], [(1, 5)]], (1, 5), [PEER, MEMORY], id="the newcomer is first"),
+        pytest.param([[(1, 5), (1, 4)], [(1, 4)], []], (1, 4), [MEMORY, MEMORY, PEER], id="survivors agree first"),
+        pytest.param([[(2, 5), (1, 4)], [(1, 5), (1, 4)]], (1, 4), [MEMORY] * 2, id="a lost round's step"),
+        pytest.param([[(9, 3), (9, 2)], [(4, 7), (4, 6)]], (9, 3), [MEMORY, PEER], id="who was away"),
+    ],
+)
+def test_all_go_on_from_the_newest_that_is_complete(
+    offers: list[list[tuple[int, int]]], stamp: tuple[int, int], tiers: list[Tier]
+) -> None:
+    choice = choose([[Stamp(*pair) for pair in pairs] for pairs in offers])
+    assert choice is not None
+    assert choice.stamp == Stamp(*stamp)
+    assert [choice.tier(rank) for rank in range(len(offers))] == tiers
+    assert choice.source == tiers.index(MEMORY)
+
+
+def test_nothing_is_nothing() -> None:
+    assert choose([[], []]) is None
