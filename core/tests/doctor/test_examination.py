@@ -9,7 +9,7 @@ import click
 import pytest
 
 from elastic_core.cli.doctor import SEVERAL, subject_of
-from elastic_core.cli.run_command import Flags
+from elastic_core.cli.options import Flags
 from elastic_core.doctor.examination import OF_STORE, Subject, bounded_conf, examine, trial_id
 from elastic_core.doctor.findings import Finding, State
 from elastic_core.doctor.report import as_json, line, summary, title

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from elastic_core.cli.doctor import SEVERAL, subject_of
-from elastic_core.cli.run_command import Flags
+from elastic_core.cli.options import Flags
 from elastic_core.doctor import runner
 from elastic_core.doctor.examination import Listener, Subject
 from elastic_core.doctor.findings import Finding, State, ok
