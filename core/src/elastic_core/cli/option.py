@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import field
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 import click
 from click.core import ParameterSource
@@ -132,18 +132,21 @@ def flag(section: str, text: str, *, parse: Callable[[str], T], default: str, **
 def flag(section: str, text: str, *, parse: Callable[[str], T], **declared: str) -> T | None: ...
 def flag(section: str, text: str, *, parse: Callable[[str], T], default: str | None = None, **declared: str) -> Any:
     """Declare a field of a dataclass to be a flag with a value; the arguments are those of :class:`Flag`."""
-    shown = {"default": default, "show_default": bool(default)}
-    make = partial(Flag, section=section, text=text, parse=parse, **shown, **declared)
-    return field(default=None if default is None else parse(default), metadata={"flag": make})
+    value = None if default is None else parse(default)
+    shown = bool(default)
+    return _field(value, section=section, text=text, parse=parse, default=default, show_default=shown, **declared)
 
 
 def repeated(section: str, text: str, *, parse: Callable[[str], tuple[T, ...]], **declared: str) -> tuple[T, ...]:
-    """Declare a field to be a flag that may be repeated and has a value with several parts."""
-    make = partial(Flag, section=section, text=text, parse=parse, multiple=True, **declared)
-    return field(default=(), metadata={"flag": make})
+    """Declare a field to be a flag that may be repeated, each time with a value of several parts."""
+    return cast("tuple[T, ...]", _field((), section=section, text=text, parse=parse, multiple=True, **declared))
 
 
 def switch(section: str, text: str, *, default: bool = False, **declared: str) -> bool:
     """Declare a field to be a flag without a value."""
-    make = partial(Flag, section=section, text=text, is_flag=True, default=default, show_default=default, **declared)
-    return field(default=default, metadata={"flag": make})
+    shown = {"is_flag": True, "default": default, "show_default": default}
+    return cast("bool", _field(default, section=section, text=text, **shown, **declared))
+
+
+def _field(value: object, **declared: Any) -> Any:
+    return field(default=value, metadata={"flag": partial(Flag, **declared)})
