@@ -66,7 +66,7 @@ def over_the_store(given: Mapping[str, Any], request: Callable[[RendezvousBacken
         loaded = manager.load_backend(backend, catalogue, plugins_named(flags, os.environ))
         options = loaded.rendezvous_options()
         if options.handler or options.single_node:
-            why = "keeps no ledger" if options.handler else "serves one node"
+            why = "is a rendezvous handler of others" if options.handler else "serves one node"
             raise UsageError(
                 f"The {backend} backend {why}, so nobody can be asked over it.",
                 hint="Name the job's store: --rdzv_backend, --rdzv_endpoint and --rdzv_id. Or send the agent SIGTERM.",

@@ -79,7 +79,9 @@ class Slot:
             except OSError as exc:
                 if exc.errno != errno.EADDRINUSE:
                     held.close()
-                    raise ElasticError(f"No slot on this host could be taken for the job: {exc}.") from exc
+                    raise ElasticError(
+                        f"This agent could not be numbered among the job's agents on this host: {exc}."
+                    ) from exc
                 number += 1
             else:
                 return cls(number, held, name)

@@ -424,7 +424,7 @@ class Session:
         elif found is not None:
             lost, ledger = found
             self._writer.row_seen(None)  # what has lost entries has lost rows, too
-            what = "what this node has read was put back" if ledger is None else "the run goes on"
+            what = "this node has put back what it had read" if ledger is None else "the run goes on"
             self._calls.publish(Event("history_restored", f"{lost}; {what}", Level.WARNING))
             if ledger is not None:
                 if ledger.head.epoch == self._ledger.head.epoch:  # what rows said was of another branch
