@@ -420,7 +420,9 @@ class Session:
         finally:
             self._doubt = False
         if isinstance(found, Rejoin):
-            self._end_for(Outrun(found.why), Event("outrun", f"{found.why}: joining anew", Level.WARNING))
+            self._end_for(
+                Outrun(found.why), Event("outrun", f"{found.why}: joining again as a new node", Level.WARNING)
+            )
         elif found is not None:
             lost, ledger = found
             self._writer.row_seen(None)  # what has lost entries has lost rows, too
