@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from stage import WORKERS, Agent, Stage, free_port, variable
 
-COST = "a rendezvous handler keeps no ledger"
+COST = "with a rendezvous handler of others"
 
 HANDLERS = '''
     """Nodes that meet in a folder. A user's own: the agent knows nothing of it but ``next_rendezvous``."""

@@ -98,7 +98,7 @@ def test_a_stranger_who_writes_the_leaders_next_round_is_refused_and_named(
             assert stranger.append(newest.link, forged.link, encode_entry(forged)), "the store itself lets everybody"
         fault = "has no seal" if token is None else "is sealed with another job token"
         for agent in agents:
-            agent.wait_for(f"Ledger entry {forged.index} {fault}.* docs/security.md")
+            agent.wait_for(f"Entry {forged.index} {fault}.* docs/security.md")
             agent.wait_for_report("step", count=len(agent.reports("step")) + 1)
         assert [agent.workers() for agent in agents] == workers
         (tmp_path / "done").touch()

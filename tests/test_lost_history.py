@@ -121,7 +121,7 @@ def test_a_run_that_another_has_taken_the_place_of_joins_it(
         third = stage.run(*command)
         third.wait_for_report("training", world_size=1)
     for agent in pair:
-        agent.wait_for("has begun there since: joining anew")
+        agent.wait_for("has begun there since: joining again as a new node")
     third.wait_for_report("training", world_size=2)
     stale = {pid for workers in before for pid in workers.values()}
     assert stale.isdisjoint(pid for agent in pair for pid in agent.workers().values())

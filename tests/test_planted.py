@@ -93,7 +93,7 @@ def test_a_node_that_comes_to_what_cannot_be_says_so_and_starts_nothing(
     stage: Stage, tmp_path: Path, trap: Path, backend: str
 ) -> None:
     planted = {
-        "A ledger entry is not JSON": pickle.dumps(Trap(trap)),
+        "An entry in the store is not JSON": pickle.dumps(Trap(trap)),
         "is not JSON": bytes(range(256)) * 16,
         "protocol version": json.dumps({"v": PROTOCOL + 1}).encode(),
     }
@@ -115,7 +115,7 @@ def test_workers_train_on_recover_and_finish_whatever_is_planted(
     stage: Stage, tmp_path: Path, trap: Path, backend: str
 ) -> None:
     def told() -> int:
-        return sum(agent.output.count("roster row is ignored") for agent in agents)
+        return sum(agent.output.count("row in the store is ignored") for agent in agents)
 
     with server(backend, tmp_path / "server") as (flags, connect, scribble):
         job = [WORKERS / "barrier.py", "--tell=0.2", f"--until={tmp_path / 'done'}"]
@@ -135,7 +135,7 @@ def test_workers_train_on_recover_and_finish_whatever_is_planted(
             newest = decode_entry(store.read(store.wait(Cursor(), roster=False, timeout=0).head) or b"")
             assert store.append(newest.link, Link(newest.index + 1, "planted"), pickle.dumps(Trap(trap)))
         for agent in agents:
-            agent.wait_for("the store is lost: A ledger entry is not JSON.* another --rdzv_id")
+            agent.wait_for("the store is lost: An entry in the store is not JSON.* another --rdzv_id")
             agent.wait_for_report("step", count=len(agent.reports("step")) + 1)
         assert [agent.workers() for agent in agents] == workers
         (tmp_path / "done").touch()

@@ -6,7 +6,6 @@ environment of its own (``tests/harness/pages.py``).
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import runpy
@@ -16,7 +15,6 @@ import pytest
 from pages import BLOCK, Reader
 from stage import Stage
 
-import elastic_core
 from elastic_core.plugins.manager import HOOKS
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -67,28 +65,6 @@ def test_the_tutorial_says_of_every_hook_where_it_runs_and_what_its_exceptions_d
     ]
     assert sorted(hook for row in rows for hook in re.findall(r"`(elastic_\w+)`", row[1])) == sorted(HOOKS)
     assert {len(row) for row in rows} == {6}
-
-
-def published() -> set[str]:
-    """The names of all events that core's code makes."""
-    names: set[str] = set()
-    for path in Path(elastic_core.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            match node:
-                case ast.Call(
-                    func=ast.Name("Event") | ast.Attribute(attr="_say"), args=[ast.Constant(str(name)), _, *_]
-                ):
-                    names.add(name)
-                case ast.Call(func=ast.Name("failure_events"), args=[ast.Constant(str(name)), *_]):
-                    names |= {name, f"{name}_traceback"}
-    return names
-
-
-def test_the_tutorial_names_every_event_that_an_observer_can_hear_of() -> None:
-    page = TUTORIAL.read_text(encoding="utf-8")
-    table = page.partition("| event | fields | when |\n")[2].partition("\n\n")[0]
-    named = [name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])]
-    assert sorted(named) == sorted(published())
 
 
 def test_the_page_of_hooks_is_what_the_code_says() -> None:

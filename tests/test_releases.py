@@ -63,8 +63,10 @@ def test_a_node_whose_row_the_leader_cannot_read_says_so_itself(
     start: Callable[[str], tuple[Agent, Agent]], tmp_path: Path
 ) -> None:
     first, second = start(UNKNOWN_FIELD)
-    second.wait_for("which decides, cannot read the roster row of this node, which gets no place in a round")
+    second.wait_for(
+        "which decides, cannot read what this node writes to the store, so this node gets no place in a round"
+    )
     second.wait_for(f"It runs elastic-core {__version__}, and this node 9.9.9: install one release on all nodes")
-    assert "A roster row is ignored: row has an unknown field 'colour'" in first.output
+    assert "A row in the store is ignored: row has an unknown field 'colour'" in first.output
     finish(first, tmp_path / "done")
     second.exit_code()

@@ -64,7 +64,7 @@ def test_a_new_agent_goes_on_when_the_last_process_of_the_old_one_is_gone(
     os.kill(warden, signal.SIGSTOP)
     first.signal(signal.SIGKILL)
     second = stage.run(*command)
-    second.wait_for("which may still be training, to answer or be fenced off")
+    second.wait_for("which may still be training, to answer, or to stop by itself")
     assert not second.reports("training")
     os.kill(warden, signal.SIGCONT)
     trains(second)
@@ -102,7 +102,7 @@ def test_no_round_begins_while_a_child_of_a_killed_nodes_worker_trains_on(
     [orphan] = [pid for pid in first.named("barrier.py") if "wrap.sh" not in command_line(pid)]
     kill_agent_and_warden(first)
     second = stage.run(*command)
-    second.wait_for("which may still be training, to answer or be fenced off")
+    second.wait_for("which may still be training, to answer, or to stop by itself")
     os.kill(orphan, signal.SIGKILL)
     trains(second)
     finishes(second, tmp_path)

@@ -30,7 +30,7 @@ def test_the_leader_and_another_node_say_what_they_do_and_go_on(stage: Stage, fi
         agent.wait_for(r"^  store      last contact \d+\.\d s ago$")
         for rank, pid in agent.workers().items():
             agent.wait_for(rf"^  rank {rank}     (pid {pid}, started \d+\.\d s ago|being started, for \d+\.\d s)$")
-    [leader] = [agent for agent in agents if "leader     this node, term 1" in agent.output]
+    [leader] = [agent for agent in agents if "decides    this node, term 1" in agent.output]
     leader.wait_for(
         r"^  member     ranks [02] to [13] on .*, (waiting|running round 1), last sign of life \d+\.\d s ago$"
     )

@@ -80,7 +80,7 @@ def test_a_preload_that_raises_is_shown_and_workers_start_fresh(stage: Stage, tm
     script.write_text("print('trained')\n")
     agent = stage.run("--standalone", "--preload=broken", script, env=env)
     assert agent.exit_code() == 0, agent.output
-    assert "there is no fork server, so workers start fresh:" in agent.output
+    assert "the warm start is off, so each worker imports everything by itself:" in agent.output
     assert "ValueError: not today" in agent.output
     assert "trained" in agent.lines
 
@@ -96,8 +96,8 @@ def test_a_preloaded_module_that_starts_a_thread_costs_no_round(stage: Stage, tm
     trains(agent, 1)
     ends(agent, done)
     assert "round 3" not in agent.output
-    why = "the fork server has 2 threads, which a fork does not get (MainThread, metronome)"
-    assert agent.output.count(f"starts fresh, not from the fork server: {why}") == 1
+    why = "the preloaded process has 2 threads, which a fork does not get (MainThread, metronome)"
+    assert agent.output.count(f"starts fresh, without the warm start: {why}") == 1
     agent.wait_for(r"round 2 runs \d+\.\d{3} s after the interruption, and its workers import everything again \(the ")
 
 
@@ -136,7 +136,7 @@ def test_after_a_restart_what_workers_imported_is_there_but_for_what_is_the_prog
     library.with_name("new").rename(library)
     os.kill(second["pid"], signal.SIGKILL)
     [third] = agent.wait_for_report("there", restart_count=2)
-    agent.wait_for(f"starts fresh, not from the fork server: {library} has changed since it was imported$")
+    agent.wait_for(f"starts fresh, without the warm start: {library} has changed since it was imported$")
     agent.wait_for(FORKED, count=2)
     os.kill(third["pid"], signal.SIGKILL)
     [fourth] = agent.wait_for_report("there", restart_count=3)
@@ -158,7 +158,7 @@ def test_a_restart_says_how_many_modules_are_imported_again_where_nothing_was_le
     os.kill(first["pid"], signal.SIGKILL)
     [second] = agent.wait_for_report("there", restart_count=1)
     assert (second["sqlite3"], second["part"]) == (False, False)
-    agent.wait_for(r"started warm, but import again [1-9]\d* module\(s\) that the fork server has not learned$")
+    agent.wait_for(r"started warm, but import again [1-9]\d* module\(s\) that were not imported ahead$")
     ends(agent, done)
 
 
@@ -184,7 +184,7 @@ def test_a_killed_fork_server_costs_its_workers_nothing_and_the_next_one_forks_a
     ):  # two, while one that has imported more is about to take over
         with contextlib.suppress(ProcessLookupError):
             os.kill(fork_server, signal.SIGKILL)
-    agent.wait_for("the fork server was killed by SIGKILL")
+    agent.wait_for("the preloaded process was killed by SIGKILL")
     agent.wait_for(FORKED, count=2)
     assert all(os.path.exists(f"/proc/{pid}") for pid in first)
     os.kill(first[0], signal.SIGKILL)

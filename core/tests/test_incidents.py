@@ -24,7 +24,7 @@ def incident(**facts: object) -> Incident:
         pytest.param({"exit_code": -15}, "was killed by SIGTERM", id="a signal"),
         pytest.param(
             {"exit_code": -9},
-            "was killed by SIGKILL (somebody's kill -9, or the kernel's out-of-memory killer: see dmesg)",
+            "was killed by SIGKILL (kill -9 by a user, or the kernel's out-of-memory killer: see dmesg)",
             id="a signal that needs explaining",
         ),
         pytest.param({"exit_code": -77}, "was killed by signal 77", id="a signal without a name"),

@@ -31,7 +31,7 @@ class Event:
     Attributes:
         name: ``round_started``, ``worker_failed``, … in snake case; stable, for programs.
         message: The same in one sentence, for people.
-        fields: Its particulars; durations in seconds, named ``…_s``. ``docs/writing_a_plugin.md`` has a table.
+        fields: Its particulars; durations in seconds, named ``…_s``. ``docs/events.md`` lists them.
         level: From DEBUG to ERROR. Observers get all of them; people see DEBUG only with ``--verbose``.
         at: When it happened, in seconds on this process's monotonic clock; observers may hear of it later. The time of
             day was ``time.time() - (time.monotonic() - event.at)``.

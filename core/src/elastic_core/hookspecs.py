@@ -111,7 +111,7 @@ def elastic_node_gone(node: NodeInfo) -> bool | None:
 
 @hookspec
 def elastic_observe(event: Event) -> None:
-    """Receive an event, on every node. All levels come, DEBUG too; ``docs/writing_a_plugin.md`` lists the events.
+    """Receive an event, on every node. All levels come, DEBUG too; ``docs/events.md`` lists the events.
 
     Called on the observer's thread, in order, never from the agent's loop, so it may take its time; if more than
     10,000 notices wait, the oldest are dropped and counted. An observer that raises is reported once and switched

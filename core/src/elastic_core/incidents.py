@@ -140,7 +140,7 @@ def by_cause(incident: Incident) -> tuple[bool, float]:
 
 
 _SIGNAL_NOTES: Mapping[int, str] = {
-    signal.SIGKILL: " (somebody's kill -9, or the kernel's out-of-memory killer: see dmesg)",
+    signal.SIGKILL: " (kill -9 by a user, or the kernel's out-of-memory killer: see dmesg)",
     signal.SIGSEGV: " (invalid memory access in native code)",
     signal.SIGBUS: " (often a full /dev/shm)",
     signal.SIGABRT: " (native code gave up, e.g. an NCCL watchdog or a failed assertion)",

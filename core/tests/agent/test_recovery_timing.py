@@ -38,12 +38,12 @@ def test_a_round_that_follows_no_interruption_has_an_initialization_too() -> Non
 
 
 def test_the_cost_of_a_restart_is_one_line_and_says_why_it_was_not_warm() -> None:
-    warm, fresh = restarted(4, WHOLE, ""), restarted(4, WHOLE, "the fork server has 2 threads")
+    warm, fresh = restarted(4, WHOLE, ""), restarted(4, WHOLE, "the preloaded process has 2 threads")
     assert warm.message == "round 4 runs 0.092 s after the interruption, and its workers started warm"
     assert warm.fields == {"round": 4, "took_s": 0.0925, "warm": True, "why": "", "unlearned": 0}
     assert fresh.message == (
         "round 4 runs 0.092 s after the interruption, and its workers import everything again "
-        "(the fork server has 2 threads)"
+        "(the preloaded process has 2 threads)"
     )
     assert (warm.level, fresh.fields["warm"]) == (Level.INFO, False)
 
@@ -52,7 +52,7 @@ def test_a_warm_restart_says_how_many_modules_are_imported_again() -> None:
     event = restarted(2, WHOLE, "", 1448)
     assert event.message == (
         "round 2 runs 0.092 s after the interruption, and its workers started warm, "
-        "but import again 1,448 module(s) that the fork server has not learned"
+        "but import again 1,448 module(s) that were not imported ahead"
     )
     assert event.fields == {"round": 2, "took_s": 0.0925, "warm": True, "why": "", "unlearned": 1448}
     assert restarted(2, WHOLE, "it cannot fork", 7).message.endswith("import everything again (it cannot fork)")

@@ -57,7 +57,7 @@ def test_a_crash_is_told_with_who_what_where_and_its_last_lines() -> None:
             replace(CRASH, exit_code=-9, message="", detail="", log=""),
             [
                 "  who     rank 5 (host gpu-7, local rank 1, pid 4711), round 2, 12.3 s after its start",
-                "  what    was killed by SIGKILL (somebody's kill -9, or the kernel's out-of-memory killer: see dmesg)",
+                "  what    was killed by SIGKILL (kill -9 by a user, or the kernel's out-of-memory killer: see dmesg)",
             ],
         ),
         (  # it never ran: the message is the cause, and is not said twice
@@ -233,7 +233,7 @@ def test_what_follows_the_end_of_a_run_is_another_runs() -> None:
 def test_the_end_of_a_process_reads_as_a_sentence(returncode: int, how: str) -> None:
     died = event({"event": "fork_server_died", "returncode": returncode})
     assert isinstance(died, ForkServerDied)
-    assert fork_server(died).message == f"the fork server {how}; the next one is being made"
+    assert fork_server(died).message == f"the preloaded process {how}; another one is being started"
     assert death(returncode).reason == f"it {how}"
 
 

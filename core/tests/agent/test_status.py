@@ -57,8 +57,8 @@ def test_all_of_it_is_said() -> None:
         "[elastic] the state of host-a (node a, pid 7); it goes on",
         "  job        'j' over file at /r",
         "  run        run1, known here for 30.0 s",
-        "  leader     this node, term 1",
-        "  ledger     entry 2 is the newest, ROUND, read 20.0 s ago",
+        "  decides    this node, term 1",
+        "  entry      2 is the newest, ROUND, read 20.0 s ago",
         "  round      1, live for 20.0 s ()",
         "  restarts   0 of 3 spent",
         "  waits for  nothing: the workers run, for 5.0 s",
@@ -75,7 +75,7 @@ def test_all_of_it_is_said() -> None:
 @pytest.mark.parametrize(
     ("node", "waiting_for", "said"),
     [
-        pytest.param(state(start()), "", "the leader to begin a round", id="no round yet"),
+        pytest.param(state(start()), "", "the next round to begin", id="no round yet"),
         pytest.param(state(start()), "1 more node", "1 more node", id="the leader knows for whom"),
         pytest.param(state(live("ab")), "", "the workers of the round to be started", id="about to start"),
         pytest.param(state(live("ab"), "c"), "", "a place in the job, whose round runs without this node", id="spare"),
@@ -98,7 +98,7 @@ def test_all_of_it_is_said() -> None:
             "the other nodes: all workers here have exited with 0",
             id="done",
         ),
-        pytest.param(state(halted("ab", HaltReason.FAILURE), round=1), "", "the leader to begin a round", id="halted"),
+        pytest.param(state(halted("ab", HaltReason.FAILURE), round=1), "", "the next round to begin", id="halted"),
         pytest.param(state(CLOSED, round=1), "", "its own end: the job is closed", id="closed"),
     ],
 )
@@ -122,7 +122,7 @@ def test_where_the_round_stands(ledger: Ledger, said: str) -> None:
 
 def test_another_leader_and_its_members_are_known_by_their_ids_alone() -> None:
     text = describe_node(state(live("ab"), "b", leaving=Leave("received SIGTERM", 143)), status())
-    assert lines(text, "leader") == ["node a, term 1"]
+    assert lines(text, "decides") == ["node a, term 1"]
     assert lines(text, "member") == ["ranks 0 to 1 on node a", "ranks 2 to 3 on host-b, this node"]
     assert lines(text, "leaves") == ["received SIGTERM"]
 

@@ -12,7 +12,7 @@ import pytest
 import elastic_core.api
 from elastic_core.agent.report import Ending
 from elastic_core.cli import run
-from elastic_core.cli.run_command import Flags
+from elastic_core.cli.options import Flags
 from elastic_core.config.parse import NodeRange
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig, Stream, StreamMap, Timing

@@ -1,15 +1,15 @@
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from elastic_core.cli.options import FLAGS
-from elastic_core.cli.run_command import Flags, RunCommand
+from elastic_core.cli.options import FLAGS, Flags
+from elastic_core.cli.run_command import RunCommand
 from elastic_core.config.parse import NodeRange
-from elastic_core.config.run import OnNodeLoss, Stream, StreamMap
+from elastic_core.config.run import OnNodeLoss, RunConfig, Stream, StreamMap
 from elastic_core.errors import UsageError
 
 
@@ -29,8 +29,19 @@ def test_a_line_without_flags_has_every_default() -> None:
     assert read("train.py") == Flags(script="train.py")
 
 
-def test_the_record_has_a_field_for_every_flag() -> None:
+def test_every_field_but_the_program_declares_a_flag() -> None:
     assert {item.name for item in fields(Flags)} == {flag.name for flag in FLAGS} | {"script", "arguments"}
+
+
+def test_a_flag_that_fills_a_field_of_the_run_has_its_default() -> None:
+    defaults = {item.name: item.default for item in fields(RunConfig) if item.default is not MISSING}
+    filled = {name: value for name, value in Flags().run_fields().items() if not isinstance(value, StreamMap)}
+    assert filled == {name: defaults[name] for name in filled}
+    assert len(filled) == len([flag for flag in FLAGS if flag.fills]) - 2, "redirects and tee"
+
+
+def test_every_flag_is_also_read_from_the_variable_that_torchrun_reads() -> None:
+    assert [flag.envvar for flag in FLAGS] == [f"PET_{flag.name.upper()}" for flag in FLAGS]
 
 
 @pytest.mark.parametrize("spelling", ["--nproc_per_node", "--nproc-per-node"])

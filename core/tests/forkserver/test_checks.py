@@ -44,10 +44,10 @@ def test_a_worker_that_differs_in_what_is_read_late_may_be_forked(wanted: Wanted
     [
         (
             replace(WANTED, argv=("python", "-u", "other.py")),
-            "the fork server is for python -u train.py, not for python -u other.py",
+            "the preloaded process is for python -u train.py, not for python -u other.py",
         ),
-        (replace(WANTED, argv=("python", "-u")), "the fork server is for python -u train.py, not for python -u"),
-        (replace(WANTED, directory="/tmp"), "the fork server runs in /work, not in /tmp"),
+        (replace(WANTED, argv=("python", "-u")), "the preloaded process is for python -u train.py, not for python -u"),
+        (replace(WANTED, directory="/tmp"), "the preloaded process runs in /work, not in /tmp"),
         (
             with_variable("OMP_PROC_BIND", "true"),
             "OMP_PROC_BIND is set, which ties threads to CPUs while libraries are loaded",
@@ -58,15 +58,15 @@ def test_a_worker_that_differs_in_what_is_read_late_may_be_forked(wanted: Wanted
         ),
         (
             with_variable("OMP_NUM_THREADS", "2"),
-            "OMP_NUM_THREADS differs from the fork server's, and is read while libraries are loaded",
+            "OMP_NUM_THREADS differs from the preloaded process's, and is read while libraries are loaded",
         ),
         (
             with_variable("PYTHONPATH", "/other"),
-            "PYTHONPATH differs from the fork server's, and is read while libraries are loaded",
+            "PYTHONPATH differs from the preloaded process's, and is read while libraries are loaded",
         ),
         (
             replace(WANTED, environment={"PATH": "/bin"}),
-            "OMP_NUM_THREADS, PYTHONPATH differs from the fork server's, and is read while libraries are loaded",
+            "OMP_NUM_THREADS, PYTHONPATH differs from the preloaded process's, and is read while libraries are loaded",
         ),
     ],
 )
@@ -87,15 +87,15 @@ def test_a_worker_on_cpus_of_its_own_is_not_forked_where_libraries_have_counted_
     [
         (
             replace(FACTS, tasks=("python", "blas", "a", "b", "c")),
-            "the fork server has 5 threads, which a fork does not get (python, blas, a and 2 more)",
+            "the preloaded process has 5 threads, which a fork does not get (python, blas, a and 2 more)",
         ),
         (
             replace(FACTS, devices=("/dev/nvidia0",), initialised=("torch.cuda",)),
-            "the fork server has set up a device, which a fork cannot use (torch.cuda, /dev/nvidia0)",
+            "the preloaded process has set up a device, which a fork cannot use (torch.cuda, /dev/nvidia0)",
         ),
         (
             replace(FACTS, memory_policy=True),
-            "a NUMA memory policy is set, and the fork server's memory was placed by it",
+            "a NUMA memory policy is set, and the preloaded process's memory was placed by it",
         ),
         (
             replace(FACTS, shadowed=(("json", "/home/me/json.py"), ("re", "/home/me/re.py"))),

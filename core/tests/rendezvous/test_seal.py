@@ -97,10 +97,10 @@ def with_control_characters(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("forge", "words"),
     [
-        (unsealed, "Ledger entry 1 has no seal, and this node has a job token"),
-        (by_another_token, r"Ledger entry 1 is sealed with another job token \(\w{16}\) than this node's \(\w{16}\)"),
+        (unsealed, "Entry 1 has no seal, and this node has a job token"),
+        (by_another_token, r"Entry 1 is sealed with another job token \(\w{16}\) than this node's \(\w{16}\)"),
         (of_another_job, "another job token"),
-        (of_another_index, "Ledger entry 1 is forged or damaged"),
+        (of_another_index, "Entry 1 is forged or damaged"),
         (of_a_row, "is forged or damaged"),
         (altered, "is forged or damaged"),
         (cut_off, "is forged or damaged"),
@@ -129,9 +129,9 @@ def test_a_row_that_the_token_has_not_sealed_hides_no_other_and_is_named(
         assert (good.node_id, good.value) == ("a", b"waiting")
         assert [row.node_id for row in bad if row.broken] == ["b", "c", "d"]
         said = [re.sub(r"\.\n.*", "", row.broken) for row in bad]
-        assert said[0] == "The roster row of 'b' has no seal, and this node has a job token: whoever wrote it has none"
+        assert said[0] == "The row of 'b' has no seal, and this node has a job token: whoever wrote it has none"
         assert "is sealed with another job token" in said[1]
-        assert said[2] == "The roster row of 'd' is forged or damaged: its seal does not fit"
+        assert said[2] == "The row of 'd' is forged or damaged: its seal does not fit"
 
 
 def test_an_older_value_of_a_row_does_not_fit_a_newer_revision(raw: LocalBackend, store: SealedBackend) -> None:

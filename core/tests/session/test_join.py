@@ -84,7 +84,7 @@ def test_a_newcomer_waits_until_lost_entries_are_put_back_but_not_for_ever(missi
         assert isinstance(found, Joined)
         assert found.ledger.head == leader
         return
-    with pytest.raises(HistoryChangedError, match="Ledger entry 1 is missing from the store"):
+    with pytest.raises(HistoryChangedError, match="Entry 1 is missing from the store"):
         join(store, applicant, clock)
     assert now == pytest.approx(0.6, abs=0.11)
 

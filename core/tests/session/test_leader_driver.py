@@ -167,7 +167,7 @@ def test_an_entry_that_fits_into_no_value_ends_the_run_and_says_why() -> None:
     assert data is not None
     closed = decode_entry(data).body
     assert isinstance(closed, Closed)
-    says = r"The value for ledger entry 2, a ROUND of 3000 nodes, has \d+ bytes; at most \d+ are allowed\."
+    says = r"The value for entry 2, a ROUND of 3000 nodes, has \d+ bytes; at most \d+ are allowed\."
     assert re.fullmatch(says, closed.why)
 
 

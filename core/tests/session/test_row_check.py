@@ -66,14 +66,18 @@ OLDER = json.dumps({**json.loads(UNREAD), "by": "0.0.9"}).encode()
     [
         ("one release", UNREAD, f"Both run elastic-core {__version__}. See that both have the same job token"),
         ("another release", OLDER, f"It runs elastic-core 0.0.9, and this node {__version__}: install one release"),
-        ("the leader's is no row", b"[]", "cannot read the roster row of a, which decides: A roster row is not a JSON"),
+        (
+            "the leader's is no row",
+            b"[]",
+            "cannot read what a, which decides, writes to the store: A row in the store is not a JSON",
+        ),
     ],
 )
 def test_it_says_once_whose_row_cannot_be_read_and_why(what: str, row: bytes, words: str) -> None:
     (event,) = said(row)
     assert (event.name, event.level.name) == ("row_unread", "WARNING")
     assert words in event.message
-    assert ("host-a, which decides, cannot read the roster row of this node" in event.message) is (row != b"[]")
+    assert ("host-a, which decides, cannot read what this node writes to the store" in event.message) is (row != b"[]")
 
 
 def test_what_a_leader_says_of_rows_that_it_cannot_read_fits_into_its_own() -> None:

@@ -239,7 +239,7 @@ def test_a_store_that_cannot_be_read_on_is_told_of_once_until_it_can(bench: Benc
     assert b.state.round == 1, "its workers are left alone"
     bench.faults["b"].missing = ()
     b.until(lambda n: n.state.ledger.head.index >= 3).until(lambda n: bool(told("store_back")))
-    said = "the store cannot be read on; workers go on, and we keep trying: Ledger entry 3 is missing from the store"
+    said = "the store cannot be read on; workers go on, and we keep trying: Entry 3 is missing from the store"
     assert [message.startswith(said) for message in told("store_unreachable")] == [True]
     assert told("store_back") == ["the store can be read again"]
 
@@ -250,7 +250,7 @@ def test_a_newest_entry_that_nobody_has_written_ends_the_nodes_part_and_not_its_
     a.tell(WorkerFailed(incident("a")))
     b.until(lambda n: any(event.name == "store_lost" for event in n.said))
     (said,) = [event.message for event in b.said if event.name == "store_lost"]
-    assert "Ledger entry 3 is missing from the store, which says that it is the newest." in said
+    assert "Entry 3 is missing from the store, which says that it is the newest." in said
     assert b.state.round == 1
 
 
@@ -263,7 +263,7 @@ def test_an_entry_that_nobody_puts_back_for_as_long_as_the_fence_ends_the_nodes_
     append_leader(LocalBackend(bench.store), a.state.ledger, "a", "it stays", author="a", clock=CLOCK)
     b.until(lambda n: any(event.name == "store_lost" for event in n.said))
     (said,) = [event.message for event in b.said if event.name == "store_lost"]
-    assert "Ledger entry 1 is missing from the store. " in said
+    assert "Entry 1 is missing from the store. " in said
 
 
 def test_a_revision_that_the_node_has_never_sent_ends_its_part(bench: Bench) -> None:
@@ -272,7 +272,7 @@ def test_a_revision_that_the_node_has_never_sent_ends_its_part(bench: Bench) -> 
         bench.store.put(replace(bench.store.rows["b"], revision=1000))
     b.until(lambda n: any(event.name == "store_lost" for event in n.said))
     (said,) = [event.message for event in b.said if event.name == "store_lost"]
-    assert "revision 1000 of this node's row, which has sent" in said
+    assert "revision 1000 of this node's row, but this node has sent" in said
 
 
 def test_contact_tells_of_each_kind_of_failure_once_until_all_are_over() -> None:
@@ -455,7 +455,7 @@ def test_rows_that_are_none_are_told_of_once_each_and_nodes_go_on(bench: Bench) 
     b.tell(WorkerFailed(incident("b")))
     for node in (a, b):
         node.until(in_round(2, "ab"))
-    assert told(a) == [f"A roster row is ignored: the row of {name} is none" for name in ("evil", "worse")]
+    assert told(a) == [f"A row in the store is ignored: the row of {name} is none" for name in ("evil", "worse")]
 
 
 def test_an_entry_that_the_store_loses_is_put_back_and_a_failure_right_after_it_recovers(bench: Bench) -> None:

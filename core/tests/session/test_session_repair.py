@@ -134,7 +134,7 @@ def test_who_was_away_for_long_leaps_over_tombstones() -> None:
     for index in (3, 4, 5):
         store.shrink(index)
     mine = RUN[1]
-    with pytest.raises(HistoryChangedError, match="entry 3 was shrunk before it was read") as caught:
+    with pytest.raises(HistoryChangedError, match="Entry 3 was shrunk before it was read") as caught:
         news(store, mine)
     found = restore(store, mine, told(mine), "b", CLOCK, unread=caught.value)
     assert isinstance(found, tuple)
@@ -148,7 +148,7 @@ def test_tombstones_are_leapt_over_from_entries_that_are_whole() -> None:
     for index in (4, 5):
         store.shrink(index)
     mine = RUN[1]
-    with pytest.raises(HistoryChangedError, match="entry 4 was shrunk before it was read") as caught:
+    with pytest.raises(HistoryChangedError, match="Entry 4 was shrunk before it was read") as caught:
         news(store, mine)
     found = restore(store, mine, told(mine), "b", CLOCK, unread=caught.value)
     assert isinstance(found, tuple)
@@ -207,7 +207,7 @@ def test_an_older_history_behind_what_was_read_is_resumed_over() -> None:
     mine = replace(mine, head=replace(mine.head, id="h2"))
     store = holding(again, mine)
     store._store.entries.extend((one.head.id, encode_entry(one.head)) for one in (old, older))
-    with pytest.raises(HistoryChangedError, match="Ledger entry 3 follows") as caught:
+    with pytest.raises(HistoryChangedError, match="Entry 3 follows") as caught:
         then_reads(mine, store)
     found = restore(store, mine, told(mine), "b", CLOCK, unread=caught.value)
     assert isinstance(found, tuple)
@@ -217,18 +217,18 @@ def test_an_older_history_behind_what_was_read_is_resumed_over() -> None:
 
 def test_what_others_have_put_back_meanwhile_is_read_on() -> None:
     """An entry could not be written, since the one before was gone; when this node looks, all is there again."""
-    unread = HistoryChangedError("Ledger entry 3 is not the one that was read before.")
+    unread = HistoryChangedError("Entry 3 is not the one that was read before.")
     assert restore(holding(*RUN), RUN[2], told(RUN[2]), "b", CLOCK, unread=unread) is None
 
 
 def test_a_chain_that_was_broken_by_hand_is_refused() -> None:
     store = holding(*RUN)
     store._store.entries.append(("planted", encode_entry(replace(MINE.head, index=7, id="planted", prev="nothing"))))
-    with pytest.raises(HistoryChangedError, match="Ledger entry 7 follows 'nothing'") as caught:
+    with pytest.raises(HistoryChangedError, match="Entry 7 follows 'nothing'") as caught:
         then_reads(MINE, store)
-    with pytest.raises(RendezvousStateError, match="Ledger entry 7 follows"):
+    with pytest.raises(RendezvousStateError, match="Entry 7 follows"):
         restore(store, MINE, MEMORY, "b", CLOCK, unread=caught.value)
-    with pytest.raises(RendezvousStateError, match="Ledger entry 7 follows"):  # also by who has yet to read up to there
+    with pytest.raises(RendezvousStateError, match="Entry 7 follows"):  # also by who has yet to read up to there
         restore(store, RUN[2], told(RUN[2]), "b", CLOCK, unread=caught.value)
 
 
@@ -246,7 +246,7 @@ def test_entries_that_go_one_by_one_are_looked_at_again() -> None:
             return super().read(index)
 
     other = replace(MINE, head=replace(MINE.head, id="mine"))
-    with pytest.raises(HistoryChangedError, match="Ledger entry 1 is missing from the store"):
+    with pytest.raises(HistoryChangedError, match="Entry 1 is missing from the store"):
         restore(Counted(store._store), other, Memory((other.head,)), "b", CLOCK)
     assert looks == 2 * ATTEMPTS
 

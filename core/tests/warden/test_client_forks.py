@@ -281,7 +281,7 @@ def test_without_a_fork_server_a_worker_starts_fresh_and_says_so_first(listener:
     listener.script.write_text(REPORT)
     tag, said = listener.output()
     listener.end(tag)
-    assert listener.heard[0] == StartedFresh(tag, "there is no fork server")
+    assert listener.heard[0] == StartedFresh(tag, "there is no preloaded process")
     assert listener.wait(Spawned).warm is False
     assert json.loads(said)["preloaded"] is False
 
@@ -301,7 +301,7 @@ def test_a_preload_that_raises_is_told_with_its_traceback_and_workers_start_fres
         "ZeroDivisionError: division by zero",
     ]
     assert listener.end(tag).returncode == 0
-    assert listener.all_of(StartedFresh) == [StartedFresh(tag, "the fork server could not be made")]
+    assert listener.all_of(StartedFresh) == [StartedFresh(tag, "the preloaded process could not be made")]
     assert listener.all_of(ForkServerDied) == []
 
 
@@ -344,8 +344,8 @@ def test_an_interpreter_that_is_not_there_is_no_fork_server(listener: Workers) -
     ("preload", "env", "reason"),
     [
         ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", {}, "has 2 threads"),
-        ("", {"OMP_NUM_THREADS": "5"}, "OMP_NUM_THREADS differs from the fork server's"),
-        ("", {"PYTHONHASHSEED": "5"}, "PYTHONHASHSEED differs from the fork server's"),
+        ("", {"OMP_NUM_THREADS": "5"}, "OMP_NUM_THREADS differs from the preloaded process's"),
+        ("", {"PYTHONHASHSEED": "5"}, "PYTHONHASHSEED differs from the preloaded process's"),
         ("", {"KMP_AFFINITY": "compact"}, "KMP_AFFINITY is set"),
     ],
 )
@@ -381,7 +381,7 @@ def test_another_program_than_the_fork_servers_starts_fresh(listener: Workers, t
     other.write_text("raise SystemExit(3)")
     listener.warden.spawn(1, [*PYTHON, str(other)], listener.env, warm=True)
     assert listener.end(1).returncode == 3
-    assert "the fork server is for" in listener.wait(StartedFresh).why
+    assert "the preloaded process is for" in listener.wait(StartedFresh).why
 
 
 def test_what_cannot_be_had_warm_nor_fresh_is_a_failed_start(listener: Workers) -> None:
@@ -558,7 +558,9 @@ def test_a_worker_that_is_asked_for_while_the_fork_server_is_dead_waits_for_the_
     tag = listener.spawn()
     assert listener.end(tag).returncode == 0
     warm = listener.wait(Spawned).warm
-    assert warm or listener.all_of(StartedFresh) == [StartedFresh(tag, "the fork server died, or what it had forked")]
+    assert warm or listener.all_of(StartedFresh) == [
+        StartedFresh(tag, "the preloaded process died, or what it had forked")
+    ]
 
 
 def test_a_request_that_a_dying_fork_server_has_not_answered_is_started_fresh(listener: Workers) -> None:
@@ -569,7 +571,7 @@ def test_a_request_that_a_dying_fork_server_has_not_answered_is_started_fresh(li
     listener.end(100)  # the request is on its way by now
     os.kill(fork_server.pid, signal.SIGKILL)
     assert listener.end(tag).returncode == 0
-    assert listener.all_of(StartedFresh) == [StartedFresh(tag, "the fork server died, or what it had forked")]
+    assert listener.all_of(StartedFresh) == [StartedFresh(tag, "the preloaded process died, or what it had forked")]
 
 
 # Stopping ------------------------------------------------------------------------------------------------------------
@@ -784,4 +786,4 @@ def test_a_service_that_is_not_there_is_reported(listener: Workers, entry: str, 
 
 def test_without_a_fork_server_there_is_no_service(listener: Workers) -> None:
     listener.warden.serve(1, "signal:pause", {})
-    assert listener.wait(ServiceFailed) == ServiceFailed(1, "there is no fork server")
+    assert listener.wait(ServiceFailed) == ServiceFailed(1, "there is no preloaded process")

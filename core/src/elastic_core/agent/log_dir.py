@@ -22,7 +22,7 @@ def make_log_dir(path: Path) -> None:
     except OSError as exc:
         raise UsageError(f"--log_dir {str(path)!r} cannot be made: {exc.strerror}.") from exc
     if not os.access(path, os.W_OK | os.X_OK):
-        raise UsageError(f"--log_dir {str(path)!r} may not be written to.")
+        raise UsageError(f"--log_dir {str(path)!r} is not writable.")
 
 
 def log_directory(config: RunConfig, run_uid: str) -> tuple[Path, bool]:

@@ -102,8 +102,7 @@ SPARE = "the job needed no more nodes"
 def under_way(arrival: Arrival, modules: Iterable[str]) -> Event:
     """A round is live, and this node joins it once its fork server is ready."""
     message = (
-        f"round {arrival.round} of run {arrival.run} is under way: "
-        f"joining it when the fork server has imported {', '.join(modules)}"
+        f"round {arrival.round} of run {arrival.run} is under way: joining it after the import of {', '.join(modules)}"
     )
     return Event("under_way", message, fields={"run": arrival.run, "round": arrival.round})
 
@@ -144,10 +143,14 @@ def fork_server(event: ForkServerEvent) -> Event:
             return Event("fork_server_stayed", message, Level.DEBUG)
         case ForkServerFailed(reason):
             return Event(
-                "fork_server_failed", f"there is no fork server, so workers start fresh:\n{reason}", Level.WARNING
+                "fork_server_failed",
+                f"the warm start is off, so each worker imports everything by itself:\n{reason}",
+                Level.WARNING,
             )
         case ForkServerDied(how):
-            return Event("fork_server_died", f"the fork server {how}; the next one is being made", Level.WARNING)
+            return Event(
+                "fork_server_died", f"the preloaded process {how}; another one is being started", Level.WARNING
+            )
 
 
 def _refusals(refused: Mapping[str, str]) -> str:

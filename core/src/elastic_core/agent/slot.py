@@ -40,7 +40,7 @@ class Slot:
         """Take the lowest free slot of ``job``, any text that is the same for all its agents.
 
         Raises:
-            ElasticError: This host lets nobody sit down.
+            ElasticError: This host gives no slot.
         """
         held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         key = hashlib.sha256(job.encode(errors="surrogateescape")).hexdigest()[:32]
@@ -51,7 +51,9 @@ class Slot:
             except OSError as exc:
                 if exc.errno != errno.EADDRINUSE:
                     held.close()
-                    raise ElasticError(f"No slot on this host could be taken for the job: {exc}.") from exc
+                    raise ElasticError(
+                        f"This agent could not be numbered among the job's agents on this host: {exc}."
+                    ) from exc
                 number += 1
             else:
                 return cls(number, held, name)

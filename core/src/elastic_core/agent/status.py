@@ -84,8 +84,8 @@ def describe_node(state: NodeState, status: Status) -> str:
     kind = type(head.body).__name__.upper()
     rows = [
         ("run", f"{head.run}, known here for {_age(ledger.opened_at, status)}"),
-        ("leader", f"{leads}, term {head.term}"),
-        ("ledger", f"entry {head.index} is the newest, {kind}, read {_age(ledger.head_at, status)} ago"),
+        ("decides", f"{leads}, term {head.term}"),
+        ("entry", f"{head.index} is the newest, {kind}, read {_age(ledger.head_at, status)} ago"),
         ("round", _round(ledger, status)),
         ("restarts", f"{ledger.counters.restarts} of {ledger.settings.agreement.max_restarts} spent"),
         ("waits for", status.describe_wait(_waits_for(state, status))),
@@ -147,7 +147,7 @@ def _waits_for(state: NodeState, status: Status) -> str:
         return "the workers of the round to be started"
     if ledger.live:
         return "a place in the job, whose round runs without this node"
-    return "the leader to begin a round"
+    return "the next round to begin"
 
 
 def _nodes(info: NodeInfo, members: tuple[Member, ...], status: Status) -> Iterator[tuple[str, str]]:

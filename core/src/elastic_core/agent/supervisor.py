@@ -371,12 +371,16 @@ class Supervisor:
 
     def _on_warden_death(self, reason: str) -> None:
         """Without its warden a node cannot promise that nothing is left behind: it withdraws."""
-        self._say("warden_died", f"the warden process is gone ({reason}); its workers died with it", Level.ERROR)
+        self._say(
+            "warden_died",
+            f"the process that guards the workers is gone ({reason}), and the workers with it",
+            Level.ERROR,
+        )
         self._inbox.unwatch(self._warden)
         self._group.gone()
         self._step(WorkersGone())
-        self._step(Leaving("the warden process is gone", ExitCode.WITHDRAWN))
-        self._exit = Exit(ExitCode.WITHDRAWN, "the warden process is gone")
+        self._step(Leaving("the process that guards the workers is gone", ExitCode.WITHDRAWN))
+        self._exit = Exit(ExitCode.WITHDRAWN, "the process that guards the workers is gone")
 
     def _tick(self) -> None:
         """Once a heartbeat: tell the heartbeat that the loop lives (L1), renew the dead-man's switch (S4), look around

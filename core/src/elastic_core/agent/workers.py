@@ -221,7 +221,7 @@ class WorkerGroup:
                 self._fresh = why
                 if why not in self._reasons:
                     self._reasons.add(why)
-                    message = f"rank {worker.assignment.rank} starts fresh, not from the fork server: {why}"
+                    message = f"rank {worker.assignment.rank} starts fresh, without the warm start: {why}"
                     self.publish(Event("started_fresh", message, fields={"rank": worker.assignment.rank, "why": why}))
             case SpawnFailed(tag, error) if worker := self._workers.get(tag):
                 return self._fail(tag, self._incident(worker, IncidentKind.START_FAILED, message=error))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from elastic_core.cli.options import FLAGS
+from elastic_core.cli.option import FlagCommand
+from elastic_core.cli.options import FLAGS, Flags
 from elastic_core.cli.run import meeting_place, plugins_named, with_sources
-from elastic_core.cli.run_command import Flags
 from elastic_core.config.parse import NodeRange
 from elastic_core.config.run import DEFAULT_ID
 from elastic_core.errors import PluginError, UsageError
@@ -24,8 +23,8 @@ TAKEN = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "plugin")
 SEVERAL = NodeRange(1, 2)
 
 
-class RequestCommand(click.Command):
-    """A request about a host to the nodes of a job: takes its flags in both spellings, as ``elastic run`` does."""
+class RequestCommand(FlagCommand):
+    """A request about a host to the nodes of a job, which flags of ``elastic run`` name."""
 
     def __init__(self, name: str, callback: Callable[..., int], text: str, epilog: str) -> None:
         super().__init__(
@@ -34,20 +33,7 @@ class RequestCommand(click.Command):
             params=[click.Argument(["host"]), *(flag for flag in FLAGS if flag.name in TAKEN)],
             help=text,
             epilog=epilog,
-            context_settings={
-                "token_normalize_func": lambda token: token.replace("-", "_"),
-                "help_option_names": ["-h", "--help"],
-                "max_content_width": 100,
-            },
         )
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line; an error knows whose it is, so that the hint names the right help."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.UsageError as exc:
-            exc.ctx = exc.ctx or ctx
-            raise
 
 
 def drain(*, host: str, **given: Any) -> int:
@@ -74,14 +60,13 @@ def over_the_store(given: Mapping[str, Any], request: Callable[[RendezvousBacken
     from elastic_core.rendezvous.backend import RendezvousBackend
     from elastic_core.rendezvous.handler import RendezvousParameters
 
-    known = {item.name for item in fields(Flags)}
-    flags = Flags(nnodes=SEVERAL, **{name: value for name, value in given.items() if name in known})
+    flags = Flags(nnodes=SEVERAL, **given)
     try:
         catalogue, (backend, endpoint) = Catalogue.read(), meeting_place(flags)
         loaded = manager.load_backend(backend, catalogue, plugins_named(flags, os.environ))
         options = loaded.rendezvous_options()
         if options.handler or options.single_node:
-            why = "keeps no ledger" if options.handler else "serves one node"
+            why = "is a rendezvous handler of others" if options.handler else "serves one node"
             raise UsageError(
                 f"The {backend} backend {why}, so nobody can be asked over it.",
                 hint="Name the job's store: --rdzv_backend, --rdzv_endpoint and --rdzv_id. Or send the agent SIGTERM.",

@@ -1,18 +1,21 @@
-"""One flag of ``elastic run``: where its value comes from, and how its text is read."""
+"""What a flag of ``elastic run`` is, how a dataclass declares one, and the command that reads them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from functools import cached_property
+from dataclasses import field
+from functools import cached_property, partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar, cast, overload
 
 import click
 from click.core import ParameterSource
 
-from elastic_core.config import parse as values
 from elastic_core.config.environment import flag_variable
+from elastic_core.config.parse import Wrong
 from elastic_core.errors import UsageError
+
+T = TypeVar("T")
 
 
 def candidates(token: str, names: Collection[str]) -> list[str]:
@@ -70,16 +73,42 @@ class FlagCommand(click.Command):
 
 
 class Flag(click.Option):
-    """One option: in its section of the help, also read from its environment variable, its text read by ``parse``."""
+    """One flag: it has a section of the help and an environment variable, and ``parse`` reads its text.
 
-    def __init__(self, *spellings: str, section: str, parse: Callable[[str], object] = str, **attributes: Any) -> None:
-        super().__init__(spellings, callback=self._read, **attributes)
-        self.envvar = flag_variable(self.name or "")
-        self.section = section
+    Args:
+        name: The flag without its dashes, with ``_``.
+        section: The heading under which the help shows it.
+        text: What it means, for the help.
+        parse: Returns the value that a text means, or raises :class:`~elastic_core.config.parse.Wrong`.
+        short: A second spelling, as ``-m``.
+        off: For a switch, the flag that turns it off, without its dashes.
+        unset: What holds where the flag is not given, in words, if that is not ``default``.
+        fills: The field of RunConfig that takes the value as it is; '' where several flags decide together.
+        attributes: Further arguments of click.Option.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        section: str,
+        text: str,
+        parse: Callable[[str], object] = str,
+        short: str = "",
+        off: str = "",
+        unset: str = "",
+        fills: str = "",
+        **attributes: Any,
+    ) -> None:
+        spellings = [f"--{name}/--{off}" if off else f"--{name}", *([short] if short else [])]
+        shown = f"{text}  [default: {unset}]" if unset else text
+        super().__init__(spellings, callback=self._read, help=shown, envvar=flag_variable(name), **attributes)
+        self.name: str = name
+        self.section, self.text, self.unset, self.fills = section, text, unset, fills
         self._parse = parse
 
     def _read(self, ctx: click.Context, _: click.Parameter, given: Any) -> Any:
-        """What was given, as the value that it means; for a flag that may be repeated, all its values in a row."""
+        """The value that a text means; for a flag that may be repeated, the values of all texts in a row."""
         if given is None or self.is_flag:
             return given
         if self.multiple:
@@ -89,9 +118,35 @@ class Flag(click.Option):
     def _meaning(self, ctx: click.Context, text: str) -> Any:
         try:
             return self._parse(text)
-        except values.Wrong as wrong:
-            source = ctx.get_parameter_source(self.name or "")
+        except Wrong as wrong:
+            source = ctx.get_parameter_source(self.name)
             raise UsageError(
                 f"--{self.name} {text!r} {wrong}.{wrong.suggestion}",
                 hint=f"The value comes from {self.envvar}." if source is ParameterSource.ENVIRONMENT else None,
             ) from None
+
+
+@overload
+def flag(section: str, text: str, *, parse: Callable[[str], T], default: str, **declared: str) -> T: ...
+@overload
+def flag(section: str, text: str, *, parse: Callable[[str], T], **declared: str) -> T | None: ...
+def flag(section: str, text: str, *, parse: Callable[[str], T], default: str | None = None, **declared: str) -> Any:
+    """Declare a field of a dataclass to be a flag with a value; the arguments are those of :class:`Flag`."""
+    value = None if default is None else parse(default)
+    shown = bool(default)
+    return _field(value, section=section, text=text, parse=parse, default=default, show_default=shown, **declared)
+
+
+def repeated(section: str, text: str, *, parse: Callable[[str], tuple[T, ...]], **declared: str) -> tuple[T, ...]:
+    """Declare a field to be a flag that may be repeated, each time with a value of several parts."""
+    return cast("tuple[T, ...]", _field((), section=section, text=text, parse=parse, multiple=True, **declared))
+
+
+def switch(section: str, text: str, *, default: bool = False, **declared: str) -> bool:
+    """Declare a field to be a flag without a value."""
+    shown = {"is_flag": True, "default": default, "show_default": default}
+    return cast("bool", _field(default, section=section, text=text, **shown, **declared))
+
+
+def _field(value: object, **declared: Any) -> Any:
+    return field(default=value, metadata={"flag": partial(Flag, **declared)})

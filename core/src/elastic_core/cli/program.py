@@ -46,7 +46,7 @@ def _check_script(target: str) -> None:
     elif not path.exists():
         raise UsageError(f"There is no script {target!r}.{did_you_mean(target, _siblings(target))}")
     elif not os.access(path, os.R_OK):
-        raise UsageError(f"The script {target!r} may not be read.")
+        raise UsageError(f"The script {target!r} is not readable.")
 
 
 def _siblings(target: str) -> list[str]:

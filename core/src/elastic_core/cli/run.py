@@ -15,9 +15,10 @@ import click
 from click.core import ParameterSource
 
 from elastic_core.cli import program
-from elastic_core.cli.run_command import Flags, RunCommand
-from elastic_core.config import parse as values
+from elastic_core.cli.options import Flags
+from elastic_core.cli.run_command import RunCommand
 from elastic_core.config.environment import flag_variable
+from elastic_core.config.parse import names
 from elastic_core.config.rdzv_conf import (
     LOCAL,
     NUMBERED,
@@ -125,7 +126,7 @@ def with_sources(error: ElasticError, context: click.Context | None) -> str | No
         for flag in sorted(flags)
         if context.get_parameter_source(flag) is ParameterSource.ENVIRONMENT
     ]
-    if quoted & set(values.names(os.environ.get(PLUGINS_VARIABLE, ""))):
+    if quoted & set(names(os.environ.get(PLUGINS_VARIABLE, ""))):
         variables.append(PLUGINS_VARIABLE)
     told = [f"The value comes from {variable}." for variable in variables]
     return "\n".join([*([error.hint] if error.hint else []), *told]) or None
@@ -137,14 +138,14 @@ def warn(warning: str) -> None:
 
 
 def outline(flags: Flags, environ: Mapping[str, str]) -> RunConfig:
-    """As much of the run as the fork server has to know: what to run, in how many workers, and what to import for it.
+    """The part of the run that each flag decides by itself; the fork server needs no more.
 
     Args:
         flags: The command line's.
         environ: The agent's environment.
 
     Raises:
-        UsageError: There is no such program, or no such number.
+        UsageError: The program does not exist, or a value does not fit the number of workers.
     """
     arguments = flags.arguments if flags.use_env else (LOCAL_RANK_ARGUMENT, *flags.arguments)
     return RunConfig(
@@ -152,8 +153,7 @@ def outline(flags: Flags, environ: Mapping[str, str]) -> RunConfig:
             flags.script, arguments, module=flags.module, no_python=flags.no_python, run_path=flags.run_path
         ),
         nproc_per_node=_count_workers(flags.nproc_per_node, environ),
-        warm_start=flags.warm_start,
-        preload=flags.preload,
+        **flags.run_fields(),
     )
 
 
@@ -164,10 +164,10 @@ def configure(
     options_of: Callable[[str], RendezvousOptions],
     warn: Callable[[str], None] = lambda warning: None,
 ) -> RunConfig:
-    """What the flags ask for, taken together.
+    """The whole run: ``known``, and what several flags, the environment and the backend decide together.
 
     Args:
-        known: What :func:`outline` makes of them.
+        known: The result of :func:`outline`.
         flags: The command line's.
         environ: The agent's environment: the scheduler's id of the run and ``ELASTIC_PLUGINS`` are read from it.
         options_of: What a backend takes, by its name; raises PluginError for one that is not installed.
@@ -194,11 +194,8 @@ def configure(
         known,
         min_nodes=flags.nnodes.least,
         max_nodes=flags.nnodes.most,
-        role=flags.role,
         node_rank=node_rank,
         master_port=(flags.master_port or None) if takes_master(flags, backend) else None,
-        max_restarts=flags.max_restarts,
-        on_node_loss=flags.on_node_loss,
         rdzv_backend=backend,
         rdzv_endpoint=endpoint,
         rdzv_id=flags.rdzv_id or (str(uuid.uuid4()) if stands_alone(flags) else DEFAULT_ID),  # both as torchrun's
@@ -206,32 +203,20 @@ def configure(
         job_token=job_token.read(environ, conf.token_file),
         timing=conf.timing,
         run_uid=conf.run_uid or scheduler_uid(environ),
-        allow_version_mismatch=flags.allow_version_mismatch,
         local_addr=(flags.master_addr if takes_master(flags, backend) else None) or flags.local_addr,
-        signals=flags.signals_to_handle,
         shutdown_timeout=shutdown_timeout(flags.shutdown_timeout, environ),
-        failure_grace=flags.failure_grace,
-        preemption_grace=flags.preemption_grace,
         log_dir=Path(flags.log_dir) if flags.log_dir else None,
-        redirects=flags.redirects,
-        tee=flags.tee,
-        local_ranks_filter=flags.local_ranks_filter,
-        stdout_filters=flags.duplicate_stdout_filters,
-        stderr_filters=flags.duplicate_stderr_filters,
         line_prefix=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or LINE_PREFIX,
         event_log=flags.event_log_handler == "console",
-        virtual_local_rank=flags.virtual_local_rank,
-        numa_binding=flags.numa_binding,
         monitor_interval=MONITOR_INTERVAL if flags.monitor_interval is None else flags.monitor_interval,
         plugins=plugins_named(flags, environ),
-        no_plugins=flags.no_plugin,
         least_level=Level.DEBUG if flags.verbose else least_level(environ.get("LOGLEVEL", "")) or Level.INFO,
     )
 
 
 def plugins_named(flags: Flags, environ: Mapping[str, str]) -> tuple[str, ...]:
     """The plugins that are on because the run names them."""
-    return (*values.names(environ.get(PLUGINS_VARIABLE, "")), *flags.plugin)
+    return (*names(environ.get(PLUGINS_VARIABLE, "")), *flags.plugin)
 
 
 def takes_master(flags: Flags, backend: str) -> bool:

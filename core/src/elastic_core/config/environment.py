@@ -1,7 +1,7 @@
 """Every environment variable that Elastic reads or sets, with its meaning; a test keeps the list complete.
 
-Each flag of ``elastic run`` is also read from ``PET_<FLAG>``, as torchrun's are; those are not written down a second
-time but come from the flags (:func:`flag_variables`).
+Each flag of ``elastic run`` is also read from ``PET_<FLAG>`` (:func:`flag_variable`), as torchrun's are. Those follow
+from the declarations of the flags (``cli/options.py``). ``docs/environment.md`` shows both.
 """
 
 from __future__ import annotations
@@ -161,15 +161,6 @@ def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
 def flag_variable(parameter: str) -> str:
     """The variable that a flag is also read from: ``PET_NPROC_PER_NODE`` for ``nproc_per_node``."""
     return FLAG_PREFIX + parameter.upper()
-
-
-def flag_variables() -> tuple[Variable, ...]:
-    """The variables of the flags of ``elastic run``, in the order of its help."""
-    from elastic_core.cli.options import FLAGS  # the command line builds on this module; only this list looks back
-
-    return tuple(
-        Variable(flag_variable(flag.name), Use.READ, f"As --{flag.name}: {flag.help}") for flag in FLAGS if flag.name
-    )
 
 
 def threads(local_world_size: int, environ: Mapping[str, str]) -> dict[str, str]:

@@ -120,8 +120,8 @@ def _check_fence(timing: Timing) -> None:
 def no_ledger(backend: str) -> UsageError:
     """A job token is given for a backend that keeps no ledger."""
     return UsageError(
-        f"The {backend} backend is a rendezvous handler, which keeps no ledger: a job token protects nothing there.",
-        hint=f"Unset {job_token.VARIABLE} and leave out {TOKEN_FILE}, or take a backend that keeps a ledger, such as "
+        f"The {backend} backend is a rendezvous handler of others, where a job token protects nothing.",
+        hint=f"Unset {job_token.VARIABLE} and leave out {TOKEN_FILE}, or take a backend of Elastic's, such as "
         "c10d, redis, etcd or file.",
     )
 

@@ -94,9 +94,9 @@ class Wanted:
 def objection(facts: Facts, wanted: Wanted) -> str | None:
     """Why this worker must not be forked from this fork server, in one line; None when it may."""
     if wanted.argv[: len(facts.command)] != facts.command:
-        return f"the fork server is for {' '.join(facts.command)}, not for {' '.join(wanted.argv)}"
+        return f"the preloaded process is for {' '.join(facts.command)}, not for {' '.join(wanted.argv)}"
     if wanted.directory not in ("", facts.directory):
-        return f"the fork server runs in {facts.directory}, not in {wanted.directory}"
+        return f"the preloaded process runs in {facts.directory}, not in {wanted.directory}"
     return _of_the_environment(facts, wanted) or unfit(facts)
 
 
@@ -104,7 +104,7 @@ def _of_the_environment(facts: Facts, wanted: Wanted) -> str | None:
     if binding := sorted(name for name in wanted.environment if name.startswith(BINDS_THREADS)):
         return f"{_listed(binding)} is set, which ties threads to CPUs while libraries are loaded"
     if differing := sorted(name for name in _differing(facts.environment, wanted.environment) if _is_read_once(name)):
-        return f"{_listed(differing)} differs from the fork server's, and is read while libraries are loaded"
+        return f"{_listed(differing)} differs from the preloaded process's, and is read while libraries are loaded"
     if wanted.cpus not in (None, facts.cpus) and "OMP_NUM_THREADS" not in wanted.environment:
         return "it is bound to CPUs of its own without OMP_NUM_THREADS, and libraries count CPUs while they are loaded"
     return None
@@ -116,9 +116,9 @@ def unfit(facts: Facts) -> str | None:
         return reason
     if facts.initialised or facts.devices:
         devices = _listed(facts.initialised + facts.devices)
-        return f"the fork server has set up a device, which a fork cannot use ({devices})"
+        return f"the preloaded process has set up a device, which a fork cannot use ({devices})"
     if facts.memory_policy:
-        return "a NUMA memory policy is set, and the fork server's memory was placed by it"
+        return "a NUMA memory policy is set, and the preloaded process's memory was placed by it"
     if facts.shadowed:
         name, path = facts.shadowed[0]
         return f"{path} takes the place of the preloaded module {name}"
@@ -135,7 +135,7 @@ def beside_main(names: Sequence[str]) -> str | None:
     tasks = [name for name in names if name not in FORK_SAFE_THREADS]
     if len(tasks) <= 1:
         return None
-    return f"the fork server has {len(tasks)} threads, which a fork does not get ({_listed(tasks)})"
+    return f"the preloaded process has {len(tasks)} threads, which a fork does not get ({_listed(tasks)})"
 
 
 def _differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:

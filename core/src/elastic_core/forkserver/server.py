@@ -117,7 +117,7 @@ class _ForkServer:
             request, descriptors = requests.pop(0)
             given = dict(zip(request["descriptors"], descriptors, strict=False))
             if len(given) < len(request["descriptors"]):
-                reason: str | None = "no descriptors are left for its streams in the fork server"
+                reason: str | None = "no descriptors are left for its streams in the preloaded process"
             else:
                 reason = self._objection(request, changed)
             if reason is not None:
@@ -132,7 +132,7 @@ class _ForkServer:
                 record = self._new_record(request)
                 first = child.fork()
             except OSError as exc:
-                _answer(given["pipe"], "no", f"the fork server cannot fork: {exc}")
+                _answer(given["pipe"], "no", f"the preloaded process cannot fork: {exc}")
                 close_all(descriptors)
                 continue
             if first == 0:

@@ -67,7 +67,7 @@ LONG_WAIT = 30.0
 FAREWELL = 10.0
 """Most seconds to spend on shutting a handler down."""
 
-COST = """a rendezvous handler keeps no ledger, so this agent can do no more than torchrun's does:
+COST = """with a rendezvous handler of others this agent can do no more than torchrun's does:
 a lost node is noticed when a collective fails because of it, or never; --on_node_loss has no effect
 each node counts --max_restarts by itself, and prints the first failure that it saw, which others may have caused
 a node that joins stops all workers as soon as it waits; survivors may change their ranks
@@ -318,10 +318,14 @@ class PollingAgent:
 
     def _on_warden_death(self, reason: str) -> None:
         """Without its warden a node cannot promise that nothing is left behind: it goes."""
-        self._say("warden_died", f"the warden process is gone ({reason}); its workers died with it", Level.ERROR)
+        self._say(
+            "warden_died",
+            f"the process that guards the workers is gone ({reason}), and the workers with it",
+            Level.ERROR,
+        )
         self._inbox.unwatch(self._warden)
         self._group.gone()
-        leaving = self._state.leaving or Leaving("the warden process is gone", ExitCode.WITHDRAWN)
+        leaving = self._state.leaving or Leaving("the process that guards the workers is gone", ExitCode.WITHDRAWN)
         self._leave(leaving.exit_code, leaving.why)
 
     # What follows ----------------------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ class LocalBackend(RendezvousBackend):
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
         """Write an entry on top of ``prev``."""
-        _check_size(f"Ledger entry {entry.index}", data)
+        _check_size(f"Entry {entry.index}", data)
         with self._opened() as store:
             if self._id(entry.index) == entry.id:
                 return True

@@ -62,7 +62,7 @@ def encode_entry(entry: Entry) -> bytes:
         OversizedError: It would be larger than a store must take.
     """
     name = _NAMES[type(entry.body)]
-    what = f"ledger entry {entry.index}, a {name}"
+    what = f"entry {entry.index}, a {name}"
     if isinstance(entry.body, Round) and entry.body.members:
         what += f" of {len(entry.body.members)} nodes,"
     return _dump({"speaks": [OLDEST_PROTOCOL, PROTOCOL], **_entry_writer(name)(entry), "kind": name}, what)
@@ -74,10 +74,10 @@ def decode_entry(data: bytes) -> Entry:
     Raises:
         RendezvousStateError: Too large, no JSON, another protocol version, or not of the schema.
     """
-    plain = _load(data, "A ledger entry")
+    plain = _load(data, "An entry in the store")
     name = plain.pop("kind", None)
     if not isinstance(name, str) or name not in _KINDS:
-        raise RendezvousStateError("A ledger entry is of no known kind.", hint=_FOREIGN)
+        raise RendezvousStateError("An entry in the store is of no known kind.", hint=_FOREIGN)
     return cast(Entry, _read(_entry_reader(name), plain, "entry"))
 
 
@@ -101,7 +101,7 @@ def encode_row(row: NodeRow) -> bytes:
     Raises:
         OversizedError: It would be larger than a store must take.
     """
-    return _dump(writer(NodeRow)(row), f"the roster row of {row.info.node_id}")
+    return _dump(writer(NodeRow)(row), f"the row of {row.info.node_id}")
 
 
 def decode_row(data: bytes) -> NodeRow:
@@ -110,7 +110,7 @@ def decode_row(data: bytes) -> NodeRow:
     Raises:
         RendezvousStateError: Too large, no JSON, another protocol version, or not of the schema.
     """
-    return cast(NodeRow, _read(reader(NodeRow), _load(data, "A roster row"), "row"))
+    return cast(NodeRow, _read(reader(NodeRow), _load(data, "A row in the store"), "row"))
 
 
 def written_by(data: bytes) -> str:

@@ -124,7 +124,7 @@ def _supervise(view: LeaderView, current: Round) -> Decision:
             return halt
     late, suspect_at = view.late(current, ledger.head.anchors.latest), view.suspected_at
     if late and view.now >= suspect_at:
-        why = f"{view.names(late)} did not show that it saw round {current.number}"
+        why = f"round {current.number} did not begin in time on {view.names(late)}"
         return end_round(view, current, HaltReason.UNSEEN, why)
     if ledger.plan is not None:
         return pursue(view, current, ledger.plan, finished)
@@ -204,9 +204,9 @@ def _departure(view: LeaderView, current: Round, node_id: str) -> Append | None:
 
 def _how_lost(view: LeaderView, seen: NodeView | None) -> str:
     if seen is None:
-        return "its roster row is gone"
+        return "its row in the store is gone"
     if view.proved(seen):
-        return "its slot on the host is free, or a newer agent's, or somebody vouches for it: its last process is gone"
+        return "its host, a newer agent there, or a plugin says that its last process is gone"
     return f"no heartbeat for {view.now - seen.changed_at:.1f} s"
 
 
@@ -289,11 +289,11 @@ def _reform(view: LeaderView, old: Round, halt: Halt) -> Decision:
             )
         hosts = sorted({seen.row.info.host for node_id in silent if (seen := view.seen(node_id)) is not None})
         who = (
-            f"{view.names(silent)}, which may still be training, to answer or be fenced off, "
+            f"{view.names(silent)}, which may still be training, to answer, or to stop by itself, "
             f"for up to {fence - view.now:.0f} s (--rdzv_conf fence_after={view.timing.fence_after:g})"
         )
         if hosts:  # nobody can be vouched for without a row
-            who += f", or until somebody says that it is gone for good: elastic release {hosts[0]}"
+            who += f", or until you say that it is gone for good: elastic release {hosts[0]}"
         return LookAgain(view.look(fence, nodes=view.node_views(old)), who, tuple(silent))
     out = muster.unreachable
     survivors = [seen for i in muster.fit if i != out and (seen := view.seen(i)) is not None]

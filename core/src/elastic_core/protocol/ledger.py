@@ -150,17 +150,17 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
     head = ledger.head
     if entry.index != head.index + 1 or entry.prev != head.id:
         raise HistoryChangedError(
-            f"Ledger entry {entry.index} follows {entry.prev!r}, but entry {head.index} here is {head.id!r}.",
+            f"Entry {entry.index} follows {entry.prev!r}, but entry {head.index} here is {head.id!r}.",
         )
     if isinstance(entry.body, Open) and ledger.closed is None:
-        raise RendezvousStateError(f"Ledger entry {entry.index} opens a run, but run {head.run} is not over.")
+        raise RendezvousStateError(f"Entry {entry.index} opens a run, but run {head.run} is not over.")
     if isinstance(entry.body, Resume) and entry.run != head.run:
         raise HistoryChangedError(f"Run {entry.run} goes on here; this node is in run {head.run}.")
     if isinstance(entry.body, (Open, Resume)):
         return opened(entry, now)
     if entry.run != head.run or entry.term < head.term or ledger.closed is not None:
         raise RendezvousStateError(
-            f"Ledger entry {entry.index} (run {entry.run}, term {entry.term}) cannot follow run {head.run}, "
+            f"Entry {entry.index} (run {entry.run}, term {entry.term}) cannot follow run {head.run}, "
             f"term {head.term}" + (", which is closed." if ledger.closed else ".")
         )
     _check_author(entry, head.leader)
@@ -183,9 +183,9 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
             return after(asked=ledger.asked | {*body.nodes})
         case Plan() | StopAt():
             kind = type(entry.body).__name__.upper()
-            raise RendezvousStateError(f"Ledger entry {entry.index} is a {kind}, but no round is live that it is for.")
+            raise RendezvousStateError(f"Entry {entry.index} is a {kind}, but no round is live that it is for.")
         case Over():
-            raise RendezvousStateError(f"Ledger entry {entry.index} is an OVER, but no round was halted.")
+            raise RendezvousStateError(f"Entry {entry.index} is an OVER, but no round was halted.")
         case Closed() as body:
             return after(closed=body)
     return after()
@@ -204,7 +204,7 @@ def _check_author(entry: Entry, leader: str) -> None:
     kind = type(entry.body).__name__.upper()
     made = "" if entry.leader == entry.author else f", which makes {entry.leader!r} the one who decides,"
     raise RendezvousStateError(
-        f"Ledger entry {entry.index}{made} is a {kind} by {entry.author!r}, but {leader!r} decides.",
+        f"Entry {entry.index}{made} is a {kind} by {entry.author!r}, but {leader!r} decides.",
         hint="Something else writes to the store: docs/security.md says how to keep it out. Use another --rdzv_id.",
     )
 
@@ -217,7 +217,7 @@ def opened(entry: Entry, now: float) -> Ledger:
     """
     if not isinstance(entry.body, (Open, Resume)):
         kind = type(entry.body).__name__.upper()
-        raise RendezvousStateError(f"Ledger entry {entry.index} should open a run; it is a {kind}.")
+        raise RendezvousStateError(f"Entry {entry.index} should open a run; it is a {kind}.")
     body = entry.body
     ledger = Ledger(head=entry, settings=body.settings, scheduler_uid=body.scheduler_uid, opened_at=now, head_at=now)
     if isinstance(body, Open):
@@ -244,7 +244,7 @@ def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
     def a_round(index: int) -> Round:
         if isinstance(found := rounds.get(index), Round):
             return found
-        raise RendezvousStateError(f"Ledger entry {head.index} stands on {index}, which is not a ROUND.")
+        raise RendezvousStateError(f"Entry {head.index} stands on {index}, which is not a ROUND.")
 
     ledger = replace(opened(anchors[at.open], now) if at.open in anchors else opened(head, now), head=head, halt=None)
     ledger = replace(ledger, plan=None, stop_at=None, over=None)
@@ -260,11 +260,11 @@ def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
     if isinstance(ended, Resume):
         ended = ended.halt
     if not isinstance(ended, Halt):
-        raise RendezvousStateError(f"Ledger entry {head.index} stands on {at.halt}, which is not a HALT.")
+        raise RendezvousStateError(f"Entry {head.index} stands on {at.halt}, which is not a HALT.")
     over = bodies.get(at.over)
     over = over.over if isinstance(over, Resume) else over
     if at.over and not isinstance(over, Over):
-        raise RendezvousStateError(f"Ledger entry {head.index} stands on {at.over}, which is not an OVER.")
+        raise RendezvousStateError(f"Entry {head.index} stands on {at.over}, which is not an OVER.")
     return replace(ledger, halt=ended, halt_at=now, over=over if isinstance(over, Over) else None)
 
 
@@ -283,7 +283,7 @@ def _restored_plan(ledger: Ledger, bodies: Mapping[int, Body], now: float) -> Le
     stop_at = stop_at.stop_at if isinstance(stop_at, Resume) else stop_at
     if not isinstance(plan, Plan) or (at.stop_at and not isinstance(stop_at, StopAt)):
         raise RendezvousStateError(
-            f"Ledger entry {ledger.head.index} stands on {at.plan} and {at.stop_at}, which are no PLAN and STOP_AT."
+            f"Entry {ledger.head.index} stands on {at.plan} and {at.stop_at}, which are no PLAN and STOP_AT."
         )
     return replace(ledger, plan=plan, plan_at=now, stop_at=stop_at if isinstance(stop_at, StopAt) else None)
 

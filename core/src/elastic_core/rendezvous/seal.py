@@ -51,7 +51,7 @@ class Seal:
         Raises:
             RendezvousStateError: It is not sealed with this key.
         """
-        return self._opened(b"entry %d " % index, sealed, f"Ledger entry {index}")
+        return self._opened(b"entry %d " % index, sealed, f"Entry {index}")
 
     def opened_row(self, node_id: str, revision: int, sealed: bytes) -> bytes:
         """What :meth:`row` has sealed.
@@ -59,7 +59,7 @@ class Seal:
         Raises:
             RendezvousStateError: It is not sealed with this key.
         """
-        return self._opened(_row_place(node_id, revision), sealed, f"The roster row of {node_id!r}")
+        return self._opened(_row_place(node_id, revision), sealed, f"The row of {node_id!r}")
 
     def _sealed(self, place: bytes, value: bytes) -> bytes:
         line = f"{self.fingerprint} {code(self._key, place + value).hex()}\n"

@@ -275,8 +275,8 @@ def _open(
         prev, data = ORIGIN if after is None else after.head.link, encode_entry(entry)
         if isinstance(body, Open) and len(data) > OPEN_BYTES:
             raise UsageError(
-                f"The settings of this run take {len(data)} bytes, and every entry has {OPEN_BYTES} for them.",
-                hint="Most of it are the names of plugins, or run_uid. Shorten them.",
+                f"The settings of this run take {len(data)} bytes; at most {OPEN_BYTES} are allowed.",
+                hint="Most of them are the names of plugins, or run_uid: shorten those.",
             )
         if not store.append(prev, entry.link, data):
             return None

@@ -236,7 +236,7 @@ class LeaderDriver:
     def _report_malformed(self, node_id: str, exc: RendezvousStateError) -> None:
         if node_id not in self._malformed:
             self._malformed |= {node_id}
-            self.publish(Event("row_ignored", f"A roster row is ignored: {exc}", Level.WARNING, {"row": node_id}))
+            self.publish(Event("row_ignored", f"A row in the store is ignored: {exc}", Level.WARNING, {"row": node_id}))
 
     def _prune(self, store: RendezvousBackend, ledger: Ledger) -> None:
         """Remove rows of the dead (P2), but not of the newest round: they still prove that it is over (rule S4)."""

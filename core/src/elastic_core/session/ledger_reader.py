@@ -65,7 +65,7 @@ def _decoded(index: int, data: bytes) -> Entry:
     """
     entry = decode_entry(data)
     if entry.index != index:
-        raise RendezvousStateError(f"The store has ledger entry {entry.index} in the place of {index}.", hint=_PLANTED)
+        raise RendezvousStateError(f"The store has entry {entry.index} in the place of {index}.", hint=_PLANTED)
     return entry
 
 
@@ -81,7 +81,7 @@ def news(store: RendezvousBackend, ledger: Ledger, head: int | None = None) -> t
     index = ledger.head.index + 1
     while (head is None or index <= head) and (data := store.read(index)) is not None:
         if data == TOMBSTONE:
-            raise HistoryChangedError(f"Ledger entry {index} was shrunk before it was read.")
+            raise HistoryChangedError(f"Entry {index} was shrunk before it was read.")
         try:
             found.append(_decoded(index, data))
         except RendezvousStateError:
@@ -102,13 +102,13 @@ def check_head(store: RendezvousBackend, ledger: Ledger) -> None:
     """
     found = peek(store, ledger.head.index)
     if found is None or found.link != ledger.head.link:
-        raise HistoryChangedError(f"Ledger entry {ledger.head.index} is not the one that was read before.")
+        raise HistoryChangedError(f"Entry {ledger.head.index} is not the one that was read before.")
 
 
 def missing_entry(index: int) -> HistoryChangedError:
     """The store lacks an entry that it must have, and has newer ones."""
     return HistoryChangedError(
-        f"Ledger entry {index} is missing from the store.", hint="The store lost data; use another --rdzv_id."
+        f"Entry {index} is missing from the store.", hint="The store lost data; use another --rdzv_id."
     )
 
 
@@ -126,6 +126,6 @@ def said_by(found: RosterRow) -> NodeRow:
 def _entry(store: RendezvousBackend, index: int) -> Entry:
     entry = peek(store, index)
     if entry is None:
-        message = f"Ledger entry {index} is missing from the store, which says that it is the newest."
+        message = f"Entry {index} is missing from the store, which says that it is the newest."
         raise MissingHeadError(message, hint=_PLANTED)
     return entry

@@ -55,12 +55,12 @@ class RowCheck:
             try:
                 row = said_by(found)
             except RendezvousStateError as exc:
-                self._tell(f"This node cannot read the roster row of {ledger.leader}, which decides: {exc}")
+                self._tell(f"This node cannot read what {ledger.leader}, which decides, writes to the store: {exc}")
                 return
             if self._node_id in row.unread:
                 self._tell(
-                    f"{row.info}, which decides, cannot read the roster row of this node, which gets no place in a "
-                    f"round. {_likely_reason(written_by(found.value), str(row.info))}"
+                    f"{row.info}, which decides, cannot read what this node writes to the store, so this node gets no "
+                    f"place in a round. {_likely_reason(written_by(found.value), str(row.info))}"
                 )
 
     def _tell(self, message: str) -> None:
@@ -77,5 +77,5 @@ def _likely_reason(release: str, leader: str) -> str:
         )
     return (
         f"Both run elastic-core {__version__}. See that both have the same job token, and that nothing else writes to "
-        f"the store; the output of {leader} says what is wrong with the row."
+        f"the store; the output of {leader} says what is wrong with it."
     )

@@ -420,11 +420,13 @@ class Session:
         finally:
             self._doubt = False
         if isinstance(found, Rejoin):
-            self._end_for(Outrun(found.why), Event("outrun", f"{found.why}: joining anew", Level.WARNING))
+            self._end_for(
+                Outrun(found.why), Event("outrun", f"{found.why}: joining again as a new node", Level.WARNING)
+            )
         elif found is not None:
             lost, ledger = found
             self._writer.row_seen(None)  # what has lost entries has lost rows, too
-            what = "what this node has read was put back" if ledger is None else "the run goes on"
+            what = "this node has put back what it had read" if ledger is None else "the run goes on"
             self._calls.publish(Event("history_restored", f"{lost}; {what}", Level.WARNING))
             if ledger is not None:
                 if ledger.head.epoch == self._ledger.head.epoch:  # what rows said was of another branch

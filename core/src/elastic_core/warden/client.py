@@ -79,7 +79,7 @@ class Warden:
         except OSError as exc:
             ours.close()
             raise ResourceError(
-                f"The warden, the process that starts the workers, could not be started: {exc}.",
+                f"The process that starts the workers could not be started: {exc}.",
                 hint="Check the limits of processes and open files (ulimit -u, ulimit -n).",
             ) from exc
         return cls(process, Channel(ours), others, alone=alone)

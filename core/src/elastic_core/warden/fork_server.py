@@ -36,7 +36,7 @@ STARTUP = os.path.join(_PACKAGE, "forkserver", "startup")
 PROBE = f"""
 import os, sys
 if os.environ["{STAGE}"] != "hooked":
-    sys.exit("elastic: this interpreter takes no sitecustomize from PYTHONPATH, so it cannot be a fork server")
+    sys.exit("elastic: this interpreter takes no sitecustomize from PYTHONPATH, so there is no warm start")
 os.execvp(sys.argv[1], sys.argv[1:])
 """
 """Runs first, and becomes the fork server. An interpreter without the hook would simply run the user's program
@@ -90,7 +90,7 @@ class Nursery:
         self._successor: Child | None = None
         self._successors_channel: Channel | None = None
         self.fork_server: Child | None = None
-        self.refusal = "there is no fork server"
+        self.refusal = "there is no preloaded process"
         self.waiting: list[Child] = []
 
     @property
@@ -298,7 +298,7 @@ class Nursery:
         self._successor = self._successors_channel = None
 
     def _give_up(self, reason: str) -> None:
-        self.refusal = "the fork server could not be made"
+        self.refusal = "the preloaded process could not be made"
         self._ready = False
         self._tell("fork_server_failed", reason=reason)
 

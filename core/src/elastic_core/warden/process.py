@@ -130,7 +130,7 @@ class Warden:
                 self._sweep.append(message["path"])
             case "hold":
                 if not descriptors:
-                    raise SystemExit("elastic: too many files are open for the warden to hold the node's slot")
+                    raise SystemExit("elastic: too many files are open to start workers: raise the limit (ulimit -n)")
                 self._slot = descriptors.pop()  # this process never closes it
             case "preload":
                 self._adopt(self._nursery.begin(message))
@@ -154,7 +154,7 @@ class Warden:
         elif self._is_late(child):
             self._fail(child, BEING_STOPPED)
         elif self._nursery.late():
-            self._do_without(child, "the fork server takes too long to import")
+            self._do_without(child, "the preloaded process takes too long to import")
         else:
             try:
                 self._nursery.ask(child)
@@ -229,7 +229,7 @@ class Warden:
             elif child.kind is Kind.SERVICE:
                 self._tell("service_started", tag=child.tag, pid=child.pid)
         else:
-            self._not_started(child, "the fork server died, or what it had forked")
+            self._not_started(child, "the preloaded process died, or what it had forked")
 
     def _not_started(self, child: Child, why: str) -> None:
         """Its own words say why, or else ``why`` does."""
@@ -273,7 +273,7 @@ class Warden:
             if child in self._young and child.pid is None:  # killed or not, it may never die, nor let go of the pipe
                 self._young.remove(child)
                 child.give_up()
-                self._not_started(child, "the fork server does not answer")
+                self._not_started(child, "the preloaded process does not answer")
         self._reap()
         ending = self._ending
         if ending is None:

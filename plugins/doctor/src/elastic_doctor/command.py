@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from elastic_core.cli.option import FlagCommand
-from elastic_core.cli.options import FLAGS
+from elastic_core.cli.options import FLAGS, Flags
 from elastic_core.cli.run import meeting_place, plugins_named, warn, with_sources, without_effect
-from elastic_core.cli.run_command import Flags
 from elastic_core.config.parse import NodeRange
 from elastic_core.config.rdzv_conf import NUMBERED, check_reach, parse
 from elastic_core.errors import PluginError, UsageError

@@ -181,7 +181,7 @@ class FileBackend(RendezvousBackend):
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
         """Write an entry on top of ``prev``, which stays what it was when it was read: entries are never replaced."""
-        content = pack_record(f"Ledger entry {entry.index}", entry.id, data)
+        content = pack_record(f"Entry {entry.index}", entry.id, data)
         with self._io():
             if prev.index and self._entry(prev.index)[0] != prev.id:
                 return False
@@ -199,7 +199,7 @@ class FileBackend(RendezvousBackend):
         with self._io():
             entry_id, data = self._entry(index)
             if entry_id is not None and data:
-                tombstone = pack_record(f"Ledger entry {index}", entry_id, TOMBSTONE)
+                tombstone = pack_record(f"Entry {index}", entry_id, TOMBSTONE)
                 republish(self._store.scratch, self._store.ledger.path(index), tombstone)
 
     def erase(self) -> bool:

@@ -151,7 +151,7 @@ class RunConformance(Connections):
     def test_a_row_that_cannot_be_is_refused_in_words(self, store: RendezvousBackend) -> None:
         store.enter("evil", pickle.dumps(NodeRow))
         (row,) = store.roster()
-        with pytest.raises(RendezvousStateError, match="A roster row is not JSON"):
+        with pytest.raises(RendezvousStateError, match="A row in the store is not JSON"):
             decode_row(row.value)
 
 

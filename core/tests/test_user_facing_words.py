@@ -1,0 +1,63 @@
+"""Errors and events say what happened in words of the field; words of Elastic's own stay in code and pages."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import elastic_core
+
+ROOT = Path(elastic_core.__file__).parent
+INSIDE = re.compile(
+    r"\b(slots?|leaders?|fork servers?|ledgers?|rosters?|wardens?|fences?|fenced|fd stores?|leader views?|node views?|"
+    r"chairs?|seats?|templates?)\b",
+    re.IGNORECASE,
+)
+NOT_SHOWN = {
+    "the fork server has imported ": "DEBUG",
+    "no heartbeat from the leader, ": "DEBUG, why another node leads",
+    "the leader, ": "DEBUG, why another node leads",
+    "the warden sent ": "an assertion",
+}
+"""Beginnings of texts that nobody reads without ``-v``, and why."""
+REFERENCE = (
+    "config/environment.py",
+    "hookspecs.py",
+    "protocol/entries.py",
+    "testing/",
+    "doctor/",
+    "warden/messages.py",
+)
+"""Files whose texts are shown on pages, or say what a store cannot do."""
+
+
+def texts(source: str) -> Iterator[str]:
+    """Every text of several words in a module but its docstrings, with … for what is filled in."""
+    tree = ast.parse(source)
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+    docstrings = {id(statement.value) for statement in statements}
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    for node in ast.walk(tree):
+        found = ""
+        if isinstance(node, ast.JoinedStr):
+            found = "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not {id(node)} & (docstrings | parts):
+            found = node.value
+        if found.count(" ") > 1 and " | " not in found:  # not a union of types
+            yield found
+
+
+def test_no_text_for_users_has_a_word_of_elastics_own() -> None:
+    found = {}
+    for path in ROOT.rglob("*.py"):
+        if not (name := str(path.relative_to(ROOT))).startswith(REFERENCE):
+            said = [text for text in texts(path.read_text(encoding="utf-8")) if INSIDE.search(text)]
+            found[name] = [text for text in said if not text.startswith(tuple(NOT_SHOWN))]
+    assert {name: said for name, said in found.items() if said} == {}
+
+
+def test_a_word_in_a_message_is_noticed_and_one_in_a_docstring_is_not() -> None:
+    source = 'def f(n):\n    """The leader of it all."""\n    return f"the leader is {n}" + "node" + "a slot is free"\n'
+    assert sorted(texts(source)) == ["a slot is free", "the leader is …"]
