@@ -12,7 +12,7 @@ from views import halted, incident, info, live, members, offer, seen, settings, 
 from elastic_core.agent.status import SHOWN_NODES, Status, describe_node, describe_polled
 from elastic_core.agent.workers import Worker
 from elastic_core.exit_codes import ExitCode
-from elastic_core.handlers.state_machine import AskingState, Work as Asking
+from elastic_core.handlers.state_machine import HandlerState, HandlerWork as Asking
 from elastic_core.incidents import Incident
 from elastic_core.protocol.ledger import Closed, HaltReason, Ledger, Member, Plan, Round, StopAt
 from elastic_core.protocol.node import Leave, NodeState, Work
@@ -152,15 +152,15 @@ def test_a_worker_that_is_not_there_yet_is_being_started() -> None:
 @pytest.mark.parametrize(
     ("polled", "said"),
     [
-        (AskingState(), "the handler to give a round"),
-        (AskingState(work=Asking.RUNNING), "nothing: the workers run"),
-        (AskingState(work=Asking.STOPPING), "the workers to end"),
-        (AskingState(work=Asking.STOPPING, incident=incident("a")), "the failure policies"),
-        (AskingState(work=Asking.FINISHING), "the other nodes to finish"),
-        (AskingState(work=Asking.OVER), "the handler to be shut down"),
+        (HandlerState(), "the handler to give a round"),
+        (HandlerState(work=Asking.RUNNING), "nothing: the workers run"),
+        (HandlerState(work=Asking.STOPPING), "the workers to end"),
+        (HandlerState(work=Asking.STOPPING, incident=incident("a")), "the failure policies"),
+        (HandlerState(work=Asking.FINISHING), "the other nodes to finish"),
+        (HandlerState(work=Asking.OVER), "the handler to be shut down"),
     ],
 )
-def test_an_agent_over_a_handler_says_less(polled: AskingState, said: str) -> None:
+def test_an_agent_over_a_handler_says_less(polled: HandlerState, said: str) -> None:
     sealed = Round(number=4, offer=offer("a"), members=members("ab"))
     text = describe_polled(replace(polled, round=sealed), info("a"), status(store="mine"))
     assert lines(text, "job") == ["'j' over mine"]

@@ -12,7 +12,7 @@ from elastic_core.agent.workers import Worker
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import without_passwords
 from elastic_core.exit_codes import describe_exit
-from elastic_core.handlers.state_machine import AskingState, Work as Asking
+from elastic_core.handlers.state_machine import HandlerState, HandlerWork as Asking
 from elastic_core.host.terminal import printable
 from elastic_core.incidents import Incident
 from elastic_core.protocol.failure_detector import NodeView
@@ -93,7 +93,7 @@ def describe_node(state: NodeState, status: Status) -> str:
     return _text(f"{info} (node {info.node_id}, pid {status.pid})", status, rows, _nodes(info, members, status))
 
 
-def describe_polled(state: AskingState, info: NodeInfo, status: Status) -> str:
+def describe_polled(state: HandlerState, info: NodeInfo, status: Status) -> str:
     """The state of an agent over a rendezvous handler that keeps no ledger."""
     waits_for = {
         Asking.MEETING: "the handler to give a round",

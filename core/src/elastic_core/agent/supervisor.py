@@ -37,7 +37,7 @@ from elastic_core.host.identity import Slot
 from elastic_core.host.ports import own_address
 from elastic_core.incidents import Incident
 from elastic_core.plugins.manager import Plugins
-from elastic_core.protocol.admission import differences
+from elastic_core.protocol.admission import describe_differences
 from elastic_core.protocol.ledger import Closed, Round
 from elastic_core.protocol.node import (
     Answered,
@@ -181,7 +181,7 @@ def supervise(
         if isinstance(found, Closed):
             return finish(publish, found, idle=report.TOO_LATE)
         run = found.ledger.head.run
-        for difference in differences(found.ledger.settings, applicant.settings):
+        for difference in describe_differences(found.ledger.settings, applicant.settings):
             publish(Event("settings_differ", difference, Level.WARNING))
         try:
             given = stack.enter_context(

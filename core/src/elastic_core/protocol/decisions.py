@@ -18,7 +18,7 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AskPolicies:
     """Ask the failure policies about this incident, and call again with their verdict."""
 
     incident: Incident
@@ -35,4 +35,4 @@ class LookAgain:
     """Nodes that may still train, and for whose fence the job waits: somebody may know that they are gone for good."""
 
 
-Decision: TypeAlias = "Append | Ask | LookAgain"
+Decision: TypeAlias = "Append | AskPolicies | LookAgain"

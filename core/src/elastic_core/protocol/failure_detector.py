@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from elastic_core.config.run import Timing
-from elastic_core.protocol.roster import NodeRow, gone
+from elastic_core.protocol.roster import NodeRow, find_gone_nodes
 
-CONTACT_GAP = 3.0
+CONTACT_GAP_MAX_SECONDS = 3.0
 """Seconds without contact after which a node judges nobody for one full period, at most; see :func:`contact_gap`."""
 
 LOOKS_PER_SILENCE = 4
@@ -27,7 +27,7 @@ PROOF_HEARTBEATS = 1.5
 """Heartbeats for which the heartbeat of a node that is proved to be gone must have stood still, before the proof
 counts: that of a node which lives never stands still for so long, unless it is cut off. (Two machines may have one
 host id.)"""
-CONTRADICTIONS = 2
+CONTRADICTIONS_MAX = 2
 """How often the heartbeat of a node that is proved to be gone must have grown, until its host is distrusted. Once is no
 contradiction: the last heartbeat of a dead node may arrive late, and it has only one on its way."""
 
@@ -38,7 +38,7 @@ def contact_gap(timing: Timing, look: float = 0.0) -> float:
     More than a heartbeat, since it looks once a heartbeat; and well below what others are judged by. Where one look at
     the roster takes ``look`` seconds, half as much more than that, too: thousands of rows take time to read.
     """
-    return max(min(CONTACT_GAP, timing.lost_after / 2), 1.5 * timing.beat_interval, 1.5 * look)
+    return max(min(CONTACT_GAP_MAX_SECONDS, timing.lost_after / 2), 1.5 * timing.beat_interval, 1.5 * look)
 
 
 def look_interval(timing: Timing) -> float:
@@ -79,7 +79,7 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class DeposedLeader:
     """What a node had heard of the old leader when it took its place: it need not be silent for another period."""
 
     node_id: str
@@ -99,7 +99,7 @@ class Watch:
     """When it first looked: who has no row then gets as long as one whose heartbeat stopped (rule L1)."""
     gap_at: float = -math.inf
     """Until when the leader was last not looking; what it then saw may have been there for long."""
-    heard: Heard | None = None
+    heard: DeposedLeader | None = None
     proven: frozenset[str] = frozenset()
     """Who was proved, or vouched for, to be gone before: that stands, whatever becomes of the row that said so."""
     distrusted: frozenset[str] = frozenset()
@@ -113,9 +113,9 @@ class Watch:
 
     @cached_property
     def gone(self) -> frozenset[str]:
-        """The ids of those whose last process is gone, as far as rows and slots show (rule S8); see :func:`proved`."""
+        """The ids of those whose last process is gone, as far as rows and slots show (rule S8); see :func:`is_proved_gone`."""
         rows = [seen.row for seen in self.nodes.values() if seen.row.info.host_id not in self.distrusted]
-        return self.proven & {row.info.node_id for row in rows} | gone(rows)
+        return self.proven & {row.info.node_id for row in rows} | find_gone_nodes(rows)
 
     @cached_property
     def most_changed_at(self) -> float:
@@ -133,7 +133,7 @@ class Observation:
     revision: int = 0
 
 
-def interrupted(watch: Watch) -> Watch:
+def mark_interrupted(watch: Watch) -> Watch:
     """The watch of a leader whose connection has broken: that is a gap, however short it was (rule L1).
 
     Others were cut off as well, and need not all be back at once.
@@ -141,7 +141,7 @@ def interrupted(watch: Watch) -> Watch:
     return watch if watch.read_at is None else replace(watch, read_at=-math.inf)
 
 
-def resumed(watch: Watch, epoch: int) -> Watch:
+def forget_older_epochs(watch: Watch, epoch: int) -> Watch:
     """The watch of a leader that decides in this epoch: what rows said of an older one says nothing of it.
 
     That goes for those above all that the store has lost, and that nobody may ever enter again.
@@ -155,7 +155,7 @@ def resumed(watch: Watch, epoch: int) -> Watch:
 
 
 def observe(
-    watch: Watch, rows: Iterable[Observation], now: float, *, gap: float = CONTACT_GAP, slept: float = 0.0
+    watch: Watch, rows: Iterable[Observation], now: float, *, gap: float = CONTACT_GAP_MAX_SECONDS, slept: float = 0.0
 ) -> Watch:
     """The watch after one successful read of the whole roster at ``now``.
 
@@ -170,7 +170,7 @@ def observe(
     nodes = {}
     for seen in sorted(rows, key=lambda seen: seen.serial):
         old = watch.get(seen.row.info.node_id)
-        highest, contradictions = _highest(watch, old, seen)
+        highest, contradictions = _highest_heartbeat(watch, old, seen)
         if old is not None and seen.revision < old.revision:  # from a copy of the store; the node will send it again
             changed_at = now if cut_off or old.heartbeat != seen.heartbeat else old.changed_at
             sign_at = now if old.heartbeat != seen.heartbeat else old.sign_at
@@ -191,7 +191,7 @@ def observe(
             serial=seen.serial,
             heartbeat=seen.heartbeat,
             arrived_at=now if old is None else old.arrived_at,
-            changed_at=_last_sign(watch, seen, now) if old is None else now if cut_off or sign else old.changed_at,
+            changed_at=_last_sign_at(watch, seen, now) if old is None else now if cut_off or sign else old.changed_at,
             seen_at=now if old is None or old.row.head != seen.row.head else old.seen_at,
             sign_at=now if sign else -math.inf if old is None else old.sign_at,
             revision=seen.revision,
@@ -207,7 +207,7 @@ def observe(
     began_at = now if watch.read_at is None or cut_off else watch.began_at
     gap_at = now if cut_off else watch.gap_at
     vouched_for = {node_id for seen in nodes.values() for node_id in seen.row.release}
-    contradicted = {seen.row.info.host_id for seen in nodes.values() if seen.contradictions >= CONTRADICTIONS}
+    contradicted = {seen.row.info.host_id for seen in nodes.values() if seen.contradictions >= CONTRADICTIONS_MAX}
     return replace(
         watch,
         nodes=in_order,
@@ -219,7 +219,7 @@ def observe(
     )
 
 
-def _highest(watch: Watch, old: NodeView | None, seen: Observation) -> tuple[int, int]:
+def _highest_heartbeat(watch: Watch, old: NodeView | None, seen: Observation) -> tuple[int, int]:
     """The highest heartbeat, and how often one that grew has contradicted that the node is gone."""
     if old is None:
         return seen.heartbeat, 0
@@ -228,7 +228,7 @@ def _highest(watch: Watch, old: NodeView | None, seen: Observation) -> tuple[int
     return seen.heartbeat, old.contradictions + (old.node_id in watch.gone)
 
 
-def _last_sign(watch: Watch, seen: Observation, now: float) -> float:
+def _last_sign_at(watch: Watch, seen: Observation, now: float) -> float:
     """When a node that is seen for the first time last gave a sign: now, unless it is the old leader, and still.
 
     A row that was not there when the leader first looked is a sign by itself.
@@ -239,7 +239,7 @@ def _last_sign(watch: Watch, seen: Observation, now: float) -> float:
     return now
 
 
-def vouched(watch: Watch, node_ids: Iterable[str]) -> Watch:
+def vouch(watch: Watch, node_ids: Iterable[str]) -> Watch:
     """The watch, now that somebody vouches that these nodes are gone for good: a proof as that of rule S8."""
     return replace(watch, proven=watch.gone | (watch.nodes.keys() & set(node_ids)))
 
@@ -251,22 +251,22 @@ def forget(watch: Watch, node_ids: Iterable[str]) -> Watch:
     return replace(watch, nodes=nodes, proven=watch.gone & nodes.keys())
 
 
-def dead(watch: Watch, node_id: str, timing: Timing, now: float) -> bool:
+def is_lost(watch: Watch, node_id: str, timing: Timing, now: float) -> bool:
     """Whether a node is lost: silent beyond the limit, which is less for one that is gone from its slot, or without a
     row for as long.
     """
     seen = watch.get(node_id)
     if seen is None:
         return now >= watch.began_at + timing.lost_after
-    return now >= silent_at(watch, seen, timing)
+    return now >= silence_deadline(watch, seen, timing)
 
 
-def proved(watch: Watch, seen: NodeView, timing: Timing, now: float) -> bool:
+def is_proved_gone(watch: Watch, seen: NodeView, timing: Timing, now: float) -> bool:
     """Whether a node is proved to be gone from its slot, and its heartbeat does not contradict that (rule S8)."""
-    return seen.node_id in watch.gone and now >= silent_at(watch, seen, timing)
+    return seen.node_id in watch.gone and now >= silence_deadline(watch, seen, timing)
 
 
-def silent_at(watch: Watch, seen: NodeView, timing: Timing) -> float:
+def silence_deadline(watch: Watch, seen: NodeView, timing: Timing) -> float:
     """The instant at which a node counts as lost if nothing is heard of it until then.
 
     When most of three or more others fall silent together, the store is the likelier cause, and they get twice the

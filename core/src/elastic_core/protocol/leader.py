@@ -5,8 +5,8 @@ at. It answers with one ledger entry to append, with the question that the failu
 with when to look again. The rules that it follows are named S1-S8 and L1-L9 in ``docs/protocol.md``; a comment
 names the rule where one is obeyed.
 
-Three situations: no round yet (:func:`_form`), a live round (:func:`_supervise`), a round that was halted
-(:func:`_reform`).
+Three situations: no round yet (:func:`_decide_forming`), a live round (:func:`_decide_live`), a round that was halted
+(:func:`_decide_halted`).
 """
 
 from __future__ import annotations
@@ -15,37 +15,43 @@ from dataclasses import dataclass, replace
 
 from elastic_core.config.run import OnNodeLoss
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict, by_cause
-from elastic_core.protocol.counters import charged
-from elastic_core.protocol.decisions import Append, Ask, Decision, LookAgain
+from elastic_core.protocol.counters import is_charged
+from elastic_core.protocol.decisions import Append, AskPolicies, Decision, LookAgain
 from elastic_core.protocol.failure_detector import NodeView
-from elastic_core.protocol.graceful_stop import departs, drain, pursue, stepped_down, stop_gracefully
+from elastic_core.protocol.graceful_stop import (
+    stop_for_departure,
+    answer_drain_requests,
+    continue_plan,
+    has_stepped_down,
+    stop_gracefully,
+)
 from elastic_core.protocol.leader_entries import (
     MAX_BARREN_ROUNDS,
-    end_round,
-    end_round_for,
-    fail,
-    seal,
-    seal_again,
-    succeed,
-    too_few,
-    waiting,
+    halt_round,
+    halt_for_incident,
+    close_as_failed,
+    seal_round,
+    restart_round,
+    close_as_succeeded,
+    close_for_too_few_nodes,
+    describe_wait,
 )
 from elastic_core.protocol.leader_view import SUSPICION_FACTOR, LeaderView
 from elastic_core.protocol.ledger import Halt, HaltReason, Over, Round
-from elastic_core.protocol.limits import MAX_LEFT
-from elastic_core.protocol.reachability import accused, told, unprobed
+from elastic_core.protocol.limits import MAX_LEFT_MEMBERS
+from elastic_core.protocol.reachability import find_unreachable, describe_unreachable, probes_awaited_until
 from elastic_core.protocol.roster import Phase
-from elastic_core.protocol.row_delay import longest
+from elastic_core.protocol.row_delay import max_row_delay
 
-__all__ = ["MAX_BARREN_ROUNDS", "Append", "Ask", "Decision", "LookAgain", "decide"]
+__all__ = ["MAX_BARREN_ROUNDS", "Append", "AskPolicies", "Decision", "LookAgain", "decide"]
 
-RESIZE_PAUSE = 10.0
+RESIZE_PAUSE_SECONDS = 10.0
 """Seconds between two planned resizes, at least (rule L4)."""
 RESIZE_PAUSE_FACTOR = 10.0
 """… or this many times what the last one cost, if that is longer."""
-SETTLING = 4.0
+SETTLING_SECONDS = 4.0
 """Seconds that an OPEN on a store that can forget waits before its first ROUND (rule S3)."""
-RECORDED_AFTER = 1.0
+OVER_DELAY_SECONDS = 1.0
 """Seconds without an entry after which a leader that waits writes an OVER (rule S4); the wait is told no sooner."""
 
 
@@ -55,21 +61,21 @@ def decide(view: LeaderView) -> Decision:
     if ledger.closed is not None:
         return LookAgain(None)
     decision: Decision
-    if (asked := drain(view)) is not None:
+    if (asked := answer_drain_requests(view)) is not None:
         decision = asked
     elif ledger.round is None:
-        decision = _form(view)
+        decision = _decide_forming(view)
     elif ledger.halt is None:
-        decision = _supervise(view, ledger.round)
+        decision = _decide_live(view, ledger.round)
     else:
-        decision = _or_record(view, ledger.round, _reform(view, ledger.round, ledger.halt))
+        decision = _record_over(view, ledger.round, _decide_halted(view, ledger.round, ledger.halt))
     if isinstance(decision, Append):
-        worst = max(decision.counters.worst_seen, _slowest(view))
+        worst = max(decision.counters.worst_seen, _slowest_member_delay(view))
         return replace(decision, counters=replace(decision.counters, worst_seen=worst))
     return decision
 
 
-def _slowest(view: LeaderView) -> float:
+def _slowest_member_delay(view: LeaderView) -> float:
     """The longest that a member took to show that it saw the head, in seconds; never so long that heartbeats judge
     sooner.
 
@@ -84,50 +90,50 @@ def _slowest(view: LeaderView) -> float:
         for seen in view.node_views(ledger.round)
         if seen.row.head == head.index and seen.arrived_at <= head_at
     ]
-    slowest = max([0.0, *delays]) - (longest(head.body) if isinstance(head.body, Round) else 0.0)
+    slowest = max([0.0, *delays]) - (max_row_delay(head.body) if isinstance(head.body, Round) else 0.0)
     return round(min(max(0.0, slowest), view.timing.lost_after / SUSPICION_FACTOR), 3)
 
 
 # Forming the first round ---------------------------------------------------------------------------------------------
 
 
-def _form(view: LeaderView) -> Decision:
+def _decide_forming(view: LeaderView) -> Decision:
     ledger, agreement = view.ledger, view.agreement
     came = view.newcomers()
     deadline = ledger.opened_at + view.timing.join_timeout
     if len(came) >= agreement.min_nodes:
-        ready = ledger.opened_at + (SETTLING if view.may_forget else 0.0)
+        ready = ledger.opened_at + (SETTLING_SECONDS if view.may_forget else 0.0)
         if len(came) < agreement.max_nodes:
             ready = max(ready, max(seen.arrived_at for seen in came) + view.timing.last_call_timeout)
         if view.now >= ready:
-            return seal(view, came[: agreement.max_nodes], why="the first round")
+            return seal_round(view, came[: agreement.max_nodes], why="the first round")
         return LookAgain(ready)
     if view.now >= deadline:
-        return too_few(view, came, since=ledger.opened_at)
-    return LookAgain(view.look(deadline, nodes=came), waiting(view, came, deadline))
+        return close_for_too_few_nodes(view, came, since=ledger.opened_at)
+    return LookAgain(view.look(deadline, nodes=came), describe_wait(view, came, deadline))
 
 
 # A live round --------------------------------------------------------------------------------------------------------
 
 
-def _supervise(view: LeaderView, current: Round) -> Decision:
+def _decide_live(view: LeaderView, current: Round) -> Decision:
     ledger, ids = view.ledger, current.group_ranks
     finished = {node_id for node_id in ids if view.finished(current, node_id)}
     if len(finished) == len(ids):
-        return succeed(view, current)
+        return close_as_succeeded(view, current)
     if incidents := view.incidents(current):
         if not view.judged(current.number) and view.now < (until := view.cause_known_at(current)):
             return LookAgain(until)
-        return _judge(view, current, incidents[0])
+        return _decide_failure(view, current, incidents[0])
     for node_id in ids:
-        if node_id not in finished and (halt := _departure(view, current, node_id)) is not None:
+        if node_id not in finished and (halt := _departure_halt(view, current, node_id)) is not None:
             return halt
     late, suspect_at = view.late(current, ledger.head.anchors.latest), view.suspected_at
     if late and view.now >= suspect_at:
         why = f"{view.names(late)} did not show that it saw round {current.number}"
-        return end_round(view, current, HaltReason.UNSEEN, why)
+        return halt_round(view, current, HaltReason.UNSEEN, why)
     if ledger.plan is not None:
-        return pursue(view, current, ledger.plan, finished)
+        return continue_plan(view, current, ledger.plan, finished)
     looks = [suspect_at] if late else []
     # L7: after the first FINISHED nobody joins. S8: while a member may be gone, this is no planned stop.
     if view.room(current) and not finished and view.watch.gone.isdisjoint(ids):
@@ -140,24 +146,24 @@ def _supervise(view: LeaderView, current: Round) -> Decision:
     return LookAgain(view.look(*looks, nodes=view.node_views(current)))
 
 
-def _judge(view: LeaderView, current: Round, first: Incident) -> Decision:
+def _decide_failure(view: LeaderView, current: Round, first: Incident) -> Decision:
     """A worker failed in a live round."""
     verdict = view.verdict(current.number)
-    if not charged(first):
+    if not is_charged(first):
         verdict = Verdict(Action.RESTART, first.message)
     elif not view.judged(current.number):
-        return Ask(first)
+        return AskPolicies(first)
     if verdict is None:  # they still think: the broken round need not go on meanwhile
-        return end_round_for(view, current, HaltReason.FAILURE, first)
+        return halt_for_incident(view, current, HaltReason.FAILURE, first)
     if verdict.action is Action.GIVE_UP:
-        return end_round_for(view, current, HaltReason.GIVING_UP, first)
-    whole = _whole(view, current) and not view.room(current)
-    if verdict.action is Action.RESTART and whole and accused(view, current) is None:
-        return seal_again(view, current, first)
-    return end_round_for(view, current, HaltReason.FAILURE, first)
+        return halt_for_incident(view, current, HaltReason.GIVING_UP, first)
+    whole = _can_restart_all(view, current) and not view.room(current)
+    if verdict.action is Action.RESTART and whole and find_unreachable(view, current) is None:
+        return restart_round(view, current, first)
+    return halt_for_incident(view, current, HaltReason.FAILURE, first)
 
 
-def _whole(view: LeaderView, current: Round) -> bool:
+def _can_restart_all(view: LeaderView, current: Round) -> bool:
     """Whether every member is here and stays, as far as is known: then one entry restarts them all.
 
     Who has not seen this round yet may see the next one as well; who does not is suspected then (rule L2).
@@ -165,35 +171,35 @@ def _whole(view: LeaderView, current: Round) -> bool:
     ids = current.group_ranks
     if any(view.leaving(node_id) or view.owed_answer(node_id) for node_id in ids):
         return False
-    if any(stepped_down(current, view.seen(node_id)) for node_id in ids):
+    if any(has_stepped_down(current, view.seen(node_id)) for node_id in ids):
         return False
-    return not any(_departure(view, current, node_id) for node_id in ids)
+    return not any(_departure_halt(view, current, node_id) for node_id in ids)
 
 
-def _departure(view: LeaderView, current: Round, node_id: str) -> Append | None:
+def _departure_halt(view: LeaderView, current: Round, node_id: str) -> Append | None:
     """The HALT for a member that is lost, leaves, or stopped its workers by itself; None for one that stays.
 
     That it leaves can be a PLAN as well. Who has stopped as a PLAN wants it may be gone.
     """
     seen = view.seen(node_id)
-    if view.ledger.plan is not None and stepped_down(current, seen):
+    if view.ledger.plan is not None and has_stepped_down(current, seen):
         return None
     if seen is not None and seen.row.leaving:
-        return departs(view, current, seen)
+        return stop_for_departure(view, current, seen)
     if view.dead(node_id):
         lost = Incident(
             kind=IncidentKind.NODE_LOST,
             round=current.number,
             node_id=node_id,
             host=view.names([node_id]),
-            message=_how_lost(view, seen),
+            message=_describe_loss(view, seen),
         )
-        return end_round_for(view, current, HaltReason.NODE_LOST, lost)
+        return halt_for_incident(view, current, HaltReason.NODE_LOST, lost)
     if seen is None:  # the store lost its row, and it will be back
         return None
     stopped = seen.row.phase is Phase.STOPPED and seen.row.round == current.number
     if stopped and seen.row.incident is None:
-        return end_round(
+        return halt_round(
             view,
             current,
             HaltReason.NODE_LEFT,
@@ -202,7 +208,7 @@ def _departure(view: LeaderView, current: Round, node_id: str) -> Append | None:
     return None
 
 
-def _how_lost(view: LeaderView, seen: NodeView | None) -> str:
+def _describe_loss(view: LeaderView, seen: NodeView | None) -> str:
     if seen is None:
         return "its roster row is gone"
     if view.proved(seen):
@@ -220,14 +226,14 @@ def _resize_allowed_at(view: LeaderView) -> float:
     if ledger.resized_at is None:
         return ledger.round_at
     cost = ledger.resize_cost if view.watch.gap_at < ledger.resized_at - ledger.resize_cost else 0.0
-    return ledger.resized_at + max(RESIZE_PAUSE, RESIZE_PAUSE_FACTOR * cost)
+    return ledger.resized_at + max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * cost)
 
 
 # After a HALT --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Muster:
+class _HaltedMembers:
     """Who of a halted round is where. Every member is in exactly one of the first four."""
 
     leaving: list[str]
@@ -246,7 +252,7 @@ class _Muster:
         return [i for i in (*self.lost, *self.suspected, *out) if not view.finished(old, i)]
 
 
-def _muster(view: LeaderView, old: Round) -> _Muster:
+def _sort_members(view: LeaderView, old: Round) -> _HaltedMembers:
     ids = old.group_ranks
     leaving = [node_id for node_id in ids if view.leaving(node_id)]
     lost = [node_id for node_id in ids if not view.leaving(node_id) and view.dead(node_id)]
@@ -262,26 +268,26 @@ def _muster(view: LeaderView, old: Round) -> _Muster:
     gone |= set(suspected)
     fit = [node_id for node_id in fit if node_id not in gone]
     busy = [node_id for node_id in fit if node_id in unseen or view.running(node_id) or view.seen(node_id) is None]
-    out = accused(view, old) if view.agreement.on_node_loss is OnNodeLoss.REPLACE else None
+    out = find_unreachable(view, old) if view.agreement.on_node_loss is OnNodeLoss.REPLACE else None
     if out not in fit or len(fit) - 1 + len(joining) < view.agreement.min_nodes:
         out = None
-    return _Muster(
+    return _HaltedMembers(
         leaving=leaving, lost=lost, suspected=suspected, fit=fit, busy=busy, joining=joining, unreachable=out
     )
 
 
-def _reform(view: LeaderView, old: Round, halt: Halt) -> Decision:
-    ledger, muster = view.ledger, _muster(view, old)
+def _decide_halted(view: LeaderView, old: Round, halt: Halt) -> Decision:
+    ledger, muster = view.ledger, _sort_members(view, old)
     if all(view.finished(old, member.node_id) for member in old.members):  # the HALT came too late
-        return succeed(view, old)
-    if (until := unprobed(view, old, halt, muster.fit)) is not None:
+        return close_as_succeeded(view, old)
+    if (until := probes_awaited_until(view, old, halt, muster.fit)) is not None:
         return LookAgain(view.look(until, nodes=view.node_views(old)))
-    if (ending := _ending(view, old, halt, muster)) is not None:
+    if (ending := _close_after_halt(view, old, halt, muster)) is not None:
         return ending
     if muster.busy:
         return LookAgain(view.look(*map(view.suspect_at, muster.busy), nodes=view.node_views(old)))
     fence = max([ledger.halted_at, *(seen.sign_at for seen in view.node_views(old))]) + view.timing.fence_after
-    if view.now < fence and not _is_over(view, old):
+    if view.now < fence and not _is_round_over(view, old):
         silent = [*muster.lost, *muster.suspected]
         if not silent:
             return LookAgain(
@@ -297,28 +303,28 @@ def _reform(view: LeaderView, old: Round, halt: Halt) -> Decision:
         return LookAgain(view.look(fence, nodes=view.node_views(old)), who, tuple(silent))
     out = muster.unreachable
     survivors = [seen for i in muster.fit if i != out and (seen := view.seen(i)) is not None]
-    nodes = _choose(view, halt, survivors, muster.joining)[: view.agreement.max_nodes]
+    nodes = _choose_nodes(view, halt, survivors, muster.joining)[: view.agreement.max_nodes]
     if len(nodes) >= view.agreement.min_nodes:
-        why = halt.why if out is None else told(view, old, out)
-        return seal(view, nodes, why=why, unreachable=out)
+        why = halt.why if out is None else describe_unreachable(view, old, out)
+        return seal_round(view, nodes, why=why, unreachable=out)
     deadline = ledger.halt_at + view.timing.join_timeout
     if view.now >= deadline:
-        return too_few(view, nodes, since=ledger.halt_at)
-    return LookAgain(view.look(deadline, nodes=nodes), waiting(view, nodes, deadline))
+        return close_for_too_few_nodes(view, nodes, since=ledger.halt_at)
+    return LookAgain(view.look(deadline, nodes=nodes), describe_wait(view, nodes, deadline))
 
 
-def _ending(view: LeaderView, old: Round, halt: Halt, muster: _Muster) -> Decision | None:
+def _close_after_halt(view: LeaderView, old: Round, halt: Halt, muster: _HaltedMembers) -> Decision | None:
     """The CLOSED (or the question before it) that this HALT leads to; None when the job goes on, or has yet to stop."""
     gone = muster.gone(view, old)
     if gone and view.agreement.on_node_loss is OnNodeLoss.FAIL:
         why = f"{view.names(gone)} is lost, and --on_node_loss=fail ends the job then"
-        return fail(view, why, _first_cause(view, old, halt))
-    if not charged(halt.incident):
+        return close_as_failed(view, why, _first_cause(view, old, halt))
+    if not is_charged(halt.incident):
         return None
     verdict = view.verdict(old.number)
     if halt.reason is HaltReason.FAILURE:
         if not view.judged(old.number):
-            return Ask(halt.incident)
+            return AskPolicies(halt.incident)
         if verdict is None:
             return LookAgain(None)  # they still think, and their answer wakes us
         if verdict.action is not Action.GIVE_UP:
@@ -328,19 +334,19 @@ def _ending(view: LeaderView, old: Round, halt: Halt, muster: _Muster) -> Decisi
     if muster.busy:  # every follower's report first: the first cause is found among them
         return None
     reason = verdict.reason if verdict is not None else "the failure policy gave up"
-    if (blamed := accused(view, old)) is not None:
-        reason += f"; {told(view, old, blamed)}"
-    return fail(view, reason, _first_cause(view, old, halt), requeue=verdict is not None and verdict.requeue)
+    if (blamed := find_unreachable(view, old)) is not None:
+        reason += f"; {describe_unreachable(view, old, blamed)}"
+    return close_as_failed(view, reason, _first_cause(view, old, halt), requeue=verdict is not None and verdict.requeue)
 
 
 def _first_cause(view: LeaderView, old: Round, halt: Halt) -> Incident | None:
     """The incident of a HALT, or a member's report that explains more."""
-    if not charged(halt.incident):
+    if not is_charged(halt.incident):
         return halt.incident
     return min((*view.incidents(old), halt.incident), key=by_cause)
 
 
-def _is_over(view: LeaderView, old: Round) -> bool:
+def _is_round_over(view: LeaderView, old: Round) -> bool:
     """Rule S4: some member of the old round has stopped or lost a rank, so that training cannot go on behind our back.
 
     That it is gone from its slot proves it as well. What a row said before its node was lost still holds: a rank that
@@ -358,20 +364,20 @@ def _is_over(view: LeaderView, old: Round) -> bool:
     return False
 
 
-def _or_record(view: LeaderView, old: Round, decision: Decision) -> Decision:
+def _record_over(view: LeaderView, old: Round, decision: Decision) -> Decision:
     """Instead of a wait the OVER of a round that is over (rule S4), where the store can lose the rows that prove it."""
-    if not isinstance(decision, LookAgain) or not view.may_forget or not _is_over(view, old):
+    if not isinstance(decision, LookAgain) or not view.may_forget or not _is_round_over(view, old):
         return decision
-    left, over = tuple(filter(view.leaving, old.group_ranks))[:MAX_LEFT], view.ledger.over
+    left, over = tuple(filter(view.leaving, old.group_ranks))[:MAX_LEFT_MEMBERS], view.ledger.over
     if over is not None and over.left == left:
         return decision
-    due = view.ledger.head_at + RECORDED_AFTER
+    due = view.ledger.head_at + OVER_DELAY_SECONDS
     if view.now >= due:
         return Append(Over(round=old.number, left=left), view.ledger.counters)
     return replace(decision, at=due if decision.at is None else min(due, decision.at))
 
 
-def _choose(view: LeaderView, halt: Halt, survivors: list[NodeView], joining: list[NodeView]) -> list[NodeView]:
+def _choose_nodes(view: LeaderView, halt: Halt, survivors: list[NodeView], joining: list[NodeView]) -> list[NodeView]:
     """Leave out bad hosts if that can be; the order stays, so that rank 0 is somebody who has the state.
 
     Those who have stopped for newcomers have that state, and stay: their host was not lost now.

@@ -9,25 +9,25 @@ from functools import cached_property
 
 from elastic_core.config.run import Timing
 from elastic_core.incidents import Incident, Verdict, by_cause, follows_peer_loss
-from elastic_core.protocol.failure_detector import NodeView, Watch, dead, proved, silent_at
+from elastic_core.protocol.failure_detector import NodeView, Watch, is_lost, is_proved_gone, silence_deadline
 from elastic_core.protocol.ledger import HaltReason, Ledger, Resume, Round
-from elastic_core.protocol.limits import listing
+from elastic_core.protocol.limits import list_names
 from elastic_core.protocol.roster import Phase
 from elastic_core.protocol.settings import Agreement
 
-SUSPICION = 1.0
+SUSPICION_SECONDS = 1.0
 """Seconds after which a node that has not shown that it saw an entry is suspected, at least (rule L2)."""
 SUSPICION_FACTOR = 3.0
 """… or this many times the worst delay that the job has known, if that is longer."""
 CAUSE_PATIENCE_SECONDS = 0.1
 """For how long a round whose reported failures all follow from a peer's loss waits for the report of that."""
-LAST_CHANCE = 0.1
+LAST_CHANCE_SECONDS = 0.1
 """Seconds that one whose silence has already had consequences has left to show that it is there."""
 
 
 def patience(ledger: Ledger) -> float:
     """Seconds that whoever reports an incident gives the leader, as both know from the ledger (rule L2)."""
-    return max(SUSPICION, SUSPICION_FACTOR * ledger.counters.worst_seen)
+    return max(SUSPICION_SECONDS, SUSPICION_FACTOR * ledger.counters.worst_seen)
 
 
 def head_patience(ledger: Ledger) -> float:
@@ -92,11 +92,11 @@ class LeaderView:
 
     def dead(self, node_id: str) -> bool:
         """Whether a node is lost."""
-        return dead(self.watch, node_id, self.timing, self.now)
+        return is_lost(self.watch, node_id, self.timing, self.now)
 
     def proved(self, seen: NodeView) -> bool:
         """Whether a node is proved to be gone, with its last process (rule S8)."""
-        return proved(self.watch, seen, self.timing, self.now)
+        return is_proved_gone(self.watch, seen, self.timing, self.now)
 
     def leaving(self, node_id: str) -> bool:
         """Whether a node has said that it goes away; the ledger may know it of one whose row the store has lost."""
@@ -136,7 +136,7 @@ class LeaderView:
         unseen = ledger.halt is not None and ledger.halt.reason is HaltReason.UNSEEN
         silent = seen is not None and seen.row.epoch == ledger.head.epoch and seen.row.head < at.latest
         if deposed or (unseen and silent):
-            return ledger.halt_at + max(LAST_CHANCE, SUSPICION_FACTOR * ledger.counters.worst_seen)
+            return ledger.halt_at + max(LAST_CHANCE_SECONDS, SUSPICION_FACTOR * ledger.counters.worst_seen)
         return self.suspected_at
 
     @property
@@ -221,7 +221,7 @@ class LeaderView:
             and not self.dead(seen.node_id)
         ]
         staying = [seen for node_id in members if (seen := self.seen(node_id)) and not self._goes(node_id)]
-        return without_doubles(staying, waiting)
+        return drop_duplicate_ranks(staying, waiting)
 
     def _goes(self, node_id: str) -> bool:
         return self.dead(node_id) or self.leaving(node_id)
@@ -248,7 +248,7 @@ class LeaderView:
 
     def names(self, node_ids: Iterable[str]) -> str:
         """The nodes' hosts, as far as known: the first eight, and how many others."""
-        return listing(map(self._name, node_ids)) or "nobody"
+        return list_names(map(self._name, node_ids)) or "nobody"
 
     def _name(self, node_id: str) -> str:
         seen = self.seen(node_id)
@@ -259,7 +259,7 @@ class LeaderView:
 
     def silences(self, nodes: Iterable[NodeView]) -> list[float]:
         """When each of these would be lost, if nothing more is heard of it."""
-        return [silent_at(self.watch, seen, self.timing) for seen in nodes]
+        return [silence_deadline(self.watch, seen, self.timing) for seen in nodes]
 
     def look(self, *deadlines: float, nodes: Iterable[NodeView] = ()) -> float | None:
         """The next instant at which something may have changed: a deadline, or a silence that becomes a loss."""
@@ -268,7 +268,7 @@ class LeaderView:
         return min((at for at in (*deadlines, *self.silences(nodes), *missing) if at > self.now), default=None)
 
 
-def without_doubles(first: Sequence[NodeView], then: Iterable[NodeView]) -> list[NodeView]:
+def drop_duplicate_ranks(first: Sequence[NodeView], then: Iterable[NodeView]) -> list[NodeView]:
     """Those of ``then`` whose node rank, given by hand, nobody of ``first`` or before them has."""
     taken, found = {seen.row.info.node_rank for seen in first} - {None}, []
     for seen in then:
@@ -278,6 +278,6 @@ def without_doubles(first: Sequence[NodeView], then: Iterable[NodeView]) -> list
     return found
 
 
-def by_rank(nodes: Iterable[NodeView]) -> list[NodeView]:
+def sort_by_rank(nodes: Iterable[NodeView]) -> list[NodeView]:
     """The nodes in the order of the ranks that were given by hand; as they are where none were."""
     return sorted(nodes, key=lambda seen: math.inf if seen.row.info.node_rank is None else seen.row.info.node_rank)

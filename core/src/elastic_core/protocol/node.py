@@ -78,7 +78,7 @@ __all__ = [
 ]
 
 
-REMEMBERED_ROUNDS = 1024
+ROUNDS_REMEMBERED = 1024
 """Rounds that a node knows to have started: each costs it 100 bytes."""
 
 
@@ -177,11 +177,11 @@ def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
                 if isinstance(entry.body, Round) and entry.body.offer == offer:
                     offer = None
             resumed = any(isinstance(entry.body, Resume) for entry in entries)
-            after = _replaced(state, ledger) if resumed else replace(state, ledger=ledger)
+            after = _replace_history(state, ledger) if resumed else replace(state, ledger=ledger)
             used = offer != state.offer
             return replace(after, offer=None, spent=True) if used else after
         case HistoryReplaced(ledger):
-            return _replaced(state, ledger)
+            return _replace_history(state, ledger)
         case Offered(offer):
             return replace(state, offer=offer, spent=False)
         case WorkerFailed(incident) if state.work is Work.RUNNING:
@@ -195,7 +195,7 @@ def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
             return replace(state, work=Work.NONE, phase=phase if state.round else Phase.WAITING)
         case Progressed(number) if number == state.round and state.work is Work.RUNNING:
             return replace(state, progressed=True)
-        case Probed(number, unreachable) if number > state.probed and not _nobody_asks(state, event):
+        case Probed(number, unreachable) if number > state.probed and not _is_probe_unneeded(state, event):
             return replace(state, probed=number, unreachable=unreachable)
         case TakesNotices(number) if number == state.round and state.work is Work.RUNNING:
             return replace(state, takes_notices=True, progressed=True)
@@ -220,7 +220,7 @@ def _is_better_cause(state: NodeState, incident: Incident) -> bool:
     return better and incident.round == state.round
 
 
-def _nobody_asks(state: NodeState, found: Probed) -> bool:
+def _is_probe_unneeded(state: NodeState, found: Probed) -> bool:
     """Whether that all peers were reached makes no difference any more: this node never said otherwise, and the next
     round is live. It is so after every restart, and saves each node a row that the leader would read.
     """
@@ -229,7 +229,7 @@ def _nobody_asks(state: NodeState, found: Probed) -> bool:
     return following and not found.unreachable and not state.unreachable
 
 
-def _replaced(state: NodeState, ledger: Ledger) -> NodeState:
+def _replace_history(state: NodeState, ledger: Ledger) -> NodeState:
     """The state on another history: what a round of the old one that is not in the new led to is forgotten.
 
     A round of either may have been given the offer, and this node need not have read of it; so there is another. Each
@@ -237,17 +237,17 @@ def _replaced(state: NodeState, ledger: Ledger) -> NodeState:
     """
     before, after = state.ledger.round, ledger.round
     state = replace(state, ledger=ledger, offer=None, spent=True)
-    if before is not None and after is not None and _same_round(before, after):
+    if before is not None and after is not None and _is_same_round(before, after):
         return state
     phase = Phase.RUNNING if state.work in (Work.RUNNING, Work.STOPPING) else Phase.WAITING
-    return replace(_untold(state), round=0, phase=phase)
+    return replace(_forget_round(state), round=0, phase=phase)
 
 
-def _same_round(one: Round, other: Round) -> bool:
+def _is_same_round(one: Round, other: Round) -> bool:
     return (one.number, one.offer, one.members) == (other.number, other.offer, other.members)
 
 
-def _untold(state: NodeState) -> NodeState:
+def _forget_round(state: NodeState) -> NodeState:
     """The state without anything that is known of the workers of one round."""
     return replace(
         state,
@@ -261,20 +261,20 @@ def _untold(state: NodeState) -> NodeState:
 
 
 def _reconcile(state: NodeState) -> tuple[NodeState, tuple[Effect, ...]]:
-    if state.work is Work.RUNNING and (stop := _unwanted(state)) is not None:
+    if state.work is Work.RUNNING and (stop := _unwanted_stop(state)) is not None:
         release = (Notify(None),) if state.told is not None and state.told.step is None else ()
         return replace(state, work=Work.STOPPING), (*release, stop)
-    if state.work is Work.RUNNING and (told := _notice(state)) != state.told:
-        return replace(state, told=told, steps=state.steps if _same_plan(told, state.told) else ()), (Notify(told),)
-    if state.work in (Work.NONE, Work.DONE) and (end := _end(state)) is not None:
+    if state.work is Work.RUNNING and (told := _wanted_notice(state)) != state.told:
+        return replace(state, told=told, steps=state.steps if _is_same_plan(told, state.told) else ()), (Notify(told),)
+    if state.work in (Work.NONE, Work.DONE) and (end := _find_exit(state)) is not None:
         return state, (end,)
-    wanted, dropped = _wanted(state), not state.ledger.is_member(state.info.node_id)
+    wanted, dropped = _wanted_round(state), not state.ledger.is_member(state.info.node_id)
     if state.work is Work.DONE and (wanted is not None or dropped):
         return replace(state, work=Work.STOPPING), (Stop(Grace.BROKEN, "what they left behind"),)
     if state.work is Work.NONE:
         if wanted is not None:
             return _start(state, wanted)
-        if (resumed := _run_before(state)) is not None:
+        if (resumed := _round_run_before(state)) is not None:
             state = replace(state, phase=Phase.STOPPED, round=resumed.number)
         if dropped:
             state = replace(state, phase=Phase.WAITING)  # alive, and a newcomer from now on
@@ -283,7 +283,7 @@ def _reconcile(state: NodeState) -> tuple[NodeState, tuple[Effect, ...]]:
     return state, ()
 
 
-def _unwanted(state: NodeState) -> Stop | None:
+def _unwanted_stop(state: NodeState) -> Stop | None:
     """The Stop for workers that must not go on; None while they may."""
     ledger = state.ledger
     if state.leaving is not None and not state.leaving.grace:
@@ -306,7 +306,7 @@ def _unwanted(state: NodeState) -> Stop | None:
     return None
 
 
-def _notice(state: NodeState) -> Notice | None:
+def _wanted_notice(state: NodeState) -> Notice | None:
     """What the workers should have been told.
 
     Once they know their step nothing takes that back: some may have stopped there.
@@ -320,15 +320,15 @@ def _notice(state: NodeState) -> Notice | None:
     return Notice(ledger.head.epoch, ledger.head.anchors.plan, ledger.plan.deadline, step, leaving)
 
 
-def _same_plan(one: Notice | None, other: Notice | None) -> bool:
+def _is_same_plan(one: Notice | None, other: Notice | None) -> bool:
     return one is not None and other is not None and (one.epoch, one.plan) == (other.epoch, other.plan)
 
 
-def _end(state: NodeState) -> Exit | None:
+def _find_exit(state: NodeState) -> Exit | None:
     """The Exit of a node without workers that has nothing to wait for; None while it has."""
     if state.ledger.closed is not None:
         return Exit(state.ledger.closed.exit_code, state.ledger.closed.why)
-    if state.leaving is not None and not _others_need_it(state, state.leaving):
+    if state.leaving is not None and not _may_be_needed(state, state.leaving):
         return Exit(state.leaving.exit_code, state.leaving.why)
     if state.outrun and state.phase is not Phase.FINISHED:
         return Exit(ExitCode.STORE_LOST, state.outrun, rejoin=True)
@@ -339,12 +339,12 @@ def _end(state: NodeState) -> Exit | None:
     return None
 
 
-def _others_need_it(state: NodeState, leaving: Leave) -> bool:
+def _may_be_needed(state: NodeState, leaving: Leave) -> bool:
     """Whether a node that leaves, and whose workers have stopped as planned, may have the store that others' need."""
     return leaving.grace > 0 and state.stepped_down and state.ledger.plan is not None
 
 
-def _wanted(state: NodeState) -> Round | None:
+def _wanted_round(state: NodeState) -> Round | None:
     """The round whose workers should run here and do not yet."""
     current = state.ledger.round
     if current is None or not state.ledger.live or current.number <= state.round or current.offer.id in state.ran:
@@ -352,7 +352,7 @@ def _wanted(state: NodeState) -> Round | None:
     return current if state.ledger.is_member(state.info.node_id) else None
 
 
-def _run_before(state: NodeState) -> Round | None:
+def _round_run_before(state: NodeState) -> Round | None:
     """The live round, if the store has gone back to it and the workers that it had here were stopped (rule S3)."""
     current = state.ledger.round
     if current is None or not state.ledger.live or current.number == state.round:
@@ -364,6 +364,8 @@ def _start(state: NodeState, wanted: Round) -> tuple[NodeState, tuple[Effect, ..
     effects: tuple[Effect, ...] = (Start(wanted, state.ledger.counters.restarts),)
     if state.spent:
         effects = (*effects, MakeOffer())
-    ran = (*state.ran, wanted.offer.id)[-REMEMBERED_ROUNDS:]
-    state = replace(_untold(state), work=Work.RUNNING, phase=Phase.RUNNING, round=wanted.number, spent=False, ran=ran)
+    ran = (*state.ran, wanted.offer.id)[-ROUNDS_REMEMBERED:]
+    state = replace(
+        _forget_round(state), work=Work.RUNNING, phase=Phase.RUNNING, round=wanted.number, spent=False, ran=ran
+    )
     return state, effects

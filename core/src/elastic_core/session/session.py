@@ -27,12 +27,19 @@ from elastic_core.errors import (
 )
 from elastic_core.events import Event, Level
 from elastic_core.incidents import Incident
-from elastic_core.protocol.failure_detector import Heard, NodeView, Watch, dead, interrupted, look_interval
+from elastic_core.protocol.failure_detector import (
+    DeposedLeader,
+    NodeView,
+    Watch,
+    is_lost,
+    mark_interrupted,
+    look_interval,
+)
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance
 from elastic_core.protocol.node import EntriesRead, HistoryReplaced, NodeEvent, Outrun, StoreLost
 from elastic_core.protocol.repair import Memory, Rejoin
 from elastic_core.protocol.roster import NodeInfo, NodeRow
-from elastic_core.protocol.row_delay import deferral
+from elastic_core.protocol.row_delay import row_delay
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
 from elastic_core.session.callbacks import SessionCalls
 from elastic_core.session.contact import FENCE_SHARE, Contact
@@ -95,7 +102,7 @@ class Session:
         """Whether the store's newest entry is missing, or one that it stands on, and since when, as far as nothing else
         was read meanwhile; None where neither is. The reader's."""
         self._leader = LeaderDriver(node_id, calls.judge, clock, calls.publish, calls.node_gone)
-        self._heard: Heard | None = None
+        self._heard: DeposedLeader | None = None
         self._wake = threading.Condition()
         self._stopping = threading.Event()
         self._reading: RendezvousBackend | None = None
@@ -211,7 +218,7 @@ class Session:
         watch, timing = self._closing_watch or self._leader.watch, self._ledger.settings.timing
         if watch.read_at is None:
             return set()
-        return {node_id for node_id in node_ids if dead(watch, node_id, timing, watch.read_at)}
+        return {node_id for node_id in node_ids if is_lost(watch, node_id, timing, watch.read_at)}
 
     @property
     def waiting_for(self) -> str:
@@ -220,7 +227,7 @@ class Session:
 
     def publish_row(self, row: NodeRow) -> None:
         """Make the roster say this, at once or soon, as the news is; returns at once, and the newest row wins."""
-        self._writer.publish(row, deferral(row, self._ledger))
+        self._writer.publish(row, row_delay(row, self._ledger))
 
     def ask_finished(self, answer: Callable[[bool], None]) -> None:
         """Find out whether any other member of the round has finished; ``answer`` is called on the writer's thread."""
@@ -275,7 +282,7 @@ class Session:
             if connected_before:
                 self._back_at = self._clock.now()
             connected_before = True
-            self._leader.watch = interrupted(self._leader.watch)
+            self._leader.watch = mark_interrupted(self._leader.watch)
             try:
                 if self._doubt or self._unread is not None or not store.embedded:
                     self._restore(store)
@@ -467,7 +474,7 @@ class Session:
         if not self._stopping.wait(RETRY_FIRST):
             self._farewell(store, timeout)
 
-    def _take_leader(self, ledger: Ledger, heard: Heard, why: str) -> None:
+    def _take_leader(self, ledger: Ledger, heard: DeposedLeader, why: str) -> None:
         def take(store: RendezvousBackend) -> None:
             if append_leader(store, ledger, self._node_id, why, author=self._node_id, clock=self._clock):
                 self._leader_changed(self._node_id, why)

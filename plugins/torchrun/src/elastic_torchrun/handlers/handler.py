@@ -27,7 +27,7 @@ from elastic_core.host.addresses import advertised
 from elastic_core.host.identity import host_name
 from elastic_core.host.ports import HeldPort
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
-from elastic_core.protocol.admission import differences
+from elastic_core.protocol.admission import describe_differences
 from elastic_core.protocol.ledger import Closed, Offer, Round
 from elastic_core.protocol.node import (
     Effect,
@@ -259,7 +259,7 @@ class TorchrunHandler(RendezvousHandler):
         found = persist(self._store, joining, partial(self._wait, patience), timeout=patience)
         if isinstance(found, Closed):
             raise RendezvousClosedError(f"The job {params.run_id!r} is over: {found.why}")
-        for difference in differences(found.ledger.settings, settings):
+        for difference in describe_differences(found.ledger.settings, settings):
             say(Event("settings_differ", difference, Level.WARNING))
         self._state, self._row = NodeState(info=info, ledger=found.ledger, offer=offer), found.row
         calls = SessionCalls(post=self._post, publish=say, judge=_restart, crashed=self._crashed)
