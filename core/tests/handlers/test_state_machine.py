@@ -10,17 +10,17 @@ from views import incident, members, offer
 from elastic_core.exit_codes import ExitCode
 from elastic_core.handlers.state_machine import (
     AskHandler,
-    HandlerEffect,
-    HandlerEvent,
-    HandlerState,
     AwaitOthers,
     Close,
     Counted,
+    HandlerEffect,
+    HandlerEvent,
+    HandlerState,
+    HandlerWork,
     Judge,
     Judged,
     Met,
     OthersFinished,
-    HandlerWork,
     step,
 )
 from elastic_core.incidents import Action, IncidentKind, Verdict
@@ -37,7 +37,7 @@ MEETING = HandlerState()
 WHY = "rank 0 exited with code 1"
 
 
-def after(state: HandlerState, *events: AskingEvent) -> tuple[HandlerState, list[HandlerEffect]]:
+def after(state: HandlerState, *events: HandlerEvent) -> tuple[HandlerState, list[HandlerEffect]]:
     """The state after these events, and all that is to be done."""
     done: list[HandlerEffect] = []
     for event in events:

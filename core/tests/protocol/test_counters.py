@@ -12,7 +12,8 @@ from elastic_core.incidents import Incident
 from elastic_core.protocol.counters import LOSSES_KEPT_SECONDS, counters_after_halt
 from elastic_core.protocol.entries import Counters, HostLosses
 from elastic_core.protocol.failure_detector import NodeView
-from elastic_core.protocol.leader import Append, decide
+from elastic_core.protocol.leader import decide
+from elastic_core.protocol.leader_entries import Append
 from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Halt, HaltReason, Ledger, Round
 from elastic_core.protocol.limits import MAX_HOSTS

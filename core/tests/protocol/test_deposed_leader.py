@@ -22,7 +22,7 @@ class TestADeposedLeader:
 
     def known(self, ledger: Ledger, *nodes: NodeView, **more: Any) -> LeaderView:
         known = began(view(ledger, *nodes, **more), NOW - 1)
-        return replace(known, watch=replace(known.watch, heard=DeposedLeader("a", 7, 98.0, unanswered=True)))
+        return replace(known, watch=replace(known.watch, deposed=DeposedLeader("a", 7, 98.0, unanswered=True)))
 
     def test_does_not_answer_for_others(self) -> None:
         nodes = [running("a", head=3), running("b", head=3, incident=incident("b")), running("c")]

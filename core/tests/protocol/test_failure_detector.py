@@ -18,13 +18,13 @@ from elastic_core.protocol.failure_detector import (
     Observation,
     Watch,
     contact_gap,
-    is_lost,
     forget,
-    mark_interrupted,
-    look_interval,
-    observe,
-    is_proved_gone,
     forget_older_epochs,
+    is_lost,
+    is_proved_gone,
+    look_interval,
+    mark_interrupted,
+    observe,
     vouch,
 )
 from elastic_core.protocol.roster import SLOTS, NodeInfo, NodeRow, Slots, find_gone_nodes
@@ -369,12 +369,12 @@ def test_forgotten_nodes_are_gone() -> None:
 
 def test_an_old_leader_whose_row_was_removed_is_alive_when_it_enters_again() -> None:
     """Its heartbeat begins at 0 again, which may be all that was heard of it."""
-    first = observe(Watch(heard=DeposedLeader("a", 0, 1.0)), [row("b", 2)], 7.0)
+    first = observe(Watch(deposed=DeposedLeader("a", 0, 1.0)), [row("b", 2)], 7.0)
     assert not is_lost(observe(first, [row("b", 2), row("a", 3, 0)], 9.0), "a", TIMING, 9.0)
 
 
 def test_a_new_leader_goes_on_from_what_it_had_heard_of_the_old_one() -> None:
-    started = Watch(heard=DeposedLeader("a", 5, 1.0))
+    started = Watch(deposed=DeposedLeader("a", 5, 1.0))
     still, stirred = observe(started, [row("a", 1, 5)], 7.0), observe(started, [row("a", 1, 6)], 7.0)
     assert [is_lost(watch, "a", TIMING, 7.0) for watch in (still, stirred)] == [True, False]
 

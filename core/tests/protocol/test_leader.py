@@ -14,7 +14,8 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, IncidentKind, Verdict
 from elastic_core.protocol.entries import HostLosses
 from elastic_core.protocol.failure_detector import DeposedLeader, NodeView
-from elastic_core.protocol.leader import MAX_BARREN_ROUNDS, Append, AskPolicies, Decision, LookAgain, decide
+from elastic_core.protocol.leader import decide
+from elastic_core.protocol.leader_entries import MAX_BARREN_ROUNDS, Append, AskPolicies, Decision, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import Closed, Halt, HaltReason, Leader, Ledger, Round, restore_ledger
 from elastic_core.protocol.roster import Phase, Slots
@@ -604,7 +605,7 @@ class TestADeposedLeader:
     def deposed(self, *, unanswered: bool = True, head: int = 2) -> LeaderView:
         ledger = then(live("ab", settings(1, 2)), Leader(why="silent"), at=99.0, author="b", leader="b")
         found = view(ledger, running("a", head=head), running("b", head=3, incident=incident("b")), verdict=RESTART)
-        return replace(found, watch=replace(found.watch, heard=DeposedLeader("a", 7, 98.0, unanswered)))
+        return replace(found, watch=replace(found.watch, deposed=DeposedLeader("a", 7, 98.0, unanswered)))
 
     def test_is_not_counted_on_for_a_restart_of_the_same_members(self) -> None:
         assert body(decide(self.deposed())).reason is HaltReason.FAILURE
@@ -626,7 +627,7 @@ class TestADeposedLeader:
         ledger = replace(ledger, head=replace(ledger.head, epoch=epoch))
         old_leader = running("a", head=0 if epoch else 2)
         nodes = [old_leader, seen("b", Phase.STOPPED, head=4, epoch=epoch, incident=incident("b"))]
-        after = replace(before, ledger=ledger, watch=replace(watch(*nodes), heard=before.watch.heard))
+        after = replace(before, ledger=ledger, watch=replace(watch(*nodes), deposed=before.watch.deposed))
         waiting = decide(replace(after, now=100.05))
         assert isinstance(waiting, LookAgain)
         assert waiting.at == suspected_at

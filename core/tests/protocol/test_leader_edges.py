@@ -13,7 +13,8 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
 from elastic_core.protocol.entries import HostLosses
 from elastic_core.protocol.failure_detector import NodeView
-from elastic_core.protocol.leader import Append, AskPolicies, LookAgain, decide
+from elastic_core.protocol.leader import decide
+from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import Closed, Halt, HaltReason, Leader, Ledger, Plan, Round, StopAt
 from elastic_core.protocol.roster import Phase

@@ -24,8 +24,8 @@ from elastic_core.protocol.ledger import (
     StopAt,
     advance,
     compose,
-    open_ledger,
     ledger_read_at,
+    open_ledger,
     restore_ledger,
 )
 from elastic_core.protocol.repair import compose_resume
@@ -109,10 +109,10 @@ def test_a_same_as_round_is_spelled_out() -> None:
 
 
 def test_a_round_is_live_until_halted_or_closed() -> None:
-    assert not start().live
-    assert live("ab").live
-    assert not halted("ab", HaltReason.RESIZE).live
-    assert not then(live("ab"), CLOSED, at=20.0).live
+    assert not start().is_live
+    assert live("ab").is_live
+    assert not halted("ab", HaltReason.RESIZE).is_live
+    assert not then(live("ab"), CLOSED, at=20.0).is_live
 
 
 def test_the_cost_of_a_resize_is_remembered() -> None:
@@ -276,11 +276,11 @@ def test_a_newcomer_knows_the_same_from_the_newest_entry_and_its_anchors(bodies:
     needed = {i: entries[i] for i in (at.open, at.leader, at.round, at.latest, at.halt, at.plan, at.stop_at) if i}
     new = restore_ledger(ledger.head, needed, 5.0)
     assert (new.head, new.round, new.halt, new.closed) == (ledger.head, ledger.round, ledger.halt, ledger.closed)
-    assert (new.settings, new.scheduler_uid, new.leader, new.live) == (
+    assert (new.settings, new.scheduler_uid, new.leader, new.is_live) == (
         ledger.settings,
         "s1",
         ledger.leader,
-        ledger.live,
+        ledger.is_live,
     )
     assert (new.plan, new.stop_at) == (ledger.plan, ledger.stop_at)
     assert new.round_at == (0.0 if ledger.round is None else 5.0)

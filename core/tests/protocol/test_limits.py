@@ -18,7 +18,8 @@ from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
 from elastic_core.protocol.codec import decode_entry, encode_entry
 from elastic_core.protocol.entries import HostLosses
 from elastic_core.protocol.failure_detector import NodeView, Watch
-from elastic_core.protocol.leader import Append, decide
+from elastic_core.protocol.leader import decide
+from elastic_core.protocol.leader_entries import Append
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import (
     Body,
@@ -276,7 +277,7 @@ def test_a_run_that_has_lost_20_000_hosts_goes_on() -> None:
 
 def test_20_000_names_in_one_text_are_eight_and_a_count() -> None:
     given = view(random.Random(3), MAX_NODES, 2)
-    assert given.names(list(given.watch.nodes)[:MAX_NODES]).endswith(f" and {MAX_NODES - NAMES_SHOWN} more")
+    assert given.describe_nodes(list(given.watch.nodes)[:MAX_NODES]).endswith(f" and {MAX_NODES - NAMES_SHOWN} more")
 
 
 # The start -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from views import entry, halted, incident, live, members, offer, seen, settings,
 from elastic_core.config.run import OnNodeLoss
 from elastic_core.errors import RendezvousStateError
 from elastic_core.protocol.failure_detector import NodeView
-from elastic_core.protocol.leader import OVER_DELAY_SECONDS, Append, LookAgain, decide
+from elastic_core.protocol.leader import OVER_DELAY_SECONDS, decide
+from elastic_core.protocol.leader_entries import Append, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import (
     HaltReason,
@@ -100,7 +101,7 @@ def test_of_those_who_have_left_as_many_are_named_as_an_entry_has_room_for() -> 
 
 
 def test_a_node_of_which_nothing_is_known_goes_by_its_id() -> None:
-    assert view(start(), now=NOW).names(["x"]) == "x"
+    assert view(start(), now=NOW).describe_nodes(["x"]) == "x"
 
 
 def test_a_round_that_follows_in_a_resumed_run_is_not_over() -> None:
@@ -189,8 +190,8 @@ def test_members_without_a_row_are_named_by_the_hosts_that_their_round_was_given
     ledger = then(start(settings(2, 2)), decision.body, at=NOW)
     ledger = then(ledger, Round(number=2, offer=offer("a", 3), same_as=1), at=NOW + 1)
     alone = view(resumed(ledger, NOW + 5), now=NOW + 60)
-    assert alone.names("ab") == "host-a, host-b"
-    assert alone.names("x") == "x", "no member, and no row"
+    assert alone.describe_nodes("ab") == "host-a, host-b"
+    assert alone.describe_nodes("x") == "x", "no member, and no row"
 
 
 def test_hosts_that_do_not_fit_are_left_out() -> None:

@@ -38,9 +38,9 @@ from elastic_core.protocol.repair import (
     Settlement,
     WriteResume,
     can_follow,
+    compose_resume,
     describe_loss,
     overlap,
-    compose_resume,
     settle,
 )
 from elastic_core.rendezvous.backend import ORIGIN, Link
@@ -270,7 +270,7 @@ def test_a_run_that_is_resumed_is_as_it_was(ledger: Ledger) -> None:
         assert ledger.round is not None
         assert now.round.members == ledger.round.members
         assert (now.round.number, now.round.offer, now.halt) == (ledger.round.number, ledger.round.offer, ledger.halt)
-        assert (now.settings, now.head.run, now.live) == (ledger.settings, ledger.head.run, ledger.live)
+        assert (now.settings, now.head.run, now.live) == (ledger.settings, ledger.head.run, ledger.is_live)
 
 
 def before(entry: Entry) -> Entry:

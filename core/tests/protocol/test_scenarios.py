@@ -27,10 +27,11 @@ from elastic_core.protocol.failure_detector import (
     Observation,
     Watch,
     contact_gap,
-    observe,
     forget_older_epochs,
+    observe,
 )
-from elastic_core.protocol.leader import Append, AskPolicies, LookAgain, decide
+from elastic_core.protocol.leader import decide
+from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import (
     Body,
@@ -79,7 +80,7 @@ from elastic_core.protocol.node import (
     row_of,
     step,
 )
-from elastic_core.protocol.repair import Diverged, Memory, WriteResume, describe_loss, overlap, compose_resume, settle
+from elastic_core.protocol.repair import Diverged, Memory, WriteResume, compose_resume, describe_loss, overlap, settle
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.settings import Agreement, Settings, Versions
 from elastic_core.protocol.succession import LeaderSigns, succession_place, takeover_at
@@ -430,7 +431,7 @@ class World:
         heard = DeposedLeader(ledger.leader, *node.heard, unanswered=reported_at is not None)
         why = f"host-{ledger.leader} has given no sign of life for {self.now - node.heard[1]:.1f} s"
         self.append(compose(ledger, Leader(why=why), entry_id=self.new_id(), author=node.name, now=self.now))
-        node.leads = Leads(Watch(heard=heard))
+        node.leads = Leads(Watch(deposed=heard))
         return True
 
     def lead(self, node: Node) -> bool:

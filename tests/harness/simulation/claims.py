@@ -34,8 +34,8 @@ CLAIMS: tuple[Defect, ...] = (
     Defect(
         "a proof counts while the heartbeat goes on",
         "silence_deadline",
-        "seen.changed_at + PROOF_HEARTBEATS * timing.beat_interval",
-        "seen.changed_at",
+        "node.changed_at + PROOF_HEARTBEATS * timing.beat_interval",
+        "node.changed_at",
         "slots",
     ),
     Defect(
@@ -57,8 +57,8 @@ CLAIMS: tuple[Defect, ...] = (
     Defect(
         "who is vouched for is gone although its heartbeat goes on",
         "is_proved_gone",
-        "seen.node_id in watch.gone and now >= silence_deadline(watch, seen, timing)",
-        "seen.node_id in watch.gone",
+        "node.node_id in watch.gone and now >= silence_deadline(watch, node, timing)",
+        "node.node_id in watch.gone",
         "vouch",
         1000,
         first=640,
@@ -85,7 +85,7 @@ CLAIMS: tuple[Defect, ...] = (
         "a seal of another job fits",
         "Seal._opened",
         "hmac.compare_digest(sealed, self._sealed(place, value))",
-        "sealed.startswith(PREFIX)",
+        "sealed.startswith(SEAL_PREFIX)",
         "strangers",
     ),
     Defect(

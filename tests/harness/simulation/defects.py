@@ -50,8 +50,8 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "above the maximum",
         "_decide_halted",
-        "_choose_nodes(view, halt, survivors, muster.joining)[: view.agreement.max_nodes]",
-        "_choose_nodes(view, halt, survivors, muster.joining)",
+        "_choose_nodes(view, halt, survivors, members.joining)[: view.agreement.max_nodes]",
+        "_choose_nodes(view, halt, survivors, members.joining)",
         "agents",
     ),
     Defect("the first round above the maximum", "_decide_forming", "came[: agreement.max_nodes]", "came", "agents"),
@@ -61,16 +61,16 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a short fence",
         "_decide_halted",
-        "max([ledger.halted_at, *(seen.sign_at for seen in view.node_views(old))]) + view.timing.fence_after",
-        "max([ledger.halted_at, *(seen.sign_at for seen in view.node_views(old))]) + 2.0",
+        "max([ledger.halted_at, *(node.sign_at for node in view.node_views(old))]) + view.timing.fence_after",
+        "max([ledger.halted_at, *(node.sign_at for node in view.node_views(old))]) + 2.0",
         "network",
         first=85,
     ),
     Defect(
         "a round is over because its members are lost",
         "_is_round_over",
-        "view.proved(seen)",
-        "view.dead(seen.node_id)",
+        "view.is_proved_gone(node)",
+        "view.is_lost(node.node_id)",
         "network",
         first=85,
     ),
@@ -83,25 +83,25 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "who has not read of the newest leader is given a slot",
-        "LeaderView.waiting",
-        "seen.row.head >= ledger.head.anchors.leader",
+        "LeaderView.waiting_nodes",
+        "node.row.head >= ledger.head.anchors.leader",
         "True",
         "network",
     ),
     Defect("success when the first has finished", "_decide_live", "len(finished) == len(ids)", "finished", "workers"),
     Defect(
         "an old FINISHED counts",
-        "LeaderView.finished",
-        "seen is not None and seen.row.phase is Phase.FINISHED and seen.row.round == current.number",
-        "seen is not None and seen.row.phase is Phase.FINISHED",
+        "LeaderView.has_finished",
+        "node is not None and node.row.phase is Phase.FINISHED and node.row.round == current.number",
+        "node is not None and node.row.phase is Phase.FINISHED",
         "workers",
     ),
     Defect("success is not noticed", "_decide_live", "len(finished) == len(ids)", "False", "workers"),
     Defect(
         "somebody joins at the end",
         "_decide_live",
-        "view.room(current) and not finished and view.watch.gone.isdisjoint(ids)",
-        "view.room(current) and view.watch.gone.isdisjoint(ids)",
+        "view.has_room(current) and not finished and view.watch.gone.isdisjoint(ids)",
+        "view.has_room(current) and view.watch.gone.isdisjoint(ids)",
         "ending",
     ),
     Defect(
@@ -145,7 +145,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "nobody is ever lost",
         "is_lost",
-        "now >= silence_deadline(watch, seen, timing)",
+        "now >= silence_deadline(watch, node, timing)",
         "node_id in watch.gone",
         "agents",
     ),
@@ -191,12 +191,12 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "who stops by itself is not missed",
         "_departure_halt",
-        "stopped and seen.row.incident is None",
+        "stopped and node.row.incident is None",
         "False",
         "fenced",
         first=100,
     ),
-    Defect("a lost member is not missed", "_departure_halt", "view.dead(node_id)", "False", "agents"),
+    Defect("a lost member is not missed", "_departure_halt", "view.is_lost(node_id)", "False", "agents"),
     # The node
     Defect(
         "workers are started over others",
@@ -217,8 +217,9 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a round is started twice",
         "_wanted_round",
-        "current is None or not state.ledger.live or current.number <= state.round or current.offer.id in state.ran",
-        "current is None or not state.ledger.live or current.number < state.round",
+        "current is None or not state.ledger.is_live or current.number <= state.round "
+        "or current.offer.id in state.started",
+        "current is None or not state.ledger.is_live or current.number < state.round",
         "workers",
     ),
     Defect(
@@ -332,7 +333,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "who leaves since the plan goes unsaid",
         "continue_plan",
-        "any(map(view.leaving, current.group_ranks))",
+        "any(map(view.is_leaving, current.group_ranks))",
         "False",
         "graceful",
     ),
@@ -355,7 +356,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "who has stopped as planned is missed",
         "_departure_halt",
-        "view.ledger.plan is not None and has_stepped_down(current, seen)",
+        "view.ledger.plan is not None and has_stepped_down(current, node)",
         "False",
         "graceful",
         1000,
@@ -364,8 +365,8 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "workers are not told of a plan",
         "_reconcile",
-        "state.work is Work.RUNNING and (told := _wanted_notice(state)) != state.told",
-        "(told := state.told) is not None and (told := _wanted_notice(state)) != state.told",
+        "state.work is Work.RUNNING and (notice := _wanted_notice(state)) != state.sent_notice",
+        "(notice := state.sent_notice) is not None and (told := _wanted_notice(state)) != state.sent_notice",
         "graceful",
         2000,
     ),
@@ -383,7 +384,7 @@ DEFECTS: tuple[Defect, ...] = (
         "a HALT ends no plan that workers were told of",
         "_reconcile",
         "state.work is Work.RUNNING and (stop := _unwanted_stop(state)) is not None",
-        "state.work is Work.RUNNING and state.told is None and (stop := _unwanted_stop(state)) is not None",
+        "state.work is Work.RUNNING and state.sent_notice is None and (stop := _unwanted_stop(state)) is not None",
         "graceful",
         1000,
     ),
@@ -398,7 +399,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "who leaves is given a slot again",
         "_sort_members",
-        "leaving = [node_id for node_id in ids if view.leaving(node_id)]",
+        "leaving = [node_id for node_id in ids if view.is_leaving(node_id)]",
         "leaving: list[str] = []",
         "graceful",
         1000,

@@ -34,7 +34,7 @@ REPAIRS: tuple[Defect, ...] = (
     Defect(
         "an offer that a lost history has used is kept",
         "_replace_history",
-        "replace(state, ledger=ledger, offer=None, spent=True)",
+        "replace(state, ledger=ledger, offer=None, needs_offer=True)",
         "replace(state, ledger=ledger)",
         "forgetful",
         3000,
@@ -43,8 +43,9 @@ REPAIRS: tuple[Defect, ...] = (
     Defect(
         "a round that was stopped is started again",
         "_wanted_round",
-        "current is None or not state.ledger.live or current.number <= state.round or current.offer.id in state.ran",
-        "current is None or not state.ledger.live or current.number <= state.round",
+        "current is None or not state.ledger.is_live or current.number <= state.round "
+        "or current.offer.id in state.started",
+        "current is None or not state.ledger.is_live or current.number <= state.round",
         "forgetful",
         3000,
         first=140,

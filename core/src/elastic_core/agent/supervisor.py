@@ -53,9 +53,9 @@ from elastic_core.protocol.node import (
     Notice,
     Notify,
     Offered,
-    Outrun,
     Probed,
     Progressed,
+    RunReplaced,
     Start,
     Stop,
     StoreLost,
@@ -329,7 +329,7 @@ class Supervisor:
                 self._on_gone(event)
             case Died(reason):
                 self._on_warden_death(reason)
-            case EntriesRead() | HistoryReplaced() | Probed() | StoreLost() | Outrun():
+            case EntriesRead() | HistoryReplaced() | Probed() | StoreLost() | RunReplaced():
                 self._step(event)
             case _ if isinstance(event, ForkServerEvent):
                 self._publish(report.fork_server(event))
@@ -438,7 +438,7 @@ class Supervisor:
     def _remember(self, before: NodeState) -> None:
         """Keep what people ask for and nobody decides by."""
         state, halt = self._state, self._state.ledger.halt
-        if (before.work, before.round, before.ledger.live) != (state.work, state.round, state.ledger.live):
+        if (before.work, before.round, before.ledger.is_live) != (state.work, state.round, state.ledger.is_live):
             self._since = self._clock.now()
         self._incident = state.incident or (halt and halt.incident) or self._incident
 

@@ -203,7 +203,7 @@ def configure(
         rdzv_endpoint=endpoint,
         rdzv_id=flags.rdzv_id or (str(uuid.uuid4()) if stands_alone(flags) else DEFAULT_ID),  # both as torchrun's
         rdzv_conf=conf.backend,
-        job_token=job_token.read(environ, conf.token_file),
+        job_token=job_token.read_token(environ, conf.token_file),
         timing=conf.timing,
         run_uid=conf.run_uid or scheduler_uid(environ),
         allow_version_mismatch=flags.allow_version_mismatch,

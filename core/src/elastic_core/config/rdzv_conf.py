@@ -121,8 +121,8 @@ def no_ledger(backend: str) -> UsageError:
     """A job token is given for a backend that keeps no ledger."""
     return UsageError(
         f"The {backend} backend is a rendezvous handler, which keeps no ledger: a job token protects nothing there.",
-        hint=f"Unset {job_token.VARIABLE} and leave out {TOKEN_FILE}, or take a backend that keeps a ledger, such as "
-        "c10d, redis, etcd or file.",
+        hint=f"Unset {job_token.TOKEN_VARIABLE} and leave out {TOKEN_FILE}, or take a backend that keeps a ledger, "
+        "such as c10d, redis, etcd or file.",
     )
 
 

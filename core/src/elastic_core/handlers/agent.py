@@ -30,19 +30,19 @@ from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode, signal_name
 from elastic_core.handlers.state_machine import (
     AskHandler,
-    HandlerEffect,
-    HandlerEvent,
-    HandlerState,
     AwaitOthers,
     Close,
     Counted,
+    HandlerEffect,
+    HandlerEvent,
+    HandlerState,
+    HandlerWork,
     Judge,
     Judged,
     OthersFinished,
-    HandlerWork,
     step,
 )
-from elastic_core.handlers.thread import Asker, Blind, Failed, Sealed, ShutDown
+from elastic_core.handlers.thread import Asker, Blind, HandlerFailed, Sealed, ShutDown
 from elastic_core.host.identity import Slot
 from elastic_core.incidents import History, Incident, IncidentKind
 from elastic_core.plugins import handler_registry
@@ -202,7 +202,7 @@ class PollingAgent:
             case Counted() | Blind():
                 self._asked_at = None
                 self._on_count(event)
-            case Failed(error):
+            case HandlerFailed(error):
                 self._on_failure(error)
             case Judged() | OthersFinished():
                 self._step(event)

@@ -22,6 +22,6 @@ def entries_to_shrink(ledger: Ledger, watch: Watch, kept: int) -> range:
     at = ledger.head.anchors
     first = max(kept, at.open + 1)
     needed = [index for index in (at.round, at.latest, at.halt, at.plan) if index]
-    passed = [seen.row.head for seen in watch.nodes.values()]
+    passed = [node.row.head for node in watch.nodes.values()]
     end = min([ledger.head.index - ENTRIES_KEPT_WHOLE + 1, *needed, *passed])
     return range(first, min(end, first + ENTRIES_SHRUNK_AT_ONCE))

@@ -40,20 +40,20 @@ def counters_after_halt(
     others suffice (L5).
     """
     anchors, counters = view.ledger.head.anchors, view.ledger.counters
-    unseen = view.unseen(old, anchors.halt)
-    left = [node_id for node_id in old.group_ranks if view.leaving(node_id)]
-    silent = [node_id for node_id in old.group_ranks if node_id in unseen or view.dead(node_id)]
+    unseen = view.members_behind(old, anchors.halt)
+    left = [node_id for node_id in old.group_ranks if view.is_leaving(node_id)]
+    silent = [node_id for node_id in old.group_ranks if node_id in unseen or view.is_lost(node_id)]
     lost = [node_id for node_id in silent if node_id not in left]
-    node_views = [seen for node_id in lost if (seen := view.seen(node_id)) is not None]
+    node_views = [node for node_id in lost if (node := view.get(node_id)) is not None]
     spends = is_charged(halt.incident) and not lost and not left and unreachable is None
     # Of a ROUND from before the run was resumed, only its number tells who saw it.
-    never_saw = [seen for seen in node_views if seen.row.head < anchors.latest and seen.row.round < old.number]
+    never_saw = [node for node in node_views if node.row.head < anchors.latest and node.row.round < old.number]
     given_back = old.charged and bool(never_saw)
     after = replace(
         counters,
         restarts=counters.restarts + spends - given_back,
         barren=_barren_rounds(view, old),
-        losses=_losses_by_host(view, [seen.row.info.host_id for seen in node_views]),
+        losses=_losses_by_host(view, [node.row.info.host_id for node in node_views]),
         excluded=_excluded_hosts(view, halt, unreachable),
     )
     return after, spends
@@ -77,7 +77,7 @@ def _losses_by_host(view: LeaderView, lost: list[str]) -> dict[str, HostLosses]:
 
 def _barren_rounds(view: LeaderView, old: Round) -> int:
     """Rounds in a row without progress, now that ``old`` is over (rule L4)."""
-    progressed = any(seen.row.progressed and seen.row.round == old.number for seen in view.node_views(old))
+    progressed = any(node.row.progressed and node.row.round == old.number for node in view.node_views(old))
     return 0 if progressed else view.ledger.counters.barren + 1
 
 
@@ -86,7 +86,7 @@ def _excluded_hosts(view: LeaderView, halt: Halt, unreachable: str | None) -> tu
     out = [unreachable]
     if verdict is not None and verdict.action is Action.EXCLUDE_HOST and halt.incident is not None:
         out.append(halt.incident.node_id)
-    hosts = [seen.row.info.host_id for seen in view.watch.nodes.values() if seen.node_id in out]
+    hosts = [node.row.info.host_id for node in view.watch.nodes.values() if node.node_id in out]
     every = tuple(dict.fromkeys((*before, *hosts)))
     if len(every) <= MAX_HOSTS:
         return every

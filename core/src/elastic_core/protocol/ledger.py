@@ -59,9 +59,9 @@ __all__ = [
     "StopAt",
     "advance",
     "compose",
+    "ledger_read_at",
     "next_anchors",
     "open_ledger",
-    "ledger_read_at",
     "restore_ledger",
 ]
 
@@ -107,7 +107,7 @@ class Ledger:
     """The :attr:`position` of what the newest RESUME put back."""
 
     @property
-    def live(self) -> bool:
+    def is_live(self) -> bool:
         """Whether a round is under way: sealed, and neither halted nor closed."""
         return self.round is not None and self.halt is None and self.closed is None
 
@@ -173,7 +173,7 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
             return after(halt=None, plan=None, stop_at=None, over=None)
         case Halt() as body:
             return after(halt=body, halt_at=now, plan=None, stop_at=None)
-        case Plan() as body if ledger.live:
+        case Plan() as body if ledger.is_live:
             return after(plan=body, plan_at=now, stop_at=None)
         case StopAt() as body if ledger.plan is not None:
             return after(stop_at=body)

@@ -19,11 +19,11 @@ def broken_connections(view: LeaderView, old: Round) -> list[tuple[str, str]]:
     """Who could not reach whom, among the members of a round that has failed, by what counts of what they found."""
     ids = old.group_ranks
     return [
-        (seen.node_id, other)
-        for seen in view.node_views(old)
-        if _is_probe_current(view, old, seen.row)
-        for other in seen.row.unreachable
-        if other in ids and other != seen.node_id
+        (node.node_id, other)
+        for node in view.node_views(old)
+        if _is_probe_current(view, old, node.row)
+        for other in node.row.unreachable
+        if other in ids and other != node.node_id
     ]
 
 
@@ -52,7 +52,7 @@ def find_unreachable(view: LeaderView, old: Round) -> str | None:
     ends = Counter(node_id for pair in found for node_id in pair)
     blamed = Counter(other for _, other in found)
     ids = old.group_ranks
-    outside = Counter(o for seen in view.watch.nodes.values() if seen.node_id not in ids for o in seen.row.unreachable)
+    outside = Counter(o for node in view.watch.nodes.values() if node.node_id not in ids for o in node.row.unreachable)
     worst = max((ends[i], blamed[i], outside[i], rank, i) for rank, i in enumerate(ids))
     return worst[-1] if worst[0] else None
 
@@ -62,9 +62,9 @@ def describe_unreachable(view: LeaderView, old: Round, node_id: str) -> str:
     found = broken_connections(view, old)
     by = sorted({one for one, other in found if other == node_id})
     if by:
-        return f"{view.names([node_id])} cannot be reached from {view.names(by)}"
+        return f"{view.describe_nodes([node_id])} cannot be reached from {view.describe_nodes(by)}"
     missed = sorted({other for one, other in found if one == node_id})
-    return f"{view.names([node_id])} cannot reach {view.names(missed)}"
+    return f"{view.describe_nodes([node_id])} cannot reach {view.describe_nodes(missed)}"
 
 
 def probes_awaited_until(view: LeaderView, old: Round, halt: Halt, fit: list[str]) -> float | None:
@@ -72,6 +72,6 @@ def probes_awaited_until(view: LeaderView, old: Round, halt: Halt, fit: list[str
     until = view.ledger.halt_at + PROBE_WAIT_SECONDS
     if halt.reason not in FAILURE_REASONS or len(old.members) < 2 or view.now >= until:
         return None
-    rows = [seen.row for node_id in fit if (seen := view.seen(node_id)) is not None]
+    rows = [node.row for node_id in fit if (node := view.get(node_id)) is not None]
     took_part = [row for row in rows if row.round == old.number and row.phase is not Phase.FINISHED]
     return until if any(row.info.port and row.probed < old.number for row in took_part) else None

@@ -34,7 +34,7 @@ def row_delay(row: NodeRow, ledger: Ledger) -> float:
     Rank 0's row is one of those: it offers where the next round may meet, and a restart waits for that.
     """
     current = ledger.round
-    if current is None or not ledger.live or ledger.plan is not None or row.phase is not Phase.RUNNING:
+    if current is None or not ledger.is_live or ledger.plan is not None or row.phase is not Phase.RUNNING:
         return 0.0
     if row.incident is not None or row.leaving or row.stepped_down:
         return 0.0

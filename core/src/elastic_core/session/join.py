@@ -22,10 +22,10 @@ from elastic_core.protocol.admission import (
     OpenNext,
     Report,
     admit,
-    check_settings,
-    needs_liveness,
-    is_same_program,
     can_take,
+    check_settings,
+    is_same_program,
+    needs_liveness,
 )
 from elastic_core.protocol.codec import encode_entry, encode_row
 from elastic_core.protocol.failure_detector import PROOF_HEARTBEATS
@@ -39,8 +39,8 @@ from elastic_core.protocol.ledger import (
     Open,
     advance,
     compose,
-    open_ledger,
     ledger_read_at,
+    open_ledger,
 )
 from elastic_core.protocol.limits import OPEN_BYTES
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, find_gone_nodes
@@ -182,7 +182,7 @@ def _arrival(ledger: Ledger | None, applicant: Applicant, *, again: bool = False
     if ledger is None:
         return Arrival(ORIGIN)
     belongs = (again or ledger.closed is None) and run_takes(applicant)(ledger.settings, ledger.scheduler_uid)
-    number = ledger.round.number if belongs and ledger.live and ledger.round is not None else 0
+    number = ledger.round.number if belongs and ledger.is_live and ledger.round is not None else 0
     return Arrival(ledger.head.link, ledger.head.run, belongs, number)
 
 

@@ -21,13 +21,14 @@ from elastic_core.protocol.failure_detector import (
     Observation,
     Watch,
     contact_gap,
-    is_lost,
     forget,
-    observe,
     forget_older_epochs,
+    is_lost,
+    observe,
     vouch,
 )
-from elastic_core.protocol.leader import Append, AskPolicies, LookAgain, decide
+from elastic_core.protocol.leader import decide
+from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import Closed, Counters, Entry, Ledger, Round, compose, next_anchors
 from elastic_core.protocol.limits import MAX_UNREAD_ROWS, UNREAD_ID_LENGTH

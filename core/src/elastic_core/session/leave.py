@@ -127,7 +127,7 @@ def others_finished(store: RendezvousBackend, ledger: Ledger, node_id: str) -> b
     """
     members = ledger.round.group_ranks if ledger.round is not None else {}
     rows = readable(seen for seen in store.roster(members) if seen.node_id != node_id)
-    return ledger.live and any(seen.row.phase is Phase.FINISHED for seen in rows)
+    return ledger.is_live and any(seen.row.phase is Phase.FINISHED for seen in rows)
 
 
 def any_stays(store: RendezvousBackend, node_ids: Collection[str]) -> bool:

@@ -12,8 +12,8 @@ from elastic_core.protocol.ledger import (
     Ledger,
     advance,
     compose,
-    open_ledger,
     ledger_read_at,
+    open_ledger,
 )
 from elastic_core.protocol.repair import (
     Adopt,
@@ -23,9 +23,9 @@ from elastic_core.protocol.repair import (
     PutBack,
     Rejoin,
     can_follow,
+    compose_resume,
     describe_loss,
     overlap,
-    compose_resume,
     settle,
 )
 from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend

@@ -32,11 +32,11 @@ from elastic_core.protocol.failure_detector import (
     NodeView,
     Watch,
     is_lost,
-    mark_interrupted,
     look_interval,
+    mark_interrupted,
 )
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance
-from elastic_core.protocol.node import EntriesRead, HistoryReplaced, NodeEvent, Outrun, StoreLost
+from elastic_core.protocol.node import EntriesRead, HistoryReplaced, NodeEvent, RunReplaced, StoreLost
 from elastic_core.protocol.repair import Memory, Rejoin
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.row_delay import row_delay
@@ -52,7 +52,7 @@ from elastic_core.session.repair import restore
 from elastic_core.session.retry import RETRY_FIRST, RETRY_MOST, Backoff
 from elastic_core.session.row_check import RowCheck
 from elastic_core.session.row_writer import Writer, WriterCalls
-from elastic_core.session.store_calls import ANSWER_WITHIN_SECONDS, Call, call_of, may_be_renewed, unanswered
+from elastic_core.session.store_calls import ANSWER_WITHIN_SECONDS, StoreCall, call_of, may_be_renewed, unanswered
 
 __all__ = ["Session", "SessionCalls"]
 
@@ -189,9 +189,9 @@ class Session:
             if may_be_renewed(call, silence, self._heartbeat_at, within=within):
                 self._hang_up(call)
 
-    def _calls_under_way(self) -> list[Call]:
+    def _calls_under_way(self) -> list[StoreCall]:
         reading, writing, unread_since = self._reading, self._writer.connection, self._unread_since
-        made = [Call(who, began) for who, began in self._connecting.items() if began is not None]
+        made = [StoreCall(who, began) for who, began in self._connecting.items() if began is not None]
         calls = [
             call_of("reader", reading, unread_since),
             call_of("writer", writing),
@@ -199,7 +199,7 @@ class Session:
         ]
         return [*made, *filter(None, calls)]
 
-    def _hang_up(self, call: Call) -> None:
+    def _hang_up(self, call: StoreCall) -> None:
         """Close the connection, once, on a thread of its own: that may take long where nobody answers."""
         if call.store is not None and self._hung_up.get(call.who) is not call.store:
             self._hung_up[call.who] = call.store
@@ -355,7 +355,7 @@ class Session:
             wait = self._ledger.settings.timing.beat_interval
         elif leaders:
             if self._leader.watch.read_at is None:
-                self._leader.watch = Watch(heard=self._heard, gap_at=max(self._heartbeat.gap_at, self._back_at))
+                self._leader.watch = Watch(deposed=self._heard, gap_at=max(self._heartbeat.gap_at, self._back_at))
             looked_at = self._clock.now()
             at = self._leader.turn(store, self._ledger)
             self._writer.publish_unread(self._leader.unread)
@@ -391,7 +391,7 @@ class Session:
         Raises:
             RendezvousConnectionError: The store does not answer.
         """
-        if not (ledger.live and self._cut_off(ASKED_SHARE)) or store.stale_reads:
+        if not (ledger.is_live and self._cut_off(ASKED_SHARE)) or store.stale_reads:
             return
         asked, head = self._clock.now(), ledger.head.index
         if store.wait(Cursor(head), roster=False, timeout=0.0).head == head:  # else there is more to be read first
@@ -410,7 +410,7 @@ class Session:
     def _follow(self, ledger: Ledger) -> None:
         with self._wake:  # together, for who reports meanwhile
             self._ledger, self._unread_since = ledger, None
-            self.contact.live(ledger.live)
+            self.contact.live(ledger.is_live)
             self._heartbeat.follow(ledger)
 
     def _restore(self, store: RendezvousBackend) -> None:
@@ -427,7 +427,7 @@ class Session:
         finally:
             self._doubt = False
         if isinstance(found, Rejoin):
-            self._end_for(Outrun(found.why), Event("outrun", f"{found.why}: joining anew", Level.WARNING))
+            self._end_for(RunReplaced(found.why), Event("outrun", f"{found.why}: joining anew", Level.WARNING))
         elif found is not None:
             lost, ledger = found
             self._writer.row_seen(None)  # what has lost entries has lost rows, too
@@ -490,7 +490,7 @@ class Session:
         """Whether the leader owes an entry for an incident; the answer may have come before the store had the
         report."""
         current = self._ledger.round
-        return self._ledger.live and current is not None and incident.round == current.number
+        return self._ledger.is_live and current is not None and incident.round == current.number
 
     # Contact ---------------------------------------------------------------------------------------------------------
 

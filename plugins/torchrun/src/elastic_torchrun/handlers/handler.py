@@ -51,7 +51,7 @@ from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Agreement, Settings, Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo, RendezvousParameters
-from elastic_core.rendezvous.seal import protected
+from elastic_core.rendezvous.seal import protect
 from elastic_core.session.close import close_run
 from elastic_core.session.contact import FENCE_SHARE
 from elastic_core.session.join import Applicant, Clock, Joined, join
@@ -223,7 +223,7 @@ class TorchrunHandler(RendezvousHandler):
         patience = self._read.timing.join_timeout
         at_first = min(FIRST_CONNECTION_SECONDS, patience)
         made = connect_at_first(partial(self._connect, params), partial(self._wait, at_first), timeout=at_first)
-        self._store = protected(made, f"rendezvous backend {params.backend!r}", params.token, params.run_id)
+        self._store = protect(made, f"rendezvous backend {params.backend!r}", params.token, params.run_id)
         for warning in self._store.warnings:
             say(Event("store_warning", f"{warning.message} {warning.hint}", Level.WARNING))
         for name in os.environ.keys() - inheritable(os.environ).keys():  # which has been read by now
