@@ -19,7 +19,7 @@ from elastic_core.protocol.codec import decode_entry, encode_entry
 from elastic_core.protocol.entries import Entry, Offer, Round
 from elastic_core.rendezvous.backend import SEAL_BYTES, Cursor, RendezvousBackend
 from elastic_core.rendezvous.handler import RendezvousParameters
-from elastic_core.rendezvous.job_token import VARIABLE, JobToken
+from elastic_core.rendezvous.job_token import TOKEN_VARIABLE, JobToken
 
 TOKEN, OTHER = secrets.token_hex(32), secrets.token_hex(32)
 BACKENDS = ["file", "c10d", *(pytest.param(name, marks=pytest.mark.variant) for name in ("redis", "etcd", "etcd-v2"))]
@@ -75,7 +75,7 @@ def forged_after(newest: Entry, port: int) -> Entry:
 
 def start(stage: Stage, backend: str, endpoint: str, token: str | None, *arguments: object) -> Agent:
     """A node of the job, with a token or without."""
-    env = {} if token is None else {VARIABLE: token}
+    env = {} if token is None else {TOKEN_VARIABLE: token}
     flags = [f"--rdzv_backend={backend}", f"--rdzv_endpoint={endpoint}", "--rdzv_id=job", "--nnodes=1:2"]
     return stage.run(*flags, *arguments, env=env)
 
@@ -146,7 +146,7 @@ def test_a_token_is_shown_nowhere(stage: Stage, tmp_path: Path) -> None:
     for agent in agents:
         agent.wait_for("started")
     below = [pid for pid in stage.processes() if pid not in {agent.pid for agent in agents}]
-    assert [variable(pid, VARIABLE) for pid in below] == [None] * len(below)
+    assert [variable(pid, TOKEN_VARIABLE) for pid in below] == [None] * len(below)
     assert TOKEN.encode() not in b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in stage.processes())
     (tmp_path / "done").touch()
     assert [agent.exit_code() for agent in agents] == [0, 0]

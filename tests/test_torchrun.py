@@ -14,8 +14,8 @@ from redis_servers import Daemon, opened, redis_server
 from stage import WORKERS, Agent, Stage, variable
 
 from elastic_core.exit_codes import ExitCode
-from elastic_core.rendezvous.job_token import VARIABLE
-from elastic_core.rendezvous.seal import PREFIX
+from elastic_core.rendezvous.job_token import TOKEN_VARIABLE
+from elastic_core.rendezvous.seal import SEAL_PREFIX
 
 pytestmark = pytest.mark.timeout(300)  # every agent and every worker imports torch
 
@@ -140,10 +140,10 @@ def test_a_job_token_seals_what_torchruns_agents_write_and_their_workers_do_not_
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc_per_node=1"]
     where = ["--rdzv_backend=redis", f"--rdzv_endpoint={server.endpoint}", "--rdzv_id=job"]
     command = [*launcher, *where, str(WORKERS / "allreduce.py"), "--until", str(done)]
-    agent = stage.start(command, env={VARIABLE: secrets.token_hex(32)})
+    agent = stage.start(command, env={TOKEN_VARIABLE: secrets.token_hex(32)})
     agent.wait_for_report("training", world_size=1)
     with closing(opened(server.endpoint)) as store:
-        assert (store.read(1) or b"").startswith(PREFIX)
-    assert {variable(pid, VARIABLE) for pid in agent.workers().values()} == {None}
+        assert (store.read(1) or b"").startswith(SEAL_PREFIX)
+    assert {variable(pid, TOKEN_VARIABLE) for pid in agent.workers().values()} == {None}
     done.touch()
     assert agent.exit_code() == 0, agent.output

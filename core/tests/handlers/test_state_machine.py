@@ -9,18 +9,18 @@ from views import incident, members, offer
 
 from elastic_core.exit_codes import ExitCode
 from elastic_core.handlers.state_machine import (
-    Ask,
-    AskingEffect,
-    AskingEvent,
-    AskingState,
+    AskHandler,
     AwaitOthers,
     Close,
     Counted,
+    HandlerEffect,
+    HandlerEvent,
+    HandlerState,
+    HandlerWork,
     Judge,
     Judged,
     Met,
     OthersFinished,
-    Work,
     step,
 )
 from elastic_core.incidents import Action, IncidentKind, Verdict
@@ -33,13 +33,13 @@ AGAIN = Judged(Verdict(Action.RESTART, "one more"))
 NEVER = Judged(Verdict(Action.GIVE_UP, "enough", requeue=True))
 ELSEWHERE = Judged(Verdict(Action.EXCLUDE_HOST, "a bad host"))
 TERM = Leaving.signalled(15, "SIGTERM")
-MEETING = AskingState()
+MEETING = HandlerState()
 WHY = "rank 0 exited with code 1"
 
 
-def after(state: AskingState, *events: AskingEvent) -> tuple[AskingState, list[AskingEffect]]:
+def after(state: HandlerState, *events: HandlerEvent) -> tuple[HandlerState, list[HandlerEffect]]:
     """The state after these events, and all that is to be done."""
-    done: list[AskingEffect] = []
+    done: list[HandlerEffect] = []
     for event in events:
         state, effects = step(state, event)
         done += effects
@@ -52,42 +52,42 @@ RUNNING, _ = after(MEETING, Met(ROUND, 0))
 def test_a_round_starts_workers_with_the_count_of_the_nodes_that_has_spent_most() -> None:
     state, effects = after(MEETING, Met(ROUND, 3))
     assert effects == [Start(ROUND, 3)]
-    assert (state.work, state.round, state.restarts) == (Work.RUNNING, ROUND, 0)
+    assert (state.work, state.round, state.restarts) == (HandlerWork.RUNNING, ROUND, 0)
 
 
 @pytest.mark.parametrize(
     ("events", "effects", "work", "restarts"),
     [
-        pytest.param([Counted(0)], [], Work.RUNNING, 0, id="nobody waits"),
+        pytest.param([Counted(0)], [], HandlerWork.RUNNING, 0, id="nobody waits"),
         pytest.param(
-            [Counted(2)], [Stop(Grace.PLANNED, "2 node(s) wait to join")], Work.STOPPING, 0, id="somebody waits"
+            [Counted(2)], [Stop(Grace.PLANNED, "2 node(s) wait to join")], HandlerWork.STOPPING, 0, id="somebody waits"
         ),
         pytest.param(
             [Counted(2), WorkersGone()],
-            [Stop(Grace.PLANNED, "2 node(s) wait to join"), Ask()],
-            Work.MEETING,
+            [Stop(Grace.PLANNED, "2 node(s) wait to join"), AskHandler()],
+            HandlerWork.MEETING,
             0,
             id="who comes costs no restart",
         ),
         pytest.param(
             [WorkerFailed(FAILURE), WorkersGone()],
             [Stop(Grace.BROKEN, WHY), Judge(FAILURE, 0)],
-            Work.STOPPING,
+            HandlerWork.STOPPING,
             0,
             id="no round before the verdict",
         ),
         pytest.param(
             [WorkerFailed(FAILURE), AGAIN],
             [Stop(Grace.BROKEN, WHY), Judge(FAILURE, 0)],
-            Work.STOPPING,
+            HandlerWork.STOPPING,
             0,
             id="no round before the last process is gone",
         ),
         *(
             pytest.param(
                 [WorkerFailed(FAILURE), *order],
-                [Stop(Grace.BROKEN, WHY), Judge(FAILURE, 0), Ask()],
-                Work.MEETING,
+                [Stop(Grace.BROKEN, WHY), Judge(FAILURE, 0), AskHandler()],
+                HandlerWork.MEETING,
                 1,
                 id=f"a failure costs one restart, {name} first",
             )
@@ -108,20 +108,20 @@ def test_a_round_starts_workers_with_the_count_of_the_nodes_that_has_spent_most(
                     )
                 ),
             ],
-            Work.OVER,
+            HandlerWork.OVER,
             0,
             id="given up",
         ),
         pytest.param(
             [WorkerFailed(FAILURE), ELSEWHERE, WorkersGone()],
             [Stop(Grace.BROKEN, WHY), Judge(FAILURE, 0), Exit(ExitCode.WITHDRAWN, "a bad host")],
-            Work.OVER,
+            HandlerWork.OVER,
             0,
             id="without this host",
         ),
-        pytest.param([WorkersDone()], [AwaitOthers()], Work.FINISHING, 0, id="done here"),
+        pytest.param([WorkersDone()], [AwaitOthers()], HandlerWork.FINISHING, 0, id="done here"),
         pytest.param(
-            [WorkersDone(), Counted(1)], [AwaitOthers()], Work.FINISHING, 0, id="who has finished starts no more"
+            [WorkersDone(), Counted(1)], [AwaitOthers()], HandlerWork.FINISHING, 0, id="who has finished starts no more"
         ),
         pytest.param(
             [WorkersDone(), OthersFinished()],
@@ -131,7 +131,7 @@ def test_a_round_starts_workers_with_the_count_of_the_nodes_that_has_spent_most(
                     Closed(success=True, why="every worker of the last round exited with 0", exit_code=ExitCode.SUCCESS)
                 ),
             ],
-            Work.OVER,
+            HandlerWork.OVER,
             0,
             id="done everywhere",
         ),
@@ -147,35 +147,35 @@ def test_a_round_starts_workers_with_the_count_of_the_nodes_that_has_spent_most(
                     )
                 ),
             ],
-            Work.OVER,
+            HandlerWork.OVER,
             0,
             id="others were not heard of",
         ),
         pytest.param(
             [TERM, WorkersGone()],
             [Stop(Grace.PLANNED, "received SIGTERM"), Exit(143, "received SIGTERM")],
-            Work.OVER,
+            HandlerWork.OVER,
             0,
             id="leaving",
         ),
         pytest.param(
             [Counted(1), TERM, WorkersGone()],
             [Stop(Grace.PLANNED, "1 node(s) wait to join"), Exit(143, "received SIGTERM")],
-            Work.OVER,
+            HandlerWork.OVER,
             0,
             id="leaving while stopping",
         ),
         pytest.param(
             [WorkerFailed(FAILURE), WorkersGone(), TERM],
             [Stop(Grace.BROKEN, WHY), Judge(FAILURE, 0), Exit(143, "received SIGTERM")],
-            Work.OVER,
+            HandlerWork.OVER,
             0,
             id="leaving while policies think",
         ),
         pytest.param(
             [WorkersDone(), TERM],
             [AwaitOthers(), Exit(143, "received SIGTERM")],
-            Work.OVER,
+            HandlerWork.OVER,
             0,
             id="leaving while others finish",
         ),
@@ -187,14 +187,14 @@ def test_a_round_starts_workers_with_the_count_of_the_nodes_that_has_spent_most(
                     Closed(success=True, why="every worker of the last round exited with 0", exit_code=ExitCode.SUCCESS)
                 ),
             ],
-            Work.OVER,
+            HandlerWork.OVER,
             0,
             id="after the end nothing follows",
         ),
     ],
 )
 def test_what_follows_in_a_running_round(
-    events: list[AskingEvent], effects: list[AskingEffect], work: Work, restarts: int
+    events: list[HandlerEvent], effects: list[HandlerEffect], work: HandlerWork, restarts: int
 ) -> None:
     state, done = after(RUNNING, *events)
     assert done == effects
@@ -204,7 +204,7 @@ def test_what_follows_in_a_running_round(
 def test_a_node_that_waits_for_a_round_leaves_at_once() -> None:
     state, effects = after(MEETING, TERM, Met(ROUND, 0))
     assert effects == [Exit(143, "received SIGTERM")]
-    assert state.work is Work.OVER
+    assert state.work is HandlerWork.OVER
 
 
 def test_the_next_round_forgets_the_failure_and_says_why_it_came() -> None:
@@ -214,24 +214,24 @@ def test_the_next_round_forgets_the_failure_and_says_why_it_came() -> None:
     assert effects == [
         Start(replace(ROUND, number=2), 1),
         Stop(Grace.PLANNED, "1 node(s) wait to join"),
-        Ask(),
+        AskHandler(),
     ], "an old verdict judges nothing new"
     assert state.restarts == 1
 
 
 @pytest.mark.parametrize("order", [[WorkersGone()], [AGAIN]], ids=["no verdict", "processes left"])
-def test_the_next_failure_waits_for_a_verdict_and_an_end_of_its_own(order: list[AskingEvent]) -> None:
+def test_the_next_failure_waits_for_a_verdict_and_an_end_of_its_own(order: list[HandlerEvent]) -> None:
     state, _ = after(RUNNING, WorkerFailed(FAILURE), AGAIN, WorkersGone(), Met(replace(ROUND, number=2), 1))
     state, effects = after(state, WorkerFailed(FAILURE), *order)
     assert effects == [Stop(Grace.BROKEN, WHY), Judge(FAILURE, 1)]
-    assert state.work is Work.STOPPING
+    assert state.work is HandlerWork.STOPPING
 
 
 @pytest.mark.parametrize(
     ("event", "reason"),
     [(Counted(1), HaltReason.RESIZE), (WorkerFailed(FAILURE), HaltReason.FAILURE), (TERM, HaltReason.NODE_LEFT)],
 )
-def test_it_is_known_in_a_word_why_the_round_ended(event: AskingEvent, reason: HaltReason) -> None:
+def test_it_is_known_in_a_word_why_the_round_ended(event: HandlerEvent, reason: HaltReason) -> None:
     assert after(RUNNING, event)[0].reason is reason
 
 

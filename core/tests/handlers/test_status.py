@@ -8,7 +8,7 @@ import pytest
 from views import incident, info, members, offer
 
 from elastic_core.agent.status import Status
-from elastic_core.handlers.state_machine import AskingState, Work
+from elastic_core.handlers.state_machine import HandlerState, HandlerWork
 from elastic_core.handlers.status import describe_polled
 from elastic_core.protocol.ledger import Round
 
@@ -21,15 +21,15 @@ def lines(text: str, label: str) -> list[str]:
 @pytest.mark.parametrize(
     ("polled", "said"),
     [
-        (AskingState(), "the handler to give a round"),
-        (AskingState(work=Work.RUNNING), "nothing: the workers run"),
-        (AskingState(work=Work.STOPPING), "the workers to end"),
-        (AskingState(work=Work.STOPPING, incident=incident("a")), "the failure policies"),
-        (AskingState(work=Work.FINISHING), "the other nodes to finish"),
-        (AskingState(work=Work.OVER), "the handler to be shut down"),
+        (HandlerState(), "the handler to give a round"),
+        (HandlerState(work=HandlerWork.RUNNING), "nothing: the workers run"),
+        (HandlerState(work=HandlerWork.STOPPING), "the workers to end"),
+        (HandlerState(work=HandlerWork.STOPPING, incident=incident("a")), "the failure policies"),
+        (HandlerState(work=HandlerWork.FINISHING), "the other nodes to finish"),
+        (HandlerState(work=HandlerWork.OVER), "the handler to be shut down"),
     ],
 )
-def test_an_agent_over_a_handler_says_less(polled: AskingState, said: str) -> None:
+def test_an_agent_over_a_handler_says_less(polled: HandlerState, said: str) -> None:
     sealed = Round(number=4, offer=offer("a"), members=members("ab"))
     status = Status(job="'j'", store="mine", pid=7, now=30.0, since=25.0)
     text = describe_polled(replace(polled, round=sealed), info("a"), status)

@@ -5,11 +5,13 @@ from importlib import metadata
 import pytest
 
 from elastic_core.errors import PluginError
-from elastic_core.plugins.entry_points import BROUGHT_BY, Catalogue, Group, Offer, load
+from elastic_core.plugins.entry_points import BROUGHT_BY, Catalogue, Group, InstalledPlugin, load
 
 
-def offer(name: str, group: Group = Group.RENDEZVOUS, distribution: str = "dist", value: str = "module") -> Offer:
-    return Offer(group, name, distribution, "1.0", metadata.EntryPoint(name, value, group.value))
+def offer(
+    name: str, group: Group = Group.RENDEZVOUS, distribution: str = "dist", value: str = "module"
+) -> InstalledPlugin:
+    return InstalledPlugin(group, name, distribution, "1.0", metadata.EntryPoint(name, value, group.value))
 
 
 CATALOGUE = Catalogue(

@@ -14,7 +14,7 @@ from elastic_core.protocol.admission import (
     Report,
     admit,
     check_settings,
-    differences,
+    describe_differences,
     needs_liveness,
 )
 from elastic_core.protocol.ledger import Closed, Ledger
@@ -166,7 +166,7 @@ def test_what_is_not_known_of_the_openers_command_keeps_nobody_out() -> None:
     ("theirs", "mine", "differs"), [("1.0", "1.1", True), ("1.0", "1.0", False), ("", "1.1", False), ("1.0", "", False)]
 )
 def test_another_release_is_said_where_both_are_known(theirs: str, mine: str, differs: bool) -> None:
-    said = differences(replace(settings(), release=theirs), replace(settings(host="host-b"), release=mine))
+    said = describe_differences(replace(settings(), release=theirs), replace(settings(host="host-b"), release=mine))
     assert [text.partition(",")[0] for text in said] == (
         ["elastic-core is 1.1 here and 1.0 on host-a"] if differs else []
     )
@@ -175,18 +175,18 @@ def test_another_release_is_said_where_both_are_known(theirs: str, mine: str, di
 def test_what_differs_and_does_not_keep_a_node_out_is_said_with_both_values_and_whose_count() -> None:
     opener = replace(settings(fence_after=300.0), command=A)
     mine = replace(settings(host="host-b", lost_after=8.0), command=OTHERWISE)
-    timing, arguments = differences(opener, mine)
+    timing, arguments = describe_differences(opener, mine)
     assert "lost_after is 8 here, 6 there; fence_after is 600 here, 300 there" in timing
     assert "The run's values count, which are those of host-a" in timing
     assert "'a.py' has other arguments here than on host-a" in arguments
-    assert differences(opener, replace(opener, host="host-b")) == []
+    assert describe_differences(opener, replace(opener, host="host-b")) == []
 
 
 def test_arguments_of_different_roles_are_expected_to_differ() -> None:
     opener = replace(settings(), command=A)
-    [warning] = differences(opener, replace(opener, command=OTHERWISE))
+    [warning] = describe_differences(opener, replace(opener, command=OTHERWISE))
     assert "has other arguments here" in warning
-    assert differences(opener, replace(opener, command=replace(OTHERWISE, role="critic"))) == []
+    assert describe_differences(opener, replace(opener, command=replace(OTHERWISE, role="critic"))) == []
 
 
 def test_durations_may_differ_and_are_the_openers() -> None:

@@ -8,7 +8,7 @@ from views import halted, live, members, offer, seen, start, then, watch
 from elastic_core.incidents import Action, Verdict
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_entry, encode_entry, encode_row
-from elastic_core.protocol.compaction import AT_ONCE, WHOLE, due
+from elastic_core.protocol.compaction import ENTRIES_KEPT_WHOLE, ENTRIES_SHRUNK_AT_ONCE, entries_to_shrink
 from elastic_core.protocol.failure_detector import NodeView, Watch
 from elastic_core.protocol.ledger import Anchors, Halt, HaltReason, Ledger, Round
 from elastic_core.protocol.roster import Phase
@@ -40,23 +40,36 @@ HEAD = LONG.head.index
 @pytest.mark.parametrize(
     ("nodes", "kept", "expected"),
     [
-        pytest.param([at("a", HEAD), at("b", HEAD)], 0, range(2, 2 + AT_ONCE), id="from the OPEN on, some at a time"),
-        pytest.param([at("a", HEAD), at("b", HEAD)], 30, range(30, 30 + AT_ONCE), id="from where the last turn ended"),
         pytest.param(
-            [at("a", HEAD), at("b", HEAD)], HEAD - WHOLE, range(HEAD - WHOLE, HEAD - WHOLE + 1), id="not the newest"
+            [at("a", HEAD), at("b", HEAD)],
+            0,
+            range(2, 2 + ENTRIES_SHRUNK_AT_ONCE),
+            id="from the OPEN on, some at a time",
         ),
-        pytest.param([at("a", HEAD), at("b", HEAD)], HEAD - WHOLE + 1, range(0), id="nothing is left"),
+        pytest.param(
+            [at("a", HEAD), at("b", HEAD)],
+            30,
+            range(30, 30 + ENTRIES_SHRUNK_AT_ONCE),
+            id="from where the last turn ended",
+        ),
+        pytest.param(
+            [at("a", HEAD), at("b", HEAD)],
+            HEAD - ENTRIES_KEPT_WHOLE,
+            range(HEAD - ENTRIES_KEPT_WHOLE, HEAD - ENTRIES_KEPT_WHOLE + 1),
+            id="not the newest",
+        ),
+        pytest.param([at("a", HEAD), at("b", HEAD)], HEAD - ENTRIES_KEPT_WHOLE + 1, range(0), id="nothing is left"),
         pytest.param([at("a", HEAD), at("b", 12)], 10, range(10, 12), id="only what everybody has passed"),
         pytest.param([at("a", HEAD), at("b", HEAD), at("c", 0)], 10, range(0), id="a newcomer has passed nothing"),
     ],
 )
 def test_entries_that_everybody_has_passed_shrink(nodes: list[NodeView], kept: int, expected: range) -> None:
-    assert list(due(LONG, watch(*nodes), kept)) == list(expected)
+    assert list(entries_to_shrink(LONG, watch(*nodes), kept)) == list(expected)
 
 
 def test_a_short_history_stays_whole() -> None:
     for ledger in (start(), live("ab"), halted("ab", HaltReason.RESIZE)):
-        assert not due(ledger, Watch(), 0)
+        assert not entries_to_shrink(ledger, Watch(), 0)
 
 
 def test_what_the_newest_entry_stands_on_stays_whole() -> None:
@@ -64,7 +77,7 @@ def test_what_the_newest_entry_stands_on_stays_whole() -> None:
     for number in range(2, 100):
         ledger = then(ledger, Round(number=number, offer=offer("a", number), same_as=number - 1), at=20.0)
     assert ledger.head.anchors == Anchors(open=1, leader=1, round=2, latest=100)
-    assert not due(ledger, watch(at("a", 100), at("b", 100)), 0)
+    assert not entries_to_shrink(ledger, watch(at("a", 100), at("b", 100)), 0)
 
 
 def test_the_leader_shrinks_them_and_every_entry_says_how_far_it_has_come() -> None:
@@ -77,10 +90,10 @@ def test_the_leader_shrinks_them_and_every_entry_says_how_far_it_has_come() -> N
         store.enter(name, encode_row(at(name, HEAD).row))
     clock = Clock(now=lambda: 30.0, new_id=lambda: "new")
     leader = LeaderDriver("a", lambda incident, past: Verdict(Action.RESTART, ""), clock, lambda event: None)
-    while due(ledger, watch(at("a", HEAD), at("b", HEAD)), leader._kept):
+    while entries_to_shrink(ledger, watch(at("a", HEAD), at("b", HEAD)), leader._kept):
         leader.turn(store, ledger)
     whole = [index for index in range(1, HEAD + 1) if store.read(index) != TOMBSTONE]
-    assert whole == [1, *range(HEAD - WHOLE + 1, HEAD + 1)]
+    assert whole == [1, *range(HEAD - ENTRIES_KEPT_WHOLE + 1, HEAD + 1)]
     found = load(store, 30.0)
     assert found is not None
     assert found.round == ledger.round
@@ -90,4 +103,4 @@ def test_the_leader_shrinks_them_and_every_entry_says_how_far_it_has_come() -> N
     assert data is not None
     entry = decode_entry(data)
     assert isinstance(entry.body, Halt)
-    assert entry.anchors.kept == HEAD - WHOLE + 1
+    assert entry.anchors.kept == HEAD - ENTRIES_KEPT_WHOLE + 1

@@ -9,10 +9,11 @@ from test_leader_edges import NOW, RESTART, outcome, running, stopped, view
 from views import halted, incident, info, live, offer, seen, then, watch, with_counters
 
 from elastic_core.incidents import Incident
-from elastic_core.protocol.counters import LOSSES_KEPT_SECONDS, reformed
+from elastic_core.protocol.counters import LOSSES_KEPT_SECONDS, counters_after_halt
 from elastic_core.protocol.entries import Counters, HostLosses
 from elastic_core.protocol.failure_detector import NodeView
-from elastic_core.protocol.leader import Append, decide
+from elastic_core.protocol.leader import decide
+from elastic_core.protocol.leader_entries import Append
 from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Halt, HaltReason, Ledger, Round
 from elastic_core.protocol.limits import MAX_HOSTS
@@ -30,7 +31,7 @@ def after_losing_b(ledger: Ledger, here: str = "a") -> Counters:
     )
     assert ledger.round is not None
     assert ledger.halt is not None
-    counters, _ = reformed(known, ledger.round, ledger.halt)
+    counters, _ = counters_after_halt(known, ledger.round, ledger.halt)
     return counters
 
 
@@ -80,7 +81,7 @@ def test_of_too_many_excluded_hosts_those_stay_that_have_a_row_and_then_the_newe
     known = LeaderView(ledger=view_ledger, watch=watch(*nodes, now=NOW), now=NOW)
     assert view_ledger.round is not None
     assert view_ledger.halt is not None
-    counters, _ = reformed(known, view_ledger.round, view_ledger.halt, unreachable="b")
+    counters, _ = counters_after_halt(known, view_ledger.round, view_ledger.halt, unreachable="b")
     assert set(counters.excluded) == {"id-host-a", "id-host-b", *(f"gone {i}" for i in range(1, MAX_HOSTS - 1))}
 
 
@@ -93,7 +94,7 @@ def test_excluded_hosts_stand_in_the_order_in_which_they_were_left_out(others: i
     )
     assert ledger.round is not None
     assert ledger.halt is not None
-    counters, _ = reformed(known, ledger.round, ledger.halt, unreachable="b")
+    counters, _ = counters_after_halt(known, ledger.round, ledger.halt, unreachable="b")
     assert counters.excluded == (*excluded, "id-host-b")
 
 
@@ -104,7 +105,7 @@ def test_a_round_that_follows_a_resize_spends_no_restart() -> None:
     )
     assert ledger.round is not None
     assert ledger.halt is not None
-    counters, spends = reformed(known, ledger.round, ledger.halt)
+    counters, spends = counters_after_halt(known, ledger.round, ledger.halt)
     assert (counters.restarts, spends) == (0, False)
 
 
@@ -118,7 +119,7 @@ def test_nodes_of_one_host_count_each() -> None:
     known = LeaderView(ledger=ledger, watch=watch(seen("a", Phase.STOPPED, head=3), *shared, now=NOW), now=NOW)
     assert ledger.round is not None
     assert ledger.halt is not None
-    counters, _ = reformed(known, ledger.round, ledger.halt)
+    counters, _ = counters_after_halt(known, ledger.round, ledger.halt)
     assert counters.losses == {"id-shared": HostLosses(2, AGE)}
 
 

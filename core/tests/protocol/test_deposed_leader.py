@@ -9,7 +9,7 @@ import pytest
 from test_leader_edges import NOW, RESTART, began, outcome, running, stopped, view
 from views import incident, live, settings, then
 
-from elastic_core.protocol.failure_detector import Heard, NodeView
+from elastic_core.protocol.failure_detector import DeposedLeader, NodeView
 from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Body, Drain, Halt, HaltReason, Leader, Ledger, Round
 
@@ -22,7 +22,7 @@ class TestADeposedLeader:
 
     def known(self, ledger: Ledger, *nodes: NodeView, **more: Any) -> LeaderView:
         known = began(view(ledger, *nodes, **more), NOW - 1)
-        return replace(known, watch=replace(known.watch, heard=Heard("a", 7, 98.0, unanswered=True)))
+        return replace(known, watch=replace(known.watch, deposed=DeposedLeader("a", 7, 98.0, unanswered=True)))
 
     def test_does_not_answer_for_others(self) -> None:
         nodes = [running("a", head=3), running("b", head=3, incident=incident("b")), running("c")]

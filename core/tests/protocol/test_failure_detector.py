@@ -13,21 +13,21 @@ from views import incident, info, offer
 
 from elastic_core.config.run import Timing
 from elastic_core.protocol.failure_detector import (
-    Heard,
+    DeposedLeader,
     NodeView,
     Observation,
     Watch,
     contact_gap,
-    dead,
     forget,
-    interrupted,
+    forget_older_epochs,
+    is_lost,
+    is_proved_gone,
     look_interval,
+    mark_interrupted,
     observe,
-    proved,
-    resumed,
-    vouched,
+    vouch,
 )
-from elastic_core.protocol.roster import SLOTS, NodeInfo, NodeRow, Slots, gone
+from elastic_core.protocol.roster import SLOTS, NodeInfo, NodeRow, Slots, find_gone_nodes
 
 TIMING = Timing()
 
@@ -54,23 +54,23 @@ def watched(*reads: tuple[float, list[Observation]]) -> Watch:
 
 def test_a_node_is_lost_when_its_heartbeat_stood_still_for_the_limit() -> None:
     watch = watched(*[(now, [row("a", 1, int(now)), row("b", 2, 5)]) for now in (0.0, 2.0, 4.0, 6.0)])
-    assert [dead(watch, name, TIMING, 6.0) for name in "ab"] == [False, True]
+    assert [is_lost(watch, name, TIMING, 6.0) for name in "ab"] == [False, True]
 
 
 def test_a_change_of_the_row_is_as_good_as_a_heartbeat() -> None:
     watch = watched(
         (0.0, [row("a", 1)]), (2.0, [row("a", 1)]), (4.0, [row("a", 1, head=2)]), (6.0, [row("a", 1, head=2)])
     )
-    assert not dead(watch, "a", TIMING, 6.0)
+    assert not is_lost(watch, "a", TIMING, 6.0)
     assert watch.nodes["a"].seen_at == 4.0
 
 
 def test_after_a_gap_in_its_own_reads_the_leader_judges_nobody_for_a_full_period() -> None:
     """FAULTS 6 and 16: it was the leader that slept."""
     watch = watched((0.0, [row("a", 1)]), (60.0, [row("a", 1)]))
-    assert not dead(watch, "a", TIMING, 60.0)
-    assert not dead(watch, "a", TIMING, 65.9)
-    assert dead(watch, "a", TIMING, 66.0)
+    assert not is_lost(watch, "a", TIMING, 60.0)
+    assert not is_lost(watch, "a", TIMING, 65.9)
+    assert is_lost(watch, "a", TIMING, 66.0)
 
 
 def test_only_what_the_leader_has_itself_seen_to_change_is_a_sign() -> None:
@@ -82,7 +82,7 @@ def test_only_what_the_leader_has_itself_seen_to_change_is_a_sign() -> None:
 
 def test_a_look_that_comes_just_in_time_is_no_gap() -> None:
     watch = watched((0.0, [row("a", 1)]), (3.0, [row("a", 1)]), (6.0, [row("a", 1)]))
-    assert (dead(watch, "a", TIMING, 6.0), watch.gap_at) == (True, -math.inf)
+    assert (is_lost(watch, "a", TIMING, 6.0), watch.gap_at) == (True, -math.inf)
     assert observe(watch, [row("a", 1)], 9.1).gap_at == 9.1
 
 
@@ -91,8 +91,8 @@ def test_what_the_leader_chose_to_sleep_is_no_gap() -> None:
     watch = observe(Watch(), [row("a", 1)], 0.0)
     for now in (3.2, 6.4):
         watch = observe(watch, [row("a", 1)], now, slept=3.1)
-    assert dead(watch, "a", TIMING, 6.4)
-    assert not dead(observe(watch, [row("a", 1)], 13.0, slept=3.1), "a", TIMING, 13.0), (
+    assert is_lost(watch, "a", TIMING, 6.4)
+    assert not is_lost(observe(watch, [row("a", 1)], 13.0, slept=3.1), "a", TIMING, 13.0), (
         "3.5 s without an answer are one"
     )
 
@@ -115,13 +115,13 @@ def test_a_look_that_always_takes_long_is_no_gap() -> None:
 
 def test_a_connection_that_broke_is_a_gap_however_short() -> None:
     """Others were cut off as well, and try again at instants of their own."""
-    watch = interrupted(watched((0.0, [row("a", 1)]), (2.0, [row("a", 1)])))
+    watch = mark_interrupted(watched((0.0, [row("a", 1)]), (2.0, [row("a", 1)])))
     watch = observe(watch, [], 2.5)
-    assert not dead(watch, "a", TIMING, 8.4)
-    assert not dead(watch, "never seen", TIMING, 8.4)
-    assert dead(watch, "a", TIMING, 8.5)
-    assert dead(watch, "never seen", TIMING, 8.5)
-    assert interrupted(Watch()) == Watch(), "who has not looked yet has missed nothing"
+    assert not is_lost(watch, "a", TIMING, 8.4)
+    assert not is_lost(watch, "never seen", TIMING, 8.4)
+    assert is_lost(watch, "a", TIMING, 8.5)
+    assert is_lost(watch, "never seen", TIMING, 8.5)
+    assert mark_interrupted(Watch()) == Watch(), "who has not looked yet has missed nothing"
 
 
 @pytest.mark.parametrize(
@@ -135,15 +135,15 @@ def test_a_gap_is_longer_than_a_heartbeat_and_shorter_than_what_others_are_judge
 
 def test_a_row_that_the_store_lost_is_judged_like_a_heartbeat_that_stopped() -> None:
     watch = watched((0.0, [row("a", 1)]), (2.0, []), (4.0, []))
-    assert not dead(watch, "a", TIMING, 5.9)
+    assert not is_lost(watch, "a", TIMING, 5.9)
     assert not watch.nodes["a"].listed
-    assert dead(watch, "a", TIMING, 6.0)
+    assert is_lost(watch, "a", TIMING, 6.0)
 
 
 def test_a_newer_incarnation_on_the_same_slot_is_proof_of_death() -> None:
     """Newer by the clock of their host: a store that was emptied may have taken the older one's row last."""
     watch = watched((0.0, [row("a", 2, host="h", slots=Slots(100)), row("b", 1, host="h", slots=Slots(200))]))
-    assert [dead(watch, name, TIMING, 3.0) for name in "ab"] == [True, False]
+    assert [is_lost(watch, name, TIMING, 3.0) for name in "ab"] == [True, False]
 
 
 TWINS = {"a": Slots(100), "b": Slots(200)}
@@ -163,16 +163,16 @@ def twins(heartbeats: Iterable[tuple[float, int, int]]) -> Watch:
 def test_a_proof_waits_until_the_heartbeat_has_stood_still_for_a_heartbeat_and_a_half() -> None:
     watch = twins([(0.0, 1, 1), (2.0, 2, 2)])
     assert watch.gone == {"a"}
-    assert [dead(watch, "a", TIMING, now) for now in (2.0, 4.9, 5.0)] == [False, False, True]
-    assert [proved(watch, watch.nodes["a"], TIMING, now) for now in (4.9, 5.0)] == [False, True]
-    assert [dead(watch, "b", TIMING, now) for now in (5.0, 7.9)] == [False, False]
+    assert [is_lost(watch, "a", TIMING, now) for now in (2.0, 4.9, 5.0)] == [False, False, True]
+    assert [is_proved_gone(watch, watch.nodes["a"], TIMING, now) for now in (4.9, 5.0)] == [False, True]
+    assert [is_lost(watch, "b", TIMING, now) for now in (5.0, 7.9)] == [False, False]
 
 
 def test_a_host_is_distrusted_when_the_heartbeat_of_one_that_is_proved_to_be_gone_goes_on() -> None:
     watch = twins([(0.0, 1, 1), (2.0, 2, 2), (4.0, 3, 3)])
     assert [*watch.gone, *watch.distrusted] == ["id-h"]
-    assert not dead(watch, "a", TIMING, 9.9), "it is judged by its heartbeats alone from then on"
-    assert dead(watch, "a", TIMING, 10.0)
+    assert not is_lost(watch, "a", TIMING, 9.9), "it is judged by its heartbeats alone from then on"
+    assert is_lost(watch, "a", TIMING, 10.0)
     again = observe(watch, [row("a", 1, 3, host="h"), row("c", 3, host="h", slots=Slots(300))], 6.0)
     assert again.gone == set(), "for as long as this leader decides"
 
@@ -180,7 +180,7 @@ def test_a_host_is_distrusted_when_the_heartbeat_of_one_that_is_proved_to_be_gon
 def test_one_late_heartbeat_of_a_dead_node_contradicts_nothing_nor_does_a_store_that_goes_back() -> None:
     watch = twins([(0.0, 5, 1), (2.0, 6, 2), (4.0, 4, 3), (6.0, 6, 4)])
     assert [*watch.gone, *watch.distrusted] == ["a"]
-    assert dead(watch, "a", TIMING, 9.0)
+    assert is_lost(watch, "a", TIMING, 9.0)
 
 
 def test_an_older_row_from_a_copy_of_the_store_takes_nothing_back() -> None:
@@ -199,7 +199,7 @@ def test_an_older_row_from_a_copy_of_the_store_takes_nothing_back() -> None:
 
 def test_heartbeats_are_counted_through_a_copy_of_the_store_that_has_an_older_row() -> None:
     newer, older = [row("a", 1, 5, revision=4)], [row("a", 1, 6, revision=2)]
-    watch = vouched(watched((0.0, newer)), ["a"])
+    watch = vouch(watched((0.0, newer)), ["a"])
     watch = observe(watch, older, 2.0)
     assert (watch.nodes["a"].highest, watch.nodes["a"].contradictions) == (6, 1)
     watch = observe(watch, older, 4.0)
@@ -217,13 +217,13 @@ def test_a_row_that_the_store_lost_proves_nothing_of_one_that_came_after() -> No
     """An empty store counts serials from 1 again."""
     a, b = row("a", 7, host="h", slots=Slots(100)), row("b", 1, host="h", slots=Slots(200))
     watch = watched((0.0, [a]), (2.0, [b]))
-    assert [dead(watch, name, TIMING, 4.0) for name in "ab"] == [True, False]
+    assert [is_lost(watch, name, TIMING, 4.0) for name in "ab"] == [True, False]
 
 
 def test_what_a_row_has_shown_stands_when_the_store_has_lost_it() -> None:
     a, b = row("a", 1, host="h", slots=Slots(100)), row("b", 2, host="h", slots=Slots(200))
     watch = watched((0.0, [a, b]), (2.0, [a]))
-    assert [dead(watch, name, TIMING, 4.0) for name in "ab"] == [True, False]
+    assert [is_lost(watch, name, TIMING, 4.0) for name in "ab"] == [True, False]
 
 
 A = NodeRow(info=info("a", host="h", slot=2, slots=Slots(100)))
@@ -243,16 +243,16 @@ A = NodeRow(info=info("a", host="h", slot=2, slots=Slots(100)))
     ],
 )
 def test_a_look_at_slots_shows_who_is_gone(why: str, other: NodeInfo, shown: str) -> None:
-    assert gone([A, NodeRow(info=other)]) == gone([NodeRow(info=other), A]) == set(shown), why
+    assert find_gone_nodes([A, NodeRow(info=other)]) == find_gone_nodes([NodeRow(info=other), A]) == set(shown), why
     watch = watched((0.0, [Observation(A, 1, 0), Observation(NodeRow(info=other), 2, 0)]))
-    assert [dead(watch, name, TIMING, 3.0) for name in "ab"] == [name in shown for name in "ab"]
+    assert [is_lost(watch, name, TIMING, 3.0) for name in "ab"] == [name in shown for name in "ab"]
 
 
 def test_a_later_look_counts_and_never_against_its_own_node() -> None:
     b = NodeRow(info=info("b", host="h", slot=0, slots=Slots(101, (2,))))
     later = replace(b, slots=Slots(300, (5,)))
     since = NodeRow(info=info("c", host="h", slot=2, slots=Slots(301, (0,))))
-    assert [sorted(gone(rows)) for rows in ([A, b], [A, later], [later, since])] == [[], ["a"], []]
+    assert [sorted(find_gone_nodes(rows)) for rows in ([A, b], [A, later], [later, since])] == [[], ["a"], []]
 
 
 def test_what_one_look_has_shown_stands_when_the_next_one_finds_the_slot_taken_or_the_row_is_gone() -> None:
@@ -260,7 +260,7 @@ def test_what_one_look_has_shown_stands_when_the_next_one_finds_the_slot_taken_o
     again = replace(b, slots=Slots(200, (2,)))
     watch = watched((0.0, [Observation(A, 1, 0), Observation(b, 2, 0)]))
     changed = observe(watch, [Observation(A, 1, 0), Observation(again, 2, 0, 1)], 1.0)
-    assert (sorted(gone([A, again])), sorted(changed.gone)) == ([], ["a"])
+    assert (sorted(find_gone_nodes([A, again])), sorted(changed.gone)) == ([], ["a"])
     assert forget(watch, iter("cb")).gone == {"a"}
     assert forget(watch, "a").gone == set()
 
@@ -269,27 +269,27 @@ def test_who_sits_beyond_the_slots_that_are_looked_at_is_gone_when_another_has_i
     far = NodeRow(info=info("a", host="h", slot=SLOTS, slots=Slots(100)))
     near = NodeRow(info=info("b", host="h", slot=0, slots=Slots(101)))
     same = NodeRow(info=info("b", host="h", slot=SLOTS, slots=Slots(101)))
-    assert [sorted(gone(rows)) for rows in ([far, near], [far, same])] == [[], ["a"]]
+    assert [sorted(find_gone_nodes(rows)) for rows in ([far, near], [far, same])] == [[], ["a"]]
 
 
 def test_who_has_no_row_when_the_leader_first_looks_gets_as_long_as_one_whose_heartbeat_stopped() -> None:
     watch = watched((10.0, []), (12.0, []))
-    assert not dead(watch, "a", TIMING, 15.9)
-    assert dead(watch, "a", TIMING, 16.0)
+    assert not is_lost(watch, "a", TIMING, 15.9)
+    assert is_lost(watch, "a", TIMING, 16.0)
 
 
 def test_two_slots_of_one_host_live_side_by_side() -> None:
     other = Observation(NodeRow(info=info("b", host="h", slot=1)), 2, 0)
     watch = watched((0.0, [row("a", 1, host="h"), other]))
-    assert [dead(watch, name, TIMING, 0.0) for name in "ab"] == [False, False]
+    assert [is_lost(watch, name, TIMING, 0.0) for name in "ab"] == [False, False]
 
 
 def test_when_most_fall_silent_together_the_store_is_suspected_first() -> None:
     names = "abcde"
     reads = [(float(now), [row(n, i, now if n == "a" else 0) for i, n in enumerate(names)]) for now in range(0, 14, 2)]
     at_six, at_twelve = watched(*reads[:4]), watched(*reads)
-    assert [dead(at_six, name, TIMING, 6.0) for name in names] == [False] * 5
-    assert [dead(at_twelve, name, TIMING, 12.0) for name in names] == [False, True, True, True, True]
+    assert [is_lost(at_six, name, TIMING, 6.0) for name in names] == [False] * 5
+    assert [is_lost(at_twelve, name, TIMING, 12.0) for name in names] == [False, True, True, True, True]
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_who_falls_silent_is_lost_at_the_limit_unless_most_do(nodes: int, silent
     watch = watched(
         *((at, [row(f"n{i}", i, 0 if i < silent else int(at)) for i in range(nodes)]) for at in (0.0, 2.0, 4.0, 6.0))
     )
-    assert dead(watch, "n0", TIMING, 6.0) is lost
+    assert is_lost(watch, "n0", TIMING, 6.0) is lost
 
 
 def test_when_a_failure_was_first_reported_is_remembered() -> None:
@@ -324,17 +324,17 @@ def test_when_a_failure_was_first_reported_is_remembered() -> None:
 def test_who_is_vouched_for_is_gone_with_all_that_were_proved_to_be() -> None:
     rows = [row("a", 1, host="h", slots=Slots(100)), row("b", 2, host="h", slots=Slots(200)), row("c", 3)]
     watch = watched((0.0, rows))
-    assert vouched(watch, ["c", "a stranger"]).gone == {"a", "c"}
-    assert vouched(watch, ["c", "a stranger"]).proven == {"a", "c"}, "of a stranger there is nothing to be known"
-    assert vouched(watched((0.0, rows), (2.0, rows[1:])), ["c"]).gone == {"a", "c"}
+    assert vouch(watch, ["c", "a stranger"]).gone == {"a", "c"}
+    assert vouch(watch, ["c", "a stranger"]).proven == {"a", "c"}, "of a stranger there is nothing to be known"
+    assert vouch(watched((0.0, rows), (2.0, rows[1:])), ["c"]).gone == {"a", "c"}
 
 
 def test_what_rows_said_of_an_older_epoch_is_forgotten_once() -> None:
     watch = watched((0.0, [row("a", 1, head=7)]))
-    assert resumed(watch, 0) is watch
-    later = resumed(watch, 1)
+    assert forget_older_epochs(watch, 0) is watch
+    later = forget_older_epochs(watch, 1)
     assert later.nodes["a"].row.head == 0
-    assert resumed(later, 1) is later
+    assert forget_older_epochs(later, 1) is later
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ def test_of_an_older_epoch_a_row_has_seen_answered_and_offered_nothing(
 
 
 def test_a_node_that_was_never_seen_is_dead() -> None:
-    assert dead(Watch(), "x", TIMING, 0.0)
+    assert is_lost(Watch(), "x", TIMING, 0.0)
 
 
 def test_forgotten_nodes_are_gone() -> None:
@@ -369,14 +369,14 @@ def test_forgotten_nodes_are_gone() -> None:
 
 def test_an_old_leader_whose_row_was_removed_is_alive_when_it_enters_again() -> None:
     """Its heartbeat begins at 0 again, which may be all that was heard of it."""
-    first = observe(Watch(heard=Heard("a", 0, 1.0)), [row("b", 2)], 7.0)
-    assert not dead(observe(first, [row("b", 2), row("a", 3, 0)], 9.0), "a", TIMING, 9.0)
+    first = observe(Watch(deposed=DeposedLeader("a", 0, 1.0)), [row("b", 2)], 7.0)
+    assert not is_lost(observe(first, [row("b", 2), row("a", 3, 0)], 9.0), "a", TIMING, 9.0)
 
 
 def test_a_new_leader_goes_on_from_what_it_had_heard_of_the_old_one() -> None:
-    started = Watch(heard=Heard("a", 5, 1.0))
+    started = Watch(deposed=DeposedLeader("a", 5, 1.0))
     still, stirred = observe(started, [row("a", 1, 5)], 7.0), observe(started, [row("a", 1, 6)], 7.0)
-    assert [dead(watch, "a", TIMING, 7.0) for watch in (still, stirred)] == [True, False]
+    assert [is_lost(watch, "a", TIMING, 7.0) for watch in (still, stirred)] == [True, False]
 
 
 class Counted(UserDict[str, NodeView]):
@@ -393,5 +393,5 @@ def test_judging_all_nodes_looks_at_each_a_few_times_however_many_there_are() ->
     watch = watched(*[(now, [row(f"n{i}", i) for i in range(1, 100)]) for now in (0.0, 2.0)])
     nodes = Counted(watch.nodes)
     watch = replace(watch, nodes=nodes)
-    assert not any(dead(watch, node_id, TIMING, 3.0) for node_id in list(nodes))
+    assert not any(is_lost(watch, node_id, TIMING, 3.0) for node_id in list(nodes))
     assert nodes.looks <= 2

@@ -11,9 +11,10 @@ from views import RUN, incident, info, live, offer, seen, settings, then
 
 from elastic_core.config.run import OnNodeLoss
 from elastic_core.protocol.failure_detector import NodeView
-from elastic_core.protocol.leader import Append, LookAgain, decide
+from elastic_core.protocol.leader import decide
+from elastic_core.protocol.leader_entries import Append, LookAgain
 from elastic_core.protocol.ledger import Drain, Halt, HaltReason, Ledger, Plan, Round, StopAt
-from elastic_core.protocol.limits import MAX_DRAINED
+from elastic_core.protocol.limits import MAX_DRAINED_NODES
 from elastic_core.protocol.roster import NodeRow, Phase
 
 PLAN = Plan(round=1, reason=HaltReason.RESIZE, why="host-c joins", deadline=300.0)
@@ -211,14 +212,14 @@ class TestDrain:
         assert isinstance(decide(view(live("ab"), *nodes)), LookAgain)
 
     def test_a_host_with_more_agents_than_one_entry_can_name_is_asked_in_turns(self) -> None:
-        rows = {i: NodeRow(info=info(f"n{i}", host="host-b"), run=RUN) for i in range(2, MAX_DRAINED + 4)}
+        rows = {i: NodeRow(info=info(f"n{i}", host="host-b"), run=RUN) for i in range(2, MAX_DRAINED_NODES + 4)}
         nodes = [
             NodeView(row=row, serial=i, heartbeat=0, arrived_at=0.0, changed_at=NOW, seen_at=0.0)
             for i, row in rows.items()
         ]
-        request = replace(self.request("host-b"), serial=MAX_DRAINED + 9)
+        request = replace(self.request("host-b"), serial=MAX_DRAINED_NODES + 9)
         first = body(decide(view(live("a"), running("a"), *nodes, request)))
-        assert first.nodes == tuple(f"n{i}" for i in range(2, MAX_DRAINED + 2))
+        assert first.nodes == tuple(f"n{i}" for i in range(2, MAX_DRAINED_NODES + 2))
 
     def test_a_request_is_no_newcomer(self) -> None:
         assert isinstance(decide(view(live("a"), running("a"), self.request("elsewhere"))), LookAgain)

@@ -13,10 +13,11 @@ from elastic_core.config.run import OnNodeLoss
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, IncidentKind, Verdict
 from elastic_core.protocol.entries import HostLosses
-from elastic_core.protocol.failure_detector import Heard, NodeView
-from elastic_core.protocol.leader import MAX_BARREN_ROUNDS, Append, Ask, Decision, LookAgain, decide
+from elastic_core.protocol.failure_detector import DeposedLeader, NodeView
+from elastic_core.protocol.leader import decide
+from elastic_core.protocol.leader_entries import MAX_BARREN_ROUNDS, Append, AskPolicies, Decision, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
-from elastic_core.protocol.ledger import Closed, Halt, HaltReason, Leader, Ledger, Round, restored
+from elastic_core.protocol.ledger import Closed, Halt, HaltReason, Leader, Ledger, Round, restore_ledger
 from elastic_core.protocol.roster import Phase, Slots
 
 NOW = 100.0
@@ -231,11 +232,11 @@ class TestNewcomers:
 class TestWorkerFailure:
     def test_asks_the_policies_first(self) -> None:
         broken = incident("b")
-        assert decide(view(live("ab"), running("a"), running("b", incident=broken))) == Ask(broken)
+        assert decide(view(live("ab"), running("a"), running("b", incident=broken))) == AskPolicies(broken)
 
     def test_asks_about_the_first_failure_not_the_first_report(self) -> None:
         late, early = incident("a", after=5.2), incident("b", after=5.1)
-        assert decide(view(live("ab"), running("a", incident=late), running("b", incident=early))) == Ask(early)
+        assert decide(view(live("ab"), running("a", incident=late), running("b", incident=early))) == AskPolicies(early)
 
     def test_one_entry_restarts_a_round_whose_members_all_stay(self) -> None:
         decision = decide(view(live("ab"), running("a"), running("b", incident=incident("b")), verdict=RESTART))
@@ -585,7 +586,7 @@ class TestWhatMayBeJudged:
                 2: live("a").head,
                 3: halted("a", HaltReason.NODE_LOST).head,
             }
-            ledger = restored(ledger.head, stands_on, at)
+            ledger = restore_ledger(ledger.head, stands_on, at)
         nodes = [running("a", changed=at), seen("c", head=5)]
         waiting = decide(view(ledger, *nodes, now=49.9))
         assert isinstance(waiting, LookAgain)
@@ -606,7 +607,7 @@ class TestADeposedLeader:
     def deposed(self, *, unanswered: bool = True, head: int = 2) -> LeaderView:
         ledger = then(live("ab", settings(1, 2)), Leader(why="silent"), at=99.0, author="b", leader="b")
         found = view(ledger, running("a", head=head), running("b", head=3, incident=incident("b")), verdict=RESTART)
-        return replace(found, watch=replace(found.watch, heard=Heard("a", 7, 98.0, unanswered)))
+        return replace(found, watch=replace(found.watch, deposed=DeposedLeader("a", 7, 98.0, unanswered)))
 
     def test_is_not_counted_on_for_a_restart_of_the_same_members(self) -> None:
         assert body(decide(self.deposed())).reason is HaltReason.FAILURE
@@ -628,7 +629,7 @@ class TestADeposedLeader:
         ledger = replace(ledger, head=replace(ledger.head, epoch=epoch))
         old_leader = running("a", head=0 if epoch else 2)
         nodes = [old_leader, seen("b", Phase.STOPPED, head=4, epoch=epoch, incident=incident("b"))]
-        after = replace(before, ledger=ledger, watch=replace(watch(*nodes), heard=before.watch.heard))
+        after = replace(before, ledger=ledger, watch=replace(watch(*nodes), deposed=before.watch.deposed))
         waiting = decide(replace(after, now=100.05))
         assert isinstance(waiting, LookAgain)
         assert waiting.at == suspected_at
@@ -649,7 +650,7 @@ class TestTheCause:
 
     def test_but_not_for_long(self) -> None:
         nodes = [replace(running("a", incident=self.peer), reported_at=NOW - 0.1), running("b")]
-        assert decide(view(live("ab"), *nodes)) == Ask(self.peer)
+        assert decide(view(live("ab"), *nodes)) == AskPolicies(self.peer)
 
     def test_another_that_follows_makes_it_no_longer(self) -> None:
         second = replace(incident("b", after=5.3), message=self.peer.message)
@@ -658,7 +659,7 @@ class TestTheCause:
             replace(running("b", incident=second), reported_at=NOW - 0.04),
             running("c"),
         ]
-        assert decide(view(live("abc"), *nodes)) == Ask(self.peer)
+        assert decide(view(live("abc"), *nodes)) == AskPolicies(self.peer)
 
     def test_what_a_row_still_says_of_an_earlier_round_does_not_make_it_shorter(self) -> None:
         earlier = replace(running("b", incident=incident("b", number=0)), reported_at=NOW - 5.0)
@@ -676,8 +677,8 @@ class TestTheCause:
             replace(running("a", incident=self.peer), reported_at=NOW),
             replace(running("b", incident=self.killed), reported_at=NOW),
         ]
-        assert decide(view(live("ab"), *nodes)) == Ask(self.killed)
+        assert decide(view(live("ab"), *nodes)) == AskPolicies(self.killed)
 
     def test_nobody_is_left_to_report_it(self) -> None:
         nodes = [replace(running("a", incident=self.peer), reported_at=NOW)]
-        assert decide(view(live("a"), *nodes)) == Ask(self.peer)
+        assert decide(view(live("a"), *nodes)) == AskPolicies(self.peer)

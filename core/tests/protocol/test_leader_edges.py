@@ -13,7 +13,8 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
 from elastic_core.protocol.entries import HostLosses
 from elastic_core.protocol.failure_detector import NodeView
-from elastic_core.protocol.leader import Append, Ask, LookAgain, decide
+from elastic_core.protocol.leader import decide
+from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import Closed, Halt, HaltReason, Leader, Ledger, Plan, Round, StopAt
 from elastic_core.protocol.roster import Phase
@@ -205,7 +206,7 @@ def test_a_verdict_about_an_older_round_judges_no_failure_of_this_one() -> None:
     ledger = then(live("ab"), Round(number=2, offer=offer("a", 2), same_as=1), at=20.0)
     broken = incident("b", number=2)
     nodes = [running("a", number=2, head=3), running("b", number=2, head=3, incident=broken)]
-    assert outcome(view(ledger, *nodes, verdict=GIVE_UP)) == Ask(broken)
+    assert outcome(view(ledger, *nodes, verdict=GIVE_UP)) == AskPolicies(broken)
 
 
 def test_a_member_whose_workers_are_gone_already_is_restarted_with_the_others() -> None:
@@ -326,7 +327,7 @@ class TestFailures:
     def test_of_a_halt_are_asked_about_by_a_leader_that_has_not_asked(self) -> None:
         blame = incident("b")
         nodes = [stopped("a"), stopped("b", incident=blame)]
-        assert outcome(view(self.ledger(HaltReason.FAILURE, blame), *nodes)) == Ask(blame)
+        assert outcome(view(self.ledger(HaltReason.FAILURE, blame), *nodes)) == AskPolicies(blame)
 
     def test_of_workers_end_no_job_that_a_node_leaves_at_the_same_time(self) -> None:
         blame = incident("b")

@@ -24,11 +24,11 @@ from elastic_core.protocol.ledger import (
     StopAt,
     advance,
     compose,
-    opened,
-    read_by,
-    restored,
+    ledger_read_at,
+    open_ledger,
+    restore_ledger,
 )
-from elastic_core.protocol.repair import resume
+from elastic_core.protocol.repair import compose_resume
 from elastic_core.rendezvous.backend import ORIGIN
 
 CLOSED = Closed(success=True, why="done", exit_code=0)
@@ -81,7 +81,7 @@ def test_a_newcomer_refuses_a_newest_entry_by_a_node_that_does_not_decide() -> N
     ledger = live("ab")
     planted = entry(ledger, CLOSED, at=20.0, author="b", leader="a")
     with pytest.raises(RendezvousStateError, match="a CLOSED by 'b', but 'a' decides"):
-        restored(planted, {}, 20.0)
+        restore_ledger(planted, {}, 20.0)
 
 
 def test_for_how_long_a_halt_has_stood_goes_along_from_entry_to_entry() -> None:
@@ -90,11 +90,11 @@ def test_for_how_long_a_halt_has_stood_goes_along_from_entry_to_entry() -> None:
     ledger = then(ledger, Leader(why="no heartbeat"), at=27.0, author="b")
     ledger = then(ledger, Leader(why="no heartbeat"), at=36.5, author="c")
     assert (ledger.head.since_halt, ledger.halted_at) == (16.5, 20.0)
-    late = read_by(ledger, 1000.0)  # a newcomer, by a clock of its own
+    late = ledger_read_at(ledger, 1000.0)  # a newcomer, by a clock of its own
     assert (late.halt_at, late.halted_at) == (1000.0, 983.5)
-    lost = compose(ledger, resume(ledger, "lost"), entry_id="r", author="b", now=40.5, store=ORIGIN)
+    lost = compose(ledger, compose_resume(ledger, "lost"), entry_id="r", author="b", now=40.5, store=ORIGIN)
     assert lost.since_halt == 20.5
-    assert opened(lost, 100.0).halted_at == 79.5
+    assert open_ledger(lost, 100.0).halted_at == 79.5
     sealed = then(ledger, Round(number=2, offer=offer("b"), members=members("bc")), at=40.0)
     assert then(sealed, Leader(why="no heartbeat"), at=50.0, author="b").head.since_halt == 0.0
 
@@ -109,10 +109,10 @@ def test_a_same_as_round_is_spelled_out() -> None:
 
 
 def test_a_round_is_live_until_halted_or_closed() -> None:
-    assert not start().live
-    assert live("ab").live
-    assert not halted("ab", HaltReason.RESIZE).live
-    assert not then(live("ab"), CLOSED, at=20.0).live
+    assert not start().is_live
+    assert live("ab").is_live
+    assert not halted("ab", HaltReason.RESIZE).is_live
+    assert not then(live("ab"), CLOSED, at=20.0).is_live
 
 
 def test_the_cost_of_a_resize_is_remembered() -> None:
@@ -158,7 +158,9 @@ def test_a_resize_for_which_nobody_came_after_all_cost_what_it_took() -> None:
 
 def test_a_resize_in_which_the_run_was_resumed_cost_what_the_store_did() -> None:
     before = halted("ab", HaltReason.RESIZE, at=20.0)
-    ledger = opened(compose(before, resume(before, "lost"), entry_id="r", author="a", now=25.0, store=ORIGIN), 25.0)
+    ledger = open_ledger(
+        compose(before, compose_resume(before, "lost"), entry_id="r", author="a", now=25.0, store=ORIGIN), 25.0
+    )
     ledger = then(ledger, Round(number=2, offer=offer("a", 2), members=members("abc")), at=27.0)
     assert (ledger.resized_at, ledger.resize_cost) == (27.0, 0.0)
 
@@ -168,7 +170,7 @@ def test_a_newcomer_counts_no_more_of_a_resize_than_it_has_seen() -> None:
     ledger = halted("ab", HaltReason.RESIZE, at=20.0)
     ledger = then(ledger, Drain(nodes=("c",), why="asked"), at=50.0)
     entries = {1: start().head, 2: live("ab").head, 3: halted("ab", HaltReason.RESIZE, at=20.0).head}
-    late = restored(ledger.head, entries, 1000.0)
+    late = restore_ledger(ledger.head, entries, 1000.0)
     sealed = entry(ledger, Round(number=2, offer=offer("a", 2), members=members("abc")), at=51.0)
     assert advance(late, sealed, 1001.5).resize_cost == 1.5
 
@@ -222,7 +224,7 @@ def test_a_plan_without_time_is_none(deadline: float) -> None:
 
 def test_no_run_begins_with_another_entry() -> None:
     with pytest.raises(RendezvousStateError, match="entry 2 should open a run; it is a ROUND"):
-        opened(live("a").head, 20.0)
+        open_ledger(live("a").head, 20.0)
 
 
 def test_nothing_follows_closed_but_another_runs_open() -> None:
@@ -272,13 +274,13 @@ def test_a_newcomer_knows_the_same_from_the_newest_entry_and_its_anchors(bodies:
         ledger = then(ledger, body, at=5.0)
     at = ledger.head.anchors
     needed = {i: entries[i] for i in (at.open, at.leader, at.round, at.latest, at.halt, at.plan, at.stop_at) if i}
-    new = restored(ledger.head, needed, 5.0)
+    new = restore_ledger(ledger.head, needed, 5.0)
     assert (new.head, new.round, new.halt, new.closed) == (ledger.head, ledger.round, ledger.halt, ledger.closed)
-    assert (new.settings, new.scheduler_uid, new.leader, new.live) == (
+    assert (new.settings, new.scheduler_uid, new.leader, new.is_live) == (
         ledger.settings,
         "s1",
         ledger.leader,
-        ledger.live,
+        ledger.is_live,
     )
     assert (new.plan, new.stop_at) == (ledger.plan, ledger.stop_at)
     assert new.round_at == (0.0 if ledger.round is None else 5.0)
@@ -291,15 +293,15 @@ def test_a_newcomer_knows_what_a_resumed_run_goes_on_with(bodies: list[Body]) ->
     mine = live("ab")
     for body in bodies:
         mine = then(mine, body, at=20.0)
-    head = compose(None, resume(mine, "lost"), entry_id="r1", author="a", now=30.0, run=RUN)
-    resumed = opened(head, 30.0)
+    head = compose(None, compose_resume(mine, "lost"), entry_id="r1", author="a", now=30.0, run=RUN)
+    resumed = open_ledger(head, 30.0)
     assert (resumed.halt, resumed.plan, resumed.stop_at) == (mine.halt, mine.plan, mine.stop_at)
     assert (resumed.round_at, resumed.resized_at) == (30.0, 30.0)
     assert (resumed.halt_at, resumed.plan_at) == (30.0, 30.0), "when it was read"
     halted = then(resumed, HALT_1, at=30.0)
     sealed = then(resumed, Round(number=2, offer=offer("a", 2), same_as=1), at=30.0)
     for ledger in (resumed, then(resumed, Leader(why="x"), at=30.0), halted, sealed):
-        new = restored(ledger.head, {head.index: head, ledger.head.index: ledger.head}, 30.0)
+        new = restore_ledger(ledger.head, {head.index: head, ledger.head.index: ledger.head}, 30.0)
         assert (new.plan_at == 30.0) or new.plan is None
         for what in ("round", "round_at", "halt", "plan", "stop_at", "live"):
             assert getattr(new, what) == getattr(ledger, what), what
@@ -309,29 +311,29 @@ def test_a_newcomer_knows_what_a_resumed_run_goes_on_with(bodies: list[Body]) ->
 
 
 def test_a_newcomer_knows_a_run_that_was_just_opened_from_its_open_alone() -> None:
-    assert restored(start().head, {}, 5.0) == replace(start(), opened_at=5.0, head_at=5.0)
+    assert restore_ledger(start().head, {}, 5.0) == replace(start(), opened_at=5.0, head_at=5.0)
 
 
 def test_a_newcomer_refuses_a_plan_that_is_none() -> None:
     ledger = then(live("ab"), PLAN, at=20.0)
     entries = {1: start().head, 2: live("ab").head, 3: start().head}
     with pytest.raises(RendezvousStateError, match="are no PLAN and STOP_AT"):
-        restored(ledger.head, entries, 20.0)
+        restore_ledger(ledger.head, entries, 20.0)
     ledger = then(ledger, STOP_AT, at=21.0)
     with pytest.raises(RendezvousStateError, match="are no PLAN and STOP_AT"):
-        restored(ledger.head, {**entries, 3: then(live("ab"), PLAN, at=20.0).head, 4: start().head}, 21.0)
+        restore_ledger(ledger.head, {**entries, 3: then(live("ab"), PLAN, at=20.0).head, 4: start().head}, 21.0)
 
 
 def test_a_newcomer_takes_the_last_resize_for_just_now() -> None:
     """L4: should it become leader at once, resizes stay batched all the same."""
     ledger = live("ab")
-    assert restored(ledger.head, {1: start().head, 2: ledger.head}, 5.0).resized_at == 5.0
-    assert restored(start().head, {1: start().head}, 5.0).resized_at is None
+    assert restore_ledger(ledger.head, {1: start().head, 2: ledger.head}, 5.0).resized_at == 5.0
+    assert restore_ledger(start().head, {1: start().head}, 5.0).resized_at is None
 
 
 def test_a_newcomer_refuses_a_history_with_holes() -> None:
     ledger = halted("ab", HaltReason.RESIZE)
     with pytest.raises(RendezvousStateError, match="which is not a ROUND"):
-        restored(ledger.head, {ledger.head.index: ledger.head, 1: start().head}, 0.0)
+        restore_ledger(ledger.head, {ledger.head.index: ledger.head, 1: start().head}, 0.0)
     with pytest.raises(RendezvousStateError, match="which is not a HALT"):
-        restored(ledger.head, {1: start().head, 2: live("ab").head}, 0.0)
+        restore_ledger(ledger.head, {1: start().head, 2: live("ab").head}, 0.0)

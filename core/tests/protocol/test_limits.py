@@ -18,7 +18,8 @@ from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
 from elastic_core.protocol.codec import decode_entry, encode_entry
 from elastic_core.protocol.entries import HostLosses
 from elastic_core.protocol.failure_detector import NodeView, Watch
-from elastic_core.protocol.leader import Append, decide
+from elastic_core.protocol.leader import decide
+from elastic_core.protocol.leader_entries import Append
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import (
     Body,
@@ -35,23 +36,23 @@ from elastic_core.protocol.ledger import (
     Round,
     advance,
     compose,
-    opened,
+    open_ledger,
 )
 from elastic_core.protocol.limits import (
     DETAIL_BYTES,
     HOSTS_BYTES,
     MAX_HOSTS,
     MAX_KINDS,
-    MAX_LEFT,
+    MAX_LEFT_MEMBERS,
     NAMES_SHOWN,
     TEXT_BYTES,
     WHY_BYTES,
-    clipped,
-    fitted,
-    fitting,
-    listing,
+    clip,
+    fit_body,
+    fit_names,
+    list_names,
 )
-from elastic_core.protocol.repair import resume
+from elastic_core.protocol.repair import compose_resume
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase
 from elastic_core.rendezvous.backend import ORIGIN
 from elastic_core.rendezvous.handler import RendezvousParameters
@@ -75,19 +76,19 @@ TEXTS = ("a", "\u00e9", "\x00", "\U0001f525", "\ud800", '"', "\\", "\n")
     ],
 )
 def test_a_listing_names_eight_and_counts_the_others(count: int, text: str) -> None:
-    assert listing(f"n{i}" for i in range(count)) == text
+    assert list_names(f"n{i}" for i in range(count)) == text
 
 
 @pytest.mark.parametrize("end", [False, True])
 @pytest.mark.parametrize("character", TEXTS)
 def test_a_text_is_cut_to_its_bytes_of_json(character: str, end: bool) -> None:
-    text = clipped("<" + 5000 * character + ">", 2000, end=end)
+    text = clip("<" + 5000 * character + ">", 2000, end=end)
     assert 1980 < len(json.dumps(text)) - 2 <= 2000
     assert (text[0], text[-1]) == (("…", ">") if end else ("<", "…"))
 
 
 def test_a_text_that_fits_stays() -> None:
-    assert clipped("a" * 2000, 2000) == "a" * 2000
+    assert clip("a" * 2000, 2000) == "a" * 2000
 
 
 def test_all_texts_of_an_entry_are_cut_when_it_is_composed() -> None:
@@ -100,12 +101,12 @@ def test_all_texts_of_an_entry_are_cut_when_it_is_composed() -> None:
     assert len(ledger.halt.why) <= WHY_BYTES
     assert len(ledger.halt.incident.detail) <= DETAIL_BYTES
     assert ledger.halt.incident.detail.endswith("d!")
-    assert fitted(ledger.halt) == ledger.halt
+    assert fit_body(ledger.halt) == ledger.halt
     assert {len(getattr(ledger.halt.incident, name)) for name in texts} == {TEXT_BYTES - 5}, "an ellipsis takes six"
-    resumed = fitted(replace(resume(live("ab"), "w" * 9000), halt=halt))
+    resumed = fit_body(replace(compose_resume(live("ab"), "w" * 9000), halt=halt))
     assert resumed.halt == ledger.halt, "of a RESUME those are that the entries had which it stands for"
     short = replace(halt, why="short", incident=None)
-    assert fitted(short) is short
+    assert fit_body(short) is short
 
 
 # Every decision ------------------------------------------------------------------------------------------------------
@@ -154,13 +155,13 @@ def view(lots: random.Random, count: int, kinds: int) -> LeaderView:
     )
     blame = failure(lots, nodes[-1])
     bodies: list[Body] = [Open(scheduler_uid=words(lots, 64), settings=run)]
-    hosts = fitting((one.host for one in nodes), HOSTS_BYTES)
+    hosts = fit_names((one.host for one in nodes), HOSTS_BYTES)
     if depth := lots.randrange(3):
         bodies.append(Round(number=1, offer=place(lots), members=members, hosts=hosts, why=words(lots, 4000)))
     if depth == 2:
         reason, why = lots.choice(tuple(HaltReason)), words(lots, 4000)
         halt = Halt(round=1, reason=reason, why=why, incident=lots.choice((None, blame)))
-        over = Over(round=1, left=tuple(one.node_id for one in nodes[:MAX_LEFT]))
+        over = Over(round=1, left=tuple(one.node_id for one in nodes[:MAX_LEFT_MEMBERS]))
         plan = Plan(round=1, reason=reason, why=why, deadline=lots.choice((1.0, 10_000.0)))
         ways: tuple[list[Body], ...] = ([halt], [halt, over], [plan])
         bodies += lots.choice(ways)
@@ -168,7 +169,7 @@ def view(lots: random.Random, count: int, kinds: int) -> LeaderView:
     for index, body in enumerate(bodies, 1):
         entry_id, author, kept = f"{index:012x}", nodes[0].node_id, counters if ledger else None
         found = compose(ledger, body, entry_id=entry_id, author=author, now=NOW - 9, run=RUN, counters=kept)
-        ledger = opened(found, NOW - 9) if ledger is None else advance(ledger, found, NOW - 9)
+        ledger = open_ledger(found, NOW - 9) if ledger is None else advance(ledger, found, NOW - 9)
     assert ledger is not None
     lost, failed, stops, requests = (lots.choice((0.0, 0.0, 0.5, 1.0)) for _ in range(4))
     node_views: dict[str, NodeView] = {}
@@ -222,7 +223,7 @@ def decided(lots: random.Random, given: LeaderView) -> Entry | None:
 def check_resume(ledger: Ledger) -> None:
     """What carries all of the run's state encodes, too."""
     if ledger.round is not None:
-        body = resume(ledger, "the store came back empty")
+        body = compose_resume(ledger, "the store came back empty")
         written = compose(ledger, body, entry_id=ledger.head.id, author=ledger.leader, now=NOW, store=ORIGIN)
         assert decode_entry(encode_entry(written)) == written
 
@@ -277,7 +278,7 @@ def test_a_run_that_has_lost_20_000_hosts_goes_on() -> None:
 
 def test_20_000_names_in_one_text_are_eight_and_a_count() -> None:
     given = view(random.Random(3), MAX_NODES, 2)
-    assert given.names(list(given.watch.nodes)[:MAX_NODES]).endswith(f" and {MAX_NODES - NAMES_SHOWN} more")
+    assert given.describe_nodes(list(given.watch.nodes)[:MAX_NODES]).endswith(f" and {MAX_NODES - NAMES_SHOWN} more")
 
 
 # The start -----------------------------------------------------------------------------------------------------------

@@ -24,9 +24,9 @@ from elastic_core.protocol.node import (
     Notice,
     Notify,
     Offered,
-    Outrun,
     Probed,
     Progressed,
+    RunReplaced,
     Start,
     SteppedDown,
     Stop,
@@ -425,13 +425,13 @@ def test_what_finished_in_a_lost_round_does_not_count_in_another_of_the_same_num
 
 def test_a_node_whose_run_is_gone_stops_its_workers_and_begins_again() -> None:
     node = running()
-    assert node.hears(Outrun("run x has begun there")) == (Stop(Grace.BROKEN, "run x has begun there"),)
+    assert node.hears(RunReplaced("run x has begun there")) == (Stop(Grace.BROKEN, "run x has begun there"),)
     assert node.hears(WorkersGone()) == (Exit(ExitCode.STORE_LOST, "run x has begun there", rejoin=True),)
 
 
 def test_a_node_whose_run_is_gone_but_whose_work_is_done_has_done_its_part() -> None:
     node = running()
-    (end,) = node.hears(WorkersDone(), Outrun("run x has begun there"))
+    (end,) = node.hears(WorkersDone(), RunReplaced("run x has begun there"))
     assert isinstance(end, Exit)
     assert (end.code, end.rejoin) == (ExitCode.SUCCESS, False)
 
@@ -444,7 +444,7 @@ def test_a_node_whose_run_is_gone_but_whose_work_is_done_has_done_its_part() -> 
     [
         (WorkerFailed(incident("a")), True),
         (SIGTERM, False),
-        (Outrun("x"), False),
+        (RunReplaced("x"), False),
         (HistoryReplaced(elsewhere("ba")), False),
     ],
     ids=lambda value: type(value).__name__,
@@ -522,8 +522,8 @@ class TestGracefulStops:
 
     def answered(self) -> Node:
         node = self.planned()
-        assert node.state.told is not None
-        node.hears(Answered(node.state.told, (7, 8)))
+        assert node.state.sent_notice is not None
+        node.hears(Answered(node.state.sent_notice, (7, 8)))
         return node
 
     def test_workers_that_report_steps_are_known_to_take_notices(self) -> None:

@@ -12,7 +12,7 @@ from views import incident, offer, start, then
 from elastic_core.incidents import Incident
 from elastic_core.protocol.ledger import Closed, HaltReason, Leader, Ledger, Plan, Round, StopAt
 from elastic_core.protocol.node import (
-    REMEMBERED_ROUNDS,
+    ROUNDS_REMEMBERED,
     Answered,
     EntriesRead,
     Exit,
@@ -147,7 +147,7 @@ def test_the_next_round_knows_nothing_of_the_workers_of_the_last() -> None:
     node.reads(sealed(2))
     row = row_of(node.state)
     assert (row.round, row.progressed, row.takes_notices, row.answered, row.steps) == (2, False, False, 0, ())
-    assert node.state.told is None
+    assert node.state.sent_notice is None
 
 
 # Failures ------------------------------------------------------------------------------------------------------------
@@ -320,6 +320,10 @@ def test_an_offer_before_the_first_round_is_shown() -> None:
 
 def test_the_rounds_that_a_node_remembers_have_an_end() -> None:
     node = Node("a")
-    node.state = replace(node.state, ran=tuple(f"older {i}" for i in range(REMEMBERED_ROUNDS)))
+    node.state = replace(node.state, started=tuple(f"older {i}" for i in range(ROUNDS_REMEMBERED)))
     node.reads(sealed())
-    assert (len(node.state.ran), node.state.ran[0], node.state.ran[-1]) == (REMEMBERED_ROUNDS, "older 1", "a1")
+    assert (len(node.state.started), node.state.started[0], node.state.started[-1]) == (
+        ROUNDS_REMEMBERED,
+        "older 1",
+        "a1",
+    )

@@ -11,7 +11,8 @@ from views import entry, halted, incident, live, members, offer, seen, settings,
 from elastic_core.config.run import OnNodeLoss
 from elastic_core.errors import RendezvousStateError
 from elastic_core.protocol.failure_detector import NodeView
-from elastic_core.protocol.leader import RECORDED_AFTER, Append, LookAgain, decide
+from elastic_core.protocol.leader import OVER_DELAY_SECONDS, decide
+from elastic_core.protocol.leader_entries import Append, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import (
     HaltReason,
@@ -20,11 +21,11 @@ from elastic_core.protocol.ledger import (
     Round,
     advance,
     compose,
-    opened,
-    restored,
+    open_ledger,
+    restore_ledger,
 )
-from elastic_core.protocol.limits import HOSTS_BYTES, MAX_LEFT, fitting
-from elastic_core.protocol.repair import resume
+from elastic_core.protocol.limits import HOSTS_BYTES, MAX_LEFT_MEMBERS, fit_names
+from elastic_core.protocol.repair import compose_resume
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import ORIGIN
 
@@ -41,19 +42,19 @@ def view(ledger: Ledger, *nodes: NodeView, now: float, may_forget: bool = True) 
 
 def resumed(ledger: Ledger, at: float) -> Ledger:
     """The ledger of whoever goes on after the store has lost everything."""
-    body = resume(ledger, "the store came back empty")
-    return opened(compose(ledger, body, entry_id="r1", author="c", leader="c", now=at, store=ORIGIN), at)
+    body = compose_resume(ledger, "the store came back empty")
+    return open_ledger(compose(ledger, body, entry_id="r1", author="c", leader="c", now=at, store=ORIGIN), at)
 
 
 @pytest.mark.parametrize(
     ("what", "nodes", "after", "may_forget", "expected"),
     [
-        ("nodes are missing", [STAYER, LEAVER], RECORDED_AFTER, True, Over(round=1, left=("b",))),
-        ("not at once", [STAYER, LEAVER], 0.9 * RECORDED_AFTER, True, None),
-        ("a store that forgets nothing keeps the rows", [STAYER, LEAVER], RECORDED_AFTER, False, None),
-        ("who stays has stopped", [STAYER], RECORDED_AFTER, True, Over(round=1)),
-        ("nobody is known to have stopped", [seen("a", Phase.RUNNING, head=3)], RECORDED_AFTER, True, None),
-        ("a replacement is there", [STAYER, LEAVER, seen("c", head=3)], RECORDED_AFTER, True, "a round"),
+        ("nodes are missing", [STAYER, LEAVER], OVER_DELAY_SECONDS, True, Over(round=1, left=("b",))),
+        ("not at once", [STAYER, LEAVER], 0.9 * OVER_DELAY_SECONDS, True, None),
+        ("a store that forgets nothing keeps the rows", [STAYER, LEAVER], OVER_DELAY_SECONDS, False, None),
+        ("who stays has stopped", [STAYER], OVER_DELAY_SECONDS, True, Over(round=1)),
+        ("nobody is known to have stopped", [seen("a", Phase.RUNNING, head=3)], OVER_DELAY_SECONDS, True, None),
+        ("a replacement is there", [STAYER, LEAVER, seen("c", head=3)], OVER_DELAY_SECONDS, True, "a round"),
     ],
 )
 def test_a_leader_that_waits_writes_down_that_the_round_is_over(
@@ -69,11 +70,11 @@ def test_a_leader_that_waits_writes_down_that_the_round_is_over(
 def test_it_looks_again_when_it_is_time_to_write_that() -> None:
     decision = decide(view(LEFT, STAYER, LEAVER, now=NOW + 0.5))
     assert isinstance(decision, LookAgain)
-    assert decision.at == NOW + RECORDED_AFTER
+    assert decision.at == NOW + OVER_DELAY_SECONDS
 
 
 def test_it_looks_again_sooner_for_what_it_waits_for_anyway() -> None:
-    assert RECORDED_AFTER > 0.7
+    assert OVER_DELAY_SECONDS > 0.7
     silent = seen("c", head=3, changed=NOW - 5.3)
     three = halted("ab", HaltReason.NODE_LEFT, settings(min_nodes=3, max_nodes=3), at=NOW)
     decision = decide(view(three, STAYER, LEAVER, silent, now=NOW + 0.5))
@@ -88,19 +89,19 @@ def test_it_looks_again_for_that_when_it_waits_for_no_instant() -> None:
     nodes = [seen(name, Phase.STOPPED, head=3, incident=blame) for name in "ab"]
     decision = decide(replace(view(ledger, *nodes, now=NOW + 0.5), judgement=Judgement(round=1)))
     assert isinstance(decision, LookAgain)
-    assert decision.at == NOW + RECORDED_AFTER
+    assert decision.at == NOW + OVER_DELAY_SECONDS
 
 
 def test_of_those_who_have_left_as_many_are_named_as_an_entry_has_room_for() -> None:
-    names = "".join(chr(0x100 + i) for i in range(MAX_LEFT + 1))
+    names = "".join(chr(0x100 + i) for i in range(MAX_LEFT_MEMBERS + 1))
     nodes = [seen(name, Phase.STOPPED, head=3, leaving=True) for name in names]
-    decision = decide(view(halted(names, HaltReason.NODE_LEFT, TWO, at=NOW), *nodes, now=NOW + RECORDED_AFTER))
+    decision = decide(view(halted(names, HaltReason.NODE_LEFT, TWO, at=NOW), *nodes, now=NOW + OVER_DELAY_SECONDS))
     assert isinstance(decision, Append)
-    assert decision.body == Over(round=1, left=tuple(names[:MAX_LEFT]))
+    assert decision.body == Over(round=1, left=tuple(names[:MAX_LEFT_MEMBERS]))
 
 
 def test_a_node_of_which_nothing_is_known_goes_by_its_id() -> None:
-    assert view(start(), now=NOW).names(["x"]) == "x"
+    assert view(start(), now=NOW).describe_nodes(["x"]) == "x"
 
 
 def test_a_round_that_follows_in_a_resumed_run_is_not_over() -> None:
@@ -108,7 +109,7 @@ def test_a_round_that_follows_in_a_resumed_run_is_not_over() -> None:
     sealed = then(after, Round(number=2, offer=offer("c"), members=members("cd")), at=NOW + 6)
     assert sealed.over is None
     entries = {after.head.index: after.head, sealed.head.index: sealed.head}
-    assert restored(sealed.head, entries, NOW + 9).over is None
+    assert restore_ledger(sealed.head, entries, NOW + 9).over is None
 
 
 def test_it_is_written_again_only_when_another_member_has_left() -> None:
@@ -149,16 +150,16 @@ def test_a_run_that_is_resumed_knows_that_its_round_is_over() -> None:
     over = Over(round=1, left=("b",))
     ledger = resumed(then(LEFT, over, at=NOW + 1), NOW + 5)
     assert ledger.over == over
-    assert restored(ledger.head, {1: ledger.head}, NOW + 6).over == over
+    assert restore_ledger(ledger.head, {1: ledger.head}, NOW + 6).over == over
 
 
 def test_a_newcomer_knows_it_from_the_entry_that_the_newest_one_names() -> None:
     over = entry(LEFT, Over(round=1, left=("b",)), at=NOW + 1)
     ledger = advance(LEFT, over, NOW + 1)
     entries = {1: start(TWO).head, 2: live("ab", TWO).head, 3: LEFT.head, 4: over}
-    assert restored(over, entries, NOW + 2).over == ledger.over == over.body
+    assert restore_ledger(over, entries, NOW + 2).over == ledger.over == over.body
     with pytest.raises(RendezvousStateError, match="stands on 4, which is not an OVER"):
-        restored(over, {**entries, 4: LEFT.head}, NOW + 2)
+        restore_ledger(over, {**entries, 4: LEFT.head}, NOW + 2)
 
 
 def test_the_next_round_and_its_halt_know_nothing_of_it() -> None:
@@ -189,12 +190,12 @@ def test_members_without_a_row_are_named_by_the_hosts_that_their_round_was_given
     ledger = then(start(settings(2, 2)), decision.body, at=NOW)
     ledger = then(ledger, Round(number=2, offer=offer("a", 3), same_as=1), at=NOW + 1)
     alone = view(resumed(ledger, NOW + 5), now=NOW + 60)
-    assert alone.names("ab") == "host-a, host-b"
-    assert alone.names("x") == "x", "no member, and no row"
+    assert alone.describe_nodes("ab") == "host-a, host-b"
+    assert alone.describe_nodes("x") == "x", "no member, and no row"
 
 
 def test_hosts_that_do_not_fit_are_left_out() -> None:
     names = [f"a-host-with-a-long-name-{number:05}" for number in range(20_000)]
-    fit = fitting(names, HOSTS_BYTES)
+    fit = fit_names(names, HOSTS_BYTES)
     assert fit == tuple(names[: len(fit)])
     assert len(fit) == HOSTS_BYTES // len('"a-host-with-a-long-name-00000",')

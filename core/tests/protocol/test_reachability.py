@@ -11,10 +11,11 @@ from views import halted, incident, info, live, seen, settings, watch
 from elastic_core.config.run import OnNodeLoss
 from elastic_core.incidents import Action, Verdict
 from elastic_core.protocol.failure_detector import NodeView
-from elastic_core.protocol.leader import Append, Decision, LookAgain, decide
+from elastic_core.protocol.leader import decide
+from elastic_core.protocol.leader_entries import Append, Decision, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import Closed, HaltReason, Ledger, Round
-from elastic_core.protocol.reachability import PROBING, accused, told
+from elastic_core.protocol.reachability import PROBE_WAIT_SECONDS, describe_unreachable, find_unreachable
 from elastic_core.protocol.roster import Phase
 
 NOW = 100.0
@@ -67,7 +68,7 @@ def test_the_one_with_most_broken_connections_is_accused(
     nodes = [node(name, broken_connections.get(name, "")) for name in "abc"]
     ledger = failed("abc")
     assert ledger.round is not None
-    assert accused(view(ledger, *nodes), ledger.round) == expected
+    assert find_unreachable(view(ledger, *nodes), ledger.round) == expected
 
 
 def test_what_was_found_long_ago_does_not_count() -> None:
@@ -75,7 +76,7 @@ def test_what_was_found_long_ago_does_not_count() -> None:
     assert ledger.round is not None
     current = replace(ledger.round, number=5)
     for probed, expected in ((3, None), (4, "c"), (5, "c"), (6, None)):
-        assert accused(view(ledger, *(node(name, "c", probed=probed) for name in "ab")), current) == expected
+        assert find_unreachable(view(ledger, *(node(name, "c", probed=probed) for name in "ab")), current) == expected
 
 
 def test_of_two_the_one_is_accused_that_others_were_left_out_for() -> None:
@@ -85,8 +86,10 @@ def test_of_two_the_one_is_accused_that_others_were_left_out_for() -> None:
     pair = [node("a", "c"), node("c", "a")]
     for outside, expected in (("a", "a"), ("", "c")):
         b = node("b", outside, phase=Phase.WAITING)
-        assert accused(view(ledger, *pair, b), ledger.round) == expected
-        assert accused(view(ledger, node("a"), node("c"), b), ledger.round) is None, "a network that works is believed"
+        assert find_unreachable(view(ledger, *pair, b), ledger.round) == expected
+        assert find_unreachable(view(ledger, node("a"), node("c"), b), ledger.round) is None, (
+            "a network that works is believed"
+        )
 
 
 def test_what_was_found_before_a_round_that_did_not_fail_does_not_count() -> None:
@@ -95,7 +98,7 @@ def test_what_was_found_before_a_round_that_did_not_fail_does_not_count() -> Non
     for reason, expected in ((HaltReason.FAILURE, "c"), (HaltReason.NODE_LOST, None), (HaltReason.RESIZE, None)):
         ledger = failed("abc", reason)
         assert ledger.round is not None
-        assert accused(view(ledger, *nodes), replace(ledger.round, number=2)) == expected
+        assert find_unreachable(view(ledger, *nodes), replace(ledger.round, number=2)) == expected
 
 
 @pytest.mark.parametrize(
@@ -113,7 +116,7 @@ def test_who_took_part_once_more_is_believed_only_for_what_it_found_then(a: Node
     ledger = failed("abc")
     assert ledger.round is not None
     others = [node("b", probed=2, number=2), node("c", probed=2, number=2)]
-    assert accused(view(ledger, a, *others), replace(ledger.round, number=2)) == expected
+    assert find_unreachable(view(ledger, a, *others), replace(ledger.round, number=2)) == expected
 
 
 def test_it_is_left_out_and_spends_no_restart_and_its_host_stays_out() -> None:
@@ -140,14 +143,14 @@ def test_complaints_of_members_that_do_not_count_do_not_count_as_those_of_others
     ledger = failed("acd")
     assert ledger.round is not None
     nodes = [node("a", "c"), node("c", "a"), node("d", "a", probed=0)]
-    assert accused(view(ledger, *nodes), ledger.round) == "c"
+    assert find_unreachable(view(ledger, *nodes), ledger.round) == "c"
 
 
 def test_the_one_that_complains_of_everybody_is_named_so() -> None:
     nodes = [node("a"), node("b"), node("c", "ab")]
     ledger = failed("abc")
     assert ledger.round is not None
-    assert told(view(ledger, *nodes), ledger.round, "c") == "host-c cannot reach host-a, host-b"
+    assert describe_unreachable(view(ledger, *nodes), ledger.round, "c") == "host-c cannot reach host-a, host-b"
 
 
 def test_it_is_not_taken_back_as_a_newcomer_while_the_others_suffice() -> None:
@@ -190,12 +193,12 @@ def test_a_job_that_cannot_do_without_it_tries_again_with_it() -> None:
 @pytest.mark.parametrize("reason", [HaltReason.FAILURE, HaltReason.GIVING_UP])
 def test_probes_that_are_under_way_are_waited_for_but_not_for_long(reason: HaltReason) -> None:
     pair = [node("a", probed=0), node("b")]
-    assert decide(view(failed("ab", reason), *pair, verdict=RESTART)) == LookAgain(NOW - 0.5 + PROBING)
+    assert decide(view(failed("ab", reason), *pair, verdict=RESTART)) == LookAgain(NOW - 0.5 + PROBE_WAIT_SECONDS)
     ledger = failed("abc", reason, min_nodes=2)
     nodes = [node("a", probed=0), node("b", "c"), node("c")]
     verdict = RESTART if reason is HaltReason.FAILURE else GIVE_UP
-    assert decide(view(ledger, *nodes, verdict=verdict)) == LookAgain(NOW - 0.5 + PROBING)
-    late = NOW - 0.5 + PROBING
+    assert decide(view(ledger, *nodes, verdict=verdict)) == LookAgain(NOW - 0.5 + PROBE_WAIT_SECONDS)
+    late = NOW - 0.5 + PROBE_WAIT_SECONDS
     nodes = [node("a", probed=0, now=late), node("b", "c", now=late), node("c", now=late)]
     assert ids(decide(view(ledger, *nodes, now=late, verdict=verdict))) == "ab"
 

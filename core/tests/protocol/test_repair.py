@@ -22,11 +22,11 @@ from elastic_core.protocol.ledger import (
     Round,
     advance,
     compose,
-    opened,
-    restored,
+    open_ledger,
+    restore_ledger,
 )
 from elastic_core.protocol.repair import (
-    REMEMBERED,
+    ENTRIES_REMEMBERED,
     Adopt,
     Diverged,
     Intact,
@@ -37,10 +37,10 @@ from elastic_core.protocol.repair import (
     Rejoin,
     Settlement,
     WriteResume,
-    follows,
-    missing,
+    can_follow,
+    compose_resume,
+    describe_loss,
     overlap,
-    resume,
     settle,
 )
 from elastic_core.rendezvous.backend import ORIGIN, Link
@@ -75,8 +75,8 @@ def other(ledger: Ledger) -> Entry:
 
 def resumed(ledger: Ledger, *, on: Link = ORIGIN, entry_id: str = "r1") -> Ledger:
     """The ledger after somebody has resumed it on a store that lost it."""
-    body = resume(ledger, "it was lost")
-    return opened(compose(ledger, body, entry_id=entry_id, author="b", leader="a", now=50.0, store=on), 50.0)
+    body = compose_resume(ledger, "it was lost")
+    return open_ledger(compose(ledger, body, entry_id=entry_id, author="b", leader="a", now=50.0, store=on), 50.0)
 
 
 def of_run(ledger: Ledger, run: str) -> Ledger:
@@ -232,7 +232,7 @@ def next_run(open_at: int) -> Ledger:
     ],
 )
 def test_what_a_store_with_tombstones_says_may_have_followed(theirs: Ledger, expected: bool) -> None:
-    assert follows(MINE, theirs) is expected
+    assert can_follow(MINE, theirs) is expected
 
 
 def test_survivors_settle_on_one_history_whoever_comes_first() -> None:
@@ -263,14 +263,14 @@ def test_a_run_that_is_resumed_is_as_it_was(ledger: Ledger) -> None:
     assert entry.body.round.same_as == 0, "its members are spelled out"
     for now in (
         after,
-        restored(entry, {entry.index: entry}, 50.0),
+        restore_ledger(entry, {entry.index: entry}, 50.0),
         advance(replace(ledger, head=before(entry)), entry, 50.0),
     ):
         assert now.round is not None
         assert ledger.round is not None
         assert now.round.members == ledger.round.members
         assert (now.round.number, now.round.offer, now.halt) == (ledger.round.number, ledger.round.offer, ledger.halt)
-        assert (now.settings, now.head.run, now.live) == (ledger.settings, ledger.head.run, ledger.live)
+        assert (now.settings, now.head.run, now.is_live) == (ledger.settings, ledger.head.run, ledger.is_live)
 
 
 def before(entry: Entry) -> Entry:
@@ -283,7 +283,7 @@ def test_a_resumed_run_goes_on_and_newcomers_find_it() -> None:
     after = then(ledger, Round(number=2, offer=offer("b"), members=members("b")), at=60.0)
     after = then(after, Round(number=3, offer=offer("b", 3), same_as=2), at=61.0)
     entries = {1: ledger.head, 2: decode_entry(encode_entry(then(ledger, after_body(2), at=60.0).head)), 3: after.head}
-    found = restored(after.head, entries, 70.0)
+    found = restore_ledger(after.head, entries, 70.0)
     assert found.round is not None
     assert (found.round.number, found.round.members, found.head.epoch) == (3, members("b"), 1)
     assert found.settings == ledger.settings
@@ -302,18 +302,18 @@ def test_a_run_that_another_one_resumes_over_is_told_so() -> None:
 
 def test_a_resume_that_names_no_round_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing to resume"):
-        resume(start(), "x")
+        compose_resume(start(), "x")
     head = replace(then(ONCE, Halt(round=5, reason=HaltReason.FAILURE, why="x"), at=60.0).head)
     with pytest.raises(RendezvousStateError, match="which is not a ROUND"):
-        restored(head, {head.index: head, 1: start().head}, 0.0)
+        restore_ledger(head, {head.index: head, 1: start().head}, 0.0)
 
 
 def test_memory_has_an_end() -> None:
     memory = told(RUN[0]).and_then([ledger.head for ledger in RUN[1:]])
     assert memory == MEMORY
     assert (memory.get(1), memory.get(6), memory.get(7), memory.get(0)) == (RUN[0].head, MINE.head, None, None)
-    long = memory.and_then([MINE.head] * REMEMBERED)
-    assert len(long.entries) == REMEMBERED
+    long = memory.and_then([MINE.head] * ENTRIES_REMEMBERED)
+    assert len(long.entries) == ENTRIES_REMEMBERED
 
 
 @pytest.mark.parametrize(
@@ -326,4 +326,4 @@ def test_memory_has_an_end() -> None:
     ],
 )
 def test_what_is_missing_is_said(head: int, words: str) -> None:
-    assert missing(head, MINE) == words
+    assert describe_loss(head, MINE) == words

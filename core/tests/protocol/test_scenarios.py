@@ -22,8 +22,16 @@ from elastic_core.config.run import OnNodeLoss, Timing
 from elastic_core.incidents import History, Incident, IncidentKind
 from elastic_core.plugins.builtin import MaxRestartsPolicy
 from elastic_core.protocol.admission import Join, OpenNext, Report, admit
-from elastic_core.protocol.failure_detector import Heard, Observation, Watch, contact_gap, observe, resumed
-from elastic_core.protocol.leader import Append, Ask, LookAgain, decide
+from elastic_core.protocol.failure_detector import (
+    DeposedLeader,
+    Observation,
+    Watch,
+    contact_gap,
+    forget_older_epochs,
+    observe,
+)
+from elastic_core.protocol.leader import decide
+from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import (
     Body,
@@ -42,8 +50,8 @@ from elastic_core.protocol.ledger import (
     Round,
     StopAt,
     compose,
-    opened,
-    restored,
+    open_ledger,
+    restore_ledger,
 )
 from elastic_core.protocol.node import (
     Answered,
@@ -72,10 +80,10 @@ from elastic_core.protocol.node import (
     row_of,
     step,
 )
-from elastic_core.protocol.repair import Diverged, Memory, WriteResume, missing, overlap, resume, settle
+from elastic_core.protocol.repair import Diverged, Memory, WriteResume, compose_resume, describe_loss, overlap, settle
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.settings import Agreement, Settings, Versions
-from elastic_core.protocol.succession import LeaderSigns, standing, takeover_at
+from elastic_core.protocol.succession import LeaderSigns, succession_place, takeover_at
 from elastic_core.rendezvous.backend import ORIGIN
 from elastic_core.session.contact import FENCE_SHARE
 
@@ -165,7 +173,7 @@ class World:
         before = self.newest() if self.store else None
         entry = compose(before, body, entry_id=self.new_id(), author=name, now=self.now, run=f"run{len(self.store)}")
         self.append(entry)
-        self.enter(name, opened(entry, self.now), leads=True)
+        self.enter(name, open_ledger(entry, self.now), leads=True)
 
     def on_join(self, name: str, uid: str = "") -> None:
         ledger = self.newest()
@@ -268,7 +276,7 @@ class World:
         offset = self.store[0].index
         at = head.anchors
         stands_on = {at.open, at.round, at.latest, at.halt, at.plan, at.stop_at, at.over} - {0}
-        return restored(head, {index: self.store[index - offset] for index in stands_on}, self.now)
+        return restore_ledger(head, {index: self.store[index - offset] for index in stands_on}, self.now)
 
     # Nodes -----------------------------------------------------------------------------------------------------------
 
@@ -366,7 +374,7 @@ class World:
             return False
         if not isinstance(settle(mine, memory, None), WriteResume):
             return False
-        body = resume(mine, missing(0, mine))
+        body = compose_resume(mine, describe_loss(0, mine))
         entry = compose(
             mine, body, entry_id=self.new_id(), author=node.name, leader=mine.leader, now=self.now, store=ORIGIN
         )
@@ -418,12 +426,12 @@ class World:
             reported_at = node.reported[0]
         signs = LeaderSigns(heartbeat_changed_at=node.heard[1], reported_at=reported_at)
         arrivals = [name for name, _ in sorted(self.rows.items(), key=lambda item: item[1][1]) if name in self.nodes]
-        if self.now < takeover_at(ledger, signs, standing(ledger, arrivals, node.name)):
+        if self.now < takeover_at(ledger, signs, succession_place(ledger, arrivals, node.name)):
             return False
-        heard = Heard(ledger.leader, *node.heard, unanswered=reported_at is not None)
+        heard = DeposedLeader(ledger.leader, *node.heard, unanswered=reported_at is not None)
         why = f"host-{ledger.leader} has given no sign of life for {self.now - node.heard[1]:.1f} s"
         self.append(compose(ledger, Leader(why=why), entry_id=self.new_id(), author=node.name, now=self.now))
-        node.leads = Leads(Watch(heard=heard))
+        node.leads = Leads(Watch(deposed=heard))
         return True
 
     def lead(self, node: Node) -> bool:
@@ -435,10 +443,10 @@ class World:
             return False
         epoch = ledger.head.epoch
         rows = [Observation(row.within(epoch), serial, heartbeat) for row, serial, heartbeat in self.rows.values()]
-        watch = resumed(leads.watch, epoch)
+        watch = forget_older_epochs(leads.watch, epoch)
         leads.watch = observe(watch, rows, self.now, gap=contact_gap(ledger.settings.timing))
         decision = decide(self.view(ledger, leads))
-        if isinstance(decision, Ask):
+        if isinstance(decision, AskPolicies):
             verdict = MaxRestartsPolicy().elastic_judge_failure(decision.incident, _history(ledger))
             self.say("leader", f"asks the failure policies: {verdict.action.name}, {verdict.reason}")
             leads.judgement = Judgement(round=decision.incident.round, verdict=verdict)

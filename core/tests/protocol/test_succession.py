@@ -8,17 +8,17 @@ import pytest
 from views import live, start, then, with_counters
 
 from elastic_core.protocol.ledger import Leader
-from elastic_core.protocol.repair import resume
-from elastic_core.protocol.succession import LeaderSigns, standing, takeover_at
+from elastic_core.protocol.repair import compose_resume
+from elastic_core.protocol.succession import LeaderSigns, succession_place, takeover_at
 
 
 @pytest.mark.parametrize(("node", "place"), [("a", 0), ("c", 0), ("b", 1), ("x", 2), ("y", 3), ("stranger", 4)])
 def test_members_stand_in_rank_order_then_the_others_in_order_of_arrival(node: str, place: int) -> None:
-    assert standing(live("acb"), ["x", "b", "a", "c", "y"], node) == place
+    assert succession_place(live("acb"), ["x", "b", "a", "c", "y"], node) == place
 
 
 def test_before_the_first_round_they_stand_in_order_of_arrival() -> None:
-    assert standing(start(), ["c", "a", "b"], "b") == 1
+    assert succession_place(start(), ["c", "a", "b"], "b") == 1
 
 
 def test_a_silent_leader_is_given_the_heartbeat_limit_and_each_successor_its_turn() -> None:
@@ -46,5 +46,5 @@ def test_a_leader_that_may_have_been_cut_off_has_a_full_period_to_answer(reporte
 @pytest.mark.parametrize(("reported_at", "due"), [(51.5, 57.0), (80.0, 81.0)])
 def test_a_leader_that_has_just_resumed_the_run_waits_for_who_learns_of_it(reported_at: float, due: float) -> None:
     ledger = live("abc")
-    ledger = replace(ledger, head=replace(ledger.head, body=resume(ledger, "it was lost")), head_at=51.0)
+    ledger = replace(ledger, head=replace(ledger.head, body=compose_resume(ledger, "it was lost")), head_at=51.0)
     assert takeover_at(ledger, LeaderSigns(heartbeat_changed_at=80.0, reported_at=reported_at), 0) == due

@@ -21,7 +21,7 @@ from elastic_core.protocol.ledger import (
     Round,
     advance,
     compose,
-    opened,
+    open_ledger,
 )
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, Slots
 from elastic_core.protocol.settings import Agreement, Settings, Versions
@@ -84,7 +84,7 @@ def start(
 ) -> Ledger:
     """A run that was just opened."""
     body = Open(scheduler_uid=uid, settings=the_settings or settings())
-    return opened(compose(None, body, entry_id="e1", author=author, now=at, run=RUN), at)
+    return open_ledger(compose(None, body, entry_id="e1", author=author, now=at, run=RUN), at)
 
 
 def entry(ledger: Ledger, body: Body, *, at: float, author: str | None = None, **more: Any) -> Entry:

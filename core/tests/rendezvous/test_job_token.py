@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elastic_core.errors import UsageError
-from elastic_core.rendezvous.job_token import MOST_BYTES, VARIABLE, JobToken, read
+from elastic_core.rendezvous.job_token import TOKEN_MAX_BYTES, TOKEN_VARIABLE, JobToken, read_token
 
 TEXT = "0123456789abcdef" * 4
 
@@ -23,11 +23,11 @@ def written(path: Path, text: str = TEXT, mode: int = 0o600) -> str:
 
 
 def test_without_one_there_is_none() -> None:
-    assert read({}, None) is None
+    assert read_token({}, None) is None
 
 
 def test_the_environment_and_a_file_give_the_same_token(tmp_path: Path) -> None:
-    tokens = [read({VARIABLE: TEXT}, None), read({}, written(tmp_path / "token", TEXT + "\n"))]
+    tokens = [read_token({TOKEN_VARIABLE: TEXT}, None), read_token({}, written(tmp_path / "token", TEXT + "\n"))]
     keys = {token.key("job") for token in tokens if token is not None}
     assert [len(keys), *map(len, keys)] == [1, 32]
 
@@ -42,32 +42,32 @@ def test_jobs_and_tokens_have_keys_of_their_own() -> None:
     [
         ("", "has 0 bytes; 32 to 4096 are allowed"),
         ("short", "has 5 bytes"),
-        ("x" * (MOST_BYTES + 1), "bytes; 32"),
+        ("x" * (TOKEN_MAX_BYTES + 1), "bytes; 32"),
         ("abcdefg" * 10, "only 7 different characters"),
     ],
 )
 def test_what_could_be_guessed_is_no_token(tmp_path: Path, text: str, words: str) -> None:
-    for environ, file in (({VARIABLE: text}, None), ({}, written(tmp_path / "token", text))):
+    for environ, file in (({TOKEN_VARIABLE: text}, None), ({}, written(tmp_path / "token", text))):
         with pytest.raises(UsageError, match=words) as refused:
-            read(environ, file)
+            read_token(environ, file)
         assert text == "" or text not in str(refused.value)
         assert "openssl rand -hex 32" in str(refused.value)
 
 
 def test_two_tokens_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="two tokens"):
-        read({VARIABLE: TEXT}, written(tmp_path / "token"))
+        read_token({TOKEN_VARIABLE: TEXT}, written(tmp_path / "token"))
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o440, 0o640])
 def test_a_file_may_be_read_by_its_group(tmp_path: Path, mode: int) -> None:
-    assert read({}, written(tmp_path / "token", mode=mode)) is not None
+    assert read_token({}, written(tmp_path / "token", mode=mode)) is not None
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o620, 0o602, 0o666])
 def test_a_file_that_others_can_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
     with pytest.raises(UsageError, match=f"has mode {mode:04o}.*\n.*chmod 600"):
-        read({}, written(tmp_path / "token", mode=mode))
+        read_token({}, written(tmp_path / "token", mode=mode))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
@@ -75,14 +75,14 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "token")
     os.chown(path, 12345, -1)
     with pytest.raises(UsageError, match="belongs to user 12345"):
-        read({}, path)
+        read_token({}, path)
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo", 0o600)
     for path, words in (("fifo", "not a regular file"), ("none", "No such file"), (".", "directory")):
         with pytest.raises(UsageError, match=words):
-            read({}, str(tmp_path / path))
+            read_token({}, str(tmp_path / path))
 
 
 def test_its_text_is_shown_nowhere() -> None:

@@ -13,7 +13,7 @@ from elastic_core.protocol.codec import decode_entry
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, SEAL_BYTES, Link, RendezvousBackend
 from elastic_core.rendezvous.guard import GuardedBackend
 from elastic_core.rendezvous.job_token import JobToken
-from elastic_core.rendezvous.seal import Seal, SealedBackend, protected
+from elastic_core.rendezvous.seal import Seal, SealedBackend, protect
 from elastic_testing.backend_conformance import BackendConformance
 from elastic_testing.connections import ALL_BYTES, MakeBackend
 
@@ -27,7 +27,7 @@ class TestSealedBackend(BackendConformance):
         stores: dict[str, MemoryStore] = {}
 
         def made(run_id: str) -> RendezvousBackend:
-            return protected(LocalBackend(stores.setdefault(run_id, MemoryStore())), "backend", TOKEN, run_id)
+            return protect(LocalBackend(stores.setdefault(run_id, MemoryStore())), "backend", TOKEN, run_id)
 
         return made
 
@@ -53,7 +53,7 @@ def test_a_seal_has_the_size_that_is_left_for_it() -> None:
 
 
 def test_without_a_token_nothing_is_sealed(raw: LocalBackend) -> None:
-    assert type(protected(raw, "backend", None, "job")) is GuardedBackend
+    assert type(protect(raw, "backend", None, "job")) is GuardedBackend
 
 
 def test_connections_that_come_of_it_are_sealed_and_say_the_same_of_themselves(store: SealedBackend) -> None:

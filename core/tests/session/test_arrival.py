@@ -12,7 +12,7 @@ from views import entry, info, members, offer
 from elastic_core.errors import RendezvousRefusedError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import encode_entry
-from elastic_core.protocol.ledger import Body, Closed, Ledger, Open, Round, advance, compose, opened
+from elastic_core.protocol.ledger import Body, Closed, Ledger, Open, Round, advance, compose, open_ledger
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import ORIGIN
 from elastic_core.session.arrival import Arrival
@@ -45,7 +45,7 @@ class Job:
                 new = entry(self.ledger, body, at=0.0)
             prev = ORIGIN if self.ledger is None else self.ledger.head.link
             assert self.store.append(prev, new.link, encode_entry(new))
-            self.ledger = opened(new, 0.0) if self.ledger is None else advance(self.ledger, new, 0.0)
+            self.ledger = open_ledger(new, 0.0) if self.ledger is None else advance(self.ledger, new, 0.0)
 
 
 def begins(uid: str | None = None, settings: Settings | None = None) -> Open:

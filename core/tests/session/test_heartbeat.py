@@ -7,7 +7,7 @@ from collections.abc import Collection
 from views import start
 
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
-from elastic_core.protocol.failure_detector import Heard
+from elastic_core.protocol.failure_detector import DeposedLeader
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.rendezvous.backend import RosterRow
 from elastic_core.session.heartbeat import Heartbeat, HeartbeatCalls
@@ -32,7 +32,7 @@ def test_those_who_came_later_read_the_roster_later() -> None:
         LocalBackend(memory).enter(name, b"")
 
     def taking(name: str) -> HeartbeatCalls:
-        def take(_ledger: Ledger, _heard: Heard, _why: str) -> None:
+        def take(_ledger: Ledger, _heard: DeposedLeader, _why: str) -> None:
             taken.append(name)
 
         nothing = lambda *_: None  # noqa: E731  (one of many)

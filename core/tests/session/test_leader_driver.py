@@ -15,9 +15,9 @@ from views import halted, incident, info, live, offer, seen, settings, start, wa
 from elastic_core.incidents import Action, Verdict
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_entry, encode_entry, encode_row
-from elastic_core.protocol.failure_detector import interrupted
-from elastic_core.protocol.ledger import Closed, HaltReason, Round, advance, compose, opened
-from elastic_core.protocol.repair import resume
+from elastic_core.protocol.failure_detector import mark_interrupted
+from elastic_core.protocol.ledger import Closed, HaltReason, Round, advance, compose, open_ledger
+from elastic_core.protocol.repair import compose_resume
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import ORIGIN
 from elastic_core.session.join import Clock
@@ -51,7 +51,7 @@ def test_a_lone_leader_does_not_judge_itself_by_what_it_did_not_see(lost: bool) 
     leader.turn(store, ledger)
     if lost:
         store.remove("a")
-    leader.watch = interrupted(leader.watch)
+    leader.watch = mark_interrupted(leader.watch)
     now = 100.0
     leader.turn(store, ledger)
     assert store.read(ledger.head.index + 1) is None
@@ -74,8 +74,8 @@ def test_what_a_lost_row_said_is_no_answer_to_a_run_that_was_resumed() -> None:
     store, ledger = LocalBackend(MemoryStore()), halted("ab", HaltReason.NODE_LEFT)
     leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: 24.0), lambda event: None)
     leader.watch = watch(*(seen(name, Phase.STOPPED, head=3, now=22.0) for name in "ab"), now=22.0)
-    body = resume(ledger, "the store came back empty")
-    ledger = opened(compose(ledger, body, entry_id="r1", author="a", now=24.0, store=ORIGIN), 24.0)
+    body = compose_resume(ledger, "the store came back empty")
+    ledger = open_ledger(compose(ledger, body, entry_id="r1", author="a", now=24.0, store=ORIGIN), 24.0)
     store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
     leader.turn(store, ledger)
     assert store.read(2) is None
@@ -88,8 +88,8 @@ def test_what_a_lost_row_said_is_no_answer_to_a_run_that_was_resumed() -> None:
 def test_what_was_offered_before_a_run_was_resumed_is_given_to_no_round() -> None:
     """A round that is lost with the older epoch may have been given it: two rounds would meet at one place (I2)."""
     store, ledger = LocalBackend(MemoryStore()), live("ab")
-    body = resume(ledger, "the store came back empty")
-    ledger = opened(compose(ledger, body, entry_id="r1", author="a", now=24.0, store=ORIGIN), 24.0)
+    body = compose_resume(ledger, "the store came back empty")
+    ledger = open_ledger(compose(ledger, body, entry_id="r1", author="a", now=24.0, store=ORIGIN), 24.0)
     store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
     leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: 24.0), lambda event: None)
     store.enter("a", encode_row(seen("a", Phase.RUNNING, head=3).row))

@@ -13,7 +13,7 @@ from elastic_core.incidents import Action, Verdict
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import encode_entry, encode_row
 from elastic_core.protocol.ledger import Closed, Leader, Ledger
-from elastic_core.protocol.limits import MAX_UNREAD
+from elastic_core.protocol.limits import MAX_UNREAD_ROWS
 from elastic_core.protocol.roster import NodeRow, Phase
 from elastic_core.rendezvous.backend import ORIGIN
 from elastic_core.session.join import Clock
@@ -91,7 +91,7 @@ def test_what_a_leader_says_of_rows_that_it_cannot_read_fits_into_its_own() -> N
         store.enter(node_id, b"no row")
     leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: 20.0), lambda _: None)
     leader.turn(store, ledger)
-    assert len(leader.unread) == MAX_UNREAD
+    assert len(leader.unread) == MAX_UNREAD_ROWS
     encode_row(NodeRow(info=info("a"), unread=leader.unread))
 
 

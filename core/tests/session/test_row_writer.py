@@ -14,7 +14,12 @@ from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_row, encode_row
 from elastic_core.protocol.ledger import HaltReason, Ledger, Member, Plan, Round
 from elastic_core.protocol.roster import NodeRow, Phase
-from elastic_core.protocol.row_delay import AT_MOST, FOR_EACH, SPREAD_ABOVE, deferral
+from elastic_core.protocol.row_delay import (
+    ROW_DELAY_MAX_SECONDS,
+    ROW_DELAY_PER_MEMBER_SECONDS,
+    SPREAD_ABOVE_MEMBERS,
+    row_delay,
+)
 from elastic_core.session.join import Clock
 from elastic_core.session.row_writer import Writer, WriterCalls
 
@@ -33,9 +38,16 @@ def of(size: int) -> Ledger:
 @pytest.mark.parametrize(
     ("row", "ledger", "seconds"),
     [
-        pytest.param(RUNS, live("ab"), 2 * FOR_EACH, id="it runs"),
-        pytest.param(replace(RUNS, progressed=True, takes_notices=True), live("ab"), 2 * FOR_EACH, id="it goes on"),
-        pytest.param(RUNS, of(SPREAD_ABOVE), SPREAD_ABOVE * FOR_EACH, id="of sixty-four"),
+        pytest.param(RUNS, live("ab"), 2 * ROW_DELAY_PER_MEMBER_SECONDS, id="it runs"),
+        pytest.param(
+            replace(RUNS, progressed=True, takes_notices=True),
+            live("ab"),
+            2 * ROW_DELAY_PER_MEMBER_SECONDS,
+            id="it goes on",
+        ),
+        pytest.param(
+            RUNS, of(SPREAD_ABOVE_MEMBERS), SPREAD_ABOVE_MEMBERS * ROW_DELAY_PER_MEMBER_SECONDS, id="of sixty-four"
+        ),
         pytest.param(replace(RUNS, info=info("a")), live("ab"), 0.0, id="where rank 0 would meet next"),
         pytest.param(replace(RUNS, incident=incident("b")), live("ab"), 0.0, id="a worker failed"),
         pytest.param(replace(RUNS, leaving=True), live("ab"), 0.0, id="it leaves"),
@@ -49,16 +61,16 @@ def of(size: int) -> Ledger:
     ],
 )
 def test_what_somebody_waits_for_is_said_at_once(row: NodeRow, ledger: Ledger, seconds: float) -> None:
-    assert deferral(row, ledger) == pytest.approx(seconds)
+    assert row_delay(row, ledger) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("members", [100, 5000])
 def test_the_members_of_a_large_round_do_not_all_say_so_at_once(members: int) -> None:
-    ledger, most = of(members), min(AT_MOST, members * FOR_EACH)
+    ledger, most = of(members), min(ROW_DELAY_MAX_SECONDS, members * ROW_DELAY_PER_MEMBER_SECONDS)
     assert ledger.round is not None
     rows = [replace(RUNS, info=info(member.node_id)) for member in ledger.round.members[1:]]
-    delays = [deferral(row, ledger) for row in rows]
-    assert delays == [deferral(row, ledger) for row in rows]
+    delays = [row_delay(row, ledger) for row in rows]
+    assert delays == [row_delay(row, ledger) for row in rows]
     tenths = Counter(int(10 * (delay - most / 2) / (most / 2)) for delay in delays)
     assert tenths.keys() == set(range(10))
     assert max(tenths.values()) < members / 5

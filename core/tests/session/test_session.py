@@ -363,7 +363,7 @@ def test_a_planted_row_is_ignored_by_name_and_harms_nobody(fleet: Fleet) -> None
     a, _ = pair(fleet, quick())
     a.store.enter("evil", b"\x80\x04cos\nsystem\n(S'true'\ntR.")
     a.until(lambda n: any(event.name == "row_ignored" for event in n.said) or n.state.ledger.leader != "a")
-    assert a.state.ledger.live
+    assert a.state.ledger.is_live
 
 
 def test_a_planted_ledger_entry_leaves_healthy_workers_alone(fleet: Fleet) -> None:

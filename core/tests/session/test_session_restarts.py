@@ -177,6 +177,6 @@ def test_a_run_that_another_has_taken_the_place_of_stops_and_joins_it(bench: Ben
     for node in (a, b):
         end = node.until(lambda n: n.exit is not None).exit
         assert end is not None
-        assert (end.rejoin, node.state.outrun != "") == (True, True)
+        assert (end.rejoin, node.state.run_replaced != "") == (True, True)
     assert store.entries != entries
     assert all(isinstance(body, (Open, Round)) for body in bench.bodies()), "nothing was written over it"

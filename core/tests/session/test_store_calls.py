@@ -15,8 +15,8 @@ from elastic_core.errors import RendezvousConnectionError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.node import WorkerFailed
 from elastic_core.rendezvous.backend import Cursor, HeartbeatReply
-from elastic_core.rendezvous.guard import Asked, GuardedBackend
-from elastic_core.session.store_calls import Call, call_of, may_be_renewed, silence_told, unanswered
+from elastic_core.rendezvous.guard import GuardedBackend, PendingCall
+from elastic_core.session.store_calls import StoreCall, call_of, may_be_renewed, silence_told, unanswered
 
 STORE = GuardedBackend(LocalBackend(MemoryStore()), "backend")
 EMBEDDED = GuardedBackend(LocalBackend(MemoryStore()), "backend")
@@ -28,14 +28,16 @@ ENDPOINT = "redis://user:secret@store:6379/0"
     ("asked", "unread_since", "due"),
     [
         pytest.param(None, None, None, id="nothing is asked"),
-        pytest.param(Asked(100.0, 0.0), None, 100.0, id="an operation is due at once"),
-        pytest.param(Asked(100.0, 60.0), None, 160.0, id="a wait when its time is over"),
-        pytest.param(Asked(100.0, 60.0), 110.0, 110.0, id="a wait that should have brought an entry"),
-        pytest.param(Asked(100.0, 60.0), 90.0, 100.0, id="a wait that has only begun"),
-        pytest.param(Asked(100.0, 0.0), 90.0, 100.0, id="an operation is no wait"),
+        pytest.param(PendingCall(100.0, 0.0), None, 100.0, id="an operation is due at once"),
+        pytest.param(PendingCall(100.0, 60.0), None, 160.0, id="a wait when its time is over"),
+        pytest.param(PendingCall(100.0, 60.0), 110.0, 110.0, id="a wait that should have brought an entry"),
+        pytest.param(PendingCall(100.0, 60.0), 90.0, 100.0, id="a wait that has only begun"),
+        pytest.param(PendingCall(100.0, 0.0), 90.0, 100.0, id="an operation is no wait"),
     ],
 )
-def test_when_an_answer_was_to_be_expected(asked: Asked | None, unread_since: float | None, due: float | None) -> None:
+def test_when_an_answer_was_to_be_expected(
+    asked: PendingCall | None, unread_since: float | None, due: float | None
+) -> None:
     store = GuardedBackend(LocalBackend(MemoryStore()), "backend")
     store.asked = asked
     call = call_of("reader", store, unread_since)
@@ -45,28 +47,28 @@ def test_when_an_answer_was_to_be_expected(asked: Asked | None, unread_since: fl
 @pytest.mark.parametrize(
     ("call", "silence", "heartbeat_at", "renewed"),
     [
-        pytest.param(Call("reader", 100.0, STORE), 19.9, 110.0, False, id="it may still come"),
-        pytest.param(Call("reader", 100.0, STORE), 20.0, 110.0, True, id="heartbeats are answered, and it is not"),
-        pytest.param(Call("writer", 100.0, STORE), 20.0, 99.0, False, id="nothing is answered: the store is silent"),
-        pytest.param(Call("heartbeat", 100.0, STORE), 20.0, 99.0, True, id="a heartbeat has nobody to compare with"),
-        pytest.param(Call("heartbeat", 100.0, EMBEDDED), 20.0, 99.0, False, id="an embedded store is made once"),
-        pytest.param(Call("reader", 100.0), 20.0, 110.0, False, id="there is no connection yet"),
+        pytest.param(StoreCall("reader", 100.0, STORE), 19.9, 110.0, False, id="it may still come"),
+        pytest.param(StoreCall("reader", 100.0, STORE), 20.0, 110.0, True, id="heartbeats are answered, and it is not"),
+        pytest.param(StoreCall("writer", 100.0, STORE), 20.0, 99.0, False, id="no answers: the store is silent"),
+        pytest.param(StoreCall("heartbeat", 100.0, STORE), 20.0, 99.0, True, id="a heartbeat has none to compare with"),
+        pytest.param(StoreCall("heartbeat", 100.0, EMBEDDED), 20.0, 99.0, False, id="an embedded store is made once"),
+        pytest.param(StoreCall("reader", 100.0), 20.0, 110.0, False, id="there is no connection yet"),
     ],
 )
-def test_which_connection_is_made_anew(call: Call, silence: float, heartbeat_at: float, renewed: bool) -> None:
+def test_which_connection_is_made_anew(call: StoreCall, silence: float, heartbeat_at: float, renewed: bool) -> None:
     assert may_be_renewed(call, silence, heartbeat_at, within=10.0) is renewed
 
 
 @pytest.mark.parametrize(
     ("call", "words", "fence"),
     [
-        (Call("heartbeat", 1.0, STORE), "a heartbeat to", True),
-        (Call("reader", 1.0, STORE), "a read from", True),
-        (Call("writer", 1.0, STORE), "a write to", False),
-        (Call("writer", 1.0), "a connection to", False),
+        (StoreCall("heartbeat", 1.0, STORE), "a heartbeat to", True),
+        (StoreCall("reader", 1.0, STORE), "a read from", True),
+        (StoreCall("writer", 1.0, STORE), "a write to", False),
+        (StoreCall("writer", 1.0), "a connection to", False),
     ],
 )
-def test_people_are_told_what_has_no_answer_where_and_what_follows(call: Call, words: str, fence: bool) -> None:
+def test_people_are_told_what_has_no_answer_where_and_what_follows(call: StoreCall, words: str, fence: bool) -> None:
     error = unanswered(call, 12.3, ENDPOINT, 480.0)
     assert error.message == f"{words} the store at redis://***@store:6379/0 has had no answer for 12 s."
     assert error.hint is not None

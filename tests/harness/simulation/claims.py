@@ -21,11 +21,11 @@ CLAIMS: tuple[Defect, ...] = (
         "leaders",
     ),
     # Whether a round is over
-    Defect("a RESUME does not say that its round is over", "resume", "mine.over", "None", "departed"),
-    Defect("no leader says that a round is over", "_or_record", "view.now >= due", "False", "departed"),
+    Defect("a RESUME does not say that its round is over", "compose_resume", "mine.over", "None", "departed"),
+    Defect("no leader says that a round is over", "_record_over", "view.now >= due", "False", "departed"),
     Defect(
         "a newcomer does not know that a round is over",
-        "restored",
+        "restore_ledger",
         "over if isinstance(over, Over) else None",
         "None",
         "departed",
@@ -33,9 +33,9 @@ CLAIMS: tuple[Defect, ...] = (
     # Who is gone
     Defect(
         "a proof counts while the heartbeat goes on",
-        "silent_at",
-        "seen.changed_at + PROOF_HEARTBEATS * timing.beat_interval",
-        "seen.changed_at",
+        "silence_deadline",
+        "node.changed_at + PROOF_HEARTBEATS * timing.beat_interval",
+        "node.changed_at",
         "slots",
     ),
     Defect(
@@ -56,10 +56,10 @@ CLAIMS: tuple[Defect, ...] = (
     # Who vouches
     Defect(
         "who is vouched for is gone although its heartbeat goes on",
-        "proved",
-        "seen.node_id in watch.gone and now >= silent_at(watch, seen, timing)",
-        "seen.node_id in watch.gone",
-        "vouched",
+        "is_proved_gone",
+        "node.node_id in watch.gone and now >= silence_deadline(watch, node, timing)",
+        "node.node_id in watch.gone",
+        "vouch",
         1000,
         first=640,
     ),
@@ -68,14 +68,14 @@ CLAIMS: tuple[Defect, ...] = (
         "LeaderDriver.turn",
         "self._ask_who_is_gone(silent)",
         "pass",
-        "vouched",
+        "vouch",
     ),
     Defect(
         "nobody hears who was released",
         "observe",
         "(watch.gone | vouched_for) & in_order.keys()",
         "watch.gone & in_order.keys()",
-        "vouched",
+        "vouch",
     ),
     # Who has written what
     Defect(
@@ -85,7 +85,7 @@ CLAIMS: tuple[Defect, ...] = (
         "a seal of another job fits",
         "Seal._opened",
         "hmac.compare_digest(sealed, self._sealed(place, value))",
-        "sealed.startswith(PREFIX)",
+        "sealed.startswith(SEAL_PREFIX)",
         "strangers",
     ),
     Defect(
@@ -120,7 +120,7 @@ CLAIMS: tuple[Defect, ...] = (
     Defect(
         "the verdict on another program of the same uid is reported",
         "_admitted",
-        "not runs_same(ledger.settings, applicant.settings, unnamed=applicant.unnamed)",
+        "not is_same_program(ledger.settings, applicant.settings, unnamed=applicant.unnamed)",
         "False",
         "programs",
     ),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_core.protocol.failure_detector import dead
-from elastic_core.protocol.leader import RESIZE_PAUSE, RESIZE_PAUSE_FACTOR
+from elastic_core.protocol.failure_detector import is_lost
+from elastic_core.protocol.leader import RESIZE_PAUSE_FACTOR, RESIZE_PAUSE_SECONDS
 from elastic_core.protocol.ledger import Entry, Round
 from elastic_core.protocol.roster import Phase
 from simulation.endings import read_before
@@ -51,7 +51,7 @@ def note_success(world: World, replica: Replica, entry: Entry, current: Round) -
         return
     session, now = leader.supervisor._session, leader.host.now()
     for node_id in done.keys() - {leader.node_id}:
-        if dead(session._leader.watch, node_id, session._ledger.settings.timing, now):
+        if is_lost(session._leader.watch, node_id, session._ledger.settings.timing, now):
             world.count("L7 a node that has finished is lost, and the others finish")
     if len(current.members) < world.plan.max_nodes:
         _note_kept_out(world, entry, leader, world.hub.now - min(done.values()), world.hub.now - max(done.values()))
@@ -62,7 +62,7 @@ def _note_kept_out(world: World, entry: Entry, leader: SimAgent, first: float, l
     assert leader.supervisor is not None
     session, now = leader.supervisor._session, leader.host.now()
     ledger, watch = session._ledger, session._leader.watch
-    pause = max(RESIZE_PAUSE, RESIZE_PAUSE_FACTOR * ledger.resize_cost)
+    pause = max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * ledger.resize_cost)
     allowed_at = ledger.round_at if ledger.resized_at is None else ledger.resized_at + pause
     members = ledger.round.group_ranks if ledger.round is not None else {}
     for row in read_before(world, entry.id, entry.run):

@@ -63,7 +63,7 @@ def _content(world: World, agent: SimAgent, training: Training, members: set[str
     if world.store.down:  # an embedded store went with its host: whoever can train trains on to the end
         return agent.node_id in members
     ledger: Ledger = agent.state.ledger
-    if not ledger.live or ledger.leader not in here:
+    if not ledger.is_live or ledger.leader not in here:
         return False
     full = len(members) >= world.plan.max_nodes
     return agent.node_id in members or full or _left_out(world, agent, ledger, members)

@@ -132,7 +132,7 @@ def virtual_time(whole: int, limit: int = 0, *, encoded: bool = False) -> Iterat
         limit: The most bytes of a value; 0 for values that are not encoded.
         encoded: Whether values travel as bytes, by the codec itself.
     """
-    patches = [*_patches(limit > 0, encoded), (compaction, "WHOLE", whole)]
+    patches = [*_patches(limit > 0, encoded), (compaction, "ENTRIES_KEPT_WHOLE", whole)]
     if limit:
         patches.append((codec, "MAX_VALUE_BYTES", limit + SEAL_BYTES))
     before = [getattr(module, name) for module, name, _ in patches]

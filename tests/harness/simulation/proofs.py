@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.incidents import Incident
 from elastic_core.protocol.ledger import Entry, Leader, Open, Resume
-from elastic_core.protocol.roster import NodeInfo, NodeRow, gone
+from elastic_core.protocol.roster import NodeInfo, NodeRow, find_gone_nodes
 from elastic_core.rendezvous.backend import RosterRow
 from simulation import forgetting, leaders
 from simulation.engine import Process
@@ -172,7 +172,7 @@ class Proofs:
         told = [value.value for value in values]
         released = {node_id for row in told for node_id in row.release}
         self._vouched |= released
-        known.shown |= gone(told) | released
+        known.shown |= find_gone_nodes(told) | released
 
     def vouches(self, reader: str, node_id: str) -> bool:
         """Whether a plugin says to a leader that a node is gone for good."""

@@ -33,8 +33,8 @@ REPAIRS: tuple[Defect, ...] = (
     Defect("a RESUME begins no epoch", "compose", "head.epoch + isinstance(body, Resume)", "head.epoch", "forgetful"),
     Defect(
         "an offer that a lost history has used is kept",
-        "_replaced",
-        "replace(state, ledger=ledger, offer=None, spent=True)",
+        "_replace_history",
+        "replace(state, ledger=ledger, offer=None, needs_offer=True)",
         "replace(state, ledger=ledger)",
         "forgetful",
         3000,
@@ -42,9 +42,10 @@ REPAIRS: tuple[Defect, ...] = (
     ),
     Defect(
         "a round that was stopped is started again",
-        "_wanted",
-        "current is None or not state.ledger.live or current.number <= state.round or current.offer.id in state.ran",
-        "current is None or not state.ledger.live or current.number <= state.round",
+        "_wanted_round",
+        "current is None or not state.ledger.is_live or current.number <= state.round "
+        "or current.offer.id in state.started",
+        "current is None or not state.ledger.is_live or current.number <= state.round",
         "forgetful",
         3000,
         first=140,
@@ -59,18 +60,18 @@ REPAIRS: tuple[Defect, ...] = (
     ),
     # Peers that do not reach each other
     Defect("nobody probes", "Supervisor._step", "failed is not None", "False", "lonely"),
-    Defect("nobody is left out", "accused", "worst[-1] if worst[0] else None", "None", "lonely"),
-    Defect("the one with fewest broken connections is left out", "accused", "max", "min", "lonely", 1000),
+    Defect("nobody is left out", "find_unreachable", "worst[-1] if worst[0] else None", "None", "lonely"),
+    Defect("the one with fewest broken connections is left out", "find_unreachable", "max", "min", "lonely", 1000),
     Defect(
         "a node that is not reached ends the job",
-        "_Muster.gone",
+        "_HaltedMembers.gone",
         "out = [] if self.unreachable is None else [self.unreachable]",
         "out: list[str] = []",
         "lonely",
     ),
     Defect(
         "who was left out is back at once",
-        "_excluded",
+        "_excluded_hosts",
         "tuple(dict.fromkeys((*before, *hosts)))",
         "before",
         "lonely",
@@ -78,7 +79,7 @@ REPAIRS: tuple[Defect, ...] = (
     ),
     Defect(
         "complaints are never forgotten",
-        "_counts",
+        "_is_probe_current",
         "row.probed == old.number - 1 and not stale",
         "row.probed == old.number - 1",
         "lonely",
@@ -100,7 +101,7 @@ REPAIRS: tuple[Defect, ...] = (
     # Tombstones
     Defect(
         "what the newest entry stands on shrinks",
-        "due",
+        "entries_to_shrink",
         "needed = [index for index in (at.round, at.latest, at.halt, at.plan) if index]",
         "needed: list[int] = []",
         "agents",
@@ -108,9 +109,9 @@ REPAIRS: tuple[Defect, ...] = (
     ),
     Defect(
         "entries shrink before all have read them",
-        "due",
-        "[ledger.head.index - WHOLE + 1, *needed, *passed]",
-        "[ledger.head.index - WHOLE + 1, *needed]",
+        "entries_to_shrink",
+        "[ledger.head.index - ENTRIES_KEPT_WHOLE + 1, *needed, *passed]",
+        "[ledger.head.index - ENTRIES_KEPT_WHOLE + 1, *needed]",
         "network",
         1000,
     ),

@@ -167,7 +167,7 @@ def check_obedience(world: World, agent: SimAgent) -> None:
     if state is None or state.work is not Work.RUNNING:
         return
     ledger: Ledger = state.ledger
-    if not ledger.live or ledger.round is None or ledger.round.number != state.round:
+    if not ledger.is_live or ledger.round is None or ledger.round.number != state.round:
         world.truth.violated(
             "S1", f"{agent.node_id} has read entry {ledger.head.index}, and goes on with {state.round}"
         )

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from elastic_core.protocol.ledger import Entry, Round
-from elastic_core.protocol.roster import NodeRow, Phase, gone
+from elastic_core.protocol.roster import NodeRow, Phase, find_gone_nodes
 from simulation.calmness import CALM, calm
 from simulation.endings import read_before
 
@@ -43,7 +43,7 @@ def check_row(world: World, row: NodeRow) -> None:
     """S8: a row proves of nobody that it is gone who is not."""
     agent = world.agent(row.info.node_id)
     others = [] if agent is None else [other for other in agent.host.agents if other.gone_at is None]
-    for node_id in gone([row, *(NodeRow(info=other.info) for other in others if other is not agent)]):
+    for node_id in find_gone_nodes([row, *(NodeRow(info=other.info) for other in others if other is not agent)]):
         if node_id in {other.node_id for other in others}:
             world.truth.violated("S8", f"{row.info.node_id} shows that {node_id} is gone, and its slot is held")
 
@@ -51,7 +51,7 @@ def check_row(world: World, row: NodeRow) -> None:
 def _check_gone(world: World, entry: Entry, earlier: Round | None) -> None:
     """S8: everybody who is gone is shown to be, if one of its host has had the time to look."""
     rows = {row.info.node_id: row for row in read_before(world, entry.id, entry.run)}
-    shown = gone(rows.values())
+    shown = find_gone_nodes(rows.values())
     for node_id in () if earlier is None else earlier.group_ranks:
         agent = world.agent(node_id)
         if agent is None or agent.gone_at is None or node_id in shown or node_id not in rows:
@@ -84,7 +84,10 @@ def _proofs(world: World, entry: Entry, earlier: Round) -> set[str]:
     if not members.keys() <= rows.keys() or any(_shows_an_end(rows[member], before, earlier) for member in members):
         return set()
     return {
-        _proof(row, rows[member]) for member in members for row in rows.values() if member in gone([row, rows[member]])
+        _proof(row, rows[member])
+        for member in members
+        for row in rows.values()
+        if member in find_gone_nodes([row, rows[member]])
     }
 
 

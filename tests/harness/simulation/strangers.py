@@ -15,7 +15,7 @@ from elastic_core.protocol.entries import Body, Closed, Entry, Halt, HaltReason,
 from elastic_core.protocol.ledger import compose
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.job_token import JobToken
-from elastic_core.rendezvous.seal import Seal, protected
+from elastic_core.rendezvous.seal import Seal, protect
 from simulation import leaders, outages
 from simulation.endings import FORGED
 from simulation.lines import Wire
@@ -37,7 +37,7 @@ HEEDED = 4.0
 
 def connection(store: Connection, sealed: bool) -> RendezvousBackend:
     """A node's first connection, as it uses it: sealed where the job has a token."""
-    return protected(store, "simulated store", TOKEN, JOB) if sealed else store
+    return protect(store, "simulated store", TOKEN, JOB) if sealed else store
 
 
 @dataclass
@@ -77,7 +77,7 @@ def _forge_entry(world: World, host: Host, fault: Fault) -> bool:
     if leader is None or ledger is None or ledger.closed is not None or ledger.head.id != replica.entries[-1][0]:
         return False
     bodies: list[Body] = [
-        Halt(round=ledger.round.number, reason=HaltReason.UNSEEN, why="forged") if ledger.live else _closed(),
+        Halt(round=ledger.round.number, reason=HaltReason.UNSEEN, why="forged") if ledger.is_live else _closed(),
         _closed(),
         Round(
             number=1 if ledger.round is None else ledger.round.number + 1,

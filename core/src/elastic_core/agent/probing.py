@@ -22,7 +22,7 @@ from elastic_core.host.ports import HeldPort
 from elastic_core.protocol.ledger import Round
 from elastic_core.protocol.node import Probed
 from elastic_core.protocol.roster import NodeInfo
-from elastic_core.protocol.row_delay import SPREAD_ABOVE, share
+from elastic_core.protocol.row_delay import SPREAD_ABOVE_MEMBERS, spread_fraction
 
 SPREAD_SECONDS_PER_MEMBER = 0.001
 SPREAD_MAX_SECONDS = 0.5
@@ -158,8 +158,8 @@ def _reached(number: int) -> bool:
 
 def spread(current: Round, node_id: str) -> float:
     """Seconds after which a member of a round begins to probe: none in a small one."""
-    members = len(current.members) - SPREAD_ABOVE
-    return share(node_id) * min(SPREAD_MAX_SECONDS, max(0.0, SPREAD_SECONDS_PER_MEMBER * members))
+    members = len(current.members) - SPREAD_ABOVE_MEMBERS
+    return spread_fraction(node_id) * min(SPREAD_MAX_SECONDS, max(0.0, SPREAD_SECONDS_PER_MEMBER * members))
 
 
 def probe(

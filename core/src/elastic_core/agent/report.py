@@ -69,7 +69,7 @@ def untaken(ledger: Ledger, info: NodeInfo, most: int) -> Event | None:
         info: The node's.
         most: Nodes that the job takes.
     """
-    if not ledger.live or ledger.round is None or info.node_id in ledger.round.group_ranks:
+    if not ledger.is_live or ledger.round is None or info.node_id in ledger.round.group_ranks:
         return None
     if len(ledger.round.members) >= most:
         message = (

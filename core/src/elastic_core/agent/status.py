@@ -143,9 +143,9 @@ def _waits_for(state: NodeState, status: Status) -> str:
         return "nothing: the workers run"
     if state.work is Work.DONE:
         return "the other nodes: all workers here have exited with 0"
-    if ledger.live and member:
+    if ledger.is_live and member:
         return "the workers of the round to be started"
-    if ledger.live:
+    if ledger.is_live:
         return "a place in the job, whose round runs without this node"
     return "the next round to begin"
 

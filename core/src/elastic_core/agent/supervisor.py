@@ -35,7 +35,7 @@ from elastic_core.host.addresses import advertised
 from elastic_core.host.ports import own_address
 from elastic_core.incidents import Incident
 from elastic_core.plugins.manager import Plugins
-from elastic_core.protocol.admission import differences
+from elastic_core.protocol.admission import describe_differences
 from elastic_core.protocol.ledger import Closed, Round
 from elastic_core.protocol.node import (
     Answered,
@@ -51,9 +51,9 @@ from elastic_core.protocol.node import (
     Notice,
     Notify,
     Offered,
-    Outrun,
     Probed,
     Progressed,
+    RunReplaced,
     Start,
     Stop,
     StoreLost,
@@ -173,7 +173,7 @@ def supervise(
         if isinstance(found, Closed):
             return finish(publish, found, idle=report.TOO_LATE)
         run = found.ledger.head.run
-        for difference in differences(found.ledger.settings, applicant.settings):
+        for difference in describe_differences(found.ledger.settings, applicant.settings):
             publish(Event("settings_differ", difference, Level.WARNING))
         try:
             given = stack.enter_context(
@@ -321,7 +321,7 @@ class Supervisor:
                 self._on_gone(event)
             case Died(reason):
                 self._on_warden_death(reason)
-            case EntriesRead() | HistoryReplaced() | Probed() | StoreLost() | Outrun():
+            case EntriesRead() | HistoryReplaced() | Probed() | StoreLost() | RunReplaced():
                 self._step(event)
             case _ if isinstance(event, ForkServerEvent):
                 self._publish(report.fork_server(event))
@@ -434,7 +434,7 @@ class Supervisor:
     def _remember(self, before: NodeState) -> None:
         """Keep what people ask for and nobody decides by."""
         state, halt = self._state, self._state.ledger.halt
-        if (before.work, before.round, before.ledger.live) != (state.work, state.round, state.ledger.live):
+        if (before.work, before.round, before.ledger.is_live) != (state.work, state.round, state.ledger.is_live):
             self._since = self._clock.now()
         self._incident = state.incident or (halt and halt.incident) or self._incident
 

@@ -160,7 +160,7 @@ def configure(config: LaunchConfig) -> RunConfig:
         rdzv_endpoint=endpoint,
         rdzv_id=config.run_id or (uuid.uuid4().hex if alone else DEFAULT_ID),
         rdzv_conf=settings.backend,
-        job_token=job_token.read(os.environ, settings.token_file),
+        job_token=job_token.read_token(os.environ, settings.token_file),
         timing=settings.timing,
         run_uid=settings.run_uid or rdzv_conf.scheduler_uid(os.environ),
         local_addr=read("local_addr", config.local_addr or None, parse.address),

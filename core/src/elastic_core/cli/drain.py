@@ -83,7 +83,7 @@ def over_the_store(given: Mapping[str, Any], request: Callable[[RendezvousBacken
         max_nodes=2,
         local_addr=None,
         node_rank=None,
-        token=job_token.read(os.environ, conf.token_file),
+        token=job_token.read_token(os.environ, conf.token_file),
         config=conf.backend,
     )
     store = loaded.make_rendezvous(params)

@@ -11,7 +11,7 @@ from itertools import groupby
 import click
 
 from elastic_core.errors import PluginError
-from elastic_core.plugins.entry_points import Catalogue, Group, Offer, load
+from elastic_core.plugins.entry_points import Catalogue, Group, InstalledPlugin, load
 from elastic_core.plugins.manager import core_plugins, hooks_of
 from elastic_core.version import __version__
 
@@ -44,7 +44,7 @@ def inventory(catalogue: Catalogue) -> list[Listed]:
     return own + [_listed(offer, catalogue) for group in Group for offer in catalogue.offers(group)]
 
 
-def _listed(offer: Offer, catalogue: Catalogue) -> Listed:
+def _listed(offer: InstalledPlugin, catalogue: Catalogue) -> Listed:
     hooks: tuple[str, ...] = ()
     error = None
     try:

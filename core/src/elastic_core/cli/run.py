@@ -200,7 +200,7 @@ def configure(
         rdzv_endpoint=endpoint,
         rdzv_id=flags.rdzv_id or (str(uuid.uuid4()) if stands_alone(flags) else DEFAULT_ID),  # both as torchrun's
         rdzv_conf=conf.backend,
-        job_token=job_token.read(environ, conf.token_file),
+        job_token=job_token.read_token(environ, conf.token_file),
         timing=conf.timing,
         run_uid=conf.run_uid or scheduler_uid(environ),
         local_addr=(flags.master_addr if takes_master(flags, backend) else None) or flags.local_addr,

@@ -121,7 +121,7 @@ def no_ledger(backend: str) -> UsageError:
     """A job token is given for a backend that keeps no ledger."""
     return UsageError(
         f"The {backend} backend is a rendezvous handler of others, where a job token protects nothing.",
-        hint=f"Unset {job_token.VARIABLE} and leave out {TOKEN_FILE}, or take a backend of Elastic's, such as "
+        hint=f"Unset {job_token.TOKEN_VARIABLE} and leave out {TOKEN_FILE}, or take a backend of Elastic's, such as "
         "c10d, redis, etcd or file.",
     )
 

@@ -30,21 +30,21 @@ from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode, signal_name
 from elastic_core.handlers.state_machine import (
-    Ask,
-    AskingEffect,
-    AskingEvent,
-    AskingState,
+    AskHandler,
     AwaitOthers,
     Close,
     Counted,
+    HandlerEffect,
+    HandlerEvent,
+    HandlerState,
+    HandlerWork,
     Judge,
     Judged,
     OthersFinished,
-    Work,
     step,
 )
 from elastic_core.handlers.status import describe_polled
-from elastic_core.handlers.thread import Asker, Blind, Failed, Sealed, ShutDown
+from elastic_core.handlers.thread import Asker, Blind, HandlerFailed, Sealed, ShutDown
 from elastic_core.incidents import History, Incident, IncidentKind
 from elastic_core.plugins import handler_registry
 from elastic_core.plugins.manager import Plugins
@@ -137,7 +137,7 @@ class PollingAgent:
     ) -> None:
         self._config, self._plugins, self._publish, self._clock = config, plugins, publish, clock
         self._inbox, self._handled, self._warden, self._group = hands.inbox, hands.signals, hands.warden, hands.group
-        self._state = AskingState()
+        self._state = HandlerState()
         self._info, self._since = info, clock.now()
         self._sealed: Sealed | None = None
         self._port_taken = False
@@ -163,7 +163,7 @@ class PollingAgent:
 
     def run(self) -> Ending:
         """The loop: take what happened, see what follows, do it, until there is an end."""
-        self._do(Ask())
+        self._do(AskHandler())
         while not self._over:
             for event in self._inbox.take():
                 self._handle(event)
@@ -199,12 +199,12 @@ class PollingAgent:
             case _Look():
                 pass
             case _StillAsking(number):
-                if self._state.work is Work.MEETING and number == self._round:
+                if self._state.work is HandlerWork.MEETING and number == self._round:
                     self._say("handler_busy", f"the handler has looked for a round for {LONG_WAIT:g} s and still does")
             case Counted() | Blind():
                 self._asked_at = None
                 self._on_count(event)
-            case Failed(error):
+            case HandlerFailed(error):
                 self._on_failure(error)
             case Judged() | OthersFinished():
                 self._step(event)
@@ -218,7 +218,7 @@ class PollingAgent:
                 if self._warden.is_over(event):
                     self._group.gone()
                     self._step(WorkersGone())
-            case Overdue() if self._state.work is Work.STOPPING:
+            case Overdue() if self._state.work is HandlerWork.STOPPING:
                 self._warden.kill()
             case Overdue():
                 pass
@@ -257,7 +257,7 @@ class PollingAgent:
         """
         if self._asked_at is not None:
             self._on_count(Blind(TimeoutError(f"no answer for {self._clock.now() - self._asked_at:.0f} s")))
-        elif self._state.work is Work.RUNNING:
+        elif self._state.work is HandlerWork.RUNNING:
             self._asked_at = self._clock.now()
             self._asker.count()
             self._look_later(ANSWER_WITHIN)
@@ -281,7 +281,7 @@ class PollingAgent:
                     self._step(event)
         if self._blind_since is not None:
             self._look_later(max(self._config.monitor_interval, BLIND_INTERVAL))
-        elif self._state.work is Work.RUNNING:
+        elif self._state.work is HandlerWork.RUNNING:
             self._look_later(self._config.monitor_interval)
 
     def _on_failure(self, error: BaseException) -> None:
@@ -309,7 +309,7 @@ class PollingAgent:
             self._inbox.at(self._clock.now() + WARDEN_PATIENCE, Overdue())
         else:
             self._received = signum
-            busy = self._state.work in (Work.RUNNING, Work.STOPPING)
+            busy = self._state.work in (HandlerWork.RUNNING, HandlerWork.STOPPING)
             again = "; once more to kill the workers at once" if busy else ""
             self._say("signal", f"received {name}: leaving{again}")
         if self._ending is not None:  # only the handler's farewell is waited for
@@ -330,7 +330,7 @@ class PollingAgent:
 
     # What follows ----------------------------------------------------------------------------------------------------
 
-    def _step(self, event: AskingEvent) -> None:
+    def _step(self, event: HandlerEvent) -> None:
         before = self._state
         self._state, effects = step(before, event)
         if (before.work, before.round) != (self._state.work, self._state.round):
@@ -338,9 +338,9 @@ class PollingAgent:
         for effect in effects:
             self._do(effect)
 
-    def _do(self, effect: AskingEffect) -> None:
+    def _do(self, effect: HandlerEffect) -> None:
         match effect:
-            case Ask():
+            case AskHandler():
                 state = self._state
                 self._asker.meet(self._round + 1, state.restarts, state.why, new_port=self._port_taken)
                 self._inbox.at(self._clock.now() + LONG_WAIT, _StillAsking(self._round))

@@ -17,7 +17,7 @@ from elastic_core.protocol.ledger import Closed, HaltReason, Round
 from elastic_core.protocol.node import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
 
 
-class Work(enum.Enum):
+class HandlerWork(enum.Enum):
     """What this node is doing."""
 
     MEETING = "meeting"
@@ -30,10 +30,10 @@ class Work(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskingState:
+class HandlerState:
     """All that such a node knows."""
 
-    work: Work = Work.MEETING
+    work: HandlerWork = HandlerWork.MEETING
     round: Round | None = None
     """The newest round that it was in."""
     restarts: int = 0
@@ -81,11 +81,11 @@ class OthersFinished:
     missing: tuple[int, ...] = ()
 
 
-AskingEvent: TypeAlias = "Met | Counted | Judged | OthersFinished | WorkerFailed | WorkersDone | WorkersGone | Leaving"
+HandlerEvent: TypeAlias = "Met | Counted | Judged | OthersFinished | WorkerFailed | WorkersDone | WorkersGone | Leaving"
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AskHandler:
     """Ask the handler for the next round."""
 
 
@@ -109,59 +109,59 @@ class Close:
     closed: Closed
 
 
-AskingEffect: TypeAlias = "Ask | Start | Stop | Judge | AwaitOthers | Close | Exit"
-Step: TypeAlias = "tuple[AskingState, tuple[AskingEffect, ...]]"
+HandlerEffect: TypeAlias = "AskHandler | Start | Stop | Judge | AwaitOthers | Close | Exit"
+Step: TypeAlias = "tuple[HandlerState, tuple[HandlerEffect, ...]]"
 
 
-def step(state: AskingState, event: AskingEvent) -> Step:
+def step(state: HandlerState, event: HandlerEvent) -> Step:
     """The state after an event, and what to do about it, in order. What comes too late changes nothing."""
     match event, state.work:
-        case Met(found, restarts), Work.MEETING:
-            state = replace(state, work=Work.RUNNING, round=found, gone=False, incident=None, verdict=None)
+        case Met(found, restarts), HandlerWork.MEETING:
+            state = replace(state, work=HandlerWork.RUNNING, round=found, gone=False, incident=None, verdict=None)
             return state, (Start(found, restarts),)
-        case Counted(waiting), Work.RUNNING if waiting > 0:
+        case Counted(waiting), HandlerWork.RUNNING if waiting > 0:
             why = f"{waiting} node(s) wait to join"
             return _stop(replace(state, why=why, reason=HaltReason.RESIZE), Grace.PLANNED)
-        case WorkerFailed(incident), Work.RUNNING:
+        case WorkerFailed(incident), HandlerWork.RUNNING:
             why = f"rank {incident.rank} {incident.cause()}"
             state = replace(state, why=why, reason=HaltReason.FAILURE, incident=incident)
             state, effects = _stop(state, Grace.BROKEN)
-            return state, (*effects, Judge(_charged(incident), state.restarts))
-        case WorkersDone(), Work.RUNNING:
-            return replace(state, work=Work.FINISHING), (AwaitOthers(),)
-        case OthersFinished(missing), Work.FINISHING:
+            return state, (*effects, Judge(_as_judged(incident), state.restarts))
+        case WorkersDone(), HandlerWork.RUNNING:
+            return replace(state, work=HandlerWork.FINISHING), (AwaitOthers(),)
+        case OthersFinished(missing), HandlerWork.FINISHING:
             return _end(state, Close(_success(missing)))
-        case Judged(verdict), Work.STOPPING:
+        case Judged(verdict), HandlerWork.STOPPING:
             return _go_on(replace(state, verdict=verdict))
-        case WorkersGone(), Work.STOPPING:
+        case WorkersGone(), HandlerWork.STOPPING:
             return _go_on(replace(state, gone=True))
-        case Leaving() as leaving, Work.RUNNING:
+        case Leaving() as leaving, HandlerWork.RUNNING:
             state = replace(state, leaving=leaving, why=leaving.why, reason=HaltReason.NODE_LEFT)
             return _stop(state, Grace.PLANNED)
-        case Leaving() as leaving, Work.STOPPING:
+        case Leaving() as leaving, HandlerWork.STOPPING:
             return _go_on(replace(state, leaving=leaving))
-        case Leaving(why, exit_code), Work.MEETING | Work.FINISHING:
+        case Leaving(why, exit_code), HandlerWork.MEETING | HandlerWork.FINISHING:
             return _end(state, Exit(exit_code, why))
     return state, ()
 
 
-def _stop(state: AskingState, grace: Grace) -> Step:
-    return replace(state, work=Work.STOPPING), (Stop(grace, state.why),)
+def _stop(state: HandlerState, grace: Grace) -> Step:
+    return replace(state, work=HandlerWork.STOPPING), (Stop(grace, state.why),)
 
 
-def _go_on(state: AskingState) -> Step:
+def _go_on(state: HandlerState) -> Step:
     """What follows a stop, once no process is left and the policies have said what they think of it."""
     if not state.gone:
         return state, ()
     if state.leaving is not None:
         return _end(state, Exit(state.leaving.exit_code, state.leaving.why))
     if state.incident is None:
-        return replace(state, work=Work.MEETING), (Ask(),)
+        return replace(state, work=HandlerWork.MEETING), (AskHandler(),)
     match state.verdict:
         case None:
             return state, ()
         case Verdict(Action.RESTART):
-            return replace(state, work=Work.MEETING, restarts=state.restarts + 1), (Ask(),)
+            return replace(state, work=HandlerWork.MEETING, restarts=state.restarts + 1), (AskHandler(),)
         case Verdict(Action.EXCLUDE_HOST, reason):  # all that this node can exclude is itself
             return _end(state, Exit(ExitCode.WITHDRAWN, reason))
         case Verdict(_, reason, requeue):
@@ -175,7 +175,7 @@ def _go_on(state: AskingState) -> Step:
             return _end(state, Close(failed))
 
 
-def _charged(incident: Incident) -> Incident:
+def _as_judged(incident: Incident) -> Incident:
     """The incident as policies see it: here only the budget ends a job whose port is always taken."""
     if incident.kind is IncidentKind.PORT_TAKEN:
         return replace(incident, kind=IncidentKind.WORKER_FAILED)
@@ -189,5 +189,5 @@ def _success(missing: tuple[int, ...]) -> Closed:
     return Closed(success=True, why=why, exit_code=ExitCode.SUCCESS)
 
 
-def _end(state: AskingState, effect: Close | Exit) -> Step:
-    return replace(state, work=Work.OVER), (effect,)
+def _end(state: HandlerState, effect: Close | Exit) -> Step:
+    return replace(state, work=HandlerWork.OVER), (effect,)

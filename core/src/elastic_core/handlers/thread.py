@@ -52,13 +52,13 @@ class ShutDown:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class HandlerFailed:
     """There is no round for this node; or a defect."""
 
     error: BaseException
 
 
-Reply: TypeAlias = "Sealed | Counted | Blind | OthersFinished | ShutDown | Failed"
+Reply: TypeAlias = "Sealed | Counted | Blind | OthersFinished | ShutDown | HandlerFailed"
 
 
 class Asker:
@@ -118,7 +118,7 @@ class Asker:
             except exchange.Cancelled:
                 break
             except BaseException as exc:  # sys.exit() too: whatever ends this thread would be waited for in vain
-                reply = Failed(exc)
+                reply = HandlerFailed(exc)
             self._post(reply)
         self._drop_port()
 

@@ -1,6 +1,6 @@
 """What is installed: plugins as their distributions announce them, by entry point.
 
-Nothing is imported here until :func:`load` is called on one :class:`Offer`. A distribution announces itself so::
+Nothing is imported before :func:`load` is called on an :class:`InstalledPlugin`. A distribution declares a plugin so::
 
     [project.entry-points."elastic.rendezvous"]
     sqlite = "elastic_example_plugin.backend"
@@ -71,7 +71,7 @@ BROUGHT_BY: Mapping[tuple[Group, str], str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class InstalledPlugin:
     """One installed plugin, not imported yet."""
 
     group: Group
@@ -93,16 +93,16 @@ class Offer:
 class Catalogue:
     """Everything that is installed, read once: a reading costs milliseconds, more the more distributions there are."""
 
-    def __init__(self, offers: Iterable[Offer]) -> None:
+    def __init__(self, offers: Iterable[InstalledPlugin]) -> None:
         self._offers = sorted(offers, key=lambda offer: (offer.group.value, offer.name, offer.distribution))
 
     @classmethod
     def read(cls) -> Catalogue:
         """What the distributions on ``sys.path`` offer now."""
         found = metadata.entry_points()
-        return cls(_offer(group, entry_point) for group in Group for entry_point in found.select(group=group.value))
+        return cls(_installed(group, entry_point) for group in Group for entry_point in found.select(group=group.value))
 
-    def offers(self, group: Group) -> list[Offer]:
+    def offers(self, group: Group) -> list[InstalledPlugin]:
         """Everything in one group, in order of name; a name that two distributions offer stands there twice."""
         return [offer for offer in self._offers if offer.group is group]
 
@@ -110,7 +110,7 @@ class Catalogue:
         """The names in these groups, in order, each once."""
         return sorted({offer.name for group in groups for offer in self.offers(group)})
 
-    def find(self, name: str, *groups: Group) -> Offer:
+    def find(self, name: str, *groups: Group) -> InstalledPlugin:
         """The plugin of that name in the first of ``groups`` that has it.
 
         Raises:
@@ -150,14 +150,14 @@ class Catalogue:
         return PluginError(f"There is no {noun} {name!r}.{did_you_mean(name, [*installed, *others])}", hint=hint)
 
 
-def _offer(group: Group, entry_point: metadata.EntryPoint) -> Offer:
+def _installed(group: Group, entry_point: metadata.EntryPoint) -> InstalledPlugin:
     distribution = entry_point.dist
     if distribution is None:  # only for one that was made by hand, not read from a distribution
-        return Offer(group, entry_point.name, "unknown", "", entry_point)
-    return Offer(group, entry_point.name, distribution.name, distribution.version, entry_point)
+        return InstalledPlugin(group, entry_point.name, "unknown", "", entry_point)
+    return InstalledPlugin(group, entry_point.name, distribution.name, distribution.version, entry_point)
 
 
-def load(offer: Offer) -> Any:
+def load(offer: InstalledPlugin) -> Any:
     """Import a plugin: an entry point that names a class is made an instance of it, and a handler gets its hooks.
 
     Raises:

@@ -32,7 +32,7 @@ from elastic_core.errors import (
     UsageError,
 )
 from elastic_core.hookspecs import hookimpl
-from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters, as_handler, completed
+from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters, as_handler, complete_class
 from elastic_core.rendezvous.options import RendezvousOptions
 
 Factory: TypeAlias = Callable[..., Any]
@@ -151,7 +151,7 @@ class HandlerPlugin:
 
     def __init__(self, name: str, factory: Factory) -> None:
         self._name = name
-        self._factory = completed(factory) if inspect.isclass(factory) else factory
+        self._factory = complete_class(factory) if inspect.isclass(factory) else factory
         if lacking := sorted(getattr(self._factory, "__abstractmethods__", ())):
             raise PluginError(f"The handler's class {_home(factory)} lacks {', '.join(lacking)}.")
 

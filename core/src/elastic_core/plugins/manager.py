@@ -25,12 +25,12 @@ from elastic_core.events import Event, Level
 from elastic_core.hookspecs import HOOKSPEC_VERSION, PROJECT
 from elastic_core.incidents import History, Incident, Verdict
 from elastic_core.plugins import builtin, entry_points, handler_registry
-from elastic_core.plugins.entry_points import Catalogue, Group, Offer
+from elastic_core.plugins.entry_points import Catalogue, Group, InstalledPlugin
 from elastic_core.plugins.observers import Implementation, Observers
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters, as_handler
 from elastic_core.rendezvous.options import RendezvousOptions
-from elastic_core.rendezvous.seal import protected
+from elastic_core.rendezvous.seal import protect
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,7 +119,7 @@ class Plugins:
         """
         for made in self._ask_backend("elastic_make_rendezvous", params=params):
             if isinstance(made, RendezvousBackend):
-                return protected(made, self._described[self._backend_name], params.token, params.run_id)
+                return protect(made, self._described[self._backend_name], params.token, params.run_id)
             if (handler := as_handler(made)) is not None:
                 if params.token is not None:
                     raise no_ledger(params.backend)
@@ -376,11 +376,11 @@ def _check(impl: pluggy.HookImpl, hook: str, described: str) -> None:
             )
 
 
-def _register(plugins: Plugins, offer: Offer) -> None:
+def _register(plugins: Plugins, offer: InstalledPlugin) -> None:
     plugins.register(offer.name, entry_points.load(offer), described=str(offer))
 
 
-def _agents_side(name: str, catalogue: Catalogue) -> list[Offer]:
+def _agents_side(name: str, catalogue: Catalogue) -> list[InstalledPlugin]:
     """What a run that names a plugin imports here: nothing, where all of it is for workers.
 
     Raises:

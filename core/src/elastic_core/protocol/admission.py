@@ -74,7 +74,7 @@ def admit(ledger: Ledger, uid: str | None, alive: Sequence[str]) -> Admission:
     return OpenNext(abandoned=True)
 
 
-def takes(
+def can_take(
     opener: Settings,
     run_uid: str | None,
     mine: Settings,
@@ -119,7 +119,7 @@ def check_settings(opener: Settings, mine: Settings, *, allow_version_mismatch: 
         )
 
 
-def runs_same(opener: Settings, mine: Settings, *, unnamed: bool) -> bool:
+def is_same_program(opener: Settings, mine: Settings, *, unnamed: bool) -> bool:
     """Whether a node runs the program of a run, as far as can be told; see :func:`check_settings`."""
     try:
         _check_command(opener, mine, unnamed=unnamed)
@@ -153,7 +153,7 @@ def _arguments_differ(opener: Settings, mine: Settings) -> bool:
     return bool(theirs and own) and theirs != own
 
 
-def differences(opener: Settings, mine: Settings) -> list[str]:
+def describe_differences(opener: Settings, mine: Settings) -> list[str]:
     """What the node was told otherwise than the run's opener, and that does not keep it out; a sentence each."""
     found = []
     pairs = {item.name: (getattr(mine.timing, item.name), getattr(opener.timing, item.name)) for item in fields(Timing)}

@@ -144,7 +144,7 @@ def _load(data: bytes, what: str) -> dict[str, Any]:
         raise RendezvousStateError(f"{what} has {len(data)} bytes; at most {MAX_VALUE_BYTES} are read.", hint=_FOREIGN)
     if key := seal.fingerprint(data):
         raise RendezvousStateError(
-            f"{what} is sealed with a job token ({key}), and this node has none.", hint=seal.HINT
+            f"{what} is sealed with a job token ({key}), and this node has none.", hint=seal.SEAL_HINT
         )
     try:
         plain = json.loads(data)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from elastic_core.protocol.failure_detector import Watch
 from elastic_core.protocol.ledger import Ledger
 
-WHOLE = 64
+ENTRIES_KEPT_WHOLE = 64
 """The newest entries, which stay whole: who reads a history that went wrong needs its end."""
-AT_ONCE = 16
+ENTRIES_SHRUNK_AT_ONCE = 16
 """Entries to shrink in one turn of the leader, at most: a long history must not hold up a decision."""
 
 
-def due(ledger: Ledger, watch: Watch, kept: int) -> range:
+def entries_to_shrink(ledger: Ledger, watch: Watch, kept: int) -> range:
     """The entries to shrink next.
 
     Args:
@@ -22,6 +22,6 @@ def due(ledger: Ledger, watch: Watch, kept: int) -> range:
     at = ledger.head.anchors
     first = max(kept, at.open + 1)
     needed = [index for index in (at.round, at.latest, at.halt, at.plan) if index]
-    passed = [seen.row.head for seen in watch.nodes.values()]
-    end = min([ledger.head.index - WHOLE + 1, *needed, *passed])
-    return range(first, min(end, first + AT_ONCE))
+    passed = [node.row.head for node in watch.nodes.values()]
+    end = min([ledger.head.index - ENTRIES_KEPT_WHOLE + 1, *needed, *passed])
+    return range(first, min(end, first + ENTRIES_SHRUNK_AT_ONCE))

@@ -20,44 +20,46 @@ LOSSES_KEPT_SECONDS = 3600.0
 """For how long the ledger remembers the losses of a host that has no row."""
 
 
-def charged(incident: Incident | None) -> TypeGuard[Incident]:
+def is_charged(incident: Incident | None) -> TypeGuard[Incident]:
     """Whether an incident spends a restart: only failures of workers do."""
     return incident is not None and incident.kind in (IncidentKind.WORKER_FAILED, IncidentKind.START_FAILED)
 
 
-def restarted(view: LeaderView, old: Round, incident: Incident) -> tuple[Counters, bool]:
+def counters_after_restart(view: LeaderView, old: Round, incident: Incident) -> tuple[Counters, bool]:
     """The counters after ``ROUND(same as old)``, and whether that round spends a restart."""
-    counters, spends = view.ledger.counters, charged(incident)
-    return replace(counters, restarts=counters.restarts + spends, barren=_barren(view, old)), spends
+    counters, spends = view.ledger.counters, is_charged(incident)
+    return replace(counters, restarts=counters.restarts + spends, barren=_barren_rounds(view, old)), spends
 
 
-def reformed(view: LeaderView, old: Round, halt: Halt, unreachable: str | None = None) -> tuple[Counters, bool]:
+def counters_after_halt(
+    view: LeaderView, old: Round, halt: Halt, unreachable: str | None = None
+) -> tuple[Counters, bool]:
     """The counters after a round that follows ``halt``, and whether it spends a restart.
 
     Members that leave or are lost are not in that round, nor is one that is ``unreachable``: its host stays out while
     others suffice (L5).
     """
     anchors, counters = view.ledger.head.anchors, view.ledger.counters
-    unseen = view.unseen(old, anchors.halt)
-    left = [node_id for node_id in old.group_ranks if view.leaving(node_id)]
-    silent = [node_id for node_id in old.group_ranks if node_id in unseen or view.dead(node_id)]
+    unseen = view.members_behind(old, anchors.halt)
+    left = [node_id for node_id in old.group_ranks if view.is_leaving(node_id)]
+    silent = [node_id for node_id in old.group_ranks if node_id in unseen or view.is_lost(node_id)]
     lost = [node_id for node_id in silent if node_id not in left]
-    node_views = [seen for node_id in lost if (seen := view.seen(node_id)) is not None]
-    spends = charged(halt.incident) and not lost and not left and unreachable is None
+    node_views = [node for node_id in lost if (node := view.get(node_id)) is not None]
+    spends = is_charged(halt.incident) and not lost and not left and unreachable is None
     # Of a ROUND from before the run was resumed, only its number tells who saw it.
-    never_saw = [seen for seen in node_views if seen.row.head < anchors.latest and seen.row.round < old.number]
+    never_saw = [node for node in node_views if node.row.head < anchors.latest and node.row.round < old.number]
     given_back = old.charged and bool(never_saw)
     after = replace(
         counters,
         restarts=counters.restarts + spends - given_back,
-        barren=_barren(view, old),
-        losses=_losses(view, [seen.row.info.host_id for seen in node_views]),
-        excluded=_excluded(view, halt, unreachable),
+        barren=_barren_rounds(view, old),
+        losses=_losses_by_host(view, [node.row.info.host_id for node in node_views]),
+        excluded=_excluded_hosts(view, halt, unreachable),
     )
     return after, spends
 
 
-def _losses(view: LeaderView, lost: list[str]) -> dict[str, HostLosses]:
+def _losses_by_host(view: LeaderView, lost: list[str]) -> dict[str, HostLosses]:
     """The losses by host, now that the hosts ``lost`` were lost (one of them twice, if two of its nodes were).
 
     Kept are hosts that have a row, and those that were lost within the last hour. If there are too many, those with the
@@ -73,18 +75,18 @@ def _losses(view: LeaderView, lost: list[str]) -> dict[str, HostLosses]:
     return dict(sorted(kept, key=lambda item: (item[1].count, item[1].age))[-MAX_HOSTS:])
 
 
-def _barren(view: LeaderView, old: Round) -> int:
+def _barren_rounds(view: LeaderView, old: Round) -> int:
     """Rounds in a row without progress, now that ``old`` is over (rule L4)."""
-    progressed = any(seen.row.progressed and seen.row.round == old.number for seen in view.node_views(old))
+    progressed = any(node.row.progressed and node.row.round == old.number for node in view.node_views(old))
     return 0 if progressed else view.ledger.counters.barren + 1
 
 
-def _excluded(view: LeaderView, halt: Halt, unreachable: str | None) -> tuple[str, ...]:
+def _excluded_hosts(view: LeaderView, halt: Halt, unreachable: str | None) -> tuple[str, ...]:
     before, verdict = view.ledger.counters.excluded, view.verdict(halt.round)
     out = [unreachable]
     if verdict is not None and verdict.action is Action.EXCLUDE_HOST and halt.incident is not None:
         out.append(halt.incident.node_id)
-    hosts = [seen.row.info.host_id for seen in view.watch.nodes.values() if seen.node_id in out]
+    hosts = [node.row.info.host_id for node in view.watch.nodes.values() if node.node_id in out]
     every = tuple(dict.fromkeys((*before, *hosts)))
     if len(every) <= MAX_HOSTS:
         return every

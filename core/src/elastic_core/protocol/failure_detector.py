@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from elastic_core.config.run import Timing
-from elastic_core.protocol.roster import NodeRow, gone
+from elastic_core.protocol.roster import NodeRow, find_gone_nodes
 
-CONTACT_GAP = 3.0
+CONTACT_GAP_MAX_SECONDS = 3.0
 """Seconds without contact after which a node judges nobody for one full period, at most; see :func:`contact_gap`."""
 
 LOOKS_PER_SILENCE = 4
@@ -27,7 +27,7 @@ PROOF_HEARTBEATS = 1.5
 """Heartbeats for which the heartbeat of a node that is proved to be gone must have stood still, before the proof
 counts: that of a node which lives never stands still for so long, unless it is cut off. (Two machines may have one
 host id.)"""
-CONTRADICTIONS = 2
+CONTRADICTIONS_MAX = 2
 """How often the heartbeat of a node that is proved to be gone must have grown, until its host is distrusted. Once is no
 contradiction: the last heartbeat of a dead node may arrive late, and it has only one on its way."""
 
@@ -38,7 +38,7 @@ def contact_gap(timing: Timing, look: float = 0.0) -> float:
     More than a heartbeat, since it looks once a heartbeat; and well below what others are judged by. Where one look at
     the roster takes ``look`` seconds, half as much more than that, too: thousands of rows take time to read.
     """
-    return max(min(CONTACT_GAP, timing.lost_after / 2), 1.5 * timing.beat_interval, 1.5 * look)
+    return max(min(CONTACT_GAP_MAX_SECONDS, timing.lost_after / 2), 1.5 * timing.beat_interval, 1.5 * look)
 
 
 def look_interval(timing: Timing) -> float:
@@ -79,7 +79,7 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class DeposedLeader:
     """What a node had heard of the old leader when it took its place: it need not be silent for another period."""
 
     node_id: str
@@ -99,7 +99,7 @@ class Watch:
     """When it first looked: who has no row then gets as long as one whose heartbeat stopped (rule L1)."""
     gap_at: float = -math.inf
     """Until when the leader was last not looking; what it then saw may have been there for long."""
-    heard: Heard | None = None
+    deposed: DeposedLeader | None = None
     proven: frozenset[str] = frozenset()
     """Who was proved, or vouched for, to be gone before: that stands, whatever becomes of the row that said so."""
     distrusted: frozenset[str] = frozenset()
@@ -113,14 +113,14 @@ class Watch:
 
     @cached_property
     def gone(self) -> frozenset[str]:
-        """The ids of those whose last process is gone, as far as rows and slots show (rule S8); see :func:`proved`."""
-        rows = [seen.row for seen in self.nodes.values() if seen.row.info.host_id not in self.distrusted]
-        return self.proven & {row.info.node_id for row in rows} | gone(rows)
+        """The ids of the nodes whose last process is gone, as rows and slots prove (rule S8)."""
+        rows = [node.row for node in self.nodes.values() if node.row.info.host_id not in self.distrusted]
+        return self.proven & {row.info.node_id for row in rows} | find_gone_nodes(rows)
 
     @cached_property
     def most_changed_at(self) -> float:
         """The instant up to which more than half of the nodes last gave a sign."""
-        return sorted(seen.changed_at for seen in self.nodes.values())[len(self.nodes) // 2]
+        return sorted(node.changed_at for node in self.nodes.values())[len(self.nodes) // 2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Observation:
     revision: int = 0
 
 
-def interrupted(watch: Watch) -> Watch:
+def mark_interrupted(watch: Watch) -> Watch:
     """The watch of a leader whose connection has broken: that is a gap, however short it was (rule L1).
 
     Others were cut off as well, and need not all be back at once.
@@ -141,21 +141,21 @@ def interrupted(watch: Watch) -> Watch:
     return watch if watch.read_at is None else replace(watch, read_at=-math.inf)
 
 
-def resumed(watch: Watch, epoch: int) -> Watch:
+def forget_older_epochs(watch: Watch, epoch: int) -> Watch:
     """The watch of a leader that decides in this epoch: what rows said of an older one says nothing of it.
 
     That goes for those above all that the store has lost, and that nobody may ever enter again.
     """
     stale = {
-        node_id: replace(seen, row=row)
-        for node_id, seen in watch.nodes.items()
-        if (row := seen.row.within(epoch)) is not seen.row
+        node_id: replace(node, row=row)
+        for node_id, node in watch.nodes.items()
+        if (row := node.row.within(epoch)) is not node.row
     }
     return replace(watch, nodes={**watch.nodes, **stale}) if stale else watch
 
 
 def observe(
-    watch: Watch, rows: Iterable[Observation], now: float, *, gap: float = CONTACT_GAP, slept: float = 0.0
+    watch: Watch, rows: Iterable[Observation], now: float, *, gap: float = CONTACT_GAP_MAX_SECONDS, slept: float = 0.0
 ) -> Watch:
     """The watch after one successful read of the whole roster at ``now``.
 
@@ -168,16 +168,18 @@ def observe(
     """
     cut_off = watch.read_at is not None and now - watch.read_at - slept > gap
     nodes = {}
-    for seen in sorted(rows, key=lambda seen: seen.serial):
-        old = watch.get(seen.row.info.node_id)
-        highest, contradictions = _highest(watch, old, seen)
-        if old is not None and seen.revision < old.revision:  # from a copy of the store; the node will send it again
-            changed_at = now if cut_off or old.heartbeat != seen.heartbeat else old.changed_at
-            sign_at = now if old.heartbeat != seen.heartbeat else old.sign_at
+    for observed in sorted(rows, key=lambda observed: observed.serial):
+        old = watch.get(observed.row.info.node_id)
+        highest, contradictions = _highest_heartbeat(watch, old, observed)
+        if (
+            old is not None and observed.revision < old.revision
+        ):  # from a copy of the store; the node will send it again
+            changed_at = now if cut_off or old.heartbeat != observed.heartbeat else old.changed_at
+            sign_at = now if old.heartbeat != observed.heartbeat else old.sign_at
             nodes[old.node_id] = replace(
                 old,
-                serial=seen.serial,
-                heartbeat=seen.heartbeat,
+                serial=observed.serial,
+                heartbeat=observed.heartbeat,
                 changed_at=changed_at,
                 sign_at=sign_at,
                 listed=False,
@@ -185,19 +187,23 @@ def observe(
                 contradictions=contradictions,
             )
             continue
-        sign = old is not None and (old.heartbeat, old.row) != (seen.heartbeat, seen.row)
+        sign = old is not None and (old.heartbeat, old.row) != (observed.heartbeat, observed.row)
         node_view = NodeView(
-            row=seen.row,
-            serial=seen.serial,
-            heartbeat=seen.heartbeat,
+            row=observed.row,
+            serial=observed.serial,
+            heartbeat=observed.heartbeat,
             arrived_at=now if old is None else old.arrived_at,
-            changed_at=_last_sign(watch, seen, now) if old is None else now if cut_off or sign else old.changed_at,
-            seen_at=now if old is None or old.row.head != seen.row.head else old.seen_at,
+            changed_at=_last_sign_at(watch, observed, now)
+            if old is None
+            else now
+            if cut_off or sign
+            else old.changed_at,
+            seen_at=now if old is None or old.row.head != observed.row.head else old.seen_at,
             sign_at=now if sign else -math.inf if old is None else old.sign_at,
-            revision=seen.revision,
+            revision=observed.revision,
             highest=highest,
             contradictions=contradictions,
-            reported_at=now if old is None or old.row.incident != seen.row.incident else old.reported_at,
+            reported_at=now if old is None or old.row.incident != observed.row.incident else old.reported_at,
         )
         nodes[node_view.node_id] = node_view
     for node_id, old in watch.nodes.items():
@@ -206,8 +212,8 @@ def observe(
     in_order = dict(sorted(nodes.items(), key=lambda item: item[1].serial))
     began_at = now if watch.read_at is None or cut_off else watch.began_at
     gap_at = now if cut_off else watch.gap_at
-    vouched_for = {node_id for seen in nodes.values() for node_id in seen.row.release}
-    contradicted = {seen.row.info.host_id for seen in nodes.values() if seen.contradictions >= CONTRADICTIONS}
+    vouched_for = {node_id for node in nodes.values() for node_id in node.row.release}
+    contradicted = {node.row.info.host_id for node in nodes.values() if node.contradictions >= CONTRADICTIONS_MAX}
     return replace(
         watch,
         nodes=in_order,
@@ -219,27 +225,27 @@ def observe(
     )
 
 
-def _highest(watch: Watch, old: NodeView | None, seen: Observation) -> tuple[int, int]:
+def _highest_heartbeat(watch: Watch, old: NodeView | None, observed: Observation) -> tuple[int, int]:
     """The highest heartbeat, and how often one that grew has contradicted that the node is gone."""
     if old is None:
-        return seen.heartbeat, 0
-    if seen.heartbeat <= old.highest:
+        return observed.heartbeat, 0
+    if observed.heartbeat <= old.highest:
         return old.highest, old.contradictions
-    return seen.heartbeat, old.contradictions + (old.node_id in watch.gone)
+    return observed.heartbeat, old.contradictions + (old.node_id in watch.gone)
 
 
-def _last_sign(watch: Watch, seen: Observation, now: float) -> float:
+def _last_sign_at(watch: Watch, observed: Observation, now: float) -> float:
     """When a node that is seen for the first time last gave a sign: now, unless it is the old leader, and still.
 
     A row that was not there when the leader first looked is a sign by itself.
     """
-    heard = watch.heard if watch.read_at is None else None
-    if heard is not None and (heard.node_id, heard.heartbeat) == (seen.row.info.node_id, seen.heartbeat):
-        return heard.changed_at
+    deposed = watch.deposed if watch.read_at is None else None
+    if deposed is not None and (deposed.node_id, deposed.heartbeat) == (observed.row.info.node_id, observed.heartbeat):
+        return deposed.changed_at
     return now
 
 
-def vouched(watch: Watch, node_ids: Iterable[str]) -> Watch:
+def vouch(watch: Watch, node_ids: Iterable[str]) -> Watch:
     """The watch, now that somebody vouches that these nodes are gone for good: a proof as that of rule S8."""
     return replace(watch, proven=watch.gone | (watch.nodes.keys() & set(node_ids)))
 
@@ -247,34 +253,34 @@ def vouched(watch: Watch, node_ids: Iterable[str]) -> Watch:
 def forget(watch: Watch, node_ids: Iterable[str]) -> Watch:
     """The watch without these nodes."""
     forgotten = set(node_ids)
-    nodes = {node_id: seen for node_id, seen in watch.nodes.items() if node_id not in forgotten}
+    nodes = {node_id: node for node_id, node in watch.nodes.items() if node_id not in forgotten}
     return replace(watch, nodes=nodes, proven=watch.gone & nodes.keys())
 
 
-def dead(watch: Watch, node_id: str, timing: Timing, now: float) -> bool:
+def is_lost(watch: Watch, node_id: str, timing: Timing, now: float) -> bool:
     """Whether a node is lost: silent beyond the limit, which is less for one that is gone from its slot, or without a
     row for as long.
     """
-    seen = watch.get(node_id)
-    if seen is None:
+    node = watch.get(node_id)
+    if node is None:
         return now >= watch.began_at + timing.lost_after
-    return now >= silent_at(watch, seen, timing)
+    return now >= silence_deadline(watch, node, timing)
 
 
-def proved(watch: Watch, seen: NodeView, timing: Timing, now: float) -> bool:
+def is_proved_gone(watch: Watch, node: NodeView, timing: Timing, now: float) -> bool:
     """Whether a node is proved to be gone from its slot, and its heartbeat does not contradict that (rule S8)."""
-    return seen.node_id in watch.gone and now >= silent_at(watch, seen, timing)
+    return node.node_id in watch.gone and now >= silence_deadline(watch, node, timing)
 
 
-def silent_at(watch: Watch, seen: NodeView, timing: Timing) -> float:
+def silence_deadline(watch: Watch, node: NodeView, timing: Timing) -> float:
     """The instant at which a node counts as lost if nothing is heard of it until then.
 
     When most of three or more others fall silent together, the store is the likelier cause, and they get twice the
     time (rule L1). One that is proved to be gone has less.
     """
-    if seen.node_id in watch.gone:
-        return seen.changed_at + PROOF_HEARTBEATS * timing.beat_interval
+    if node.node_id in watch.gone:
+        return node.changed_at + PROOF_HEARTBEATS * timing.beat_interval
     limit = timing.lost_after
     if len(watch.nodes) > 3 and watch.read_at is not None and watch.read_at - watch.most_changed_at >= limit:
         limit *= 2
-    return seen.changed_at + limit
+    return node.changed_at + limit

@@ -8,93 +8,92 @@ collective in it, and nobody holds inside one.
 
 from __future__ import annotations
 
-from elastic_core.protocol.decisions import Append, Decision, LookAgain
 from elastic_core.protocol.failure_detector import NodeView
-from elastic_core.protocol.leader_entries import end_round
+from elastic_core.protocol.leader_entries import Append, Decision, LookAgain, halt_round
 from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Drain, HaltReason, Plan, Round, StopAt
-from elastic_core.protocol.limits import MAX_DRAINED, listing
+from elastic_core.protocol.limits import MAX_DRAINED_NODES, list_names
 from elastic_core.protocol.roster import Phase
 
 
-def take_notices(view: LeaderView, current: Round) -> bool:
+def can_take_notices(view: LeaderView, current: Round) -> bool:
     """Whether the workers of every member would take a PLAN."""
     found = view.node_views(current)
     return len(found) == len(current.members) and all(
-        seen.row.phase is Phase.RUNNING and seen.row.round == current.number and seen.row.takes_notices
-        for seen in found
+        node.row.phase is Phase.RUNNING and node.row.round == current.number and node.row.takes_notices
+        for node in found
     )
 
 
 def stop_gracefully(view: LeaderView, current: Round, reason: HaltReason, why: str, deadline: float) -> Append:
     """The PLAN for a healthy round, where its workers take notices; else its HALT, and they get the time to save."""
-    if not take_notices(view, current):
-        return end_round(view, current, reason, why, planned=True)
+    if not can_take_notices(view, current):
+        return halt_round(view, current, reason, why, planned=True)
     body = Plan(round=current.number, reason=reason, why=why, deadline=min(deadline, view.timing.plan_timeout))
     return Append(body, view.ledger.counters)
 
 
-def departs(view: LeaderView, current: Round, seen: NodeView) -> Append | None:
+def stop_for_departure(view: LeaderView, current: Round, node: NodeView) -> Append | None:
     """What follows from it that a member leaves; None while a PLAN has it that all stop together."""
-    why = f"{view.names([seen.node_id])} leaves"
-    if not seen.row.grace or seen.row.phase is not Phase.RUNNING:
-        return end_round(view, current, HaltReason.NODE_LEFT, why)
+    why = f"{view.describe_nodes([node.node_id])} leaves"
+    if not node.row.grace or node.row.phase is not Phase.RUNNING:
+        return halt_round(view, current, HaltReason.NODE_LEFT, why)
     if view.ledger.plan is not None:
         return None
-    return stop_gracefully(view, current, HaltReason.NODE_LEFT, why, seen.row.grace)
+    return stop_gracefully(view, current, HaltReason.NODE_LEFT, why, node.row.grace)
 
 
-def stepped_down(current: Round, seen: NodeView | None) -> bool:
+def has_stepped_down(current: Round, node: NodeView | None) -> bool:
     """Whether a member's workers have stopped by themselves, and are gone."""
-    if seen is None or seen.row.round != current.number:
+    if node is None or node.row.round != current.number:
         return False
-    return seen.row.phase is Phase.STOPPED and seen.row.stepped_down
+    return node.row.phase is Phase.STOPPED and node.row.stepped_down
 
 
-def pursue(view: LeaderView, current: Round, plan: Plan, finished: set[str]) -> Decision:
+def continue_plan(view: LeaderView, current: Round, plan: Plan, finished: set[str]) -> Decision:
     """What follows a PLAN while nothing else happens: STOP_AT, and the HALT when all have stopped or it is time."""
     ledger = view.ledger
     ids = [node_id for node_id in current.group_ranks if node_id not in finished]
-    left = [node_id for node_id in ids if not stepped_down(current, view.seen(node_id))]
+    left = [node_id for node_id in ids if not has_stepped_down(current, view.get(node_id))]
     if not left:
-        return end_round(view, current, plan.reason, plan.why, planned=True)
+        return halt_round(view, current, plan.reason, plan.why, planned=True)
     deadline = ledger.plan_at + plan.deadline
     if view.now >= deadline:
         where = "" if ledger.stop_at is None else f" at step {ledger.stop_at.step}"
-        why = f"{plan.why}; {view.names(left)} had not stopped{where} after {plan.deadline:g} s"
-        return end_round(view, current, plan.reason, why, planned=True)
-    if ledger.stop_at is None and (steps := _answers(view, ids)) is not None:
-        leaving = plan.reason is not HaltReason.RESIZE or any(map(view.leaving, current.group_ranks))
+        why = f"{plan.why}; {view.describe_nodes(left)} had not stopped{where} after {plan.deadline:g} s"
+        return halt_round(view, current, plan.reason, why, planned=True)
+    if ledger.stop_at is None and (steps := _reported_steps(view, ids)) is not None:
+        leaving = plan.reason is not HaltReason.RESIZE or any(map(view.is_leaving, current.group_ranks))
         return Append(StopAt(round=current.number, step=max(steps) + 1, leaving=leaving), ledger.counters)
-    return LookAgain(view.look(deadline, nodes=view.node_views(current)))
+    return LookAgain(view.next_look_at(deadline, nodes=view.node_views(current)))
 
 
-def _answers(view: LeaderView, ids: list[str]) -> list[int] | None:
+def _reported_steps(view: LeaderView, ids: list[str]) -> list[int] | None:
     """The steps of all ranks; None while somebody has yet to answer this very PLAN."""
-    rows = [seen.row for node_id in ids if (seen := view.seen(node_id)) is not None]
+    rows = [node.row for node_id in ids if (node := view.get(node_id)) is not None]
     answered = [row for row in rows if row.answered == view.ledger.head.anchors.plan and row.steps]
     return [step for row in answered for step in row.steps] if len(answered) == len(ids) else None
 
 
-def drain(view: LeaderView) -> Append | None:
+def answer_drain_requests(view: LeaderView) -> Append | None:
     """The DRAIN that somebody has asked for, of agents that do not yet know of it; None where there is none.
 
     A request is a row. Whoever can write to the store can enter one, and nobody else. It is for those who were there
     before it: if its author is killed it stays for a while, and must not send away who comes in their place.
     """
-    requests = {seen.row.drain: seen for seen in view.watch.nodes.values() if seen.row.drain}  # in order of arrival
+    requests = {node.row.drain: node for node in view.watch.nodes.values() if node.row.drain}  # in order of arrival
     nodes = tuple(
-        seen.node_id
-        for seen in view.watch.nodes.values()
-        if (request := requests.get(seen.row.info.host)) is not None
-        and seen.serial < request.serial
-        and not seen.row.leaving
-        and seen.row.run == view.ledger.head.run
-        and seen.node_id not in view.ledger.asked
-        and not view.dead(seen.node_id)
-    )[:MAX_DRAINED]
+        node.node_id
+        for node in view.watch.nodes.values()
+        if (request := requests.get(node.row.info.host)) is not None
+        and node.serial < request.serial
+        and not node.row.leaving
+        and node.row.run == view.ledger.head.run
+        and node.node_id not in view.ledger.asked
+        and not view.is_lost(node.node_id)
+    )[:MAX_DRAINED_NODES]
     if not nodes:
         return None
-    asked = {requests[seen.row.info.host].row.info.host for n in nodes if (seen := view.seen(n)) is not None}
-    why = f"asked to leave by elastic drain on {listing(sorted(asked))}"
+    asked = {requests[node.row.info.host].row.info.host for n in nodes if (node := view.get(n)) is not None}
+    why = f"asked to leave by elastic drain on {list_names(sorted(asked))}"
     return Append(Drain(nodes=nodes, why=why), view.ledger.counters)

@@ -1,12 +1,15 @@
-"""The leader's decision: one pure function from what it knows to what it does next.
+"""The leader's state machine: one pure function from what the leader knows to what it does next.
 
-:func:`decide` is called after every change that the leader notices and at every instant that it asked to be called
-at. It answers with one ledger entry to append, with the question that the failure policies must answer first, or
-with when to look again. The rules that it follows are named S1-S8 and L1-L9 in ``docs/protocol.md``; a comment
-names the rule where one is obeyed.
+The driver calls :func:`decide` after every change that it notices, and at every instant that the last decision named.
+The answer is one ledger entry to append, a question that the failure policies have to answer first, or the instant at
+which to look again. A run is in one of four situations:
 
-Three situations: no round yet (:func:`_form`), a live round (:func:`_supervise`), a round that was halted
-(:func:`_reform`).
+* forming, with no round yet: :func:`_decide_forming`;
+* live, with a ROUND that no HALT has ended: :func:`_decide_live`;
+* halted, with a HALT that no ROUND has followed: :func:`_decide_halted`;
+* closed: there is nothing left to decide.
+
+``docs/protocol.md`` defines the rules S1-S8 and L1-L9. A comment cites the rule that the code below it enforces.
 """
 
 from __future__ import annotations
@@ -15,372 +18,398 @@ from dataclasses import dataclass, replace
 
 from elastic_core.config.run import OnNodeLoss
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict, by_cause
-from elastic_core.protocol.counters import charged
-from elastic_core.protocol.decisions import Append, Ask, Decision, LookAgain
+from elastic_core.protocol.counters import is_charged
 from elastic_core.protocol.failure_detector import NodeView
-from elastic_core.protocol.graceful_stop import departs, drain, pursue, stepped_down, stop_gracefully
+from elastic_core.protocol.graceful_stop import (
+    answer_drain_requests,
+    continue_plan,
+    has_stepped_down,
+    stop_for_departure,
+    stop_gracefully,
+)
 from elastic_core.protocol.leader_entries import (
-    MAX_BARREN_ROUNDS,
-    end_round,
-    end_round_for,
-    fail,
-    seal,
-    seal_again,
-    succeed,
-    too_few,
-    waiting,
+    Append,
+    AskPolicies,
+    Decision,
+    LookAgain,
+    close_as_failed,
+    close_as_succeeded,
+    close_for_too_few_nodes,
+    describe_wait,
+    halt_for_incident,
+    halt_round,
+    restart_round,
+    seal_round,
 )
 from elastic_core.protocol.leader_view import SUSPICION_FACTOR, LeaderView
 from elastic_core.protocol.ledger import Halt, HaltReason, Over, Round
-from elastic_core.protocol.limits import MAX_LEFT
-from elastic_core.protocol.reachability import accused, told, unprobed
+from elastic_core.protocol.limits import MAX_LEFT_MEMBERS
+from elastic_core.protocol.reachability import describe_unreachable, find_unreachable, probes_awaited_until
 from elastic_core.protocol.roster import Phase
-from elastic_core.protocol.row_delay import longest
+from elastic_core.protocol.row_delay import max_row_delay
 
-__all__ = ["MAX_BARREN_ROUNDS", "Append", "Ask", "Decision", "LookAgain", "decide"]
-
-RESIZE_PAUSE = 10.0
-"""Seconds between two planned resizes, at least (rule L4)."""
+RESIZE_PAUSE_SECONDS = 10.0
+"""The time between two planned resizes is at least this long (rule L4)."""
 RESIZE_PAUSE_FACTOR = 10.0
-"""… or this many times what the last one cost, if that is longer."""
-SETTLING = 4.0
-"""Seconds that an OPEN on a store that can forget waits before its first ROUND (rule S3)."""
-RECORDED_AFTER = 1.0
-"""Seconds without an entry after which a leader that waits writes an OVER (rule S4); the wait is told no sooner."""
+"""The time between two planned resizes is at least this many times the cost of the last one (rule L4)."""
+SETTLING_SECONDS = 4.0
+"""How long an OPEN on a store that can forget waits before its first ROUND (rule S3)."""
+OVER_DELAY_SECONDS = 1.0
+"""How old the newest entry is when a waiting leader writes an OVER (rule S4)."""
 
 
 def decide(view: LeaderView) -> Decision:
-    """What the leader does next; see the module's docstring."""
+    """Return what the leader does next; see the module's docstring."""
     ledger = view.ledger
+    decision: Decision
     if ledger.closed is not None:
         return LookAgain(None)
-    decision: Decision
-    if (asked := drain(view)) is not None:
-        decision = asked
+    if (drain := answer_drain_requests(view)) is not None:
+        decision = drain
     elif ledger.round is None:
-        decision = _form(view)
+        decision = _decide_forming(view)
     elif ledger.halt is None:
-        decision = _supervise(view, ledger.round)
+        decision = _decide_live(view, ledger.round)
     else:
-        decision = _or_record(view, ledger.round, _reform(view, ledger.round, ledger.halt))
+        decision = _record_over(view, ledger.round, _decide_halted(view, ledger.round, ledger.halt))
     if isinstance(decision, Append):
-        worst = max(decision.counters.worst_seen, _slowest(view))
+        worst = max(decision.counters.worst_seen, _slowest_member_delay(view))
         return replace(decision, counters=replace(decision.counters, worst_seen=worst))
     return decision
 
 
-def _slowest(view: LeaderView) -> float:
-    """The longest that a member took to show that it saw the head, in seconds; never so long that heartbeats judge
-    sooner.
+def _slowest_member_delay(view: LeaderView) -> float:
+    """Return the longest delay, in seconds, with which a member showed that it had read the newest entry (rule L2).
 
-    Who came later saw it later, and what the leader itself saw late says nothing of others. For how long members keep a
-    ROUND to themselves is no slowness.
+    Skip members that joined after the entry, and entries that the leader itself read late: their delays say nothing
+    about the network. Subtract the time for which members may hold back a row about a ROUND. The result is limited, so
+    that suspicion never takes longer than a missing heartbeat.
     """
     ledger, head, head_at = view.ledger, view.ledger.head, view.ledger.head_at
     if ledger.round is None or not isinstance(head.body, Round | Halt) or view.watch.gap_at >= head_at:
         return 0.0
     delays = [
-        seen.seen_at - head_at
-        for seen in view.node_views(ledger.round)
-        if seen.row.head == head.index and seen.arrived_at <= head_at
+        node.seen_at - head_at
+        for node in view.node_views(ledger.round)
+        if node.row.head == head.index and node.arrived_at <= head_at
     ]
-    slowest = max([0.0, *delays]) - (longest(head.body) if isinstance(head.body, Round) else 0.0)
+    slowest = max([0.0, *delays]) - (max_row_delay(head.body) if isinstance(head.body, Round) else 0.0)
     return round(min(max(0.0, slowest), view.timing.lost_after / SUSPICION_FACTOR), 3)
 
 
-# Forming the first round ---------------------------------------------------------------------------------------------
+# Forming: OPEN, and no ROUND yet -------------------------------------------------------------------------------------
 
 
-def _form(view: LeaderView) -> Decision:
+def _decide_forming(view: LeaderView) -> Decision:
     ledger, agreement = view.ledger, view.agreement
     came = view.newcomers()
     deadline = ledger.opened_at + view.timing.join_timeout
     if len(came) >= agreement.min_nodes:
-        ready = ledger.opened_at + (SETTLING if view.may_forget else 0.0)
+        # Enough nodes are here. On a store that can forget, another run may be live: its nodes get time to restore it
+        # (S3). Below the maximum, later nodes get `last_call_timeout` from the last arrival.
+        ready = ledger.opened_at + (SETTLING_SECONDS if view.may_forget else 0.0)
         if len(came) < agreement.max_nodes:
-            ready = max(ready, max(seen.arrived_at for seen in came) + view.timing.last_call_timeout)
+            ready = max(ready, max(node.arrived_at for node in came) + view.timing.last_call_timeout)
         if view.now >= ready:
-            return seal(view, came[: agreement.max_nodes], why="the first round")
+            return seal_round(view, came[: agreement.max_nodes], why="the first round")
         return LookAgain(ready)
-    if view.now >= deadline:
-        return too_few(view, came, since=ledger.opened_at)
-    return LookAgain(view.look(deadline, nodes=came), waiting(view, came, deadline))
+    if view.now >= deadline:  # L6: the wait for the minimum is limited
+        return close_for_too_few_nodes(view, came, since=ledger.opened_at)
+    return LookAgain(view.next_look_at(deadline, nodes=came), describe_wait(view, came, deadline))
 
 
-# A live round --------------------------------------------------------------------------------------------------------
+# Live: a ROUND without a HALT ----------------------------------------------------------------------------------------
 
 
-def _supervise(view: LeaderView, current: Round) -> Decision:
+def _decide_live(view: LeaderView, current: Round) -> Decision:
     ledger, ids = view.ledger, current.group_ranks
-    finished = {node_id for node_id in ids if view.finished(current, node_id)}
+    # All members have finished: the job is done. FINISHED stands even for a member that was lost since (L7).
+    finished = {node_id for node_id in ids if view.has_finished(current, node_id)}
     if len(finished) == len(ids):
-        return succeed(view, current)
+        return close_as_succeeded(view, current)
+    # A worker failed. If every report so far says that a peer is gone, the report of the cause may still be on its way:
+    # give it a moment, because the policies judge the cause.
     if incidents := view.incidents(current):
-        if not view.judged(current.number) and view.now < (until := view.cause_known_at(current)):
+        if not view.has_asked_policies(current.number) and view.now < (until := view.cause_known_at(current)):
             return LookAgain(until)
-        return _judge(view, current, incidents[0])
+        return _decide_failure(view, current, incidents[0])
+    # A member is lost, leaves, or stopped by itself. A member that has finished is not needed any more.
     for node_id in ids:
-        if node_id not in finished and (halt := _departure(view, current, node_id)) is not None:
+        if node_id not in finished and (halt := _departure_halt(view, current, node_id)) is not None:
             return halt
-    late, suspect_at = view.late(current, ledger.head.anchors.latest), view.suspected_at
+    # A member sends heartbeats and has not shown in time that it read the ROUND: its workers may never start (L2).
+    late, suspect_at = view.suspectable_members(current, ledger.head.anchors.latest), view.members_suspected_at
     if late and view.now >= suspect_at:
-        why = f"round {current.number} did not begin in time on {view.names(late)}"
-        return end_round(view, current, HaltReason.UNSEEN, why)
+        why = f"round {current.number} did not begin in time on {view.describe_nodes(late)}"
+        return halt_round(view, current, HaltReason.UNSEEN, why)
+    # The workers are about to stop together, for a resize or because a member leaves.
     if ledger.plan is not None:
-        return pursue(view, current, ledger.plan, finished)
+        return continue_plan(view, current, ledger.plan, finished)
     looks = [suspect_at] if late else []
-    # L7: after the first FINISHED nobody joins. S8: while a member may be gone, this is no planned stop.
-    if view.room(current) and not finished and view.watch.gone.isdisjoint(ids):
+    # A node waits and there is room: resize, unless a member has finished, so that the job is about to end (L7), or a
+    # slot shows that a member is gone, so that a stop would not be a planned one (S8).
+    if view.has_room(current) and not finished and view.watch.gone.isdisjoint(ids):
         resize_at = _resize_allowed_at(view)
         if view.now >= resize_at:
-            who = view.names(seen.node_id for seen in view.newcomers())
+            who = view.describe_nodes(node.node_id for node in view.newcomers())
             why = f"{who} joins the {len(ids)} node(s) of the round"
             return stop_gracefully(view, current, HaltReason.RESIZE, why, view.timing.plan_timeout)
         looks.append(resize_at)
-    return LookAgain(view.look(*looks, nodes=view.node_views(current)))
+    return LookAgain(view.next_look_at(*looks, nodes=view.node_views(current)))
 
 
-def _judge(view: LeaderView, current: Round, first: Incident) -> Decision:
-    """A worker failed in a live round."""
+def _decide_failure(view: LeaderView, current: Round, first: Incident) -> Decision:
+    """Answer the failure of a worker in a live round; ``first`` is the root cause as far as it is known."""
     verdict = view.verdict(current.number)
-    if not charged(first):
+    if not is_charged(first):  # not the workers' fault, e.g. a port that is taken: restart without asking
         verdict = Verdict(Action.RESTART, first.message)
-    elif not view.judged(current.number):
-        return Ask(first)
-    if verdict is None:  # they still think: the broken round need not go on meanwhile
-        return end_round_for(view, current, HaltReason.FAILURE, first)
+    elif not view.has_asked_policies(current.number):
+        return AskPolicies(first)
+    if verdict is None:  # the policies have not answered yet: stop the broken round meanwhile
+        return halt_for_incident(view, current, HaltReason.FAILURE, first)
     if verdict.action is Action.GIVE_UP:
-        return end_round_for(view, current, HaltReason.GIVING_UP, first)
-    whole = _whole(view, current) and not view.room(current)
-    if verdict.action is Action.RESTART and whole and accused(view, current) is None:
-        return seal_again(view, current, first)
-    return end_round_for(view, current, HaltReason.FAILURE, first)
+        return halt_for_incident(view, current, HaltReason.GIVING_UP, first)
+    # If all members stay and nobody joins, one ROUND restarts them all. Otherwise a HALT comes first, and the next
+    # round has other members.
+    whole = _can_restart_all(view, current) and not view.has_room(current)
+    if verdict.action is Action.RESTART and whole and find_unreachable(view, current) is None:
+        return restart_round(view, current, first)
+    return halt_for_incident(view, current, HaltReason.FAILURE, first)
 
 
-def _whole(view: LeaderView, current: Round) -> bool:
-    """Whether every member is here and stays, as far as is known: then one entry restarts them all.
+def _can_restart_all(view: LeaderView, current: Round) -> bool:
+    """Whether every member is here and stays, as far as the leader knows.
 
-    Who has not seen this round yet may see the next one as well; who does not is suspected then (rule L2).
+    A member that has not read this round yet may still read the next one; if it does not, it is suspected then (L2).
     """
     ids = current.group_ranks
-    if any(view.leaving(node_id) or view.owed_answer(node_id) for node_id in ids):
+    if any(view.is_leaving(node_id) or view.is_silent_old_leader(node_id) for node_id in ids):
         return False
-    if any(stepped_down(current, view.seen(node_id)) for node_id in ids):
+    if any(has_stepped_down(current, view.get(node_id)) for node_id in ids):
         return False
-    return not any(_departure(view, current, node_id) for node_id in ids)
+    return not any(_departure_halt(view, current, node_id) for node_id in ids)
 
 
-def _departure(view: LeaderView, current: Round, node_id: str) -> Append | None:
-    """The HALT for a member that is lost, leaves, or stopped its workers by itself; None for one that stays.
-
-    That it leaves can be a PLAN as well. Who has stopped as a PLAN wants it may be gone.
-    """
-    seen = view.seen(node_id)
-    if view.ledger.plan is not None and stepped_down(current, seen):
+def _departure_halt(view: LeaderView, current: Round, node_id: str) -> Append | None:
+    """Return the HALT (or PLAN) for a member that leaves, is lost, or stopped by itself; None for one that stays."""
+    node = view.get(node_id)
+    # Its workers stopped as the PLAN wants it. The node may go away now; the HALT follows when all have stopped.
+    if view.ledger.plan is not None and has_stepped_down(current, node):
         return None
-    if seen is not None and seen.row.leaving:
-        return departs(view, current, seen)
-    if view.dead(node_id):
+    if node is not None and node.row.leaving:
+        return stop_for_departure(view, current, node)
+    if view.is_lost(node_id):
         lost = Incident(
             kind=IncidentKind.NODE_LOST,
             round=current.number,
             node_id=node_id,
-            host=view.names([node_id]),
-            message=_how_lost(view, seen),
+            host=view.describe_nodes([node_id]),
+            message=_describe_loss(view, node),
         )
-        return end_round_for(view, current, HaltReason.NODE_LOST, lost)
-    if seen is None:  # the store lost its row, and it will be back
+        return halt_for_incident(view, current, HaltReason.NODE_LOST, lost)
+    # The store lost the row of a node that still sends heartbeats: the node will enter its row again.
+    if node is None:
         return None
-    stopped = seen.row.phase is Phase.STOPPED and seen.row.round == current.number
-    if stopped and seen.row.incident is None:
-        return end_round(
-            view,
-            current,
-            HaltReason.NODE_LEFT,
-            f"{view.names([node_id])} stopped its workers: it had lost sight of the store",
-        )
+    # Its workers stopped without a report of a failure: its fence stopped them, because it had no contact (S4).
+    stopped = node.row.phase is Phase.STOPPED and node.row.round == current.number
+    if stopped and node.row.incident is None:
+        why = f"{view.describe_nodes([node_id])} stopped its workers: it had lost sight of the store"
+        return halt_round(view, current, HaltReason.NODE_LEFT, why)
     return None
 
 
-def _how_lost(view: LeaderView, seen: NodeView | None) -> str:
-    if seen is None:
+def _describe_loss(view: LeaderView, node: NodeView | None) -> str:
+    if node is None:
         return "its row in the store is gone"
-    if view.proved(seen):
+    if view.is_proved_gone(node):
         return "its host, a newer agent there, or a plugin says that its last process is gone"
-    return f"no heartbeat for {view.now - seen.changed_at:.1f} s"
+    return f"no heartbeat for {view.now - node.changed_at:.1f} s"
 
 
 def _resize_allowed_at(view: LeaderView) -> float:
-    """When the next planned resize may begin (rule L4).
+    """Return when the next planned resize may begin (rule L4).
 
-    A leader that was cut off since the last one began does not know what that cost: it may have been the time without
-    the store.
+    A leader that was cut off after the last resize began does not know its cost: part of it may have been the time
+    without the store.
     """
     ledger = view.ledger
     if ledger.resized_at is None:
         return ledger.round_at
     cost = ledger.resize_cost if view.watch.gap_at < ledger.resized_at - ledger.resize_cost else 0.0
-    return ledger.resized_at + max(RESIZE_PAUSE, RESIZE_PAUSE_FACTOR * cost)
+    return ledger.resized_at + max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * cost)
 
 
-# After a HALT --------------------------------------------------------------------------------------------------------
+# Halted: a HALT without a later ROUND --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Muster:
-    """Who of a halted round is where. Every member is in exactly one of the first four."""
+class _HaltedMembers:
+    """The members of a halted round, sorted by what became of them. Each is in exactly one of the first four."""
 
     leaving: list[str]
     lost: list[str]
     suspected: list[str]
     fit: list[str]
     busy: list[str]
-    """Those of ``fit`` that have not yet answered SEEN and STOPPED."""
+    """Those of ``fit`` that have not shown yet that they read the HALT and stopped their workers."""
     joining: list[NodeView]
     unreachable: str | None
     """One of ``fit`` that the others cannot reach and can do without (rule L5)."""
 
     def gone(self, view: LeaderView, old: Round) -> list[str]:
-        """Members that went away without having finished."""
+        """The members that went away without having finished."""
         out = [] if self.unreachable is None else [self.unreachable]
-        return [i for i in (*self.lost, *self.suspected, *out) if not view.finished(old, i)]
+        return [i for i in (*self.lost, *self.suspected, *out) if not view.has_finished(old, i)]
 
 
-def _muster(view: LeaderView, old: Round) -> _Muster:
-    ids = old.group_ranks
-    leaving = [node_id for node_id in ids if view.leaving(node_id)]
-    lost = [node_id for node_id in ids if not view.leaving(node_id) and view.dead(node_id)]
+def _sort_members(view: LeaderView, old: Round) -> _HaltedMembers:
+    ids, agreement, halt = old.group_ranks, view.agreement, view.ledger.head.anchors.halt
+    leaving = [node_id for node_id in ids if view.is_leaving(node_id)]
+    lost = [node_id for node_id in ids if not view.is_leaving(node_id) and view.is_lost(node_id)]
     gone = {*leaving, *lost}
     fit = [node_id for node_id in ids if node_id not in gone]
-    unseen = set(view.unseen(old, view.ledger.head.anchors.halt))
-    joining = view.waiting()
-    late = set(view.late(old, view.ledger.head.anchors.halt))
-    suspected = [node_id for node_id in fit if node_id in late and view.now >= view.suspect_at(node_id)]
-    enough = len(fit) - len(suspected) + len(joining) >= view.agreement.min_nodes
-    if not enough or view.agreement.on_node_loss is OnNodeLoss.FAIL:
-        suspected = []  # L2: suspicion never takes a job below min, nor ends it; the heartbeat limit does
+    unseen, late = set(view.members_behind(old, halt)), set(view.suspectable_members(old, halt))
+    joining = view.waiting_nodes()
+    suspected = [node_id for node_id in fit if node_id in late and view.now >= view.member_suspected_at(node_id)]
+    # L2: suspicion alone never takes a job below its minimum, nor ends it. The heartbeat limit does.
+    enough = len(fit) - len(suspected) + len(joining) >= agreement.min_nodes
+    if not enough or agreement.on_node_loss is OnNodeLoss.FAIL:
+        suspected = []
     gone |= set(suspected)
     fit = [node_id for node_id in fit if node_id not in gone]
-    busy = [node_id for node_id in fit if node_id in unseen or view.running(node_id) or view.seen(node_id) is None]
-    out = accused(view, old) if view.agreement.on_node_loss is OnNodeLoss.REPLACE else None
-    if out not in fit or len(fit) - 1 + len(joining) < view.agreement.min_nodes:
+    busy = [node_id for node_id in fit if node_id in unseen or view.is_running(node_id) or view.get(node_id) is None]
+    out = find_unreachable(view, old) if agreement.on_node_loss is OnNodeLoss.REPLACE else None
+    if out not in fit or len(fit) - 1 + len(joining) < agreement.min_nodes:
         out = None
-    return _Muster(
+    return _HaltedMembers(
         leaving=leaving, lost=lost, suspected=suspected, fit=fit, busy=busy, joining=joining, unreachable=out
     )
 
 
-def _reform(view: LeaderView, old: Round, halt: Halt) -> Decision:
-    ledger, muster = view.ledger, _muster(view, old)
-    if all(view.finished(old, member.node_id) for member in old.members):  # the HALT came too late
-        return succeed(view, old)
-    if (until := unprobed(view, old, halt, muster.fit)) is not None:
-        return LookAgain(view.look(until, nodes=view.node_views(old)))
-    if (ending := _ending(view, old, halt, muster)) is not None:
+def _decide_halted(view: LeaderView, old: Round, halt: Halt) -> Decision:
+    ledger, members = view.ledger, _sort_members(view, old)
+    # Every member had finished before it read the HALT: the job is done.
+    if all(view.has_finished(old, member.node_id) for member in old.members):
+        return close_as_succeeded(view, old)
+    # After a failure the members probe each other; their answers may show that one cannot be reached (L5).
+    if (until := probes_awaited_until(view, old, halt, members.fit)) is not None:
+        return LookAgain(view.next_look_at(until, nodes=view.node_views(old)))
+    if (ending := _close_after_halt(view, old, halt, members)) is not None:
         return ending
-    if muster.busy:
-        return LookAgain(view.look(*map(view.suspect_at, muster.busy), nodes=view.node_views(old)))
-    fence = max([ledger.halted_at, *(seen.sign_at for seen in view.node_views(old))]) + view.timing.fence_after
-    if view.now < fence and not _is_over(view, old):
-        silent = [*muster.lost, *muster.suspected]
-        if not silent:
-            return LookAgain(
-                view.look(fence, nodes=view.node_views(old)), f"{view.names(muster.leaving)} to stop its workers"
-            )
-        hosts = sorted({seen.row.info.host for node_id in silent if (seen := view.seen(node_id)) is not None})
-        who = (
-            f"{view.names(silent)}, which may still be training, to answer, or to stop by itself, "
-            f"for up to {fence - view.now:.0f} s (--rdzv_conf fence_after={view.timing.fence_after:g})"
-        )
-        if hosts:  # nobody can be vouched for without a row
-            who += f", or until you say that it is gone for good: elastic release {hosts[0]}"
-        return LookAgain(view.look(fence, nodes=view.node_views(old)), who, tuple(silent))
-    out = muster.unreachable
-    survivors = [seen for i in muster.fit if i != out and (seen := view.seen(i)) is not None]
-    nodes = _choose(view, halt, survivors, muster.joining)[: view.agreement.max_nodes]
+    # A member that stays has not stopped yet: wait until it has, or is suspected.
+    if members.busy:
+        return LookAgain(view.next_look_at(*map(view.member_suspected_at, members.busy), nodes=view.node_views(old)))
+    # Without proof that the old round is over, wait until the fences of its members have stopped all workers (S4).
+    fence = max([ledger.halted_at, *(node.sign_at for node in view.node_views(old))]) + view.timing.fence_after
+    if view.now < fence and not _is_round_over(view, old):
+        return _wait_for_fence(view, old, members, fence)
+    # The old round is over. Seal the next one, or wait for the minimum of nodes up to the deadline (L6).
+    out = members.unreachable
+    survivors = [node for i in members.fit if i != out and (node := view.get(i)) is not None]
+    nodes = _choose_nodes(view, halt, survivors, members.joining)[: view.agreement.max_nodes]
     if len(nodes) >= view.agreement.min_nodes:
-        why = halt.why if out is None else told(view, old, out)
-        return seal(view, nodes, why=why, unreachable=out)
+        why = halt.why if out is None else describe_unreachable(view, old, out)
+        return seal_round(view, nodes, why=why, unreachable=out)
     deadline = ledger.halt_at + view.timing.join_timeout
     if view.now >= deadline:
-        return too_few(view, nodes, since=ledger.halt_at)
-    return LookAgain(view.look(deadline, nodes=nodes), waiting(view, nodes, deadline))
+        return close_for_too_few_nodes(view, nodes, since=ledger.halt_at)
+    return LookAgain(view.next_look_at(deadline, nodes=nodes), describe_wait(view, nodes, deadline))
 
 
-def _ending(view: LeaderView, old: Round, halt: Halt, muster: _Muster) -> Decision | None:
-    """The CLOSED (or the question before it) that this HALT leads to; None when the job goes on, or has yet to stop."""
-    gone = muster.gone(view, old)
+def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _HaltedMembers) -> Decision | None:
+    """Return the CLOSED that this HALT leads to, or the step before it; None if there is none (yet)."""
+    gone = members.gone(view, old)
     if gone and view.agreement.on_node_loss is OnNodeLoss.FAIL:
-        why = f"{view.names(gone)} is lost, and --on_node_loss=fail ends the job then"
-        return fail(view, why, _first_cause(view, old, halt))
-    if not charged(halt.incident):
+        why = f"{view.describe_nodes(gone)} is lost, and --on_node_loss=fail ends the job then"
+        return close_as_failed(view, why, _first_cause(view, old, halt))
+    # Workers did not cause the HALT: the job goes on.
+    if not is_charged(halt.incident):
         return None
     verdict = view.verdict(old.number)
-    if halt.reason is HaltReason.FAILURE:
-        if not view.judged(old.number):
-            return Ask(halt.incident)
-        if verdict is None:
-            return LookAgain(None)  # they still think, and their answer wakes us
+    if halt.reason is HaltReason.FAILURE:  # GIVING_UP has its verdict already
+        if not view.has_asked_policies(old.number):
+            return AskPolicies(halt.incident)
+        if verdict is None:  # their answer will call `decide` again
+            return LookAgain(None)
         if verdict.action is not Action.GIVE_UP:
             return None
-    if gone or muster.leaving:  # the workers failed because a peer went away: the job goes on without that node
+    # The verdict is to give up. A member went away: the workers failed because of that, and the job goes on without it.
+    if gone or members.leaving:
         return None
-    if muster.busy:  # every follower's report first: the first cause is found among them
+    # Wait for the reports of all members: the root cause is among them.
+    if members.busy:
         return None
     reason = verdict.reason if verdict is not None else "the failure policy gave up"
-    if (blamed := accused(view, old)) is not None:
-        reason += f"; {told(view, old, blamed)}"
-    return fail(view, reason, _first_cause(view, old, halt), requeue=verdict is not None and verdict.requeue)
+    if (blamed := find_unreachable(view, old)) is not None:
+        reason += f"; {describe_unreachable(view, old, blamed)}"
+    requeue = verdict is not None and verdict.requeue
+    return close_as_failed(view, reason, _first_cause(view, old, halt), requeue=requeue)
 
 
 def _first_cause(view: LeaderView, old: Round, halt: Halt) -> Incident | None:
-    """The incident of a HALT, or a member's report that explains more."""
-    if not charged(halt.incident):
+    """Return the incident of a HALT, or the report of a member that is closer to the root cause."""
+    if not is_charged(halt.incident):
         return halt.incident
     return min((*view.incidents(old), halt.incident), key=by_cause)
 
 
-def _is_over(view: LeaderView, old: Round) -> bool:
-    """Rule S4: some member of the old round has stopped or lost a rank, so that training cannot go on behind our back.
+def _is_round_over(view: LeaderView, old: Round) -> bool:
+    """Whether some member has stopped or lost a rank, so that no other member can train on (rule S4).
 
-    That it is gone from its slot proves it as well. What a row said before its node was lost still holds: a rank that
-    is gone stays gone. An OVER says that some leader has seen such a row.
+    A slot that shows that a member is gone proves it too. What a row said before its node was lost still holds, because
+    a rank that is gone stays gone. An OVER says that some leader has read such a row.
     """
     if view.ledger.over is not None:
         return True
-    for seen in view.node_views(old):
-        row = seen.row
+    for node in view.node_views(old):
+        row = node.row
         stopped = row.round == old.number and row.phase in (Phase.STOPPED, Phase.FINISHED)
         failed = row.incident is not None and row.incident.round == old.number
         idle = row.phase is not Phase.RUNNING and row.head >= view.ledger.head.anchors.halt
-        if stopped or failed or idle or view.proved(seen):
+        if stopped or failed or idle or view.is_proved_gone(node):
             return True
     return False
 
 
-def _or_record(view: LeaderView, old: Round, decision: Decision) -> Decision:
-    """Instead of a wait the OVER of a round that is over (rule S4), where the store can lose the rows that prove it."""
-    if not isinstance(decision, LookAgain) or not view.may_forget or not _is_over(view, old):
+def _wait_for_fence(view: LeaderView, old: Round, members: _HaltedMembers, fence: float) -> LookAgain:
+    """Wait for the fence of a round that may still be training, and say for which nodes."""
+    at, silent = view.next_look_at(fence, nodes=view.node_views(old)), [*members.lost, *members.suspected]
+    if not silent:
+        return LookAgain(at, f"{view.describe_nodes(members.leaving)} to stop its workers")
+    who = (
+        f"{view.describe_nodes(silent)}, which may still be training, to answer, or to stop by itself, "
+        f"for up to {fence - view.now:.0f} s (--rdzv_conf fence_after={view.timing.fence_after:g})"
+    )
+    # An operator can vouch only for a host that has a row.
+    if hosts := sorted({node.row.info.host for i in silent if (node := view.get(i)) is not None}):
+        who += f", or until you say that it is gone for good: elastic release {hosts[0]}"
+    return LookAgain(at, who, tuple(silent))
+
+
+def _record_over(view: LeaderView, old: Round, decision: Decision) -> Decision:
+    """Replace a wait by the OVER of a round that is over, if the store can lose the rows that prove it (rule S4)."""
+    if not isinstance(decision, LookAgain) or not view.may_forget or not _is_round_over(view, old):
         return decision
-    left, over = tuple(filter(view.leaving, old.group_ranks))[:MAX_LEFT], view.ledger.over
+    left, over = tuple(filter(view.is_leaving, old.group_ranks))[:MAX_LEFT_MEMBERS], view.ledger.over
     if over is not None and over.left == left:
         return decision
-    due = view.ledger.head_at + RECORDED_AFTER
+    due = view.ledger.head_at + OVER_DELAY_SECONDS
     if view.now >= due:
         return Append(Over(round=old.number, left=left), view.ledger.counters)
     return replace(decision, at=due if decision.at is None else min(due, decision.at))
 
 
-def _choose(view: LeaderView, halt: Halt, survivors: list[NodeView], joining: list[NodeView]) -> list[NodeView]:
-    """Leave out bad hosts if that can be; the order stays, so that rank 0 is somebody who has the state.
+def _choose_nodes(view: LeaderView, halt: Halt, survivors: list[NodeView], joining: list[NodeView]) -> list[NodeView]:
+    """Return the nodes of the next round, without bad hosts if the rest are enough (rule L4).
 
-    Those who have stopped for newcomers have that state, and stay: their host was not lost now.
+    Survivors come first, so that rank 0 is a node that has the training state. After a resize all of them stay: their
+    hosts were not lost now.
     """
     if halt.reason is HaltReason.RESIZE:
-        return [*survivors, *view.without_bad_hosts(joining, survivors)]
+        return [*survivors, *view.drop_bad_hosts(joining, survivors)]
     nodes = [*survivors, *joining]
     verdict = view.verdict(halt.round)
     if verdict is not None and verdict.action is Action.EXCLUDE_HOST and halt.incident is not None:
-        others = [seen for seen in nodes if seen.node_id != halt.incident.node_id]
+        others = [node for node in nodes if node.node_id != halt.incident.node_id]
         nodes = others if len(others) >= view.agreement.min_nodes else nodes
-    return view.without_bad_hosts(nodes)
+    return view.drop_bad_hosts(nodes)

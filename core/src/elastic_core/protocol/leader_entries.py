@@ -1,21 +1,56 @@
-"""The entries that change what runs: a ROUND with its books, a HALT, and CLOSED with its reason."""
+"""What the leader can decide, and how the entries are made that change what runs: ROUND, HALT and CLOSED."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TypeAlias
+
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind, by_cause
-from elastic_core.protocol.counters import reformed, restarted
-from elastic_core.protocol.decisions import Append, Decision, LookAgain
+from elastic_core.protocol.counters import counters_after_halt, counters_after_restart
 from elastic_core.protocol.failure_detector import NodeView
-from elastic_core.protocol.leader_view import LeaderView, by_rank, head_patience
-from elastic_core.protocol.ledger import Closed, Halt, HaltReason, Member, Round
-from elastic_core.protocol.limits import HOSTS_BYTES, fitting, listing
+from elastic_core.protocol.leader_view import LeaderView, head_patience, sort_by_rank
+from elastic_core.protocol.ledger import Body, Closed, Counters, Halt, HaltReason, Member, Round
+from elastic_core.protocol.limits import HOSTS_BYTES, fit_names, list_names
 
 MAX_BARREN_ROUNDS = 10
 """Rounds in a row without progress that end the job (rule L4)."""
 
 
-def end_round(
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Append an entry with this body and these counters to the ledger."""
+
+    body: Body
+    counters: Counters
+
+
+@dataclass(frozen=True, slots=True)
+class AskPolicies:
+    """Ask the failure policies about this incident, and decide again with their verdict."""
+
+    incident: Incident
+
+
+@dataclass(frozen=True, slots=True)
+class LookAgain:
+    """Do nothing before this instant or the next change; None: before the next change."""
+
+    at: float | None
+    waiting: str = ""
+    """What the job waits for, as a text for users, if it cannot go on without."""
+    silent: tuple[str, ...] = ()
+    """Nodes that may still train, for whose fence the job waits: a plugin or an operator may vouch that they are
+    gone."""
+
+
+Decision: TypeAlias = "Append | AskPolicies | LookAgain"
+
+
+# HALT ----------------------------------------------------------------------------------------------------------------
+
+
+def halt_round(
     view: LeaderView,
     current: Round,
     reason: HaltReason,
@@ -24,18 +59,18 @@ def end_round(
     *,
     planned: bool = False,
 ) -> Append:
-    """The HALT of a live round."""
+    """Return the HALT of a live round."""
     halt = Halt(round=current.number, reason=reason, why=why, incident=incident, planned=planned)
     return Append(halt, view.ledger.counters)
 
 
-def end_round_for(view: LeaderView, current: Round, reason: HaltReason, incident: Incident) -> Append:
-    """The HALT of a live round, for what an incident tells."""
-    return end_round(view, current, reason, _clause(incident), incident)
+def halt_for_incident(view: LeaderView, current: Round, reason: HaltReason, incident: Incident) -> Append:
+    """Return the HALT of a live round that an incident ends."""
+    return halt_round(view, current, reason, _describe_incident(incident), incident)
 
 
-def _clause(incident: Incident) -> str:
-    """An incident in one clause."""
+def _describe_incident(incident: Incident) -> str:
+    """Describe an incident in one clause."""
     if incident.kind is IncidentKind.NODE_LOST:
         return f"{incident.host} is lost: {incident.message}"
     if incident.rank is None:
@@ -43,59 +78,48 @@ def _clause(incident: Incident) -> str:
     return f"rank {incident.rank} on {incident.host} {incident.cause()}"
 
 
-def waiting(view: LeaderView, here: list[NodeView], deadline: float) -> str:
-    """Whom the job waits for, for people."""
-    missing = _missing(view, here)
-    who = f" to replace {missing}" if missing else ""
-    more = view.agreement.min_nodes - len(here)
-    return f"{more} more node(s){who}, for up to {deadline - view.now:.0f} s"
+# ROUND ---------------------------------------------------------------------------------------------------------------
 
 
-def _missing(view: LeaderView, here: list[NodeView]) -> str:
-    """Members of the newest round that are not here any more, or ''."""
-    old = view.ledger.round.members if view.ledger.round is not None else ()
-    present = {seen.node_id for seen in here}
-    absent = [member.node_id for member in old if member.node_id not in present]
-    return view.names(absent) if absent else ""
-
-
-def seal(view: LeaderView, nodes: list[NodeView], *, why: str, unreachable: str | None = None) -> Decision:
-    """A ROUND of ``nodes`` in this order, with the books brought up to date; without one that is unreachable (L5)."""
+def seal_round(view: LeaderView, nodes: list[NodeView], *, why: str, unreachable: str | None = None) -> Decision:
+    """Return a ROUND of ``nodes`` in this order, with updated counters; ``unreachable`` was left out of it (L5)."""
     old, halt = view.ledger.round, view.ledger.halt
-    nodes = by_rank(nodes)
+    nodes = sort_by_rank(nodes)
     offer = nodes[0].row.offer
     if offer is None or (old is not None and offer == old.offer):
-        return LookAgain(view.look(nodes=nodes))  # rank 0's next offer is on its way; its row's change wakes us
-    members = tuple(Member(seen.node_id, seen.row.info.local_world_size, seen.row.info.role) for seen in nodes)
-    hosts = fitting((seen.row.info.host for seen in nodes), HOSTS_BYTES)
+        return LookAgain(view.next_look_at(nodes=nodes))  # the row with rank 0's next offer will call `decide` again
+    members = tuple(Member(node.node_id, node.row.info.local_world_size, node.row.info.role) for node in nodes)
+    hosts = fit_names((node.row.info.host for node in nodes), HOSTS_BYTES)
     if old is None or halt is None:
         return Append(Round(number=1, offer=offer, members=members, hosts=hosts, why=why), view.ledger.counters)
-    counters, spends = reformed(view, old, halt, unreachable)
+    counters, spends = counters_after_halt(view, old, halt, unreachable)
     body = Round(number=old.number + 1, offer=offer, members=members, hosts=hosts, charged=spends, why=why)
-    return _unless_barren(view, old, Append(body, counters))
+    return _close_if_barren(view, old, Append(body, counters))
 
 
-def seal_again(view: LeaderView, current: Round, incident: Incident) -> Decision:
-    """``ROUND(same as k)``: everybody is here and stays."""
-    host = view.seen(current.members[0].node_id)
+def restart_round(view: LeaderView, current: Round, incident: Incident) -> Decision:
+    """Return a ROUND with the same members as ``current``; a HALT if they cannot meet in another store at once."""
+    host = view.get(current.members[0].node_id)
     offer = host.row.offer if host is not None else None
     if offer is None or offer == current.offer:
-        # Who reported it gives the leader twice that, and does not know of the leader's gaps (rule L2).
+        # Rank 0 has made no new offer yet. Wait for half as long as the node that reported the incident waits before
+        # it deposes the leader, because it does not know of the leader's gaps (L2). Then a HALT answers the incident.
         offered_by = view.ledger.round_at + head_patience(view.ledger) / 2
         if view.now < offered_by:
             return LookAgain(offered_by)
-        return end_round_for(view, current, HaltReason.FAILURE, incident)
+        return halt_for_incident(view, current, HaltReason.FAILURE, incident)
+    # The new store has the address of the old one: all workers must be gone before it can be used again.
     shared = offer != current.offer and (offer.address, offer.port) == (current.offer.address, current.offer.port)
-    if shared and len(current.members) > 1:  # the workers of this round must be gone everywhere before the next begins
-        return end_round_for(view, current, HaltReason.FAILURE, incident)
-    counters, spends = restarted(view, current, incident)
-    number, why = current.number + 1, _clause(incident)
+    if shared and len(current.members) > 1:
+        return halt_for_incident(view, current, HaltReason.FAILURE, incident)
+    counters, spends = counters_after_restart(view, current, incident)
+    number, why = current.number + 1, _describe_incident(incident)
     body = Round(number=number, offer=offer, same_as=current.number, charged=spends, why=why)
-    return _unless_barren(view, current, Append(body, counters))
+    return _close_if_barren(view, current, Append(body, counters))
 
 
-def _unless_barren(view: LeaderView, old: Round, sealed: Append) -> Append:
-    """Rule L4: rounds that never get anywhere end the job, whatever their cause."""
+def _close_if_barren(view: LeaderView, old: Round, sealed: Append) -> Append:
+    """Return the ROUND, or CLOSED if too many rounds in a row made no progress, whatever ended them (rule L4)."""
     if sealed.counters.barren < MAX_BARREN_ROUNDS:
         return sealed
     why = (
@@ -104,28 +128,47 @@ def _unless_barren(view: LeaderView, old: Round, sealed: Append) -> Append:
     )
     halt = view.ledger.halt
     first = [*view.incidents(old), *([halt.incident] if halt is not None and halt.incident is not None else [])]
-    return fail(view, why, min(first, key=by_cause, default=None))
+    return close_as_failed(view, why, min(first, key=by_cause, default=None))
 
 
-def succeed(view: LeaderView, current: Round) -> Append:
-    """The CLOSED of a job that is done."""
+# CLOSED --------------------------------------------------------------------------------------------------------------
+
+
+def close_as_succeeded(view: LeaderView, current: Round) -> Append:
+    """Return the CLOSED of a job whose workers have all exited with 0."""
     why = f"all workers of round {current.number} exited with 0"
     return Append(Closed(success=True, why=why, exit_code=ExitCode.SUCCESS), view.ledger.counters)
 
 
-def fail(view: LeaderView, why: str, incident: Incident | None, *, requeue: bool = False) -> Append:
-    """The CLOSED of a job that has failed."""
+def close_as_failed(view: LeaderView, why: str, incident: Incident | None, *, requeue: bool = False) -> Append:
+    """Return the CLOSED of a job that has failed; ``incident`` is the root cause."""
     closed = Closed(success=False, why=why, exit_code=ExitCode.JOB_FAILED, incident=incident, requeue=requeue)
     return Append(closed, view.ledger.counters)
 
 
-def too_few(view: LeaderView, came: list[NodeView], since: float) -> Append:
-    """The CLOSED of a job that has waited for more nodes ``since`` then, in vain (rule L6)."""
-    here = listing(str(seen.row.info) for seen in came) or "nobody"
-    missing = _missing(view, came)
+def close_for_too_few_nodes(view: LeaderView, came: list[NodeView], since: float) -> Append:
+    """Return the CLOSED of a job that has waited for the minimum of nodes since ``since`` in vain (rule L6)."""
+    here = list_names(str(node.row.info) for node in came) or "nobody"
+    missing = _describe_missing(view, came)
     who = f"missing: {missing}" if missing else f"{view.agreement.min_nodes - len(came)} more never came"
     why = (
         f"{len(came)} of at least {view.agreement.min_nodes} nodes are here after {view.now - since:.0f} s "
         f"({here}); {who}"
     )
     return Append(Closed(success=False, why=why, exit_code=ExitCode.TOO_FEW_NODES), view.ledger.counters)
+
+
+def describe_wait(view: LeaderView, here: list[NodeView], deadline: float) -> str:
+    """Describe for how many nodes the job waits, and until when (rule L6)."""
+    missing = _describe_missing(view, here)
+    who = f" to replace {missing}" if missing else ""
+    more = view.agreement.min_nodes - len(here)
+    return f"{more} more node(s){who}, for up to {deadline - view.now:.0f} s"
+
+
+def _describe_missing(view: LeaderView, here: list[NodeView]) -> str:
+    """Name the members of the newest round that are not ``here``; '' if there are none."""
+    old = view.ledger.round.members if view.ledger.round is not None else ()
+    present = {node.node_id for node in here}
+    absent = [member.node_id for member in old if member.node_id not in present]
+    return view.describe_nodes(absent) if absent else ""

@@ -9,25 +9,25 @@ from functools import cached_property
 
 from elastic_core.config.run import Timing
 from elastic_core.incidents import Incident, Verdict, by_cause, follows_peer_loss
-from elastic_core.protocol.failure_detector import NodeView, Watch, dead, proved, silent_at
+from elastic_core.protocol.failure_detector import NodeView, Watch, is_lost, is_proved_gone, silence_deadline
 from elastic_core.protocol.ledger import HaltReason, Ledger, Resume, Round
-from elastic_core.protocol.limits import listing
+from elastic_core.protocol.limits import list_names
 from elastic_core.protocol.roster import Phase
 from elastic_core.protocol.settings import Agreement
 
-SUSPICION = 1.0
+SUSPICION_SECONDS = 1.0
 """Seconds after which a node that has not shown that it saw an entry is suspected, at least (rule L2)."""
 SUSPICION_FACTOR = 3.0
 """… or this many times the worst delay that the job has known, if that is longer."""
 CAUSE_PATIENCE_SECONDS = 0.1
 """For how long a round whose reported failures all follow from a peer's loss waits for the report of that."""
-LAST_CHANCE = 0.1
+LAST_CHANCE_SECONDS = 0.1
 """Seconds that one whose silence has already had consequences has left to show that it is there."""
 
 
 def patience(ledger: Ledger) -> float:
     """Seconds that whoever reports an incident gives the leader, as both know from the ledger (rule L2)."""
-    return max(SUSPICION, SUSPICION_FACTOR * ledger.counters.worst_seen)
+    return max(SUSPICION_SECONDS, SUSPICION_FACTOR * ledger.counters.worst_seen)
 
 
 def head_patience(ledger: Ledger) -> float:
@@ -66,13 +66,13 @@ class LeaderView:
         """The run's durations."""
         return self.ledger.settings.timing
 
-    def judged(self, number: int) -> bool:
+    def has_asked_policies(self, number: int) -> bool:
         """Whether the policies were asked about round ``number``."""
         return self.judgement is not None and self.judgement.round == number
 
     def verdict(self, number: int) -> Verdict | None:
         """What they said of it; None when they were not asked, or still think."""
-        return self.judgement.verdict if self.judgement is not None and self.judged(number) else None
+        return self.judgement.verdict if self.judgement is not None and self.has_asked_policies(number) else None
 
     @property
     def age(self) -> float:
@@ -82,48 +82,48 @@ class LeaderView:
     @cached_property
     def hosts(self) -> frozenset[str]:
         """The ids of the hosts that have a row."""
-        return frozenset(seen.row.info.host_id for seen in self.watch.nodes.values() if seen.listed)
+        return frozenset(node.row.info.host_id for node in self.watch.nodes.values() if node.listed)
 
     # One node --------------------------------------------------------------------------------------------------------
 
-    def seen(self, node_id: str) -> NodeView | None:
+    def get(self, node_id: str) -> NodeView | None:
         """The node view of a node; None for one without a row."""
         return self.watch.get(node_id)
 
-    def dead(self, node_id: str) -> bool:
+    def is_lost(self, node_id: str) -> bool:
         """Whether a node is lost."""
-        return dead(self.watch, node_id, self.timing, self.now)
+        return is_lost(self.watch, node_id, self.timing, self.now)
 
-    def proved(self, seen: NodeView) -> bool:
+    def is_proved_gone(self, node: NodeView) -> bool:
         """Whether a node is proved to be gone, with its last process (rule S8)."""
-        return proved(self.watch, seen, self.timing, self.now)
+        return is_proved_gone(self.watch, node, self.timing, self.now)
 
-    def leaving(self, node_id: str) -> bool:
+    def is_leaving(self, node_id: str) -> bool:
         """Whether a node has said that it goes away; the ledger may know it of one whose row the store has lost."""
-        seen, over = self.seen(node_id), self.ledger.over
-        return (seen is not None and seen.row.leaving) or (over is not None and node_id in over.left)
+        node, over = self.get(node_id), self.ledger.over
+        return (node is not None and node.row.leaving) or (over is not None and node_id in over.left)
 
-    def running(self, node_id: str) -> bool:
+    def is_running(self, node_id: str) -> bool:
         """Whether a node has workers, by its own word."""
-        seen = self.seen(node_id)
-        return seen is not None and seen.row.phase is Phase.RUNNING
+        node = self.get(node_id)
+        return node is not None and node.row.phase is Phase.RUNNING
 
-    def finished(self, current: Round, node_id: str) -> bool:
+    def has_finished(self, current: Round, node_id: str) -> bool:
         """Whether every worker of a node exited with 0; this stands even when the node is lost (rule L7)."""
-        seen = self.seen(node_id)
-        return seen is not None and seen.row.phase is Phase.FINISHED and seen.row.round == current.number
+        node = self.get(node_id)
+        return node is not None and node.row.phase is Phase.FINISHED and node.row.round == current.number
 
-    def owed_answer(self, node_id: str) -> bool:
+    def is_silent_old_leader(self, node_id: str) -> bool:
         """Whether a node is the old leader, deposed for its silence about an incident, and still silent.
 
         What it says of an older epoch shows neither.
         """
-        heard, seen, leader = self.watch.heard, self.seen(node_id), self.ledger.head.anchors.leader
-        if heard is None or not heard.unanswered or heard.node_id != node_id:
+        old, node, leader = self.watch.deposed, self.get(node_id), self.ledger.head.anchors.leader
+        if old is None or not old.unanswered or old.node_id != node_id:
             return False
-        return seen is None or (seen.row.epoch == self.ledger.head.epoch and seen.row.head < leader)
+        return node is None or (node.row.epoch == self.ledger.head.epoch and node.row.head < leader)
 
-    def suspect_at(self, node_id: str) -> float:
+    def member_suspected_at(self, node_id: str) -> float:
         """When a member that has not shown that it saw the HALT is suspected (rule L2), for what follows that HALT.
 
         Who has had its second already has a last chance, which a living agent takes in milliseconds: the old leader
@@ -131,16 +131,16 @@ class LeaderView:
         known of who has yet to learn that the run was resumed.
         """
         ledger, at = self.ledger, self.ledger.head.anchors
-        seen = self.seen(node_id)
-        deposed = at.halt == at.leader + 1 and self.owed_answer(node_id)
+        node = self.get(node_id)
+        deposed = at.halt == at.leader + 1 and self.is_silent_old_leader(node_id)
         unseen = ledger.halt is not None and ledger.halt.reason is HaltReason.UNSEEN
-        silent = seen is not None and seen.row.epoch == ledger.head.epoch and seen.row.head < at.latest
+        silent = node is not None and node.row.epoch == ledger.head.epoch and node.row.head < at.latest
         if deposed or (unseen and silent):
-            return ledger.halt_at + max(LAST_CHANCE, SUSPICION_FACTOR * ledger.counters.worst_seen)
-        return self.suspected_at
+            return ledger.halt_at + max(LAST_CHANCE_SECONDS, SUSPICION_FACTOR * ledger.counters.worst_seen)
+        return self.members_suspected_at
 
     @property
-    def suspected_at(self) -> float:
+    def members_suspected_at(self) -> float:
         """When members that have not shown that they saw the newest ROUND or HALT are suspected (rule L2).
 
         Where the leader was cut off, others were, too, and have a full period to be back.
@@ -161,17 +161,17 @@ class LeaderView:
             if ledger.halt is None
             else (ledger.halt_at, ledger.head.anchors.halt)
         )
-        return max([at, *(seen.seen_at for seen in self.node_views(ledger.round) if seen.row.head >= index)])
+        return max([at, *(node.seen_at for node in self.node_views(ledger.round) if node.row.head >= index)])
 
     # Several nodes ---------------------------------------------------------------------------------------------------
 
     def node_views(self, current: Round) -> list[NodeView]:
         """The members of a round that have a row, in rank order."""
-        return [seen for member in current.members if (seen := self.seen(member.node_id)) is not None]
+        return [node for member in current.members if (node := self.get(member.node_id)) is not None]
 
     def incidents(self, current: Round) -> list[Incident]:
         """What the members report of a round, the first cause first (``incidents.by_cause``)."""
-        found = [seen.row.incident for seen in self.node_views(current) if seen.row.incident is not None]
+        found = [node.row.incident for node in self.node_views(current) if node.row.incident is not None]
         return sorted((i for i in found if i.round == current.number), key=by_cause)
 
     def cause_known_at(self, current: Round) -> float:
@@ -182,26 +182,26 @@ class LeaderView:
         incidents = self.incidents(current)
         if not follows_peer_loss(incidents[0]) or len(incidents) == len(current.members):
             return -math.inf
-        told = [(seen.row.incident, seen.reported_at) for seen in self.node_views(current)]
+        told = [(node.row.incident, node.reported_at) for node in self.node_views(current)]
         reported_at = min(at for incident, at in told if incident is not None and incident.round == current.number)
         return CAUSE_PATIENCE_SECONDS + reported_at
 
-    def unseen(self, current: Round, index: int) -> list[str]:
+    def members_behind(self, current: Round, index: int) -> list[str]:
         """Members that have not shown that they saw ledger entry ``index``; who is leaving need not."""
-        return [seen.node_id for seen in self.node_views(current) if seen.row.head < index and not seen.row.leaving]
+        return [node.node_id for node in self.node_views(current) if node.row.head < index and not node.row.leaving]
 
-    def late(self, current: Round, index: int) -> list[str]:
+    def suspectable_members(self, current: Round, index: int) -> list[str]:
         """The same, as far as rule L2 may suspect them: not whose row the store has lost, with what it said."""
-        listed = {seen.node_id for seen in self.node_views(current) if seen.listed}
-        return [node_id for node_id in self.unseen(current, index) if node_id in listed]
+        listed = {node.node_id for node in self.node_views(current) if node.listed}
+        return [node_id for node_id in self.members_behind(current, index) if node_id in listed]
 
     def newcomers(self) -> list[NodeView]:
         """Those that wait, without bad hosts where members are enough."""
         members = self.ledger.round.members if self.ledger.round is not None else ()
-        known = [seen for member in members if (seen := self.seen(member.node_id)) is not None]
-        return self.without_bad_hosts(self.waiting(), known, len(members) - len(known))
+        known = [node for member in members if (node := self.get(member.node_id)) is not None]
+        return self.drop_bad_hosts(self.waiting_nodes(), known, len(members) - len(known))
 
-    def waiting(self) -> list[NodeView]:
+    def waiting_nodes(self) -> list[NodeView]:
         """Living nodes that wait for a slot and have seen the newest OPEN or LEADER (rule S7), in order of arrival.
 
         A row that is gone was taken out by its node, or lost with the store; in that case the node will enter it again.
@@ -209,24 +209,24 @@ class LeaderView:
         ledger = self.ledger
         members = ledger.round.group_ranks if ledger.round is not None else {}
         waiting = [
-            seen
-            for seen in self.watch.nodes.values()
-            if seen.row.phase is Phase.WAITING
-            and seen.listed
-            and seen.row.run == ledger.head.run
-            and seen.row.head >= ledger.head.anchors.leader
-            and seen.row.offer is not None
-            and not seen.row.leaving
-            and seen.node_id not in members
-            and not self.dead(seen.node_id)
+            node
+            for node in self.watch.nodes.values()
+            if node.row.phase is Phase.WAITING
+            and node.listed
+            and node.row.run == ledger.head.run
+            and node.row.head >= ledger.head.anchors.leader
+            and node.row.offer is not None
+            and not node.row.leaving
+            and node.node_id not in members
+            and not self.is_lost(node.node_id)
         ]
-        staying = [seen for node_id in members if (seen := self.seen(node_id)) and not self._goes(node_id)]
-        return without_doubles(staying, waiting)
+        staying = [node for node_id in members if (node := self.get(node_id)) and not self._is_going(node_id)]
+        return drop_duplicate_ranks(staying, waiting)
 
-    def _goes(self, node_id: str) -> bool:
-        return self.dead(node_id) or self.leaving(node_id)
+    def _is_going(self, node_id: str) -> bool:
+        return self.is_lost(node_id) or self.is_leaving(node_id)
 
-    def without_bad_hosts(
+    def drop_bad_hosts(
         self, nodes: list[NodeView], staying: Sequence[NodeView] = (), unknown: int = 0
     ) -> list[NodeView]:
         """Leave out hosts that a policy excluded or that were lost too often, while the rest suffice (rule L4).
@@ -236,48 +236,48 @@ class LeaderView:
             staying: Who is in the round anyway; a host that is good enough for them is for others.
             unknown: How many others are, of whom nothing is known.
         """
-        bad = self.ledger.counters.bad_hosts() - {seen.row.info.host_id for seen in staying}
-        good = [seen for seen in nodes if seen.row.info.host_id not in bad]
+        bad = self.ledger.counters.bad_hosts() - {node.row.info.host_id for node in staying}
+        good = [node for node in nodes if node.row.info.host_id not in bad]
         return good if len(good) + len(staying) + unknown >= self.agreement.min_nodes else nodes
 
-    def room(self, current: Round) -> bool:
+    def has_room(self, current: Round) -> bool:
         """Whether a node waits that the round has a place for."""
         return len(current.members) < self.agreement.max_nodes and bool(self.newcomers())
 
     # For people and timers -------------------------------------------------------------------------------------------
 
-    def names(self, node_ids: Iterable[str]) -> str:
+    def describe_nodes(self, node_ids: Iterable[str]) -> str:
         """The nodes' hosts, as far as known: the first eight, and how many others."""
-        return listing(map(self._name, node_ids)) or "nobody"
+        return list_names(map(self._describe_node, node_ids)) or "nobody"
 
-    def _name(self, node_id: str) -> str:
-        seen = self.seen(node_id)
-        if seen is not None:
-            return str(seen.row.info)
+    def _describe_node(self, node_id: str) -> str:
+        node = self.get(node_id)
+        if node is not None:
+            return str(node.row.info)
         host = None if self.ledger.round is None else self.ledger.round.host_of(node_id)
         return host or node_id
 
-    def silences(self, nodes: Iterable[NodeView]) -> list[float]:
+    def silence_deadlines(self, nodes: Iterable[NodeView]) -> list[float]:
         """When each of these would be lost, if nothing more is heard of it."""
-        return [silent_at(self.watch, seen, self.timing) for seen in nodes]
+        return [silence_deadline(self.watch, node, self.timing) for node in nodes]
 
-    def look(self, *deadlines: float, nodes: Iterable[NodeView] = ()) -> float | None:
+    def next_look_at(self, *deadlines: float, nodes: Iterable[NodeView] = ()) -> float | None:
         """The next instant at which something may have changed: a deadline, or a silence that becomes a loss."""
         members = self.ledger.round.members if self.ledger.round is not None else ()
-        missing = [self.watch.began_at + self.timing.lost_after for m in members if self.seen(m.node_id) is None]
-        return min((at for at in (*deadlines, *self.silences(nodes), *missing) if at > self.now), default=None)
+        missing = [self.watch.began_at + self.timing.lost_after for m in members if self.get(m.node_id) is None]
+        return min((at for at in (*deadlines, *self.silence_deadlines(nodes), *missing) if at > self.now), default=None)
 
 
-def without_doubles(first: Sequence[NodeView], then: Iterable[NodeView]) -> list[NodeView]:
+def drop_duplicate_ranks(first: Sequence[NodeView], then: Iterable[NodeView]) -> list[NodeView]:
     """Those of ``then`` whose node rank, given by hand, nobody of ``first`` or before them has."""
-    taken, found = {seen.row.info.node_rank for seen in first} - {None}, []
-    for seen in then:
-        if (rank := seen.row.info.node_rank) not in taken:
-            found.append(seen)
+    taken, found = {node.row.info.node_rank for node in first} - {None}, []
+    for node in then:
+        if (rank := node.row.info.node_rank) not in taken:
+            found.append(node)
             taken |= {rank} - {None}
     return found
 
 
-def by_rank(nodes: Iterable[NodeView]) -> list[NodeView]:
+def sort_by_rank(nodes: Iterable[NodeView]) -> list[NodeView]:
     """The nodes in the order of the ranks that were given by hand; as they are where none were."""
-    return sorted(nodes, key=lambda seen: math.inf if seen.row.info.node_rank is None else seen.row.info.node_rank)
+    return sorted(nodes, key=lambda node: math.inf if node.row.info.node_rank is None else node.row.info.node_rank)

@@ -33,7 +33,7 @@ from elastic_core.protocol.entries import (
     Round,
     StopAt,
 )
-from elastic_core.protocol.limits import fitted
+from elastic_core.protocol.limits import fit_body
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import ORIGIN, Link
 
@@ -59,10 +59,10 @@ __all__ = [
     "StopAt",
     "advance",
     "compose",
+    "ledger_read_at",
     "next_anchors",
-    "opened",
-    "read_by",
-    "restored",
+    "open_ledger",
+    "restore_ledger",
 ]
 
 
@@ -107,7 +107,7 @@ class Ledger:
     """The :attr:`position` of what the newest RESUME put back."""
 
     @property
-    def live(self) -> bool:
+    def is_live(self) -> bool:
         """Whether a round is under way: sealed, and neither halted nor closed."""
         return self.round is not None and self.halt is None and self.closed is None
 
@@ -157,7 +157,7 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
     if isinstance(entry.body, Resume) and entry.run != head.run:
         raise HistoryChangedError(f"Run {entry.run} goes on here; this node is in run {head.run}.")
     if isinstance(entry.body, (Open, Resume)):
-        return opened(entry, now)
+        return open_ledger(entry, now)
     if entry.run != head.run or entry.term < head.term or ledger.closed is not None:
         raise RendezvousStateError(
             f"Entry {entry.index} (run {entry.run}, term {entry.term}) cannot follow run {head.run}, "
@@ -167,13 +167,13 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
     after = partial(replace, ledger, head=entry, head_at=now)
     match entry.body:
         case Round() as body:
-            sealed = _spelled_out(body, ledger.round)
-            at, cost = _resize(ledger, sealed, now, entry.since_halt)
+            sealed = _spell_out_members(body, ledger.round)
+            at, cost = _last_resize(ledger, sealed, now, entry.since_halt)
             after = partial(after, round=sealed, round_at=now, resized_at=at, resize_cost=cost)
             return after(halt=None, plan=None, stop_at=None, over=None)
         case Halt() as body:
             return after(halt=body, halt_at=now, plan=None, stop_at=None)
-        case Plan() as body if ledger.live:
+        case Plan() as body if ledger.is_live:
             return after(plan=body, plan_at=now, stop_at=None)
         case StopAt() as body if ledger.plan is not None:
             return after(stop_at=body)
@@ -209,7 +209,7 @@ def _check_author(entry: Entry, leader: str) -> None:
     )
 
 
-def opened(entry: Entry, now: float) -> Ledger:
+def open_ledger(entry: Entry, now: float) -> Ledger:
     """The ledger of a run that begins, or goes on, with ``entry``.
 
     Raises:
@@ -229,7 +229,7 @@ def opened(entry: Entry, now: float) -> Ledger:
     return replace(ledger, resized_at=now, resumed_from=known)
 
 
-def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
+def restore_ledger(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
     """The ledger of a newcomer, from the newest entry and those that its anchors name (by index).
 
     Raises:
@@ -246,14 +246,16 @@ def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
             return found
         raise RendezvousStateError(f"Entry {head.index} stands on {index}, which is not a ROUND.")
 
-    ledger = replace(opened(anchors[at.open], now) if at.open in anchors else opened(head, now), head=head, halt=None)
+    ledger = replace(
+        open_ledger(anchors[at.open], now) if at.open in anchors else open_ledger(head, now), head=head, halt=None
+    )
     ledger = replace(ledger, plan=None, stop_at=None, over=None)
     if at.round:
         spelled = a_round(at.round)
         # When it was resized last is not told: a newcomer that becomes leader takes it for just now (rule L4).
-        ledger = replace(ledger, round=_as_in(a_round(at.latest), spelled), round_at=now, resized_at=now)
+        ledger = replace(ledger, round=_with_members_of(a_round(at.latest), spelled), round_at=now, resized_at=now)
     if not at.halt:
-        return _restored_plan(ledger, bodies, now)
+        return _restore_plan(ledger, bodies, now)
     ended = bodies.get(at.halt)
     if isinstance(ended, Closed):
         return replace(ledger, closed=ended)
@@ -268,12 +270,12 @@ def restored(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
     return replace(ledger, halt=ended, halt_at=now, over=over if isinstance(over, Over) else None)
 
 
-def read_by(ledger: Ledger, now: float) -> Ledger:
+def ledger_read_at(ledger: Ledger, now: float) -> Ledger:
     """The ledger of a newcomer that had read it all at ``now``: its newest entries may have been written until then."""
     return replace(ledger, head_at=now, halt_at=now)
 
 
-def _restored_plan(ledger: Ledger, bodies: Mapping[int, Body], now: float) -> Ledger:
+def _restore_plan(ledger: Ledger, bodies: Mapping[int, Body], now: float) -> Ledger:
     """The ledger of a live round, with the PLAN and the STOP_AT that the newest entry stands on."""
     at = ledger.head.anchors
     if not at.plan:
@@ -288,7 +290,7 @@ def _restored_plan(ledger: Ledger, bodies: Mapping[int, Body], now: float) -> Le
     return replace(ledger, plan=plan, plan_at=now, stop_at=stop_at if isinstance(stop_at, StopAt) else None)
 
 
-def _resize(ledger: Ledger, sealed: Round, now: float, since_halt: float) -> tuple[float | None, float]:
+def _last_resize(ledger: Ledger, sealed: Round, now: float, since_halt: float) -> tuple[float | None, float]:
     """When the last planned resize was over, and what it cost, now that ``sealed`` follows.
 
     One on which a member or the leader was lost cost what the loss did: the wait for a fence, a replacement or a
@@ -301,7 +303,7 @@ def _resize(ledger: Ledger, sealed: Round, now: float, since_halt: float) -> tup
     return now, min(since_halt, now - ledger.opened_at) if kept else 0.0
 
 
-def _spelled_out(body: Round, previous: Round | None) -> Round:
+def _spell_out_members(body: Round, previous: Round | None) -> Round:
     if not body.same_as:
         return body
     if previous is None or previous.number != body.same_as:
@@ -309,10 +311,10 @@ def _spelled_out(body: Round, previous: Round | None) -> Round:
         raise RendezvousStateError(
             f"Round {body.number} is the same as round {body.same_as}, but the newest known is {known}."
         )
-    return _as_in(body, previous)
+    return _with_members_of(body, previous)
 
 
-def _as_in(body: Round, spelled: Round) -> Round:
+def _with_members_of(body: Round, spelled: Round) -> Round:
     """A ROUND with the members, and their hosts, that another one spells out."""
     return replace(body, members=spelled.members, hosts=spelled.hosts)
 
@@ -368,7 +370,7 @@ def compose(
 
     Texts that are longer than an entry has room for are cut (``limits``).
     """
-    body = fitted(body)
+    body = fit_body(body)
     prev = store or (ORIGIN if ledger is None else ledger.head.link)
     index = prev.index + 1
     anchors = next_anchors(ledger, body, index)

@@ -36,11 +36,11 @@ MAX_KINDS = 32
 """Pairs of a local world size and a role that a ROUND of ``MAX_NODES`` members may have."""
 MAX_HOSTS = 256
 """Hosts whose losses the ledger counts, and hosts that it excludes, at most."""
-MAX_DRAINED = 4096
+MAX_DRAINED_NODES = 4096
 """Nodes that one DRAIN names; the next DRAIN names the rest."""
-MAX_LEFT = 256
+MAX_LEFT_MEMBERS = 256
 """Members that an OVER says to have left in order; of others it is not known after the store has lost their rows."""
-MAX_UNREAD = 64
+MAX_UNREAD_ROWS = 64
 """Rows of others that a leader's own row says it cannot read; the others' nodes do not learn of it."""
 UNREAD_ID_LENGTH = 64
 """Characters of their ids at most: agents' have 12, and whoever else writes to the store may choose any."""
@@ -58,7 +58,7 @@ OPEN_BYTES = 8192
 T = TypeVar("T", bound="DataclassInstance")
 
 
-def listing(names: Iterable[str]) -> str:
+def list_names(names: Iterable[str]) -> str:
     """The first names and how many others there are: ``a, b, … and 12 more``; '' for none."""
     every = list(names)
     shown = ", ".join(islice(every, NAMES_SHOWN))
@@ -66,7 +66,7 @@ def listing(names: Iterable[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def clipped(text: str, most: int, *, end: bool = False) -> str:
+def clip(text: str, most: int, *, end: bool = False) -> str:
     """``text``, or as much of its beginning (or ``end``) as takes ``most`` bytes of JSON, with an ellipsis."""
     if len(text) * 12 <= most or _size(text) <= most:  # 12: a character outside of the basic plane, as JSON escapes it
         return text
@@ -79,38 +79,38 @@ def clipped(text: str, most: int, *, end: bool = False) -> str:
     return f"…{kept}" if end else f"{kept}…"
 
 
-def fitting(names: Iterable[str], most: int) -> tuple[str, ...]:
+def fit_names(names: Iterable[str], most: int) -> tuple[str, ...]:
     """As many names, from the first one on, as take ``most`` bytes in a JSON list."""
     every = list(names)
     ends = list(accumulate(_size(name) + 3 for name in every))  # quotes and a comma
     return tuple(every[: bisect_right(ends, most)])
 
 
-def fitted(body: T) -> T:
+def fit_body(body: T) -> T:
     """An entry's body with every text within its share; the same object where all are."""
     changes: dict[str, Any] = {}
     for item in fields(body):
         value = getattr(body, item.name)
         if item.name == "why":
-            value = clipped(value, WHY_BYTES)
+            value = clip(value, WHY_BYTES)
         elif isinstance(value, Incident):
-            value = fitted_incident(value)
+            value = fit_incident(value)
         elif hasattr(value, "why"):  # the body of another entry, in a RESUME
-            value = fitted(value)
+            value = fit_body(value)
         if value is not getattr(body, item.name):
             changes[item.name] = value
     return replace(body, **changes) if changes else body
 
 
-def fitted_incident(incident: Incident) -> Incident:
+def fit_incident(incident: Incident) -> Incident:
     """An incident with every text within its share; what it says may come from a worker."""
     return replace(
         incident,
-        node_id=clipped(incident.node_id, TEXT_BYTES),
-        host=clipped(incident.host, TEXT_BYTES),
-        message=clipped(incident.message, TEXT_BYTES),
-        detail=clipped(incident.detail, DETAIL_BYTES, end=True),
-        log=clipped(incident.log, TEXT_BYTES),
+        node_id=clip(incident.node_id, TEXT_BYTES),
+        host=clip(incident.host, TEXT_BYTES),
+        message=clip(incident.message, TEXT_BYTES),
+        detail=clip(incident.detail, DETAIL_BYTES, end=True),
+        log=clip(incident.log, TEXT_BYTES),
     )
 
 

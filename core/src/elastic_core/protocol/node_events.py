@@ -143,7 +143,7 @@ class HistoryReplaced:
 
 
 @dataclass(frozen=True, slots=True)
-class Outrun:
+class RunReplaced:
     """The store lost this run, and another has begun there since (rule S3)."""
 
     why: str
@@ -151,7 +151,7 @@ class Outrun:
 
 NodeEvent: TypeAlias = (
     "EntriesRead | HistoryReplaced | Offered | WorkerFailed | WorkersDone | WorkersGone | Progressed | Probed"
-    " | TakesNotices | Answered | SteppedDown | Leaving | StoreLost | Outrun"
+    " | TakesNotices | Answered | SteppedDown | Leaving | StoreLost | RunReplaced"
 )
 
 

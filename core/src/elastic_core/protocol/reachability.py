@@ -8,10 +8,10 @@ from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Halt, HaltReason, Round
 from elastic_core.protocol.roster import NodeRow, Phase
 
-PROBING = 3.0
+PROBE_WAIT_SECONDS = 3.0
 """Seconds after a HALT to wait for the members' probes; those of a sound network take milliseconds."""
 
-FAILURES = (HaltReason.FAILURE, HaltReason.GIVING_UP)
+FAILURE_REASONS = (HaltReason.FAILURE, HaltReason.GIVING_UP)
 """Why a round is halted that has failed: all who took part in it probe then."""
 
 
@@ -19,15 +19,15 @@ def broken_connections(view: LeaderView, old: Round) -> list[tuple[str, str]]:
     """Who could not reach whom, among the members of a round that has failed, by what counts of what they found."""
     ids = old.group_ranks
     return [
-        (seen.node_id, other)
-        for seen in view.node_views(old)
-        if _counts(view, old, seen.row)
-        for other in seen.row.unreachable
-        if other in ids and other != seen.node_id
+        (node.node_id, other)
+        for node in view.node_views(old)
+        if _is_probe_current(view, old, node.row)
+        for other in node.row.unreachable
+        if other in ids and other != node.node_id
     ]
 
 
-def _counts(view: LeaderView, old: Round, row: NodeRow) -> bool:
+def _is_probe_current(view: LeaderView, old: Round, row: NodeRow) -> bool:
     """Whether what a node has found out says something of this round.
 
     Until there is a HALT, what it found after the one before does. At one for a failure all who took part probe anew:
@@ -37,11 +37,11 @@ def _counts(view: LeaderView, old: Round, row: NodeRow) -> bool:
     if row.probed == old.number:
         return True
     halt = view.ledger.halt
-    stale = halt is not None and (halt.reason not in FAILURES or row.round >= old.number)
+    stale = halt is not None and (halt.reason not in FAILURE_REASONS or row.round >= old.number)
     return row.probed == old.number - 1 and not stale
 
 
-def accused(view: LeaderView, old: Round) -> str | None:
+def find_unreachable(view: LeaderView, old: Round) -> str | None:
     """The member with most broken connections; None without complaints.
 
     One that hears nobody complains of all, and one that nobody hears is complained of by all: so both ends count. Where
@@ -52,26 +52,26 @@ def accused(view: LeaderView, old: Round) -> str | None:
     ends = Counter(node_id for pair in found for node_id in pair)
     blamed = Counter(other for _, other in found)
     ids = old.group_ranks
-    outside = Counter(o for seen in view.watch.nodes.values() if seen.node_id not in ids for o in seen.row.unreachable)
+    outside = Counter(o for node in view.watch.nodes.values() if node.node_id not in ids for o in node.row.unreachable)
     worst = max((ends[i], blamed[i], outside[i], rank, i) for rank, i in enumerate(ids))
     return worst[-1] if worst[0] else None
 
 
-def told(view: LeaderView, old: Round, node_id: str) -> str:
+def describe_unreachable(view: LeaderView, old: Round, node_id: str) -> str:
     """What is wrong with a node, for people."""
     found = broken_connections(view, old)
     by = sorted({one for one, other in found if other == node_id})
     if by:
-        return f"{view.names([node_id])} cannot be reached from {view.names(by)}"
+        return f"{view.describe_nodes([node_id])} cannot be reached from {view.describe_nodes(by)}"
     missed = sorted({other for one, other in found if one == node_id})
-    return f"{view.names([node_id])} cannot reach {view.names(missed)}"
+    return f"{view.describe_nodes([node_id])} cannot reach {view.describe_nodes(missed)}"
 
 
-def unprobed(view: LeaderView, old: Round, halt: Halt, fit: list[str]) -> float | None:
+def probes_awaited_until(view: LeaderView, old: Round, halt: Halt, fit: list[str]) -> float | None:
     """Until when to wait for probes that are still under way; None when there is nothing to wait for."""
-    until = view.ledger.halt_at + PROBING
-    if halt.reason not in FAILURES or len(old.members) < 2 or view.now >= until:
+    until = view.ledger.halt_at + PROBE_WAIT_SECONDS
+    if halt.reason not in FAILURE_REASONS or len(old.members) < 2 or view.now >= until:
         return None
-    rows = [seen.row for node_id in fit if (seen := view.seen(node_id)) is not None]
+    rows = [node.row for node_id in fit if (node := view.get(node_id)) is not None]
     took_part = [row for row in rows if row.round == old.number and row.phase is not Phase.FINISHED]
     return until if any(row.info.port and row.probed < old.number for row in took_part) else None

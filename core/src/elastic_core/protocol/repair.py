@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from elastic_core.protocol.ledger import Entry, Ledger, Resume
 
-REMEMBERED = 512
+ENTRIES_REMEMBERED = 512
 """The entries that a node keeps for a store that loses them: more than are written between two copies of a store."""
 
 
@@ -30,7 +30,7 @@ class Memory:
 
     def and_then(self, entries: Sequence[Entry]) -> Memory:
         """The memory after reading these; the oldest are forgotten."""
-        return Memory((*self.entries, *entries)[-REMEMBERED:])
+        return Memory((*self.entries, *entries)[-ENTRIES_REMEMBERED:])
 
     def get(self, index: int) -> Entry | None:
         """The entry of an index; None for one that is not remembered."""
@@ -46,7 +46,7 @@ class Intact:
 @dataclass(frozen=True, slots=True)
 class Passed:
     """The others have long passed what this node has read, so the store has not lost it, if what it says now
-    :func:`follows`."""
+    :func:`can_follow`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def overlap(mine: Ledger, memory: Memory, head: int, at: Entry | None, *, shrunk
     return PutBack(memory.entries[head + 1 - memory.entries[0].index :])
 
 
-def follows(mine: Ledger, theirs: Ledger) -> bool:
+def can_follow(mine: Ledger, theirs: Ledger) -> bool:
     """Whether what the store says now can have come after all that this node has read.
 
     A store that forgot the newer of two histories, and has the older again, may have a tombstone in the newest's place.
@@ -134,10 +134,10 @@ def _settle_own(mine: Ledger, memory: Memory, theirs: Ledger) -> Settlement:
     if _knowledge(theirs) >= _knowledge(mine):
         return Adopt()
     older = theirs.head.epoch < mine.head.epoch or theirs.head.index < memory.entries[0].index
-    return WriteResume() if _undecided(theirs) or (older and not _ruled_since(mine, theirs)) else Adopt()
+    return WriteResume() if _is_undecided(theirs) or (older and not _has_newer_leader(mine, theirs)) else Adopt()
 
 
-def _ruled_since(mine: Ledger, theirs: Ledger) -> bool:
+def _has_newer_leader(mine: Ledger, theirs: Ledger) -> bool:
     """Whether a leader that ``mine`` has not heard of has decided there, which is no copy of its past then."""
     another = theirs.head.term == mine.head.term and theirs.leader != mine.leader
     return another or theirs.head.term > mine.head.term
@@ -145,16 +145,16 @@ def _ruled_since(mine: Ledger, theirs: Ledger) -> bool:
 
 def _knowledge(ledger: Ledger) -> tuple[int, int]:
     """How far the run had come, as far as a ledger says; putting back what was lost adds nothing."""
-    return ledger.resumed_from if _undecided(ledger) else ledger.position
+    return ledger.resumed_from if _is_undecided(ledger) else ledger.position
 
 
-def _undecided(ledger: Ledger) -> bool:
+def _is_undecided(ledger: Ledger) -> bool:
     """Whether nothing has been decided since the run was opened or resumed."""
     at = ledger.head.anchors
     return max(at.round, at.latest, at.halt, at.plan, at.stop_at) <= at.open
 
 
-def resume(mine: Ledger, why: str) -> Resume:
+def compose_resume(mine: Ledger, why: str) -> Resume:
     """The body of the RESUME that says all that ``mine`` does.
 
     Raises:
@@ -176,7 +176,7 @@ def resume(mine: Ledger, why: str) -> Resume:
     )
 
 
-def missing(head: int, mine: Ledger) -> str:
+def describe_loss(head: int, mine: Ledger) -> str:
     """What a store that had all of ``mine``, and has ``head`` entries now, has lost; for people."""
     if head == 0:
         return "the store came back empty"

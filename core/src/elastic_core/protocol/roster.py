@@ -124,7 +124,7 @@ class NodeRow:
         return replace(self, head=0, answered=0, offer=None)
 
 
-def gone(rows: Iterable[NodeRow]) -> frozenset[str]:
+def find_gone_nodes(rows: Iterable[NodeRow]) -> frozenset[str]:
     """The ids of those whose last process is gone, as rows of their hosts prove (rule S8).
 
     A slot is held for as long as one of its node's processes lives. So who sat down before an instant at which the slot
@@ -134,10 +134,10 @@ def gone(rows: Iterable[NodeRow]) -> frozenset[str]:
     hosts: dict[str, list[NodeRow]] = {}
     for row in rows:
         hosts.setdefault(row.info.host_id, []).append(row)
-    return frozenset(node_id for shared in hosts.values() if len(shared) > 1 for node_id in _gone_from(shared))
+    return frozenset(node_id for shared in hosts.values() if len(shared) > 1 for node_id in _find_gone_on_host(shared))
 
 
-def _gone_from(rows: list[NodeRow]) -> list[str]:
+def _find_gone_on_host(rows: list[NodeRow]) -> list[str]:
     """The same, of one host."""
     looked_at = {row.info.slot for row in rows if row.info.slot < SLOTS}
     freed: dict[int, int] = {}  # when each slot was last known to be free

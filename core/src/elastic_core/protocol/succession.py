@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from elastic_core.protocol.leader_view import head_patience, patience
 from elastic_core.protocol.ledger import Ledger
 
-SUCCESSOR_SPACING = 0.5
+SUCCESSOR_SPACING_SECONDS = 0.5
 """Seconds between one successor's turn and the next one's."""
 
 
-def standing(ledger: Ledger, arrivals: Sequence[str], node_id: str) -> int:
+def succession_place(ledger: Ledger, arrivals: Sequence[str], node_id: str) -> int:
     """How many would become the leader before ``node_id``; ``arrivals`` are the roster's ids in order of serial."""
     ranks = ledger.round.group_ranks if ledger.round is not None else {}
     if node_id in ranks:
@@ -49,4 +49,4 @@ def takeover_at(ledger: Ledger, signs: LeaderSigns, place: float) -> float:
     if signs.reported_at is not None:
         back = signs.gap_at + ledger.settings.timing.lost_after
         due = min(due, max(signs.reported_at + patience(ledger), ledger.head_at + head_patience(ledger), back))
-    return due + SUCCESSOR_SPACING * place
+    return due + SUCCESSOR_SPACING_SECONDS * place

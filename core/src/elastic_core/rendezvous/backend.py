@@ -251,7 +251,7 @@ TRAITS = ("embedded", "hosting", "may_forget", "stale_reads", "workers_store", "
 """The attributes by which a backend says what its store is."""
 
 
-def take_after(wrapper: RendezvousBackend, inner: RendezvousBackend) -> None:
+def copy_traits(wrapper: RendezvousBackend, inner: RendezvousBackend) -> None:
     """Give a backend that wraps another one all of that one's attributes."""
     for name in TRAITS:
         setattr(wrapper, name, getattr(inner, name))

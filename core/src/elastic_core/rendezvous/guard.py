@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
-from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, RendezvousBackend, RosterRow, take_after
+from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, RendezvousBackend, RosterRow, copy_traits
 
 
-class Asked(NamedTuple):
+class PendingCall(NamedTuple):
     """A call that has not been answered."""
 
     at: float
@@ -36,14 +36,14 @@ class GuardedBackend(RendezvousBackend):
 
     def __init__(self, inner: RendezvousBackend, described: str) -> None:
         self.inner, self.described = inner, described
-        self.asked: Asked | None = None
+        self.asked: PendingCall | None = None
         """The call that is under way over this connection, but for those that other threads may make meanwhile."""
-        take_after(self, inner)
+        copy_traits(self, inner)
 
     @contextmanager
     def _asking(self, method: str, may_take: float = 0.0) -> Iterator[None]:
         """A call whose answer this connection's thread waits for."""
-        self.asked = Asked(time.monotonic(), may_take)
+        self.asked = PendingCall(time.monotonic(), may_take)
         try:
             with self._calling(method):
                 yield

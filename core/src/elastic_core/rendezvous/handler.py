@@ -121,7 +121,7 @@ class RendezvousInfo:
     bootstrap_store_info: BootstrapStoreInfo | None = None
 
 
-Answer: TypeAlias = "RendezvousInfo | tuple[Any, int, int]"
+HandlerAnswer: TypeAlias = "RendezvousInfo | tuple[Any, int, int]"
 """What a handler may return for a round: a :class:`RendezvousInfo`, torch's, or ``(store, rank, world_size)``."""
 
 
@@ -135,7 +135,7 @@ class RendezvousHandler(ABC):
     """
 
     @abstractmethod
-    def next_rendezvous(self) -> Answer:
+    def next_rendezvous(self) -> HandlerAnswer:
         """Block until a round is sealed that has this node in it.
 
         It is called for the first round, and again after a failure here and when nodes wait. Each round's agents
@@ -186,7 +186,7 @@ class RendezvousHandler(ABC):
         return False
 
 
-_DEFAULTED = (
+_OPTIONAL_METHODS = (
     "get_backend",
     "get_run_id",
     "is_closed",
@@ -196,17 +196,17 @@ _DEFAULTED = (
 )
 
 
-class _Completed(RendezvousHandler):
+class _CompletedHandler(RendezvousHandler):
     """A handler that knows nothing of our class: what it lacks is as :class:`RendezvousHandler` has it."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
-        for name in _DEFAULTED:
+        for name in _OPTIONAL_METHODS:
             if callable(method := getattr(inner, name, None)):
                 setattr(self, name, method)
 
-    def next_rendezvous(self) -> Answer:
-        answer: Answer = self._inner.next_rendezvous()
+    def next_rendezvous(self) -> HandlerAnswer:
+        answer: HandlerAnswer = self._inner.next_rendezvous()
         return answer
 
     def get_backend(self) -> str:
@@ -217,13 +217,13 @@ class _Completed(RendezvousHandler):
         return bool(getattr(self._inner, "use_agent_store", False))
 
 
-def completed(kind: type) -> type:
+def complete_class(kind: type) -> type:
     """A handler's class without torch's abstract methods: those that it lacks are as :class:`RendezvousHandler`'s.
 
     Torch's class leaves all methods but ``use_agent_store`` to its subclasses; ours leaves :meth:`next_rendezvous`.
     """
     lacking: frozenset[str] = getattr(kind, "__abstractmethods__", frozenset())
-    defaults = {name: getattr(RendezvousHandler, name) for name in _DEFAULTED if name in lacking}
+    defaults = {name: getattr(RendezvousHandler, name) for name in _OPTIONAL_METHODS if name in lacking}
     if not defaults:
         return kind
     return type(kind)(kind.__name__, (kind,), {"__module__": kind.__module__, "__doc__": kind.__doc__, **defaults})
@@ -235,4 +235,4 @@ def as_handler(made: object) -> RendezvousHandler | None:
         return made
     if inspect.isclass(made) or inspect.ismodule(made) or not callable(getattr(made, "next_rendezvous", None)):
         return None
-    return _Completed(made)
+    return _CompletedHandler(made)

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 
 from elastic_core.errors import UsageError
 
-VARIABLE = "ELASTIC_JOB_TOKEN"
-LEAST_BYTES = 32
-LEAST_DISTINCT_BYTES = 8
+TOKEN_VARIABLE = "ELASTIC_JOB_TOKEN"
+TOKEN_MIN_BYTES = 32
+TOKEN_MIN_DISTINCT_BYTES = 8
 """What a token must have at least. What it seals can be read, so a token that can be guessed can be found offline."""
-MOST_BYTES = 4096
+TOKEN_MAX_BYTES = 4096
 
 _MAKE_ONE = "Make one with `openssl rand -hex 32`."
 
@@ -35,12 +35,13 @@ class JobToken:
     __slots__ = ("_secret",)
 
     def __init__(self, secret: bytes, source: str) -> None:
-        if not LEAST_BYTES <= len(secret) <= MOST_BYTES:
+        if not TOKEN_MIN_BYTES <= len(secret) <= TOKEN_MAX_BYTES:
             raise UsageError(
-                f"The job token of {source} has {len(secret)} bytes; {LEAST_BYTES} to {MOST_BYTES} are allowed.",
+                f"The job token of {source} has {len(secret)} bytes; "
+                f"{TOKEN_MIN_BYTES} to {TOKEN_MAX_BYTES} are allowed.",
                 hint=_MAKE_ONE,
             )
-        if len(set(secret)) < LEAST_DISTINCT_BYTES:
+        if len(set(secret)) < TOKEN_MIN_DISTINCT_BYTES:
             raise UsageError(
                 f"The job token of {source} has only {len(set(secret))} different characters, and could be guessed.",
                 hint=_MAKE_ONE,
@@ -58,18 +59,18 @@ class JobToken:
 
     def key(self, job_id: str) -> bytes:
         """The key of one job, derived as HKDF does (RFC 5869): that of another job does not follow from it."""
-        extracted = code(b"elastic job token", self._secret)
-        return code(extracted, b"job " + job_id.encode(errors="surrogateescape") + b"\x01")
+        extracted = hmac_sha256(b"elastic job token", self._secret)
+        return hmac_sha256(extracted, b"job " + job_id.encode(errors="surrogateescape") + b"\x01")
 
 
-def code(key: bytes, message: bytes) -> bytes:
+def hmac_sha256(key: bytes, message: bytes) -> bytes:
     """HMAC-SHA256."""
     import hmac  # 4 ms of a launch, which one without a token does not need
 
     return hmac.digest(key, message, "sha256")
 
 
-def read(environ: Mapping[str, str], token_file: str | None) -> JobToken | None:
+def read_token(environ: Mapping[str, str], token_file: str | None) -> JobToken | None:
     """The job's token; None where neither the environment nor a file has one.
 
     Args:
@@ -79,15 +80,17 @@ def read(environ: Mapping[str, str], token_file: str | None) -> JobToken | None:
     Raises:
         UsageError: Both have one, it can be guessed, or the file can be read or written by others.
     """
-    text = environ.get(VARIABLE)
+    text = environ.get(TOKEN_VARIABLE)
     if token_file is None:
-        return None if text is None else JobToken(text.encode(errors="surrogateescape").strip(), VARIABLE)
+        return None if text is None else JobToken(text.encode(errors="surrogateescape").strip(), TOKEN_VARIABLE)
     if text is not None:
-        raise UsageError(f"The job has two tokens: in {VARIABLE} and in token_file={token_file}.", hint="Give one.")
-    return JobToken(_content(token_file).strip(), token_file)
+        raise UsageError(
+            f"The job has two tokens: in {TOKEN_VARIABLE} and in token_file={token_file}.", hint="Give one."
+        )
+    return JobToken(_read_private_file(token_file).strip(), token_file)
 
 
-def _content(path: str) -> bytes:
+def _read_private_file(path: str) -> bytes:
     """What a file has that nobody else may read or write.
 
     Its group may read it, since that is how Kubernetes hands a secret to a container that does not run as root.
@@ -108,6 +111,6 @@ def _content(path: str) -> bytes:
                     f"token_file={path} has mode {mode:04o}: others can read it, or its group can write it.",
                     hint=f"Run `chmod 600 {path}`. For a secret of Kubernetes set defaultMode: 0440.",
                 )
-            return file.read(MOST_BYTES + 2)  # with the end of its line; of a longer one enough to see that it is
+            return file.read(TOKEN_MAX_BYTES + 2)  # with the end of its line; of a longer one enough to see that it is
     except OSError as exc:
         raise UsageError(f"token_file={path} cannot be read: {exc.strerror}.") from exc

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous.backend import SEAL_BYTES, TOMBSTONE, Link, RendezvousBackend, RosterRow
 from elastic_core.rendezvous.guard import GuardedBackend
-from elastic_core.rendezvous.job_token import VARIABLE, JobToken, code
+from elastic_core.rendezvous.job_token import TOKEN_VARIABLE, JobToken, hmac_sha256
 
-PREFIX = b"elastic-seal-1 "
+SEAL_PREFIX = b"elastic-seal-1 "
 
-HINT = (
-    f"Start every node of a job with the same {VARIABLE} (or token_file=), or none of them with any; or use another "
-    "--rdzv_id. If all nodes have the same one, somebody else writes to the store: docs/security.md."
+SEAL_HINT = (
+    f"Start every node of a job with the same {TOKEN_VARIABLE} (or token_file=), or none of them with any; or use "
+    "another --rdzv_id. If all nodes have the same one, somebody else writes to the store: docs/security.md."
 )
 
 
@@ -34,7 +34,7 @@ class Seal:
 
     def __init__(self, token: JobToken, job_id: str) -> None:
         self._key = token.key(job_id)
-        self.fingerprint = code(self._key, b"fingerprint")[:8].hex()
+        self.fingerprint = hmac_sha256(self._key, b"fingerprint")[:8].hex()
         """Names the key, and shows nothing of it."""
 
     def entry(self, index: int, data: bytes) -> bytes:
@@ -62,8 +62,8 @@ class Seal:
         return self._opened(_row_place(node_id, revision), sealed, f"The row of {node_id!r}")
 
     def _sealed(self, place: bytes, value: bytes) -> bytes:
-        line = f"{self.fingerprint} {code(self._key, place + value).hex()}\n"
-        return PREFIX + line.encode() + value
+        line = f"{self.fingerprint} {hmac_sha256(self._key, place + value).hex()}\n"
+        return SEAL_PREFIX + line.encode() + value
 
     def _opened(self, place: bytes, sealed: bytes, what: str) -> bytes:
         import hmac  # see job_token.code
@@ -71,10 +71,10 @@ class Seal:
         value = sealed[SEAL_BYTES:]
         if hmac.compare_digest(sealed, self._sealed(place, value)):
             return value
-        raise RendezvousStateError(f"{what} {self._fault(sealed)}.", hint=HINT)
+        raise RendezvousStateError(f"{what} {self._fault(sealed)}.", hint=SEAL_HINT)
 
     def _fault(self, sealed: bytes) -> str:
-        if not sealed.startswith(PREFIX):
+        if not sealed.startswith(SEAL_PREFIX):
             return "has no seal, and this node has a job token: whoever wrote it has none"
         if (theirs := fingerprint(sealed)) != self.fingerprint:
             return f"is sealed with another job token ({theirs}) than this node's ({self.fingerprint})"
@@ -83,9 +83,9 @@ class Seal:
 
 def fingerprint(sealed: bytes) -> str:
     """The name of the key with which a value says that it is sealed; '' for a value without a seal."""
-    if not sealed.startswith(PREFIX):
+    if not sealed.startswith(SEAL_PREFIX):
         return ""
-    said = sealed[len(PREFIX) :][:16].decode("ascii", "replace")
+    said = sealed[len(SEAL_PREFIX) :][:16].decode("ascii", "replace")
     return said if said.isalnum() else "unreadable"
 
 
@@ -166,7 +166,7 @@ class SealedBackend(GuardedBackend):
         return data if data is None or data == TOMBSTONE else self._seal.opened_entry(index, data)
 
 
-def protected(inner: RendezvousBackend, described: str, token: JobToken | None, job_id: str) -> GuardedBackend:
+def protect(inner: RendezvousBackend, described: str, token: JobToken | None, job_id: str) -> GuardedBackend:
     """A backend's first connection, as a node uses it: guarded, and sealed where the job has a token.
 
     Args:

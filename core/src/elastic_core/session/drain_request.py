@@ -18,7 +18,7 @@ from elastic_core.host.versions import installed_versions
 from elastic_core.protocol.codec import encode_row
 from elastic_core.protocol.failure_detector import PROOF_HEARTBEATS, Observation
 from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.limits import listing
+from elastic_core.protocol.limits import list_names
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.settings import Versions
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
@@ -49,7 +49,7 @@ def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = PATI
     here = [seen.row for seen in readable(store.roster()) if seen.row.run == ledger.head.run]
     wanted = {row.info.node_id for row in here if row.info.host == host and not row.leaving}
     if not wanted:
-        hosts = listing(sorted({row.info.host for row in here if not row.leaving})) or "nowhere"
+        hosts = list_names(sorted({row.info.host for row in here if not row.leaving})) or "nowhere"
         raise UsageError(f"No agent of job {job!r} runs on {host!r}.", hint=f"They run on: {hosts}.")
     if store.embedded and _opener(store, ledger) in wanted and any(row.info.host != host for row in here):
         raise UsageError(
@@ -87,7 +87,7 @@ def release(store: RendezvousBackend, host: str, job: str, *, patience: float = 
 
     before = heartbeats()
     if not before:
-        hosts = listing(sorted({seen.row.info.host for seen in readable(store.roster()) if not _asks(seen)}))
+        hosts = list_names(sorted({seen.row.info.host for seen in readable(store.roster()) if not _asks(seen)}))
         raise UsageError(f"No agent of job {job!r} was on {host!r}.", hint=f"They are or were on: {hosts or 'none'}.")
     time.sleep(PROOF_HEARTBEATS * ledger.settings.timing.beat_interval)
     after = heartbeats()
@@ -167,7 +167,7 @@ def _await(store: RendezvousBackend, wanted: set[str], deadline: float) -> None:
         if not staying:
             return
         if (left := deadline - time.monotonic()) <= 0:
-            names = listing(f"{rows[node_id].info} ({node_id})" for node_id in staying)
+            names = list_names(f"{rows[node_id].info} ({node_id})" for node_id in staying)
             raise RendezvousTimeoutError(
                 f"{names} did not say within the time that it leaves.",
                 hint="Nobody may be there any more, or its workers finish because others have. See the agent's output.",

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError
-from elastic_core.protocol.failure_detector import CONTACT_GAP, Heard, contact_gap
+from elastic_core.protocol.failure_detector import CONTACT_GAP_MAX_SECONDS, DeposedLeader, contact_gap
 from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.row_delay import share
-from elastic_core.protocol.succession import LeaderSigns, standing, takeover_at
+from elastic_core.protocol.row_delay import spread_fraction
+from elastic_core.protocol.succession import LeaderSigns, succession_place, takeover_at
 from elastic_core.rendezvous.backend import HeartbeatReply, RendezvousBackend
 
 LOOKS_APART = 0.02
@@ -40,7 +40,7 @@ class HeartbeatCalls:
     """The revision that the store holds of our row, None for no row (rule S7)."""
     behind: Callable[[], None]
     """The store has fewer entries than this node has read (rule S3)."""
-    take_leader: Callable[[Ledger, Heard, str], None]
+    take_leader: Callable[[Ledger, DeposedLeader, str], None]
     """The leader is gone, and it is our turn: the ledger that this was judged by, what was last heard, and why."""
     given_up: Callable[[ElasticError], None]
     """The store holds what cannot be; whoever hears of it ends the heartbeat."""
@@ -129,7 +129,7 @@ class Heartbeat:
             self._ledger, self._reported_at = ledger, None
             self._place, self._guessed = 0.0, False
             if ledger.is_member(self._node_id):
-                self._place = standing(ledger, (), self._node_id)
+                self._place = succession_place(ledger, (), self._node_id)
             self._changed.notify()
 
     def reported(self) -> None:
@@ -154,7 +154,7 @@ class Heartbeat:
             self._calls.crashed(exc)
 
     def _heartbeat_on(self) -> None:
-        heartbeat_at = self._now() + share(self._node_id) * self._ledger.settings.timing.beat_interval
+        heartbeat_at = self._now() + spread_fraction(self._node_id) * self._ledger.settings.timing.beat_interval
         while True:
             with self._changed:
                 while not self._stopped and (wait := self._pause(heartbeat_at)) > 0:
@@ -163,7 +163,7 @@ class Heartbeat:
                     return
                 store, ledger = self._store, self._ledger
             interval, self._tried_at = ledger.settings.timing.beat_interval, self._now()
-            if store is not None and self._now() - self._ticked_at < 2 * interval + CONTACT_GAP:
+            if store is not None and self._now() - self._ticked_at < 2 * interval + CONTACT_GAP_MAX_SECONDS:
                 self._heartbeat(store, ledger)
             if self._now() >= heartbeat_at:
                 heartbeat_at = self._now() + interval
@@ -204,7 +204,7 @@ class Heartbeat:
         before it) look a little later, by when mostly somebody has taken its place.
         """
         if self._guessed:
-            return standing(ledger, [row.node_id for row in store.roster() if not row.broken], self._node_id)
+            return succession_place(ledger, [row.node_id for row in store.roster() if not row.broken], self._node_id)
         self._guessed = True
         serials = {row.node_id: row.serial for row in store.roster((self._node_id, ledger.leader))}
         return LOOKS_APART * max(1, abs(serials.get(self._node_id, 0) - serials.get(ledger.leader, 0)))
@@ -229,9 +229,9 @@ class Heartbeat:
             heartbeat_changed_at=self._leader_changed_at, reported_at=self._reported_at, gap_at=self._gap_at
         )
 
-    def _heard(self, ledger: Ledger) -> Heard:
+    def _heard(self, ledger: Ledger) -> DeposedLeader:
         unanswered = self._silence() < ledger.settings.timing.lost_after
-        return Heard(ledger.leader, self._leader_heartbeat or 0, self._leader_changed_at, unanswered)
+        return DeposedLeader(ledger.leader, self._leader_heartbeat or 0, self._leader_changed_at, unanswered)
 
     def _why(self, ledger: Ledger) -> str:
         if self._heard(ledger).unanswered:

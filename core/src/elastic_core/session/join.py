@@ -22,10 +22,10 @@ from elastic_core.protocol.admission import (
     OpenNext,
     Report,
     admit,
+    can_take,
     check_settings,
+    is_same_program,
     needs_liveness,
-    runs_same,
-    takes,
 )
 from elastic_core.protocol.codec import encode_entry, encode_row
 from elastic_core.protocol.failure_detector import PROOF_HEARTBEATS
@@ -39,11 +39,11 @@ from elastic_core.protocol.ledger import (
     Open,
     advance,
     compose,
-    opened,
-    read_by,
+    ledger_read_at,
+    open_ledger,
 )
 from elastic_core.protocol.limits import OPEN_BYTES
-from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, gone
+from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, find_gone_nodes
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, RendezvousBackend
 from elastic_core.session.arrival import Arrival, Takes, verdict_since
@@ -112,7 +112,7 @@ def run_takes(applicant: Applicant) -> Takes:
     """Which runs take this node."""
 
     def check(opener: Settings, uid: str | None) -> bool:
-        return takes(
+        return can_take(
             opener,
             uid,
             applicant.settings,
@@ -171,7 +171,7 @@ def _read(store: RendezvousBackend, applicant: Applicant, clock: Clock) -> Ledge
     while True:
         try:
             ledger = load(store, clock.now())
-            return None if ledger is None else read_by(ledger, clock.now())
+            return None if ledger is None else ledger_read_at(ledger, clock.now())
         except HistoryChangedError:
             if clock.now() >= deadline:
                 raise
@@ -182,7 +182,7 @@ def _arrival(ledger: Ledger | None, applicant: Applicant, *, again: bool = False
     if ledger is None:
         return Arrival(ORIGIN)
     belongs = (again or ledger.closed is None) and run_takes(applicant)(ledger.settings, ledger.scheduler_uid)
-    number = ledger.round.number if belongs and ledger.live and ledger.round is not None else 0
+    number = ledger.round.number if belongs and ledger.is_live and ledger.round is not None else 0
     return Arrival(ledger.head.link, ledger.head.run, belongs, number)
 
 
@@ -248,7 +248,9 @@ def _admitted(store: RendezvousBackend, ledger: Ledger, applicant: Applicant, cl
         RendezvousRefusedError: The run does not take this node, and nodes of it are alive.
     """
     uid = applicant.scheduler_uid
-    if ledger.closed is not None and not runs_same(ledger.settings, applicant.settings, unnamed=applicant.unnamed):
+    if ledger.closed is not None and not is_same_program(
+        ledger.settings, applicant.settings, unnamed=applicant.unnamed
+    ):
         uid = None  # one of an allocation that runs one program after another: the verdict on the first is not its own
     alive = _alive(store, ledger, applicant, clock) if needs_liveness(ledger, uid) else []
     found = admit(ledger, uid, alive)
@@ -280,7 +282,7 @@ def _open(
             )
         if not store.append(prev, entry.link, data):
             return None
-        return opened(entry, now) if after is None else advance(after, entry, now)
+        return open_ledger(entry, now) if after is None else advance(after, entry, now)
 
     if abandoned and ledger is not None:
         why = "abandoned: nobody of this run is alive"
@@ -349,7 +351,11 @@ def _alive(
             state = (seen.revision, seen.heartbeat)
             if first.setdefault(seen.node_id, state) != state:
                 moving[seen.node_id] = str(row.info)
-            shown = now >= proved_at and seen.node_id not in moving and seen.node_id in gone((row, NodeRow(info=me)))
+            shown = (
+                now >= proved_at
+                and seen.node_id not in moving
+                and seen.node_id in find_gone_nodes((row, NodeRow(info=me)))
+            )
             ignored = seen.node_id == me.node_id or shown
             left = row.leaving and row.phase is not Phase.RUNNING
             other_rank = node_rank is not None and row.info.node_rank != node_rank

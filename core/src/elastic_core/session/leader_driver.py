@@ -16,21 +16,22 @@ from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import History, Incident, Verdict
 from elastic_core.protocol.codec import OversizedError, encode_entry
-from elastic_core.protocol.compaction import due
+from elastic_core.protocol.compaction import entries_to_shrink
 from elastic_core.protocol.failure_detector import (
     Observation,
     Watch,
     contact_gap,
-    dead,
     forget,
+    forget_older_epochs,
+    is_lost,
     observe,
-    resumed,
-    vouched,
+    vouch,
 )
-from elastic_core.protocol.leader import Append, Ask, LookAgain, decide
+from elastic_core.protocol.leader import decide
+from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import Closed, Counters, Entry, Ledger, Round, compose, next_anchors
-from elastic_core.protocol.limits import MAX_UNREAD, UNREAD_ID_LENGTH
+from elastic_core.protocol.limits import MAX_UNREAD_ROWS, UNREAD_ID_LENGTH
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.join import Clock
@@ -114,7 +115,7 @@ class LeaderDriver:
         alone, gap_at = self.alone(ledger), self.watch.gap_at
         slept, self.slept = self.slept, 0.0
         gap = contact_gap(ledger.settings.timing, min(self._unanswered, default=0.0))
-        watch = resumed(self.watch, ledger.head.epoch)
+        watch = forget_older_epochs(self.watch, ledger.head.epoch)
         if watch.read_at is not None and math.isfinite(watch.read_at):
             self._unanswered = (*self._unanswered, self._looked_at - watch.read_at - slept)[-LOOKS:]
         self.watch = observe(watch, self._rows(store, ledger), self._looked_at, gap=gap, slept=slept)
@@ -129,7 +130,7 @@ class LeaderDriver:
         if (lost := self._taken) is not None and lost.prev == ledger.head.id:
             return self._append(store, ledger, lost)
         decision = decide(self._view(store, ledger))
-        if isinstance(decision, Ask):
+        if isinstance(decision, AskPolicies):
             self._ask(decision.incident, ledger)
             decision = decide(self._view(store, ledger))
         match decision:
@@ -197,7 +198,7 @@ class LeaderDriver:
             seen = self.watch.get(node_id)
             if node_id == self.node_id or seen is None or seen.row.leaving or seen.row.run != ledger.head.run:
                 continue
-            if not dead(self.watch, node_id, timing, now):
+            if not is_lost(self.watch, node_id, timing, now):
                 return node_id
         return None
 
@@ -230,7 +231,7 @@ class LeaderDriver:
                 current = row.within(ledger.head.epoch)
                 found.append(Observation(current, seen.serial, seen.heartbeat, seen.revision))
         named = sorted(node_id for node_id in unread if len(node_id) <= UNREAD_ID_LENGTH)
-        self._decoded, self.unread = decoded, tuple(named[:MAX_UNREAD])
+        self._decoded, self.unread = decoded, tuple(named[:MAX_UNREAD_ROWS])
         return found
 
     def _report_malformed(self, node_id: str, exc: RendezvousStateError) -> None:
@@ -244,7 +245,7 @@ class LeaderDriver:
         members = ledger.round.group_ranks if ledger.round is not None else {}
         others = [node_id for node_id in self.watch.nodes if node_id not in members]
         answered = {node_id for node_id in others if self.watch.nodes[node_id].row.release}  # the watch remembers
-        done = [node_id for node_id in others if node_id in answered or dead(self.watch, node_id, timing, now)]
+        done = [node_id for node_id in others if node_id in answered or is_lost(self.watch, node_id, timing, now)]
         removed = []
         for node_id in done:
             if self._is_late():
@@ -263,7 +264,7 @@ class LeaderDriver:
         history = ledger.head.run, ledger.head.epoch
         if history != self._history:
             self._history, self._kept = history, ledger.head.anchors.kept
-        for index in due(ledger, self.watch, self._kept):
+        for index in entries_to_shrink(ledger, self.watch, self._kept):
             if self._is_late():
                 return
             store.shrink(index)
@@ -302,7 +303,7 @@ class LeaderDriver:
         """Take in what the plugins have answered by now."""
         if self._asking is not None and self._asking.done():
             answer, self._asking = self._asking.result(), None
-            self.watch = vouched(self.watch, answer)
+            self.watch = vouch(self.watch, answer)
 
     def _tell(self, waiting: str) -> None:
         """Say whom the job waits for, once, and not before it is clear that it has to."""

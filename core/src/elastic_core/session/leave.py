@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from elastic_core.errors import ElasticError, RendezvousStateError
 from elastic_core.protocol.codec import encode_entry
-from elastic_core.protocol.failure_detector import Observation, Watch, dead, observe
+from elastic_core.protocol.failure_detector import Observation, Watch, is_lost, observe
 from elastic_core.protocol.ledger import Leader, Ledger, advance, compose
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend, RosterRow
@@ -110,7 +110,7 @@ def linger(store: RendezvousBackend, ledger: Ledger, timeout: float, *, node_id:
         watch = observe(watch, rows, now)
         present = {row.row.info.node_id for row in rows} - {node_id}
         if not any(
-            seen.row.head < ledger.head.index and not dead(watch, other, timing, now)
+            seen.row.head < ledger.head.index and not is_lost(watch, other, timing, now)
             for other, seen in watch.nodes.items()
             if other in present
         ):
@@ -127,7 +127,7 @@ def others_finished(store: RendezvousBackend, ledger: Ledger, node_id: str) -> b
     """
     members = ledger.round.group_ranks if ledger.round is not None else {}
     rows = readable(seen for seen in store.roster(members) if seen.node_id != node_id)
-    return ledger.live and any(seen.row.phase is Phase.FINISHED for seen in rows)
+    return ledger.is_live and any(seen.row.phase is Phase.FINISHED for seen in rows)
 
 
 def any_stays(store: RendezvousBackend, node_ids: Collection[str]) -> bool:

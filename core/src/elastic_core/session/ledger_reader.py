@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.protocol.codec import decode_entry, decode_row
-from elastic_core.protocol.ledger import Entry, HistoryChangedError, Ledger, restored
+from elastic_core.protocol.ledger import Entry, HistoryChangedError, Ledger, restore_ledger
 from elastic_core.protocol.roster import NodeRow
 from elastic_core.rendezvous.backend import TOMBSTONE, Cursor, RendezvousBackend, RosterRow
 
@@ -38,7 +38,7 @@ def load(store: RendezvousBackend, now: float) -> Ledger | None:
                 anchors[anchor] = entry
         gone = {*needed} - {0, *anchors}
         if not gone:
-            return restored(head, anchors, now)
+            return restore_ledger(head, anchors, now)
         newest = store.wait(Cursor(index), roster=False, timeout=0).head
         if newest == index:
             raise missing_entry(min(gone))

@@ -6,7 +6,15 @@ from typing import TypeAlias
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.protocol.codec import encode_entry
-from elastic_core.protocol.ledger import Entry, HistoryChangedError, Ledger, advance, compose, opened, read_by
+from elastic_core.protocol.ledger import (
+    Entry,
+    HistoryChangedError,
+    Ledger,
+    advance,
+    compose,
+    ledger_read_at,
+    open_ledger,
+)
 from elastic_core.protocol.repair import (
     Adopt,
     Intact,
@@ -14,10 +22,10 @@ from elastic_core.protocol.repair import (
     Passed,
     PutBack,
     Rejoin,
-    follows,
-    missing,
+    can_follow,
+    compose_resume,
+    describe_loss,
     overlap,
-    resume,
     settle,
 )
 from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend
@@ -70,16 +78,16 @@ def restore(
             case Intact() if unread is None or mine.closed is not None:
                 return None if lost is None else (lost, None)
             case PutBack(entries) if at is not None:
-                lost = lost or missing(head, mine)
+                lost = lost or describe_loss(head, mine)
                 _put_back(store, at.link, entries)
                 continue
         try:
             theirs = load(store, clock.now())
-            theirs = None if theirs is None else read_by(theirs, clock.now())
+            theirs = None if theirs is None else ledger_read_at(theirs, clock.now())
         except HistoryChangedError as exc:
             gone = exc
             continue  # somebody deletes or restores entries at this very moment
-        if isinstance(what, (Intact, Passed)) and theirs is not None and follows(mine, theirs):
+        if isinstance(what, (Intact, Passed)) and theirs is not None and can_follow(mine, theirs):
             found = _onward(store, mine, theirs, None if isinstance(what, Passed) else unread)
             return (lost, None) if found is None and lost is not None else found
         match settle(mine, memory, theirs):
@@ -87,12 +95,12 @@ def restore(
                 return rejoin
             case Adopt():
                 return lost or "the store had lost entries, or this node was away", theirs
-        lost = lost or missing(head, mine)
+        lost = lost or describe_loss(head, mine)
         prev = ORIGIN if theirs is None else theirs.head.link
-        body, now = resume(mine, lost), clock.now()
+        body, now = compose_resume(mine, lost), clock.now()
         entry = compose(mine, body, entry_id=clock.new_id(), author=node_id, leader=mine.leader, now=now, store=prev)
         if store.append(prev, entry.link, encode_entry(entry)):
-            return lost, opened(entry, now)
+            return lost, open_ledger(entry, now)
     if gone is not None:
         raise gone
     return None

@@ -27,12 +27,19 @@ from elastic_core.errors import (
 )
 from elastic_core.events import Event, Level
 from elastic_core.incidents import Incident
-from elastic_core.protocol.failure_detector import Heard, NodeView, Watch, dead, interrupted, look_interval
+from elastic_core.protocol.failure_detector import (
+    DeposedLeader,
+    NodeView,
+    Watch,
+    is_lost,
+    look_interval,
+    mark_interrupted,
+)
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance
-from elastic_core.protocol.node import EntriesRead, HistoryReplaced, NodeEvent, Outrun, StoreLost
+from elastic_core.protocol.node import EntriesRead, HistoryReplaced, NodeEvent, RunReplaced, StoreLost
 from elastic_core.protocol.repair import Memory, Rejoin
 from elastic_core.protocol.roster import NodeInfo, NodeRow
-from elastic_core.protocol.row_delay import deferral
+from elastic_core.protocol.row_delay import row_delay
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
 from elastic_core.session.callbacks import SessionCalls
 from elastic_core.session.contact import FENCE_SHARE, Contact
@@ -45,7 +52,7 @@ from elastic_core.session.repair import restore
 from elastic_core.session.retry import RETRY_FIRST, RETRY_MOST, Backoff
 from elastic_core.session.row_check import RowCheck
 from elastic_core.session.row_writer import Writer, WriterCalls
-from elastic_core.session.store_calls import ANSWER_WITHIN_SECONDS, Call, call_of, may_be_renewed, unanswered
+from elastic_core.session.store_calls import ANSWER_WITHIN_SECONDS, StoreCall, call_of, may_be_renewed, unanswered
 
 __all__ = ["Session", "SessionCalls"]
 
@@ -95,7 +102,7 @@ class Session:
         """Whether the store's newest entry is missing, or one that it stands on, and since when, as far as nothing else
         was read meanwhile; None where neither is. The reader's."""
         self._leader = LeaderDriver(node_id, calls.judge, clock, calls.publish, calls.node_gone)
-        self._heard: Heard | None = None
+        self._heard: DeposedLeader | None = None
         self._wake = threading.Condition()
         self._stopping = threading.Event()
         self._reading: RendezvousBackend | None = None
@@ -182,9 +189,9 @@ class Session:
             if may_be_renewed(call, silence, self._heartbeat_at, within=within):
                 self._hang_up(call)
 
-    def _calls_under_way(self) -> list[Call]:
+    def _calls_under_way(self) -> list[StoreCall]:
         reading, writing, unread_since = self._reading, self._writer.connection, self._unread_since
-        made = [Call(who, began) for who, began in self._connecting.items() if began is not None]
+        made = [StoreCall(who, began) for who, began in self._connecting.items() if began is not None]
         calls = [
             call_of("reader", reading, unread_since),
             call_of("writer", writing),
@@ -192,7 +199,7 @@ class Session:
         ]
         return [*made, *filter(None, calls)]
 
-    def _hang_up(self, call: Call) -> None:
+    def _hang_up(self, call: StoreCall) -> None:
         """Close the connection, once, on a thread of its own: that may take long where nobody answers."""
         if call.store is not None and self._hung_up.get(call.who) is not call.store:
             self._hung_up[call.who] = call.store
@@ -211,7 +218,7 @@ class Session:
         watch, timing = self._closing_watch or self._leader.watch, self._ledger.settings.timing
         if watch.read_at is None:
             return set()
-        return {node_id for node_id in node_ids if dead(watch, node_id, timing, watch.read_at)}
+        return {node_id for node_id in node_ids if is_lost(watch, node_id, timing, watch.read_at)}
 
     @property
     def waiting_for(self) -> str:
@@ -220,7 +227,7 @@ class Session:
 
     def publish_row(self, row: NodeRow) -> None:
         """Make the roster say this, at once or soon, as the news is; returns at once, and the newest row wins."""
-        self._writer.publish(row, deferral(row, self._ledger))
+        self._writer.publish(row, row_delay(row, self._ledger))
 
     def ask_finished(self, answer: Callable[[bool], None]) -> None:
         """Find out whether any other member of the round has finished; ``answer`` is called on the writer's thread."""
@@ -275,7 +282,7 @@ class Session:
             if connected_before:
                 self._back_at = self._clock.now()
             connected_before = True
-            self._leader.watch = interrupted(self._leader.watch)
+            self._leader.watch = mark_interrupted(self._leader.watch)
             try:
                 if self._doubt or self._unread is not None or not store.embedded:
                     self._restore(store)
@@ -348,7 +355,7 @@ class Session:
             wait = self._ledger.settings.timing.beat_interval
         elif leaders:
             if self._leader.watch.read_at is None:
-                self._leader.watch = Watch(heard=self._heard, gap_at=max(self._heartbeat.gap_at, self._back_at))
+                self._leader.watch = Watch(deposed=self._heard, gap_at=max(self._heartbeat.gap_at, self._back_at))
             looked_at = self._clock.now()
             at = self._leader.turn(store, self._ledger)
             self._writer.publish_unread(self._leader.unread)
@@ -384,7 +391,7 @@ class Session:
         Raises:
             RendezvousConnectionError: The store does not answer.
         """
-        if not (ledger.live and self._cut_off(ASKED_SHARE)) or store.stale_reads:
+        if not (ledger.is_live and self._cut_off(ASKED_SHARE)) or store.stale_reads:
             return
         asked, head = self._clock.now(), ledger.head.index
         if store.wait(Cursor(head), roster=False, timeout=0.0).head == head:  # else there is more to be read first
@@ -403,7 +410,7 @@ class Session:
     def _follow(self, ledger: Ledger) -> None:
         with self._wake:  # together, for who reports meanwhile
             self._ledger, self._unread_since = ledger, None
-            self.contact.live(ledger.live)
+            self.contact.live(ledger.is_live)
             self._heartbeat.follow(ledger)
 
     def _restore(self, store: RendezvousBackend) -> None:
@@ -421,7 +428,7 @@ class Session:
             self._doubt = False
         if isinstance(found, Rejoin):
             self._end_for(
-                Outrun(found.why), Event("outrun", f"{found.why}: joining again as a new node", Level.WARNING)
+                RunReplaced(found.why), Event("outrun", f"{found.why}: joining again as a new node", Level.WARNING)
             )
         elif found is not None:
             lost, ledger = found
@@ -469,7 +476,7 @@ class Session:
         if not self._stopping.wait(RETRY_FIRST):
             self._farewell(store, timeout)
 
-    def _take_leader(self, ledger: Ledger, heard: Heard, why: str) -> None:
+    def _take_leader(self, ledger: Ledger, heard: DeposedLeader, why: str) -> None:
         def take(store: RendezvousBackend) -> None:
             if append_leader(store, ledger, self._node_id, why, author=self._node_id, clock=self._clock):
                 self._leader_changed(self._node_id, why)
@@ -485,7 +492,7 @@ class Session:
         """Whether the leader owes an entry for an incident; the answer may have come before the store had the
         report."""
         current = self._ledger.round
-        return self._ledger.live and current is not None and incident.round == current.number
+        return self._ledger.is_live and current is not None and incident.round == current.number
 
     # Contact ---------------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ WHAT = {"heartbeat": "a heartbeat to", "reader": "a read from", "writer": "a wri
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class StoreCall:
     """A call that is under way. Instants are the monotonic clock's.
 
     Attributes:
@@ -41,7 +41,7 @@ class Call:
     store: GuardedBackend | None = None
 
 
-def call_of(who: str, store: object, unread_since: float | None = None) -> Call | None:
+def call_of(who: str, store: object, unread_since: float | None = None) -> StoreCall | None:
     """The call that is under way over a connection; None where there is none, or where that cannot be known.
 
     Args:
@@ -55,10 +55,10 @@ def call_of(who: str, store: object, unread_since: float | None = None) -> Call 
     due = asked.at + asked.may_take
     if asked.may_take and unread_since is not None:
         due = min(due, max(asked.at, unread_since))
-    return Call(who, due, store)
+    return StoreCall(who, due, store)
 
 
-def may_be_renewed(call: Call, silence: float, heartbeat_at: float, *, within: float) -> bool:
+def may_be_renewed(call: StoreCall, silence: float, heartbeat_at: float, *, within: float) -> bool:
     """Whether a call has been out for so long that its connection is to be made anew.
 
     A reader or a writer is given up only where a heartbeat that began later has been answered: else the store itself is
@@ -107,7 +107,7 @@ def silence_told(
         over.set()
 
 
-def unanswered(call: Call, silence: float, endpoint: str, fence: float | None = None) -> RendezvousConnectionError:
+def unanswered(call: StoreCall, silence: float, endpoint: str, fence: float | None = None) -> RendezvousConnectionError:
     """What people are told of a call without an answer.
 
     Args:

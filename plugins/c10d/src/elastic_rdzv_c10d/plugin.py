@@ -115,5 +115,6 @@ def exposure_warning(address: Address) -> StoreWarning | None:
     return StoreWarning(
         f"The job has no token, and its store listens at {address}: whoever reaches that port can write the job's "
         "decisions, and so run code in its workers.",
-        f"Set {job_token.VARIABLE} to one secret on all nodes (docs/security.md), or let only them reach the port.",
+        f"Set {job_token.TOKEN_VARIABLE} to one secret on all nodes (docs/security.md), or let only them reach the "
+        "port.",
     )

@@ -123,7 +123,7 @@ def subject_of(flags: Flags) -> Subject:
         max_nodes=nnodes.most,
         local_addr=flags.local_addr,
         node_rank=(flags.node_rank or 0) if backend in NUMBERED else None,
-        token=job_token.read(os.environ, conf.token_file),
+        token=job_token.read_token(os.environ, conf.token_file),
         config=bounded_conf(conf.backend, options),
     )
     installed = [offer for offer in catalogue.offers(manager.BACKENDS[0]) if offer.name == backend]

@@ -10,7 +10,7 @@ from statistics import median
 from elastic_core.config.run import Timing
 from elastic_core.errors import RendezvousStateError
 from elastic_core.exit_codes import ExitCode
-from elastic_core.protocol.leader_view import SUSPICION
+from elastic_core.protocol.leader_view import SUSPICION_SECONDS
 from elastic_core.rendezvous.backend import Cursor, Link, RendezvousBackend
 from elastic_doctor.findings import Finding, ok, warning, wrong
 from elastic_doctor.store import OTHER, PATIENCE, At, Waiter
@@ -75,11 +75,11 @@ def judge_heartbeats(seconds: Sequence[float], timing: Timing) -> Finding:
 def judge_wake_ups(seconds: Sequence[float]) -> Finding:
     """Whether wake-ups that took so long are fast enough."""
     seen, figures = _figures(seconds)
-    limit = f"a node that does not show within {SUSPICION:g} s that it saw an entry is suspected"
+    limit = f"a node that does not show within {SUSPICION_SECONDS:g} s that it saw an entry is suspected"
     advice = "Use a store nearer to the nodes, or one with less to do."
-    if median(seconds) >= SUSPICION:
+    if median(seconds) >= SUSPICION_SECONDS:
         return wrong("wake-up time", f"{seen}: too slow, since {limit}", advice, ExitCode.UNREACHABLE, **figures)
-    if max(seconds) >= SUSPICION / 2:
+    if max(seconds) >= SUSPICION_SECONDS / 2:
         return warning("wake-up time", f"{seen}: slow, since {limit}", advice, **figures)
     return ok("wake-up time", f"{seen}; {limit}", **figures)
 

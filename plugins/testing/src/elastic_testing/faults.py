@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousError
-from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, RendezvousBackend, RosterRow, take_after
+from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, RendezvousBackend, RosterRow, copy_traits
 
 _T = TypeVar("_T")
 _CHUNK = 1 << 16
@@ -343,7 +343,7 @@ class LossyBackend(RendezvousBackend):
     def __init__(self, inner: RendezvousBackend, line: LossyCalls) -> None:
         self._inner, self._line = inner, line
         self.closed = self.request_held = False
-        take_after(self, inner)
+        copy_traits(self, inner)
 
     def connect(self) -> LossyBackend:
         """Another one over the same line."""

@@ -49,7 +49,7 @@ def handler_of(plugin: str) -> Callable[[Any], RendezvousHandler]:
             min_nodes=torchs.min_nodes,
             max_nodes=torchs.max_nodes,
             local_addr=torchs.local_addr,
-            token=job_token.read(os.environ, read.token_file),
+            token=job_token.read_token(os.environ, read.token_file),
             config=read.backend,
         )
         uid = read.run_uid or rdzv_conf.scheduler_uid(os.environ)

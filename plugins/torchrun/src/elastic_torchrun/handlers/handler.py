@@ -28,7 +28,7 @@ from elastic_core.host.identity import host_name
 from elastic_core.host.ports import HeldPort
 from elastic_core.host.versions import installed_versions
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
-from elastic_core.protocol.admission import differences
+from elastic_core.protocol.admission import describe_differences
 from elastic_core.protocol.ledger import Closed, Offer, Round
 from elastic_core.protocol.node import (
     Effect,
@@ -52,7 +52,7 @@ from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Agreement, Settings, Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo, RendezvousParameters
-from elastic_core.rendezvous.seal import protected
+from elastic_core.rendezvous.seal import protect
 from elastic_core.session.close import close_run
 from elastic_core.session.contact import FENCE_SHARE
 from elastic_core.session.join import Applicant, Clock, Joined, join
@@ -224,7 +224,7 @@ class TorchrunHandler(RendezvousHandler):
         patience = self._read.timing.join_timeout
         at_first = min(FIRST_CONNECTION_SECONDS, patience)
         made = connect_at_first(partial(self._connect, params), partial(self._wait, at_first), timeout=at_first)
-        self._store = protected(made, f"rendezvous backend {params.backend!r}", params.token, params.run_id)
+        self._store = protect(made, f"rendezvous backend {params.backend!r}", params.token, params.run_id)
         for warning in self._store.warnings:
             say(Event("store_warning", f"{warning.message} {warning.hint}", Level.WARNING))
         for name in os.environ.keys() - inheritable(os.environ).keys():  # which has been read by now
@@ -260,7 +260,7 @@ class TorchrunHandler(RendezvousHandler):
         found = persist(self._store, joining, partial(self._wait, patience), timeout=patience)
         if isinstance(found, Closed):
             raise RendezvousClosedError(f"The job {params.run_id!r} is over: {found.why}")
-        for difference in differences(found.ledger.settings, settings):
+        for difference in describe_differences(found.ledger.settings, settings):
             say(Event("settings_differ", difference, Level.WARNING))
         self._state, self._row = NodeState(info=info, ledger=found.ledger, offer=offer), found.row
         calls = SessionCalls(post=self._post, publish=say, judge=_restart, crashed=self._crashed)
