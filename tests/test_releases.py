@@ -10,6 +10,7 @@ from stage import WORKERS, Agent, Stage, over
 
 from elastic_core import __version__
 from elastic_core.exit_codes import ExitCode
+from elastic_core.protocol.settings import PROTOCOL
 
 NEXT_PROTOCOL = """
 import elastic_core.protocol.codec as codec
@@ -54,7 +55,8 @@ def test_who_does_not_speak_the_runs_protocol_version_is_refused_and_told_what_t
 ) -> None:
     first, second = start(NEXT_PROTOCOL)
     assert second.exit_code() == ExitCode.REFUSED, second.output
-    assert f"written by elastic-core {__version__} (which speaks 2); this node speaks 3 to 4" in second.output
+    newer = f"{PROTOCOL + 1} to {PROTOCOL + 2}"
+    assert f"written by elastic-core {__version__} (which speaks {PROTOCOL}); this node speaks {newer}" in second.output
     assert f"install elastic-core {__version__} here, or elastic-core 9.9.9 on every node" in second.output
     finish(first, tmp_path / "done")
 

@@ -9,7 +9,6 @@ import click
 
 from elastic_core.cli.interrupt import raise_again
 from elastic_core.errors import PluginError, UsageError, did_you_mean
-from elastic_core.version import __version__
 
 BUILT_IN: Mapping[str, tuple[str, str]] = {
     "run": ("elastic_core.cli.run", "Start a program on this node as part of a job."),
@@ -96,6 +95,8 @@ class Elastic(click.Group):
 def _version_option() -> click.Option:
     def show(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         if wanted and not ctx.resilient_parsing:
+            from elastic_core.version import __version__  # a module less on the way of a launch
+
             click.echo(f"elastic {__version__}")
             ctx.exit()
 
