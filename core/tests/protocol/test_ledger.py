@@ -57,7 +57,7 @@ def test_a_leader_entry_raises_the_term_and_may_name_a_successor() -> None:
 def test_an_entry_by_a_node_that_does_not_decide_is_refused_and_named() -> None:
     ledger = live("ab")
     for body, words in (
-        (Round(number=2, offer=offer("b", 2), same_as=1), "entry 3 is a ROUND by 'b', but 'a' decides"),
+        (Round(number=2, offer=offer("b", 2), same_as=1), "Entry 3 is a ROUND by 'b', but 'a' decides"),
         (Halt(round=1, reason=HaltReason.RESIZE, why="planted"), "a HALT by 'b'"),
         (CLOSED, "a CLOSED by 'b'"),
         (Drain(nodes=("a",), why="planted"), "a DRAIN by 'b'"),
@@ -70,7 +70,7 @@ def test_an_entry_by_a_node_that_does_not_decide_is_refused_and_named() -> None:
 def test_only_a_leader_entry_changes_who_decides() -> None:
     ledger = live("ab")
     given = entry(ledger, CLOSED, at=20.0, author="a", leader="b")
-    with pytest.raises(RendezvousStateError, match="entry 3, which makes 'b' the one who decides, is a CLOSED by 'a'"):
+    with pytest.raises(RendezvousStateError, match="Entry 3, which makes 'b' the one who decides, is a CLOSED by 'a'"):
         advance(ledger, given, 20.0)
     for_another = entry(ledger, Leader(why="planted"), at=20.0, author="b", leader="c")
     with pytest.raises(RendezvousStateError, match="which makes 'c' the one who decides, is a LEADER by 'b'"):
@@ -223,7 +223,7 @@ def test_a_plan_without_time_is_none(deadline: float) -> None:
 
 
 def test_no_run_begins_with_another_entry() -> None:
-    with pytest.raises(RendezvousStateError, match="entry 2 should open a run; it is a ROUND"):
+    with pytest.raises(RendezvousStateError, match="Entry 2 should open a run; it is a ROUND"):
         open_ledger(live("a").head, 20.0)
 
 
