@@ -1,5 +1,8 @@
 """What runs inside a torch worker: the sampler, the training state and its checkpoints, graceful stops.
 
+Layout: ``data`` has the elastic sampler and its audit, ``state`` the class ``TrainState``, ``memory`` the snapshots in
+memory that agents hold, ``disk`` the checkpoints, and ``version`` what orders both.
+
 Names are imported when they are first used: ``import elastic_torch`` itself costs nothing.
 """
 
