@@ -1,7 +1,7 @@
 """Errors for people: what was wrong, with the value, and what to do.
 
 Every error that can reach a user derives from :class:`ElasticError`. The classes own their wording; callers pass facts.
-The CLI renders them in one place (``cli/errors.py``) and exits with :attr:`ElasticError.exit_code`.
+``cli/errors.py`` prints them and exits with :attr:`ElasticError.exit_code`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from elastic_core.exit_codes import ExitCode
 
 
 class ElasticError(Exception):
-    """The base of all our errors.
+    """The base of all errors of Elastic.
 
     Args:
         message: One sentence that says what was wrong, quoting the value.
@@ -36,8 +36,9 @@ class ElasticError(Exception):
 
 
 class UsageError(ElasticError, ValueError):
-    """A value that the user gave is wrong; raised before anything is started. As torch's errors of that kind are, it is
-    a ValueError.
+    """A value that the user gave is wrong; raised before anything is started.
+
+    It is a ValueError, as torch's errors of that kind are.
     """
 
     exit_code = ExitCode.USAGE
@@ -50,39 +51,39 @@ class PluginError(ElasticError):
 
 
 class ResourceError(ElasticError):
-    """This machine has not enough of something: processes, open files, memory."""
+    """This machine has run out of processes, open files or memory."""
 
     exit_code = ExitCode.WITHDRAWN
 
 
 class RendezvousError(ElasticError):
-    """The base of everything that a rendezvous raises, and what its handler fails with."""
+    """The base of all errors of a rendezvous and of rendezvous handlers."""
 
     exit_code = ExitCode.UNREACHABLE
 
 
 class RendezvousClosedError(RendezvousError):
-    """The job is closed: the rendezvous admits nobody any more. (A timeout, by contrast, may be tried again.)"""
+    """The job is closed: the rendezvous admits no more nodes. (After a timeout, by contrast, one may try again.)"""
 
     exit_code = ExitCode.REFUSED
 
 
 class RendezvousTimeoutError(RendezvousError):
-    """Fewer than the minimum of nodes came within the join timeout; names who came and who is missing."""
+    """Fewer than the minimum of nodes came within the join timeout; names those that came and how many are missing."""
 
     exit_code = ExitCode.TOO_FEW_NODES
 
 
 class RendezvousConnectionError(RendezvousError):
-    """The store did not answer, or refused us. Retried by the drivers; final only while joining.
+    """The store did not answer, or refused the connection. The session retries; it is final only while joining.
 
     Backends raise it (``from exc``) for every failure of transport or authentication, and nothing else for those.
 
     Args:
         message: As for every error.
         hint: As for every error.
-        lasting: Whether waiting mends nothing, such as a wrong password, a certificate that is not to be trusted, or a
-            name that nobody knows. The agent tries its first connection again for up to a minute unless this is true.
+        lasting: Whether waiting cannot help: a wrong password, an untrusted certificate, or an unknown host name. The
+            agent retries its first connection for up to a minute unless this is true.
     """
 
     exit_code = ExitCode.UNREACHABLE
@@ -93,25 +94,25 @@ class RendezvousConnectionError(RendezvousError):
 
 
 class RendezvousStateError(RendezvousError):
-    """The store answered with something that cannot be: malformed, oversized, of another version, a broken chain."""
+    """The store answered with invalid data: malformed, oversized, of another version, or a broken chain of entries."""
 
     exit_code = ExitCode.REFUSED
 
 
 class RendezvousRefusedError(RendezvousError):
-    """The running job does not take this node: other settings, other versions, or another run under the same id."""
+    """The running job refuses this node: other settings, other versions, or another run under the same id."""
 
     exit_code = ExitCode.REFUSED
 
 
 class StoreLostError(RendezvousConnectionError):
-    """An embedded store is gone for good: nobody listens there any more. (No answer may come from the network, too.)"""
+    """An embedded store is gone for good: its port is closed. (A missing answer alone may be the network's fault.)"""
 
     exit_code = ExitCode.STORE_LOST
 
 
 _WHOLE_URL = re.compile(r"""(\A\w+://).*@|(['"]\w+://)[^'"]*@""", re.DOTALL)
-"""One that is seen to end, with quotes or with the text, may have blanks before the ``@``."""
+"""A URL whose end is known, by quotes or by the end of the text, may have blanks before the ``@``."""
 _IN_URL = re.compile(r"(?<=://)\S*@")
 _WITHOUT_SCHEME = re.compile(r"""(?<![^\s'"(=,])[^\s'"(=,:/@]*:(?!//)\S*@""")
 """``user:password@`` of an endpoint without a scheme."""
@@ -120,8 +121,9 @@ _IN_PAIR = re.compile(r"""(?i)\b(\w*(?:passw|pwd|secret)(?:(?!_file)\w)*=)[^,\s]
 
 
 def without_passwords(text: str) -> str:
-    """A text with ``***`` for what a URL, or ``user:password@host``, has before ``@``, and for the value of
-    ``password=`` and the like.
+    """Return a text with ``***`` in place of passwords.
+
+    These are the part before ``@`` of a URL or of ``user:password@host``, and the value of ``password=`` and the like.
     """
     text = _IN_URL.sub("***@", _WHOLE_URL.sub(lambda found: f"{found[1] or found[2]}***@", text))
     text = _WITHOUT_SCHEME.sub("***@", _QUOTED_WITHOUT_SCHEME.sub(r"\1***@", text))
@@ -129,11 +131,11 @@ def without_passwords(text: str) -> str:
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """`` Did you mean 'x'?`` for the known word nearest to ``wrong``, with its leading space, or ''."""
+    """Return `` Did you mean 'x'?``, with its leading space, for the known word nearest to ``wrong``; or ''."""
     nearest = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""
 
 
 def in_one_line(exc: BaseException) -> str:
-    """What was raised, for a message about whoever raised it: ours in its own words, any other with its class."""
+    """Return an exception as one line: the message of an ElasticError, the class and message of any other."""
     return str(exc).replace("\n", " ") if isinstance(exc, ElasticError) else f"{type(exc).__name__}: {exc}."

@@ -1,7 +1,7 @@
-"""Events: everything that a run tells its observers, on every node.
+"""Events: what a run publishes to its observers, on every node.
 
-The agent publishes; the metrics hooks receive (``hookspecs.elastic_observe``). An event is a fact that has happened,
-in the past tense, with flat JSON-ready fields.
+The agent publishes, and the metrics hooks receive (``hookspecs.elastic_observe``). An event is a fact that has
+happened, with flat JSON-ready fields.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Field: TypeAlias = "str | int | float | bool | None"
 
 
 class Level(enum.IntEnum):
-    """How much a person wants to hear of it; the numbers are :mod:`logging`'s."""
+    """The importance of an event for people; the numbers are those of :mod:`logging`."""
 
     DEBUG = 10
     INFO = 20
@@ -26,14 +26,14 @@ class Level(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened.
+    """One fact that has happened in a run.
 
     Attributes:
         name: ``round_started``, ``worker_failed``, … in snake case; stable, for programs.
-        message: The same in one sentence, for people.
-        fields: Its particulars; durations in seconds, named ``…_s``. ``docs/events.md`` lists them.
+        message: The fact in one sentence, for people.
+        fields: The particulars; durations are in seconds and named ``…_s``. ``docs/events.md`` lists them.
         level: From DEBUG to ERROR. Observers get all of them; people see DEBUG only with ``--verbose``.
-        at: When it happened, in seconds on this process's monotonic clock; observers may hear of it later. The time of
+        at: When it happened, in seconds on this process's monotonic clock; observers may receive it later. The time of
             day was ``time.time() - (time.monotonic() - event.at)``.
     """
 
@@ -45,7 +45,7 @@ class Event:
 
 
 def least_level(text: str) -> Level | None:
-    """What ``LOGLEVEL`` names: the least important level that is shown, in the words or numbers of :mod:`logging`.
+    """Return the level that ``LOGLEVEL`` names, in the words or numbers of :mod:`logging`.
 
     None where it names none: other programs read the same variable.
     """

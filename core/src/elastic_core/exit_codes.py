@@ -1,8 +1,7 @@
 """The exit codes of ``elastic run``, in one table.
 
-Codes below 64 are the shell's and ours by long custom, 64 to 78 follow BSD ``sysexits.h``, and a run that a
-signal ended exits with 128 + the signal's number, as a shell reports it. ``docs/exit_codes.md`` shows this table; a
-test keeps the two in step.
+0 to 2 are the customary codes of commands, 69 to 76 follow BSD ``sysexits.h``, and a run that a signal ended exits with
+128 + the signal's number, as a shell reports it. ``docs/exit_codes.md`` shows this table, and a test compares them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import signal
 
 
 class ExitCode(enum.IntEnum):
-    """What ``elastic run`` exits with when no signal ended it."""
+    """The exit code of ``elastic run`` when no signal ended it."""
 
     SUCCESS = 0
     """Every worker of the last round exited with 0."""
@@ -21,7 +20,7 @@ class ExitCode(enum.IntEnum):
     USAGE = 2
     """A flag, a value or a file named on the command line is wrong; nothing was started."""
     UNREACHABLE = 69
-    """The rendezvous endpoint could not be reached, did not let us in, or its handler or backend failed."""
+    """The rendezvous endpoint could not be reached, refused the connection, or its handler or backend failed."""
     INTERNAL = 70
     """A defect of Elastic itself; the traceback above the last line is what to report."""
     WITHDRAWN = 71
@@ -35,7 +34,7 @@ class ExitCode(enum.IntEnum):
 
 
 def signal_name(signum: int) -> str:
-    """``SIGKILL`` for 9; ``signal 77`` for a number without a name."""
+    """Return ``SIGKILL`` for 9; ``signal 77`` for a number without a name."""
     try:
         return signal.Signals(signum).name
     except ValueError:
@@ -43,14 +42,14 @@ def signal_name(signum: int) -> str:
 
 
 def describe_exit(returncode: int) -> str:
-    """How a process ended, e.g. ``exited with code 2``, ``was killed by SIGKILL``.
+    """Return how a process ended, e.g. ``exited with code 2``, ``was killed by SIGKILL``.
 
     Args:
-        returncode: As :class:`subprocess.Popen` has it: the exit code, or the negative number of a signal.
+        returncode: As of :class:`subprocess.Popen`: the exit code, or the negative number of a signal.
     """
     return f"was killed by {signal_name(-returncode)}" if returncode < 0 else f"exited with code {returncode}"
 
 
 def signalled(signum: int) -> int:
-    """The exit code of a run that signal ``signum`` ended, e.g. 143 after SIGTERM (preempted), 130 after Ctrl-C."""
+    """Return the exit code of a run that a signal ended, e.g. 143 after SIGTERM (preempted), 130 after Ctrl-C."""
     return 128 + signum

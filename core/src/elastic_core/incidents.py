@@ -1,7 +1,7 @@
-"""What went wrong, and what is to be done about it: the vocabulary of the failure hooks.
+"""Incidents and verdicts: the types of the failure hooks.
 
-An :class:`Incident` is made on the node where something happened, travels in that node's roster row, is judged on
-the leader, and ends in the ledger as the root cause that every node prints.
+The node where something failed creates an :class:`Incident` and writes it into its roster row; the leader has it judged
+and appends it to the ledger, from which every node prints the root cause.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elastic_core.exit_codes import describe_exit
 
 
 class IncidentKind(str, enum.Enum):
-    """Who is to blame, in the coarse terms that decide whether a restart is spent."""
+    """The kind of failure, which decides whether a restart is spent."""
 
     WORKER_FAILED = "worker_failed"
     """A worker exited non-zero or was killed: spends one restart."""
@@ -27,29 +27,29 @@ class IncidentKind(str, enum.Enum):
     PORT_TAKEN = "port_taken"
     """Rank 0 could not listen on the port that it was given: spends none, another port is taken."""
     NODE_LOST = "node_lost"
-    """A node's heartbeats stopped, or its row went away: spends none."""
+    """A node's heartbeats stopped, or its row is gone: spends none."""
     NODE_LEFT = "node_left"
     """A node announced that it leaves (preemption, Ctrl-C): spends none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """One failure, as the node that saw it tells it.
+    """One failure, as the node that saw it reports it.
 
     Attributes:
         kind: What failed.
         round: The round's number, from 1 on.
-        node_id: The agent that saw it; a new one each time that an agent starts.
+        node_id: The id of the agent that saw it; a new one each time that an agent starts.
         host: The name of that agent's host, ``node7``; ``node7 (agent 2)`` where several share it.
         after: Seconds from this node's start of the round to the failure, on its own monotonic clock. Rounds start
             within a store's wake-up of each other everywhere, so of failures of one kind (:func:`by_cause`) the
             smallest is the first.
-        rank: The worker's RANK; None where no worker is to blame, as for the fields that follow.
+        rank: The worker's RANK; None, like the fields that follow, where no worker failed.
         local_rank: Its LOCAL_RANK.
         pid: Its process id on its host.
         exit_code: As :attr:`subprocess.Popen.returncode`: negative for a signal; None for one that did not start.
         message: One line, ``ValueError: boom``: the exception that the worker recorded, else the last line of its
-            stderr that looks like one, or what could not be done; '' where nothing is known.
+            stderr that looks like one, or the action that failed; '' where nothing is known.
         detail: The exception's traceback from the error file, else the tail of the worker's stderr; at most 4 KiB.
         log: Where the worker's stderr was kept on its host, or ''.
     """
@@ -68,7 +68,7 @@ class Incident:
     log: str = ""
 
     def cause(self) -> str:
-        """The outcome in a few words, e.g. ``was killed by SIGKILL (often the kernel's out-of-memory killer)``."""
+        """Return the outcome in a few words, e.g. ``was killed by SIGBUS (often a full /dev/shm)``."""
         if self.exit_code is None:
             return self.message or self.kind.value.replace("_", " ")
         return describe_exit(self.exit_code) + _SIGNAL_NOTES.get(-self.exit_code, "")
@@ -84,17 +84,17 @@ PEER_LOSS_PATTERNS: Mapping[str, str] = {
     "TCPStore: the peer does not come": r"socket timeout|wait timeout after \d+ ?ms|\d+/\d+ clients joined",
     "TCPStore: the peer that holds it is gone": r"failed to recv, got 0 bytes|distnetworkerror",
 }
-"""What a worker says when a peer of it has failed, by what that tells; regular expressions, in small letters."""
+"""Messages of a worker whose peer has failed, by their meaning; regular expressions in lower case."""
 _PEER_LOSS = re.compile("|".join(PEER_LOSS_PATTERNS.values()), re.IGNORECASE)
 _CHAINED = "The above exception was the direct cause of the following exception"
 
 
 def follows_peer_loss(incident: Incident) -> bool:
-    """Whether a failure is what follows when another worker has failed, or when the round is being stopped.
+    """Whether a failure follows from the failure of another worker, or from the stop of the round.
 
-    That is an exception that tells of a peer (:data:`PEER_LOSS_PATTERNS`), raised by itself or as another one's cause,
-    the SIGABRT of native code that tells so, and SIGTERM, which somebody has sent. Any other signal, and an exception
-    of the program's own, has a cause here.
+    These are an exception about a peer (:data:`PEER_LOSS_PATTERNS`), raised by itself or as the cause of another one;
+    SIGABRT of native code with such a message; and SIGTERM. Any other signal, and any other exception, has its cause in
+    this worker.
     """
     if incident.kind is not IncidentKind.WORKER_FAILED:
         return False
@@ -110,18 +110,18 @@ def follows_peer_loss(incident: Incident) -> bool:
 _BROKEN_SCRIPT = frozenset({"ImportError", "IndentationError", "ModuleNotFoundError", "SyntaxError", "TabError"})
 _USAGE = re.compile(r"^usage:", re.IGNORECASE | re.MULTILINE)
 _USAGE_EXIT_CODE = 2
-"""What argparse, click and their like exit with after the usage message."""
+"""The exit code of argparse, click and the like after a usage message."""
 _BEGINS_WITHIN = 600.0
-"""Seconds within which a program has imported what it begins with, also from a slow file system."""
+"""Seconds within which a program has done its first imports, also from a slow file system."""
 _COMPILED = re.compile(r"\.so\b")
 
 
 def repeats_at_once(incident: Incident) -> str | None:
-    """What makes it certain that the program would fail in the same way again; None where a restart may help.
+    """Return why the program would certainly fail in the same way again; None where a restart may help.
 
-    That is a program that cannot be imported, or that refuses its arguments, in the job's first round. In a later round
-    the same program has started before, so that something around it must have changed, and may change again. So it is
-    with one that has run for a while; and a compiled module may be missing because another rank is just building it.
+    A program that cannot be imported, or refuses its arguments, fails again if this is the job's first round. In a
+    later round, or after a while, the same program has started before, so its environment has changed, and may change
+    again. A compiled module may be missing because another rank is building it.
     """
     if incident.kind is not IncidentKind.WORKER_FAILED or incident.round != 1 or incident.after > _BEGINS_WITHIN:
         return None
@@ -132,9 +132,10 @@ def repeats_at_once(incident: Incident) -> str | None:
 
 
 def by_cause(incident: Incident) -> tuple[bool, float]:
-    """The place of a failure among those of one round: what follows from a peer's loss comes last, whatever clocks say.
+    """Return a sort key for the failures of one round: failures that follow from a lost peer come last.
 
-    Hosts begin a round at slightly different times, and the peers of a killed worker fail within the same millisecond.
+    Times alone do not tell: hosts begin a round at slightly different times, and the peers of a killed worker fail
+    within the same millisecond.
     """
     return follows_peer_loss(incident), incident.after
 
@@ -148,7 +149,7 @@ _SIGNAL_NOTES: Mapping[int, str] = {
 
 
 class Action(enum.IntEnum):
-    """What to do about an incident; of several verdicts the greatest, the strictest, wins."""
+    """The action after an incident. Of several verdicts the greatest action, which is the strictest, wins."""
 
     RESTART = 0
     EXCLUDE_HOST = 1
@@ -158,10 +159,10 @@ class Action(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A failure policy's answer.
+    """The answer of a failure policy.
 
     Attributes:
-        action: What to do.
+        action: The action to take.
         reason: Why, in one sentence for people; 500 characters are kept.
         requeue: With GIVE_UP, whether the scheduler should run the job again elsewhere; it is kept in the ledger.
     """
@@ -172,10 +173,10 @@ class Verdict:
 
 
 def strictest(verdicts: list[Verdict]) -> Verdict:
-    """The verdict to follow when several policies answered; among equals the first.
+    """Return the strictest of the policies' verdicts; among equals the first.
 
     Raises:
-        ValueError: Nobody answered. (Core's own policy always does.)
+        ValueError: There is no verdict. (Core's own policy always gives one.)
     """
     if not verdicts:
         raise ValueError("no failure policy gave a verdict")
@@ -184,13 +185,13 @@ def strictest(verdicts: list[Verdict]) -> Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """All that a policy may remember: the ledger's counters, since the leader moves from node to node.
+    """The ledger's counters: the only memory of a policy, since the leader can change.
 
     Attributes:
         restarts: Restarts spent so far by the job.
         max_restarts: ``--max_restarts``.
         rounds_without_progress: Rounds in a row that were broken before any progress was seen.
-        losses: Times that each host was lost, by its stable host id.
+        losses: How often each host was lost, by its stable host id.
     """
 
     restarts: int

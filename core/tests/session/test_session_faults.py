@@ -272,7 +272,7 @@ def test_a_revision_that_the_node_has_never_sent_ends_its_part(bench: Bench) -> 
         bench.store.put(replace(bench.store.rows["b"], revision=1000))
     b.until(lambda n: any(event.name == "store_lost" for event in n.said))
     (said,) = [event.message for event in b.said if event.name == "store_lost"]
-    assert "revision 1000 of this node's row, but this node has sent" in said
+    assert "revision 1000 of this node's row, but this node is at" in said
 
 
 def test_contact_tells_of_each_kind_of_failure_once_until_all_are_over() -> None:

@@ -1,4 +1,4 @@
-"""``elastic`` itself: finds its subcommands, and imports only the one that is called."""
+"""The command ``elastic``: finds its subcommands, and imports only the one that is called."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Elastic(click.Group):
         )
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Core's own, then those of plugins."""
+        """Return core's commands, then those of plugins."""
         from elastic_core.plugins.entry_points import Catalogue, Group
 
         return [*BUILT_IN, *(name for name in Catalogue.read().names(Group.COMMANDS) if name not in BUILT_IN)]
@@ -48,8 +48,8 @@ class Elastic(click.Group):
         """Import one command.
 
         Raises:
-            UsageError: There is none of that name.
-            PluginError: It is not installed, cannot be imported, or is no command.
+            UsageError: No command has that name.
+            PluginError: The command is not installed, cannot be imported, or is no click command.
         """
         if cmd_name in BUILT_IN:
             command = import_module(BUILT_IN[cmd_name][0]).command
@@ -71,9 +71,9 @@ class Elastic(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; where that is ``run``, its first process starts while the command line is read.
+        """Find the command; for ``run``, the warden starts while the command line is read.
 
-        SIGINT is the command's from here on.
+        From here on SIGINT raises KeyboardInterrupt in the command.
         """
         if args[:1] == ["run"] and not ctx.resilient_parsing and not {*HELP} & {*args}:
             from elastic_core.api.run_agent import begun

@@ -1,4 +1,4 @@
-"""``elastic drain``: have the agents of a host leave their job, as if they had got SIGTERM, and with no hurry."""
+"""``elastic drain``: ask the agents of a host to leave their job, as on SIGTERM but without a deadline."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from elastic_core.rendezvous.backend import RendezvousBackend
 
 TAKEN = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "plugin")
-"""The flags of ``elastic run`` that say which job it is."""
+"""The flags of ``elastic run`` that identify the job."""
 SEVERAL = NodeRange(1, 2)
 
 
 class RequestCommand(FlagCommand):
-    """A request about a host to the nodes of a job, which flags of ``elastic run`` name."""
+    """A command that asks the nodes of a job for something about a host; flags of ``elastic run`` name the job."""
 
     def __init__(self, name: str, callback: Callable[..., int], text: str, epilog: str) -> None:
         super().__init__(
@@ -37,7 +37,7 @@ class RequestCommand(FlagCommand):
 
 
 def drain(*, host: str, **given: Any) -> int:
-    """Ask, and wait for the answer; return the exit code."""
+    """Ask the agents of ``host`` to leave, wait until they have answered, and return the exit code."""
     from elastic_core.session.drain_request import ask  # not for --help
 
     count = over_the_store(given, lambda store, job: ask(store, host, job))
@@ -46,7 +46,7 @@ def drain(*, host: str, **given: Any) -> int:
 
 
 def over_the_store(given: Mapping[str, Any], request: Callable[[RendezvousBackend, str], int]) -> int:
-    """What ``request`` returns, called with a connection to the store that the flags name, and the job's id.
+    """Call ``request`` with a connection to the store that the flags name and the job's id; return its result.
 
     Raises:
         UsageError: The flags name no job's store.
@@ -68,7 +68,7 @@ def over_the_store(given: Mapping[str, Any], request: Callable[[RendezvousBacken
         if options.handler or options.single_node:
             why = "is a rendezvous handler of others" if options.handler else "serves one node"
             raise UsageError(
-                f"The {backend} backend {why}, so nobody can be asked over it.",
+                f"The {backend} backend {why}, so its nodes cannot be asked to leave.",
                 hint="Name the job's store: --rdzv_backend, --rdzv_endpoint and --rdzv_id. Or send the agent SIGTERM.",
             )
         conf = parse(flags.rdzv_conf, backend=backend, options=options)
@@ -99,8 +99,8 @@ command = RequestCommand(
     drain,
     "Have all agents of HOST leave the job that these flags of `elastic run` name, as if they had got "
     "SIGTERM.\n\nWorkers that call should_checkpoint() then stop together, and no step is lost; others get "
-    "SIGTERM. The job goes on without HOST, as far as --nnodes lets it. The host of the job's own store (c10d) "
+    "SIGTERM. The job goes on without HOST, if --nnodes allows it. The host of the job's own store (c10d) "
     "is refused while there are others.",
-    "HOST is the host's name, as agents say it. Whoever can write to the job's store can do this, and "
-    "nobody else. Ends as soon as the agents have said that they leave.",
+    "HOST is the host's name, as agents print it. It takes write access to the job's store. The command ends as soon "
+    "as the agents have answered that they leave.",
 )

@@ -1,7 +1,6 @@
-"""The launcher's own error file, which torchrun writes when a job fails and TorchX reads.
+"""The launcher's error file, which torchrun writes when a job fails and TorchX reads.
 
-It is what ``TORCHELASTIC_ERROR_FILE`` names in the environment of ``elastic run`` itself; its workers have files of
-their own.
+``TORCHELASTIC_ERROR_FILE`` names it in the environment of ``elastic run``. Each worker has another file.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ if TYPE_CHECKING:
 
 
 def write_error(message: str, exit_code: int) -> None:
-    """Write down the exception that is being handled, in these words."""
+    """Write the exception that is being handled, with this message."""
     _write(lambda: error_data(message, traceback.format_exc(), exit_code))
 
 
 def write_ending(ending: Ending) -> None:
-    """Write down how an agent has failed.
+    """Write how an agent has failed.
 
-    It is the root cause's own error file, where that was a worker of this node's, with its exit code. Where the store
-    was lost, that comes first: a worker that fails then is a consequence, or would have been restarted.
+    If the root cause is a worker of this node that wrote an error file, that file's content and exit code are used. A
+    lost store comes first: a worker that fails then is a consequence, or would have been restarted.
     """
     _write(lambda: _data(ending))
 

@@ -1,4 +1,4 @@
-"""The one place that prints errors and makes them exit codes.
+"""Prints errors and turns them into exit codes; no other module does.
 
 An error is one line that says what was wrong, a blank line, and a hint if there is one.
 """
@@ -31,16 +31,16 @@ LIMITS = "Check the limits of processes, open files and memory (ulimit -a, and t
 
 
 def run(command: click.Command, arguments: Sequence[str]) -> int:
-    """Run a command; return the exit code, having told the user what went wrong.
+    """Run a command and return the exit code; print what went wrong.
 
-    click's own ``main`` is not used: it takes any broken pipe for a closed stdout, and would hide defects of the agent.
+    click's ``main`` is not used: it treats any broken pipe as a closed stdout, and would hide defects of the agent.
     """
     launches = arguments[:1] == ["run"]
     try:
         return _run(command, arguments, launches)
-    finally:  # a job's exit code tells of the job
+    finally:  # an unwritable stream does not change the exit code
         for stream in [sys.stderr, sys.stdout] if launches else [sys.stderr]:
-            if stream is not None:  # it was closed when this process began
+            if stream is not None:  # None: it was closed when this process began
                 _drop_unwritable(stream)
 
 
@@ -68,14 +68,14 @@ def _run(command: click.Command, arguments: Sequence[str], launches: bool) -> in
 
 
 def _exhausted(exc: Exception) -> str | None:
-    """What this machine has run out of, if that is what an error says."""
+    """Return the resource that this machine has run out of, if the error says so."""
     if isinstance(exc, RuntimeError) and "can't start new thread" in str(exc):
         return "thread"
     return EXHAUSTED.get(exc.errno or 0) if isinstance(exc, OSError) else None
 
 
 def _in_our_words(exc: click.ClickException) -> tuple[str, str]:
-    """The message and the hint for what click itself refuses."""
+    """Return the message and the hint for an error of click."""
     context = exc.ctx if isinstance(exc, click.UsageError) else None
     hint = f"See {context.command_path if context else 'elastic'} --help."
     if isinstance(exc, click.NoSuchOption) and context:
@@ -91,9 +91,9 @@ def _in_our_words(exc: click.ClickException) -> tuple[str, str]:
 
 
 def _failed(message: str, hint: str | None, code: int, launches: bool) -> int:
-    """Tell the user, and, if this was to launch a job, whoever has named an error file; the exit code."""
+    """Print the error; for a launch, also write the error file; return the exit code."""
     if launches:
-        from elastic_core.cli.error_file import write_error  # not for others
+        from elastic_core.cli.error_file import write_error  # other commands write none
 
         write_error(" ".join(filter(None, [message, hint])), code)
     paragraphs = [f"elastic: error: {message}", *([hint] if hint else [])]
@@ -103,14 +103,14 @@ def _failed(message: str, hint: str | None, code: int, launches: bool) -> int:
 
 
 def _stdout_is_closed() -> bool:
-    """Whether the reader of our stdout, such as ``head``, has gone."""
+    """Whether the reader of our stdout, such as ``head``, has closed it."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def _drop_unwritable(stream: TextIO) -> None:
-    """Drop what a stream could not take, as of a terminal that is gone; the interpreter would exit with 120."""
+    """Discard buffered output that cannot be written, for example to a closed terminal; Python would exit with 120."""
     try:
         stream.flush()
     except OSError:
@@ -118,7 +118,7 @@ def _drop_unwritable(stream: TextIO) -> None:
 
 
 def _silence(stream: TextIO) -> None:
-    """Let the interpreter's last flush go nowhere instead of complaining."""
+    """Redirect a stream to /dev/null, so that the interpreter's last flush succeeds."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

@@ -1,7 +1,7 @@
-"""Ctrl-C while the command line is being read.
+"""Ctrl-C while the command line is read.
 
-Python raises KeyboardInterrupt wherever the main thread happens to be: in the middle of an import, where it may be
-printed and forgotten, or with a traceback that helps nobody. Until a command has begun there is nothing to clean up.
+Python raises KeyboardInterrupt at any point of the main thread: inside an import it may be printed and ignored, or end
+in a traceback that helps no user. Until a command begins there is nothing to clean up, so the process exits at once.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ _PYTHONS = signal.default_int_handler
 
 
 def end_at_once() -> None:
-    """Have SIGINT end this process with exit code 130, without a word; not where SIGINT is ignored."""
+    """Make SIGINT end this process with exit code 130 and no output, unless SIGINT is ignored."""
     if signal.getsignal(signal.SIGINT) is _PYTHONS:
         signal.signal(signal.SIGINT, _end)
 
 
 def raise_again() -> None:
-    """Have SIGINT raise KeyboardInterrupt again, for commands that have something to clean up."""
+    """Make SIGINT raise KeyboardInterrupt again, for commands that clean up."""
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, _PYTHONS)
 

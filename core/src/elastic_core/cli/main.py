@@ -1,10 +1,10 @@
-"""The entry point of ``elastic``: handles Ctrl-C from the first line on, and imports nothing before it must."""
+"""The entry point of ``elastic``: handles Ctrl-C from the first line on, and imports as late as possible."""
 
 from __future__ import annotations
 
 
 def main() -> int:
-    """Run the command that ``sys.argv`` names; return the exit code."""
+    """Run the command that ``sys.argv`` names, and return the exit code."""
     try:
         from elastic_core.cli.interrupt import end_at_once
 
@@ -19,5 +19,5 @@ def main() -> int:
         from elastic_core.cli.errors import run
 
         return run(Elastic(), sys.argv[1:])
-    except KeyboardInterrupt:  # before there was anybody to handle it
+    except KeyboardInterrupt:  # before cli.errors handles it
         return 130

@@ -1,4 +1,4 @@
-"""What a flag of ``elastic run`` is, how a dataclass declares one, and the command that reads them."""
+"""The flags of ``elastic run``: their click option, their declaration as a dataclass field, and the command."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ T = TypeVar("T")
 
 
 def candidates(token: str, names: Collection[str]) -> list[str]:
-    """The flags that a flag on the command line may mean, in alphabetical order.
+    """Return the flags that a token on the command line may mean, in alphabetical order.
 
-    A whole name means itself. Of a name that begins with ``token`` two letters are enough, if no other one does.
+    A whole name means itself. Otherwise two letters or more mean every flag that begins with them.
 
     Args:
-        token: What was written after the dashes.
-        names: Of all flags, without their dashes, with ``_``.
+        token: The text after the dashes.
+        names: The names of all flags, without their dashes, with ``_``.
     """
     name = token.replace("-", "_")
     if name in names:
@@ -34,7 +34,7 @@ def candidates(token: str, names: Collection[str]) -> list[str]:
 
 
 class FlagCommand(click.Command):
-    """A command whose flags may be written with - or _, and cut short as far as only one of them is meant."""
+    """A command whose flags may be written with - or _, and abbreviated as long as the abbreviation is unique."""
 
     def __init__(self, name: str, *, context_settings: dict[str, Any] | None = None, **attributes: Any) -> None:
         both = {
@@ -45,7 +45,7 @@ class FlagCommand(click.Command):
         super().__init__(name, context_settings={**both, **(context_settings or {})}, **attributes)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line; an error knows whose it is, so that the hint names the right help."""
+        """Read the command line; an error gets its context, so that the hint names the right help."""
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as exc:
@@ -59,7 +59,7 @@ class FlagCommand(click.Command):
 
     @cached_property
     def _names(self) -> set[str]:
-        """The names of all flags, those of one letter too, without their dashes."""
+        """The names of all flags, one-letter ones included, without their dashes."""
         options = [param for param in self.params if isinstance(param, click.Option)]
         spellings = [text for option in options for text in (*option.opts, *option.secondary_opts)]
         return {
@@ -67,7 +67,7 @@ class FlagCommand(click.Command):
         }
 
     def _full_name(self, token: str) -> str:
-        """What click looks for in place of a flag on the command line, or of one that it is told of."""
+        """Return the full name of a flag, for every name that click compares."""
         meant = candidates(token, self._names)
         return meant[0] if len(meant) == 1 else token.replace("-", "_")
 
@@ -108,7 +108,7 @@ class Flag(click.Option):
         self._parse = parse
 
     def _read(self, ctx: click.Context, _: click.Parameter, given: Any) -> Any:
-        """The value that a text means; for a flag that may be repeated, the values of all texts in a row."""
+        """Return the value that a text means; for a repeated flag, the values of all texts in one tuple."""
         if given is None or self.is_flag:
             return given
         if self.multiple:

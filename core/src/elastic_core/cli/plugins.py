@@ -26,11 +26,11 @@ class Listed:
     version: str
     hooks: tuple[str, ...] = ()
     error: str | None = None
-    """Why it cannot be used, or None."""
+    """Why the plugin cannot be used, or None."""
 
 
 def inventory(catalogue: Catalogue) -> list[Listed]:
-    """Core's own defaults, then everything installed, group by group. Imports all of it."""
+    """Return core's defaults, then all installed plugins by group; imports every plugin."""
     own = [
         Listed(
             name=name,
@@ -64,7 +64,7 @@ def _listed(offer: InstalledPlugin, catalogue: Catalogue) -> Listed:
 
 
 def table(listed: Iterable[Listed], width: int) -> str:
-    """The list for people, at most ``width`` columns wide where words allow."""
+    """Return the list as text, at most ``width`` columns wide where words allow."""
     rows = list(listed)
     name_width = max(len(row.name) for row in rows)
     lines = []

@@ -1,4 +1,4 @@
-"""Finding what the user wants to run before anything is started, without importing or running any of it."""
+"""Finds the program of the command line before anything is started, without importing or running it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from elastic_core.errors import UsageError, did_you_mean
 def find(
     target: str | None, arguments: tuple[str, ...], *, module: bool, no_python: bool, run_path: bool = False
 ) -> Program:
-    """The program that the command line names.
+    """Return the program that the command line names.
 
     Raises:
-        UsageError: It names none, or one that is not there or cannot be run; says which one was meant.
+        UsageError: It names none, or one that does not exist or cannot be run; suggests the nearest name.
     """
     if module and no_python:
         raise UsageError("--module and --no_python exclude each other.", hint="A module is run by Python.")
@@ -50,7 +50,7 @@ def _check_script(target: str) -> None:
 
 
 def _siblings(target: str) -> list[str]:
-    """The files beside ``target``, spelled as it is, with or without a leading ``./``."""
+    """Return the files beside ``target``, with or without a leading ``./`` as in ``target``."""
     folder = os.path.dirname(target)
     try:
         return [os.path.join(folder, entry.name) for entry in os.scandir(folder or ".") if entry.is_file()]
@@ -59,7 +59,7 @@ def _siblings(target: str) -> list[str]:
 
 
 def _executable(target: str) -> str:
-    """The executable's path, looked up as a shell does."""
+    """Return the executable's path, looked up as in a shell."""
     if found := shutil.which(target):
         return found
     path = Path(target)
@@ -74,7 +74,7 @@ def _executable(target: str) -> str:
 
 
 def _check_module(target: str) -> None:
-    """Look for the module's top level only: to look deeper is to import the packages above."""
+    """Look for the top-level package only: a lookup below it would import the package."""
     if target.endswith(".py") and Path(target).is_file():
         raise UsageError(f"{target!r} is a script, not a module.", hint="Leave out --module.")
     if os.sep in target or not all(target.split(".")):

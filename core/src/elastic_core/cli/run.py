@@ -1,4 +1,4 @@
-"""``elastic run``: from flags to one :class:`RunConfig`, or to an error before anything is started."""
+"""``elastic run``: turns flags into one :class:`RunConfig`, or into an error before anything is started."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 MASTER_PORT = 29500
 PLUGINS_VARIABLE = "ELASTIC_PLUGINS"
 LOCAL_RANK_ARGUMENT = "--local-rank=${local_rank}"
-"""What ``--pass_local_rank`` puts before the program's arguments; the start of each worker fills in its rank."""
+"""The argument that ``--pass_local_rank`` puts before the program's; each worker's start fills in its rank."""
 OBSERVERS_GET = 5.0
-"""Seconds that observers get at the end to finish with what they have been told."""
+"""Seconds that observers get at the end to finish with their events."""
 HOST_AND_PORT = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.%\w]+\])(:\d+)?", re.ASCII)
 
 
 def run(warden: Warden | None, **flags: Any) -> int:
-    """Run the job, with a warden that has begun, or one that begins now; return the exit code."""
+    """Run the job and return its exit code; None for the warden starts one."""
     from elastic_core.api import run_agent  # not for --help
 
     if warden is None:
@@ -83,7 +83,7 @@ def run(warden: Warden | None, **flags: Any) -> int:
 
 
 def _is_writable(descriptor: int) -> bool:
-    """Whether something can be written there without waiting."""
+    """Whether a write to the descriptor would not block."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     return bool(poll.poll(0))
@@ -94,7 +94,7 @@ command = RunCommand(click.pass_obj(run))
 
 @contextmanager
 def _told_whence() -> Iterator[None]:
-    """Errors say which variables the values that they quote came from."""
+    """Add to the hint of an error which variables its values came from."""
     try:
         yield
     except (UsageError, PluginError) as exc:
@@ -103,7 +103,7 @@ def _told_whence() -> Iterator[None]:
 
 
 def _complete(known: RunConfig, given: Flags) -> tuple[RunConfig, Plugins]:
-    """The whole run, and the plugins for it."""
+    """Read the installed plugins; return the whole run and its plugins."""
     from elastic_core.plugins import manager
     from elastic_core.plugins.entry_points import Catalogue
 
@@ -113,7 +113,7 @@ def _complete(known: RunConfig, given: Flags) -> tuple[RunConfig, Plugins]:
 
 
 def with_sources(error: ElasticError, context: click.Context | None) -> str | None:
-    """The hint of an error, with the variables that what its message quotes, or the flags in it, came from."""
+    """Return the hint of an error, with the variables that set the flags or values which its message quotes."""
     if context is None:
         return error.hint
     flags, quoted = set(re.findall(r"--(\w+)", error.message)), set(re.findall(r"'([^']*)'", error.message))
@@ -133,12 +133,12 @@ def with_sources(error: ElasticError, context: click.Context | None) -> str | No
 
 
 def warn(warning: str) -> None:
-    """Tell the user in one line, on stderr."""
+    """Print a warning for the user, one line on stderr."""
     click.echo(f"elastic: warning: {warning}", err=True)
 
 
 def outline(flags: Flags, environ: Mapping[str, str]) -> RunConfig:
-    """The part of the run that each flag decides by itself; the fork server needs no more.
+    """Return the part of the run that each flag decides by itself; the fork server needs no more.
 
     Args:
         flags: The command line's.
@@ -164,14 +164,14 @@ def configure(
     options_of: Callable[[str], RendezvousOptions],
     warn: Callable[[str], None] = lambda warning: None,
 ) -> RunConfig:
-    """The whole run: ``known``, and what several flags, the environment and the backend decide together.
+    """Return the whole run: ``known``, and what several flags, the environment and the backend decide together.
 
     Args:
         known: The result of :func:`outline`.
         flags: The command line's.
         environ: The agent's environment: the scheduler's id of the run and ``ELASTIC_PLUGINS`` are read from it.
-        options_of: What a backend takes, by its name; raises PluginError for one that is not installed.
-        warn: Told what was given that has no effect, in a sentence each.
+        options_of: Returns a backend's options by its name; raises PluginError for one that is not installed.
+        warn: Called with a sentence for each value that has no effect.
 
     Raises:
         UsageError: Two of them contradict each other, or the backend does not take what it is given.
@@ -215,14 +215,14 @@ def configure(
 
 
 def plugins_named(flags: Flags, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The plugins that are on because the run names them."""
+    """Return the plugins that the run names."""
     return (*names(environ.get(PLUGINS_VARIABLE, "")), *flags.plugin)
 
 
 def takes_master(flags: Flags, backend: str) -> bool:
     """Whether ``--master_addr`` and ``--master_port`` say where the workers' store of a node by itself is.
 
-    torchrun takes ``static`` for it then, and this node for the one that hosts it.
+    torchrun then uses the ``static`` backend, with this node as the host of the store.
     """
     return (
         backend == LOCAL and not flags.standalone and flags.rdzv_backend in (None, STATIC) and not flags.rdzv_endpoint
@@ -230,16 +230,16 @@ def takes_master(flags: Flags, backend: str) -> bool:
 
 
 def meeting_place(flags: Flags) -> tuple[str, str]:
-    """The backend and the endpoint that the flags mean.
+    """Return the backend and the endpoint that the flags mean.
 
     Raises:
-        UsageError: There is an endpoint, but not one from which the backend could be told, or nodes cannot meet there.
+        UsageError: The backend does not follow from the endpoint, or nodes cannot meet there.
     """
     return (LOCAL, "") if stands_alone(flags) else settle(*_named_place(flags), flags.nnodes)
 
 
 def stands_alone(flags: Flags) -> bool:
-    """Whether the job is one that torchrun gives a free port and a new id: no other node is meant to find it."""
+    """Whether no other node is meant to find the job; torchrun gives such a job a free port and a new id."""
     unsaid = flags.rdzv_backend in (None, STATIC) and not flags.rdzv_endpoint and flags.master_port is None
     return flags.standalone or (unsaid and flags.nnodes.most == 1)
 
@@ -266,7 +266,7 @@ def _named_place(flags: Flags) -> tuple[str, str]:
 
 
 def _starts_a_store(backend: str | None, options_of: Callable[[str], RendezvousOptions]) -> bool:
-    """Whether a backend starts a store of its own for ``--standalone``; no other is used then, installed or not."""
+    """Whether a backend starts a store for ``--standalone``; any other backend is not used then."""
     try:
         return backend is not None and options_of(backend).standalone
     except PluginError:
@@ -274,12 +274,12 @@ def _starts_a_store(backend: str | None, options_of: Callable[[str], RendezvousO
 
 
 def without_effect(flags: Flags, backend: str, *, polled: bool = False) -> list[str]:
-    """The flags that were given and change nothing, in a sentence each; ``docs/migrating.md`` has the reasons.
+    """Return a sentence for each flag that was given and has no effect; ``docs/migrating.md`` has the reasons.
 
     Args:
         flags: The command line's.
-        backend: The rendezvous backend that they lead to.
-        polled: Whether that is a handler of others, which has to be asked for newcomers.
+        backend: The rendezvous backend of the run.
+        polled: Whether the backend is a rendezvous handler of others, which is asked for newcomers.
     """
     said = []
     by_hand = {"node_rank": flags.node_rank, "master_addr": flags.master_addr, "master_port": flags.master_port or None}
@@ -312,7 +312,7 @@ def _count_workers(given: int | str, environ: Mapping[str, str]) -> int:
 
 
 def _check_devices(workers: int, environ: Mapping[str, str]) -> None:
-    """Whether every local rank finds an accelerator of its own."""
+    """Refuse a run in which a local rank has no accelerator."""
     from elastic_core.host.devices import Machine, only_device
 
     for local_rank in range(workers):

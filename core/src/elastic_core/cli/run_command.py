@@ -15,7 +15,7 @@ from elastic_core.cli.options import FLAGS
 
 
 class RunCommand(FlagCommand):
-    """``elastic run``: its options in sections; everything after the script is the script's."""
+    """``elastic run``: its flags in sections; arguments after the program are passed to the program."""
 
     def __init__(self, callback: Callable[..., int]) -> None:
         super().__init__(
@@ -34,11 +34,11 @@ class RunCommand(FlagCommand):
         )
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """What follows the command's name in the usage line."""
+        """Return the words after the command's name in the usage line."""
         return ["[OPTIONS]", "PROGRAM", "[ARGUMENTS]..."]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, section by section."""
+        """Write the flags into the help, section by section."""
         sections = {title: [*group] for title, group in groupby(FLAGS, key=lambda flag: flag.section)}
         for title, flags in sections.items():
             with formatter.section(title):

@@ -18,7 +18,7 @@ _MAY_HOLD_ONE = (f"{FLAG_PREFIX}RDZV_ENDPOINT", f"{FLAG_PREFIX}RDZV_CONF")
 
 
 class Use(enum.Enum):
-    """What Elastic does with a variable."""
+    """How Elastic uses a variable."""
 
     READ = "read by the agent"
     SET = "set for each worker"
@@ -38,30 +38,30 @@ class Variable:
 
 VARIABLES = (
     # The contract with training scripts, which is torchrun's.
-    Variable("RANK", Use.SET, "The worker's place among all workers of the round, from 0."),
-    Variable("LOCAL_RANK", Use.SET, "Its place among the workers of its node, from 0; often the index of its GPU."),
-    Variable("GROUP_RANK", Use.SET, "Its node's place among the nodes, from 0."),
-    Variable("ROLE_RANK", Use.SET, "Its place among the workers of its role, from 0."),
-    Variable("ROLE_NAME", Use.SET, "Its role (--role)."),
+    Variable("RANK", Use.SET, "The worker's rank among all workers of the round, from 0."),
+    Variable("LOCAL_RANK", Use.SET, "The worker's rank on its node, from 0; often the index of its GPU."),
+    Variable("GROUP_RANK", Use.SET, "The rank of the worker's node, from 0."),
+    Variable("ROLE_RANK", Use.SET, "The worker's rank among the workers of its role, from 0."),
+    Variable("ROLE_NAME", Use.SET, "The worker's role (--role)."),
     Variable("WORLD_SIZE", Use.SET, "The number of workers in the round."),
-    Variable("LOCAL_WORLD_SIZE", Use.SET, "The number of workers on its node (--nproc_per_node)."),
+    Variable("LOCAL_WORLD_SIZE", Use.SET, "The number of workers on the worker's node (--nproc_per_node)."),
     Variable("GROUP_WORLD_SIZE", Use.SET, "The number of nodes in the round."),
-    Variable("ROLE_WORLD_SIZE", Use.SET, "The number of workers of its role."),
-    Variable("MASTER_ADDR", Use.SET, "The address of the node where rank 0 runs, and the workers' store is."),
-    Variable("MASTER_PORT", Use.SET, "The port of that store."),
+    Variable("ROLE_WORLD_SIZE", Use.SET, "The number of workers of the worker's role."),
+    Variable("MASTER_ADDR", Use.SET, "The address of the node of rank 0, where the workers' store is."),
+    Variable("MASTER_PORT", Use.SET, "The port of the workers' store."),
     Variable("TORCHELASTIC_RESTART_COUNT", Use.SET, "Restarts that the job has spent so far."),
-    Variable("TORCHELASTIC_MAX_RESTARTS", Use.SET, "Restarts that it may spend (--max_restarts)."),
+    Variable("TORCHELASTIC_MAX_RESTARTS", Use.SET, "Restarts that the job may spend (--max_restarts)."),
     Variable("TORCHELASTIC_RUN_ID", Use.SET, "The job id (--rdzv_id)."),
     Variable(
         "TORCHELASTIC_USE_AGENT_STORE",
         Use.SET,
-        "True: the workers' store is there already, a new one each round. False: rank 0 opens it.",
+        "True: the agents serve the workers' store, a new one in each round. False: rank 0 opens it.",
     ),
     Variable(
         "TORCHELASTIC_ERROR_FILE",
         Use.SET,
-        "Where torch's @record writes the exception that ends the worker. In the environment of elastic run itself: "
-        "where that writes why the job has failed.",
+        "The file to which torch's @record writes the exception that ends the worker. Where it is set for elastic run "
+        "itself: the file to which elastic run writes why the job has failed.",
     ),
     Variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", Use.DEFAULTED, "1: a collective that fails ends its process."),
     Variable("OMP_NUM_THREADS", Use.DEFAULTED, "1, where a node has several workers: else each would use every core."),
@@ -73,35 +73,41 @@ VARIABLES = (
         Use.SET,
         "The descriptor of the worker's channel to its agent, a socket of packets; a script may ignore it.",
     ),
-    Variable("ELASTIC_LOCAL_RANK", Use.SET, "As LOCAL_RANK, also where --virtual_local_rank makes that one 0."),
+    Variable(
+        "ELASTIC_LOCAL_RANK",
+        Use.SET,
+        "The worker's rank on its node, also where LOCAL_RANK is 0 (--virtual_local_rank).",
+    ),
     Variable(
         "ELASTIC_PLUGINS",
         Use.READ,
-        "Names of plugins to load besides those of --plugin, separated by commas. Workers find those of both in it.",
+        "Names of plugins to load besides those of --plugin, separated by commas. Workers get the names of both.",
     ),
     Variable(
         "ELASTIC_JOB_TOKEN",
         Use.READ,
-        "A secret of 32 characters or more, the same on all nodes of a job: by it they know each other's entries.",
+        "A secret of 32 characters or more, the same on all nodes of a job; it seals all that they write to the store.",
     ),
     Variable(
         "PYTHONPATH",
         Use.READ,
-        "Where workers find modules. The fork server has a directory of ours in front of it while it starts.",
+        "The module path of workers. While the fork server starts, a directory of Elastic stands in front of it.",
     ),
-    Variable("ELASTIC_FORK_SERVER", Use.FORK_SERVER, "Why our sitecustomize is there: probe or hooked."),
+    Variable("ELASTIC_FORK_SERVER", Use.FORK_SERVER, "The stage of Elastic's sitecustomize: probe or hooked."),
     Variable(
-        "ELASTIC_FORK_SERVER_ROOM", Use.FORK_SERVER, "Spaces, in whose place /proc shows the variables of a worker."
+        "ELASTIC_FORK_SERVER_ROOM", Use.FORK_SERVER, "Spaces that are replaced by a worker's variables, for /proc."
     ),
-    Variable("ELASTIC_SERVICE", Use.SERVICE, "What it is to call: JSON with the entry, the arguments and descriptors."),
+    Variable("ELASTIC_SERVICE", Use.SERVICE, "The service's call: JSON with the entry, the arguments and descriptors."),
     Variable("PYTHON_EXEC", Use.READ, "The interpreter for workers; the agent's own where it is not set."),
-    Variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", Use.READ, "As --shutdown_timeout, which goes before it."),
+    Variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", Use.READ, "As --shutdown_timeout, which takes precedence."),
     Variable(
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
         Use.READ,
-        "What stands before a teed line, with ${role_name}, ${rank} and ${local_rank}; [rank${rank}]: by default.",
+        "The prefix of a teed line, with ${role_name}, ${rank} and ${local_rank}; [rank${rank}]: by default.",
     ),
-    Variable("LOGLEVEL", Use.READ, "The least important events that the agent prints: DEBUG, INFO, WARNING or ERROR."),
+    Variable(
+        "LOGLEVEL", Use.READ, "The least level of the events that the agent prints: DEBUG, INFO, WARNING or ERROR."
+    ),
     Variable(
         "TORCHELASTIC_ENABLE_FILE_TIMER",
         Use.READ,
@@ -122,9 +128,9 @@ VARIABLES = (
         Use.READ,
         "GPUs that --nproc_per_node=gpu counts and --virtual_local_rank hands out.",
     ),
-    Variable("HIP_VISIBLE_DEVICES", Use.READ, "The same for AMD's GPUs, where it goes before CUDA_VISIBLE_DEVICES."),
+    Variable("HIP_VISIBLE_DEVICES", Use.READ, "As CUDA_VISIBLE_DEVICES, for AMD's GPUs; takes precedence there."),
     Variable("ROCR_VISIBLE_DEVICES", Use.READ, "AMD's GPUs that are left for HIP_VISIBLE_DEVICES to choose from."),
-    Variable("ZE_AFFINITY_MASK", Use.READ, "The same for Intel's GPUs and --nproc_per_node=xpu."),
+    Variable("ZE_AFFINITY_MASK", Use.READ, "As CUDA_VISIBLE_DEVICES, for Intel's GPUs and --nproc_per_node=xpu."),
     Variable("ZE_FLAT_DEVICE_HIERARCHY", Use.READ, "COMPOSITE: an Intel card is one device, whatever its tiles."),
     Variable(
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
@@ -135,20 +141,20 @@ VARIABLES = (
     Variable("SLURM_JOB_ID", Use.READ, "With SLURM_RESTART_COUNT the run's uid, where --rdzv_conf sets no run_uid."),
     Variable("SLURM_RESTART_COUNT", Use.READ, "How often Slurm has requeued the job."),
 )
-"""All but those of the flags."""
+"""All variables but those of the flags."""
 
 
 _EXEC = "ELASTIC_EXEC"
-"""By which a Python process knows that torchrun is to be ours; what a worker starts has torch's."""
+"""Set below ``elastic exec``: torchrun is Elastic's there. A process that a worker starts gets torch's."""
 _SECRET = re.compile(r"ELASTIC_\w+_PASSWORD|ELASTIC_JOB_TOKEN")
-"""Variables by which backends take passwords, and the job its token."""
+"""Variables that hold a backend's password, or the job's token."""
 
 
 def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
-    """What the processes that an agent starts inherit of its environment: all but its secrets and ``ELASTIC_EXEC``.
+    """Return the environment that an agent's processes inherit: all but secrets and ``ELASTIC_EXEC``.
 
-    Secrets are in ``ELASTIC_JOB_TOKEN``, in ``ELASTIC_…_PASSWORD``, and perhaps in the variables of the rendezvous's
-    flags.
+    Secrets are in ``ELASTIC_JOB_TOKEN``, in ``ELASTIC_…_PASSWORD``, and possibly in the variables of
+    ``--rdzv_endpoint`` and ``--rdzv_conf``.
     """
     return {
         name: value
@@ -159,10 +165,10 @@ def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def flag_variable(parameter: str) -> str:
-    """The variable that a flag is also read from: ``PET_NPROC_PER_NODE`` for ``nproc_per_node``."""
+    """Return the variable that a flag is also read from: ``PET_NPROC_PER_NODE`` for ``nproc_per_node``."""
     return FLAG_PREFIX + parameter.upper()
 
 
 def threads(local_world_size: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """OMP_NUM_THREADS=1 for each of several workers, unless it is set: else each would start a thread on every core."""
+    """Return OMP_NUM_THREADS=1 for several workers, unless it is set: each would start a thread on every core."""
     return {"OMP_NUM_THREADS": "1"} if local_world_size > 1 and "OMP_NUM_THREADS" not in environ else {}

@@ -1,6 +1,6 @@
-"""Reading the values of flags, and what the Python API takes as text.
+"""Parsers of the values of flags, and of texts that the Python API takes.
 
-Pure functions that return what a text means, or raise :class:`Wrong`.
+Each is a pure function that returns the value of a text, or raises :class:`Wrong`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from elastic_core.config.run import DEVICES, NUMA_BINDINGS, OnNodeLoss, Stream, 
 
 
 class Wrong(ValueError):
-    """Why a value cannot be meant, as a clause to stand after it, and the nearest value that could be."""
+    """Why a value is invalid, as a clause that follows the value in a message, and the nearest valid value."""
 
     def __init__(self, reason: str, meant: str = "") -> None:
         super().__init__(reason)
@@ -34,7 +34,7 @@ class NodeRange:
 
 
 def node_range(text: str) -> NodeRange:
-    """``4`` or ``1:4``."""
+    """Parse ``4`` or ``1:4``."""
     match = re.fullmatch(r"([+-]?\d+)(?::([+-]?\d+))?", text, re.ASCII)
     if match is None:
         raise Wrong("is not a number of nodes, N, or a range of them, MIN:MAX")
@@ -53,7 +53,7 @@ NOT_TO_HANDLE = {"SIGKILL": "cannot be handled", "SIGSTOP": "cannot be handled",
 
 
 def workers(text: str) -> int | str:
-    """A whole number, at least 1, or the kind of device that is counted."""
+    """Parse a whole number, at least 1, or the kind of device that is counted."""
     if text in DEVICES:
         return text
     if text.isalpha():
@@ -65,7 +65,7 @@ def workers(text: str) -> int | str:
 
 
 def port(text: str) -> int:
-    """A port, from 1 to 65535; 0 for a free one."""
+    """Parse a port, from 1 to 65535; 0 for a free one."""
     number = _whole(text, least=0)
     if number > 65535:
         raise Wrong("is greater than 65535, the last port")
@@ -73,22 +73,22 @@ def port(text: str) -> int:
 
 
 def numa_binding(text: str) -> str:
-    """``node``, ``socket``, ``exclusive`` or ``core-complex``."""
+    """Parse ``node``, ``socket``, ``exclusive`` or ``core-complex``."""
     return _one_of(text, NUMA_BINDINGS)
 
 
 def start_method(text: str) -> str:
-    """``spawn``, ``fork`` or ``forkserver``."""
+    """Parse ``spawn``, ``fork`` or ``forkserver``."""
     return _one_of(text, START_METHODS)
 
 
 def event_log_handler(text: str) -> str:
-    """``null`` or ``console``."""
+    """Parse ``null`` or ``console``."""
     return _one_of(text, EVENT_LOGS)
 
 
 def signals(text: str) -> tuple[signal.Signals, ...]:
-    """Signals by name, separated by commas."""
+    """Parse names of signals, separated by commas."""
     found: dict[signal.Signals, None] = {}
     for name in filter(None, (part.strip().upper() for part in text.split(","))):
         full = name if name.startswith("SIG") else f"SIG{name}"
@@ -104,7 +104,7 @@ def signals(text: str) -> tuple[signal.Signals, ...]:
 
 
 def ranks(text: str) -> frozenset[int] | None:
-    """Local ranks, separated by commas; '' for all."""
+    """Parse local ranks, separated by commas; '' for all."""
     if not text.strip():
         return None
     parts = [part.strip() for part in text.split(",")]
@@ -115,13 +115,13 @@ def ranks(text: str) -> frozenset[int] | None:
 
 
 def needles(text: str) -> tuple[str, ...]:
-    """Texts, separated by commas; a comma within one is written twice."""
+    """Parse texts, separated by commas; a comma within a text is written twice."""
     parts = text.replace(",,", "\0").split(",")
     return tuple(part.replace("\0", ",") for part in parts if part)
 
 
 def count_from_zero(text: str) -> int:
-    """A whole number, at least 0."""
+    """Parse a whole number, at least 0."""
     return _whole(text, least=0)
 
 
@@ -134,7 +134,7 @@ def _whole(text: str, least: int) -> int:
 
 
 def seconds(text: str) -> float:
-    """A duration in seconds, at least 0."""
+    """Parse a duration in seconds, at least 0."""
     try:
         value = float(text)
     except ValueError:
@@ -147,19 +147,19 @@ def seconds(text: str) -> float:
 
 
 def not_empty(text: str) -> str:
-    """Any text but ''."""
+    """Parse a text that is not blank."""
     if not text.strip():
         raise Wrong("is empty")
     return text
 
 
 def address(text: str) -> str:
-    """A host's name or numeric address, without a port; an IPv6 address may stand in brackets."""
+    """Parse a host's name or numeric address, without a port; an IPv6 address may stand in brackets."""
     bare = text[1:-1] if re.fullmatch(r"\[.*\]", text) else not_empty(text)
     if match := re.fullmatch(r"(?:\[(.+)\]|([^:]+)):\d+", text):
         raise Wrong("has a port, and no port is meant", match[1] or match[2])
     if re.fullmatch(r"[\d.]*\.[\d.]*|.*:.*", bare, re.ASCII):
-        import ipaddress  # few name an address
+        import ipaddress  # few runs name an address
 
         try:
             ipaddress.ip_address(bare)
@@ -171,12 +171,12 @@ def address(text: str) -> str:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Names, separated by commas or blanks."""
+    """Parse names, separated by commas or blanks."""
     return tuple(text.replace(",", " ").split())
 
 
 def modules(text: str) -> tuple[str, ...]:
-    """Names of modules, separated by commas; '' for none."""
+    """Parse names of modules, separated by commas; '' for none."""
     found = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for name in found:
         if not all(part.isidentifier() for part in name.split(".")):
@@ -185,7 +185,7 @@ def modules(text: str) -> tuple[str, ...]:
 
 
 def on_node_loss(text: str) -> OnNodeLoss:
-    """``replace`` or ``fail``."""
+    """Parse ``replace`` or ``fail``."""
     return OnNodeLoss(_one_of(text, [choice.value for choice in OnNodeLoss]))
 
 
@@ -197,13 +197,13 @@ def _one_of(text: str, known: Sequence[str]) -> str:
 
 
 def _nearest(text: str, known: list[str]) -> str:
-    import difflib  # only for who has made a mistake
+    import difflib  # imported after a mistake only
 
     return next(iter(difflib.get_close_matches(text, known, n=1)), "")
 
 
 def stream_map(text: str) -> StreamMap:
-    """``3`` for every rank, or ``0:3,12:1`` for the local ranks named; 0 none, 1 stdout, 2 stderr, 3 both."""
+    """Parse ``3`` for every rank, or ``0:3,12:1`` for some local ranks; 0 none, 1 stdout, 2 stderr, 3 both."""
     if ":" not in text:
         return StreamMap(default=_stream(text))
     by_rank: dict[int, Stream] = {}

@@ -1,4 +1,4 @@
-"""The program that the user wants to run, whatever its kind."""
+"""The program of a run, of any kind."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 CALLS = "elastic_core.worker.function"
-"""The module that runs a function which was written down."""
+"""The module that runs a serialized function."""
 RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
-"""What ``--run_path`` makes of a script, as torchrun does."""
+"""The program by which ``--run_path`` runs a script, as in torchrun."""
 
 
 class ProgramKind(enum.Enum):
@@ -26,15 +26,14 @@ class ProgramKind(enum.Enum):
     RUN_PATH = "run_path"
     """A Python file, directory or archive, run by :func:`runpy.run_path`: ``elastic run --run_path /abs/train.py``."""
     FUNCTION = "function"
-    """A Python function, written down by :mod:`elastic_core.worker.function`: ``elastic_core.api.launch`` and its
-    like."""
+    """A Python function, serialized by :mod:`elastic_core.worker.function`, as for ``elastic_core.api.launch``."""
     EXECUTABLE = "executable"
     """Anything else: ``elastic run --no_python ./train.sh``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What every rank runs."""
+    """The program that every rank runs."""
 
     kind: ProgramKind
     target: str
@@ -44,12 +43,12 @@ class Program:
 
 
 def interpreter(environ: Mapping[str, str]) -> list[str]:
-    """What runs a worker's script: this interpreter, or ``PYTHON_EXEC``, unbuffered."""
+    """Return the command of the interpreter for workers: this one, or ``PYTHON_EXEC``, unbuffered."""
     return [environ.get("PYTHON_EXEC") or sys.executable, "-u"]
 
 
 def python_program(program: Program) -> list[str]:
-    """What the interpreter is told to run, without what differs from worker to worker; [] where it runs nothing."""
+    """Return the interpreter's arguments that are the same for all workers; [] for an executable."""
     match program.kind:
         case ProgramKind.SCRIPT:
             return [program.target]
@@ -80,9 +79,9 @@ _OF_ONE_NODE = re.compile(r"rank|node|host|addr", re.IGNORECASE)
 
 
 def name(program: Program) -> str:
-    """What the nodes of one job must agree on: the name of the script, module, function or executable.
+    """Return the name of the script, module, function or executable, on which the nodes of a job must agree.
 
-    Directories are left out: a checkout can be somewhere else on each node.
+    Directories are left out: a checkout can lie in another directory on each node.
     """
     base = os.path.basename(os.path.normpath(program.target)) if program.target else ""
     match program.kind:
@@ -97,10 +96,10 @@ def name(program: Program) -> str:
 
 
 def arguments_digest(program: Program, host: str) -> str:
-    """16 hex digits, equal where two nodes give the program equal arguments; '' where it has none that can be compared.
+    """Return 16 hex digits, equal where two nodes give the program equal arguments; '' for a function.
 
-    The value of an option that names a rank, a node, a host or an address is left out, and so is this ``host``'s name
-    wherever it occurs as a word: these differ between nodes of one job.
+    Values that differ between the nodes of a job are left out: those of an option that names a rank, a node, a host or
+    an address, and this ``host``'s name wherever it occurs as a word.
     """
     if program.kind is ProgramKind.FUNCTION:
         return ""

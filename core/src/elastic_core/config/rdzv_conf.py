@@ -1,4 +1,4 @@
-"""Reading ``--rdzv_conf``: what is core's and what is the backend's, and nothing that is neither."""
+"""Parses ``--rdzv_conf`` into core's settings and the backend's; refuses unknown keys."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 RUN_UID, TOKEN_FILE = "run_uid", "token_file"
 LOCAL = "local"
-"""The backend of one node by itself."""
+"""The backend of a job of one node."""
 STATIC = "static"
 NUMBERED = (STATIC, "torch-static")
-"""The backends whose nodes are numbered by hand: ours, and torch's."""
+"""The backends whose nodes are numbered by hand: Elastic's, and torch's."""
 SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 TIMING_KEYS = tuple(item.name for item in fields(Timing))
 FENCE_FACTOR = 5.0
@@ -49,25 +49,25 @@ TORCH_KEYS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousConf:
-    """What ``--rdzv_conf`` said."""
+    """The parsed ``--rdzv_conf``."""
 
     timing: Timing = field(default_factory=Timing)
     run_uid: str | None = None
     token_file: str | None = None
-    """Where the job's token is (``job_token``)."""
+    """The file of the job's token (``job_token``)."""
     backend: Mapping[str, str] = field(default_factory=dict)
-    """The backend's own keys, as typed; their values are the backend's to check."""
+    """The backend's own keys, as typed; the backend checks their values."""
     without_effect: tuple[str, ...] = ()
-    """What was given that only torch's own backends know, in a sentence each."""
+    """A sentence for each key that only torch's own backends know."""
 
 
 def parse(text: str, *, backend: str, options: RendezvousOptions) -> RendezvousConf:
-    """Read ``KEY=VALUE,KEY=VALUE``; torch's keys are taken, too, though some mean nothing here.
+    """Parse ``KEY=VALUE,KEY=VALUE``. torch's keys are accepted, though some have no effect.
 
     Args:
         text: As the user typed it; '' for nothing.
         backend: The backend's name, for messages.
-        options: What it takes. A handler of others gets all keys, known or not; ``fence_after`` is core's, too.
+        options: The backend's options. A handler of others gets all keys, known or not; core reads ``fence_after``.
 
     Raises:
         UsageError: A pair has no ``=``, a key is unknown or given twice, a duration is not a number of seconds, or
@@ -84,7 +84,7 @@ def parse(text: str, *, backend: str, options: RendezvousOptions) -> RendezvousC
     reasons = {**TORCH_KEYS, **options.ignored}
     ignored = [key for key in pairs if key not in known and key in reasons]
     for number, key in enumerate(pairs, 1):
-        if key not in known and key not in ignored:  # without the value: a misspelt key may be that of a password
+        if key not in known and key not in ignored:  # no value in the message: a misspelt key may be that of a password
             after = any(_SECRET.search(earlier) for earlier in list(pairs)[: number - 1])
             what = f"there is no key {key!r}.{did_you_mean(key, sorted(known))}"
             raise UsageError(
@@ -118,7 +118,7 @@ def _check_fence(timing: Timing) -> None:
 
 
 def no_ledger(backend: str) -> UsageError:
-    """A job token is given for a backend that keeps no ledger."""
+    """Return the error for a job token with a backend that keeps no ledger."""
     return UsageError(
         f"The {backend} backend is a rendezvous handler of others, where a job token protects nothing.",
         hint=f"Unset {job_token.TOKEN_VARIABLE} and leave out {TOKEN_FILE}, or take a backend of Elastic's, such as "
@@ -127,10 +127,10 @@ def no_ledger(backend: str) -> UsageError:
 
 
 def settle(backend: str, endpoint: str, nnodes: NodeRange) -> tuple[str, str]:
-    """Return the backend and the endpoint to use for those that were given.
+    """Return the backend and the endpoint to use for the given ones.
 
     ``c10d`` without an endpoint, and ``c10d`` or ``static`` on port 0, mean a free port of this host. No other node can
-    find it, so one node gets ``local``: the same job, without a store that listens.
+    find that port, so a job of one node gets ``local``, which needs no store that listens.
 
     Raises:
         UsageError: The port is 0, and the job has more than one node.
@@ -151,10 +151,10 @@ def settle(backend: str, endpoint: str, nnodes: NodeRange) -> tuple[str, str]:
 def check_reach(
     backend: str, endpoint: str, nnodes: NodeRange, options: RendezvousOptions, *, standalone: bool = False
 ) -> None:
-    """Whether the nodes can meet at that backend.
+    """Refuse a backend at which the nodes cannot meet.
 
     Raises:
-        UsageError: It needs an endpoint, takes none, or serves one node only.
+        UsageError: The backend needs an endpoint, takes none, or serves one node only.
     """
     if options.endpoint_required and not (endpoint or standalone):
         raise UsageError(
@@ -178,10 +178,10 @@ def check_reach(
 
 
 def check_node_rank(node_rank: int | None, nnodes: NodeRange) -> None:
-    """Whether a node that is numbered by hand can have that number; None where nodes are not.
+    """Refuse a rank that a node numbered by hand cannot have; None where nodes are not numbered by hand.
 
     Raises:
-        UsageError: There is no such node, or the number of nodes is not fixed.
+        UsageError: The rank is out of range, or the number of nodes is not fixed.
     """
     if node_rank is None:
         return
@@ -195,7 +195,7 @@ def check_node_rank(node_rank: int | None, nnodes: NodeRange) -> None:
 
 
 def shutdown_timeout(given: float | None, environ: Mapping[str, str]) -> float:
-    """Seconds between SIGTERM and SIGKILL: what is given, else what torch's variable says, else the default.
+    """Return the seconds between SIGTERM and SIGKILL: ``given``, else torch's variable, else the default.
 
     Raises:
         UsageError: The variable is not a number of seconds.
@@ -211,13 +211,13 @@ def shutdown_timeout(given: float | None, environ: Mapping[str, str]) -> float:
 
 
 def scheduler_uid(environ: Mapping[str, str]) -> str | None:
-    """The scheduler's own id of this run, requeues told apart; None where no scheduler is known."""
+    """Return the scheduler's id of this run, another one after each requeue; None without a known scheduler."""
     job = environ.get("SLURM_JOB_ID")
     return f"slurm-{job}.{environ.get('SLURM_RESTART_COUNT') or 0}" if job else None
 
 
 _SECRET = re.compile("pass|pwd|secret|token", re.IGNORECASE)
-"""In what may hold a password, of which a comma may have cut off a part."""
+"""Matches a text that may hold a password, of which a comma may have cut off a part."""
 
 
 def _pairs(text: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a run was asked to do: one frozen record, made by the CLI (or a caller) and passed down unchanged."""
+"""The configuration of a run: one frozen record, made by the CLI or the Python API and passed down unchanged."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from elastic_core.rendezvous.job_token import JobToken
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""On which signals a node leaves, as far as they are not ignored, unless ``--signals_to_handle`` says otherwise."""
+"""The signals on which a node leaves, unless they are ignored or ``--signals_to_handle`` names others."""
 DEFAULT_ID = "none"
-"""The job id of a run that nobody has named: torchrun's."""
+"""The job id of a run without ``--rdzv_id``, as in torchrun."""
 MAX_RESTARTS = 3
-"""Failures of workers that a job survives by default."""
+"""Failures of workers that a job survives unless ``--max_restarts`` says otherwise."""
 SHUTDOWN_TIMEOUT = 30.0
 MONITOR_INTERVAL = 0.1
 EXIT_BARRIER = 300.0
@@ -32,13 +32,13 @@ LINE_PREFIX = "[rank${rank}]:"
 MAX_ROLE = 64
 """Characters of a role, at most: a ROUND names the roles of all nodes (``protocol/limits.py``)."""
 DEVICES = ("auto", "cpu", "gpu", "xpu")
-"""What ``--nproc_per_node`` can count."""
+"""The kinds of device that ``--nproc_per_node`` can count."""
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
-"""How ``--numa_binding`` can bind."""
+"""The modes of ``--numa_binding``."""
 
 
 class OnNodeLoss(str, enum.Enum):
-    """What the loss of a node does to the job (``--on_node_loss``)."""
+    """The consequence of a lost node (``--on_node_loss``)."""
 
     REPLACE = "replace"
     FAIL = "fail"
@@ -55,7 +55,7 @@ class Stream(enum.IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class StreamMap:
-    """Which streams of which local rank; ranks that ``by_rank`` does not name have ``default``."""
+    """The streams of each local rank; ranks that ``by_rank`` does not name have ``default``."""
 
     default: Stream = Stream.NONE
     by_rank: Mapping[int, Stream] = field(default_factory=dict)
@@ -73,24 +73,24 @@ class StreamMap:
 class Timing:
     """Every duration of the protocol, in seconds; ``--rdzv_conf`` keys of the same names set them.
 
-    The run's opener writes its own into the ledger and all nodes follow those, so that no two nodes judge by
-    different clocks' lengths.
+    The node that opens the run writes its values into the ledger, and all nodes use those, so that no two nodes judge
+    by different durations.
 
     Raises:
         UsageError: A duration is not positive, or ``lost_after`` is not at least twice ``beat_interval``.
     """
 
     join_timeout: float = 600.0
-    """How long the minimum of nodes may take to come, at first and after a loss."""
+    """How long the job waits for the minimum of nodes, at first and after a loss."""
     last_call_timeout: float = 1.0
-    """How long to wait for one more node once the minimum is there; forming only, never on a recovery."""
+    """How long the first round waits for one more node once the minimum is there; a recovery never does."""
     beat_interval: float = 2.0
     lost_after: float = 6.0
-    """A node whose heartbeat stood still this long is lost."""
+    """A node without a heartbeat for this long is lost."""
     fence_after: float = 600.0
-    """How long a round whose members are all unreachable blocks the next; they stop themselves at 80 % of it."""
+    """How long a round with unreachable members blocks the next one; such members stop their workers at 80 % of it."""
     plan_timeout: float = 300.0
-    """How long workers that take notices get to come to the agreed step and save, before a resize or a drain."""
+    """How long workers that call should_checkpoint() get to reach the agreed step, before a resize or a drain."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -107,10 +107,10 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """One ``elastic run``, whoever asks for it. Durations are in seconds.
+    """The configuration of one run, from the command line or from Python. Durations are in seconds.
 
     Raises:
-        UsageError: A value by itself, or together with another one, cannot be meant.
+        UsageError: A value is invalid, or two values contradict each other.
     """
 
     program: Program
@@ -121,12 +121,12 @@ class RunConfig:
     node_rank: int | None = None
     """This node's rank, where nodes are numbered by hand (the static backend); None to have it assigned."""
     master_port: int | None = None
-    """The port of the workers' store in a job of one node, in every round; None for a free one, each time another."""
+    """The port of the workers' store in a job of one node; None for a free port, another one in each round."""
     max_restarts: int = MAX_RESTARTS
     on_node_loss: OnNodeLoss = OnNodeLoss.REPLACE
     rdzv_backend: str = "local"
     rdzv_endpoint: str = field(default="", repr=False)
-    """As typed; like ``rdzv_conf`` it may hold a password, and is not shown."""
+    """As typed. It may hold a password, as ``rdzv_conf`` may, and is not shown."""
     rdzv_id: str = DEFAULT_ID
     rdzv_conf: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The backend's own keys; core's are in ``timing`` and ``run_uid``."""
@@ -138,13 +138,13 @@ class RunConfig:
     allow_version_mismatch: bool = False
     local_addr: str | None = None
     signals: tuple[signal.Signals, ...] | None = None
-    """On which the node leaves; None for ``SIGNALS``, except those that are ignored when it starts."""
+    """The signals on which the node leaves; None for ``SIGNALS``, except those that are ignored at the start."""
     shutdown_timeout: float = SHUTDOWN_TIMEOUT
-    """How long workers of a healthy round get between the first signal and SIGKILL."""
+    """Time between the first signal and SIGKILL for the workers of a healthy round."""
     failure_grace: float = 3.0
-    """The same for a broken round, where they mostly hang in a collective."""
+    """Time between the first signal and SIGKILL for the workers of a broken round, which often hang in a collective."""
     preemption_grace: float = 0.0
-    """How long after SIGTERM this node's workers may go on, to stop together with all others; 0 for not at all."""
+    """Time after SIGTERM in which the workers of this node stop together with all others; 0 for no such stop."""
     log_dir: Path | None = None
     redirects: StreamMap = field(default_factory=StreamMap)
     tee: StreamMap = field(default_factory=StreamMap)
@@ -154,7 +154,7 @@ class RunConfig:
     """Lines of stdout that contain one of these are also written to ``filtered_stdout.log``."""
     stderr_filters: tuple[str, ...] = ()
     line_prefix: str = LINE_PREFIX
-    """What stands before a teed line; ``${rank}``, ``${local_rank}`` and ``${role_name}`` are filled in."""
+    """The prefix of a teed line; ``${rank}``, ``${local_rank}`` and ``${role_name}`` are filled in."""
     event_log: bool = False
     """Whether each event is written to stderr as a JSON line."""
     warm_start: bool = True
@@ -164,15 +164,15 @@ class RunConfig:
     virtual_local_rank: bool = False
     """Whether each worker sees only its own GPU, as device 0, and has LOCAL_RANK=0."""
     numa_binding: str | None = None
-    """How workers are bound to CPUs: node, socket, exclusive, core-complex; None for not at all."""
+    """How workers are bound to CPUs: node, socket, exclusive, core-complex; None for no binding."""
     monitor_interval: float = MONITOR_INTERVAL
-    """How often a foreign rendezvous handler is asked for newcomers."""
+    """Interval at which a rendezvous handler of others is asked for newcomers."""
     exit_barrier: float = EXIT_BARRIER
-    """How long a node that has finished waits for the others, where a rendezvous handler keeps no ledger."""
+    """How long a node that has finished waits for the others, over a rendezvous handler, which keeps no ledger."""
     plugins: tuple[str, ...] = ()
     no_plugins: tuple[str, ...] = ()
     least_level: Level = Level.INFO
-    """The least important level of event that people are shown."""
+    """The least level of the events on the console."""
 
     def __post_init__(self) -> None:
         for name, least in (("nproc_per_node", 1), ("min_nodes", 1), ("max_nodes", 1), ("max_restarts", 0)):

@@ -105,8 +105,7 @@ class Writer:
         if revision is not None and revision > self._revision:
             self._calls.given_up(
                 RendezvousStateError(
-                    f"The store has revision {revision} of this node's row, "
-                    f"but this node has sent no more than {self._revision}.",
+                    f"The store has revision {revision} of this node's row, but this node is at {self._revision}.",
                     hint="Something else writes to the store: use another --rdzv_id. See docs/security.md.",
                 )
             )
