@@ -44,8 +44,10 @@ from elastic_core.protocol.ranks import place
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Slots
 from elastic_core.protocol.settings import Agreement, Settings, Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.session.join import Applicant, Clock, join
-from elastic_core.session.session import Session, SessionCalls
+from elastic_core.session.join import Applicant, join
+from elastic_core.session.runtime import RUNTIME
+from elastic_core.session.session import Session
+from elastic_core.session.state import SessionCalls
 
 TICK = 2.0
 """Seconds between two signs of an agent's loop."""
@@ -134,7 +136,7 @@ class ElasticAgent(Agent):
         )
         agreement = Agreement(min_nodes=nodes[0], max_nodes=nodes[1], max_restarts=1000)
         settings = Settings(agreement=agreement, timing=Timing(), versions=versions, host=str(self._info))
-        self._clock = Clock(new_id=lambda: uuid.uuid4().hex[:12])
+        self._runtime = RUNTIME
         self._applicant = Applicant(info=self._info, settings=settings, offer=self._offer())
         self._turn = threading.Lock()
         self._news: deque[NodeEvent] = deque()
@@ -145,12 +147,12 @@ class ElasticAgent(Agent):
     def arrive(self) -> None:
         """Join, and follow the ledger from there."""
         self.came = time.monotonic()
-        joined = join(self._store, self._applicant, self._clock)
+        joined = join(self._store, self._applicant, self._runtime)
         assert not isinstance(joined, Closed)
         self._state = NodeState(info=self._info, ledger=joined.ledger, offer=self._applicant.offer)
         self._row = joined.row
         calls = SessionCalls(post=self._post, publish=lambda event: None, judge=_judge, crashed=_crashed)
-        self._session = Session(self._store, joined, self._clock, calls)
+        self._session = Session(self._store, joined, self._runtime, calls)
         self._tell()
         self._session.start()
 
@@ -226,7 +228,7 @@ class ElasticAgent(Agent):
                 threading.Thread(target=self._session.close, args=(10.0,), daemon=True).start()
 
     def _offer(self) -> Offer:
-        return Offer("127.0.0.1", 29501, self._clock.new_id(), hosted=True)
+        return Offer("127.0.0.1", 29501, self._runtime.new_id(), hosted=True)
 
 
 def _judge(incident: Incident, history: object) -> Verdict:

@@ -135,12 +135,11 @@ def test_a_clock_drifts_and_stands_still() -> None:
 
 def test_a_wait_lasts_for_its_time_by_its_own_clock() -> None:
     hub = Hub(0)
-    engine.use(hub)
     process = Process("a", Clock(hub, 0.0, 0.5))
     heard: list[tuple[float, bool]] = []
 
     def body() -> None:
-        condition = engine.Condition()
+        condition = engine.Condition(hub)
         with condition:
             heard.append((round(hub.now, 3), condition.wait(2.0)))
 
@@ -153,10 +152,9 @@ def test_a_wait_lasts_for_its_time_by_its_own_clock() -> None:
 
 def test_a_frozen_process_goes_on_when_it_is_thawed() -> None:
     hub = Hub(0)
-    engine.use(hub)
     process = Process("a", Clock(hub, 0.0, 1.0))
     woken: list[float] = []
-    condition = engine.Condition()
+    condition = engine.Condition(hub)
 
     def body() -> None:
         assert condition.wait() is True
@@ -173,13 +171,12 @@ def test_a_frozen_process_goes_on_when_it_is_thawed() -> None:
 
 def test_threads_that_still_wait_at_the_end_are_ended() -> None:
     hub = Hub(0)
-    engine.use(hub)
     process = Process("a", Clock(hub, 0.0, 1.0))
     ended: list[str] = []
 
     def body() -> None:
         try:
-            engine.Condition().wait()
+            engine.Condition(hub).wait()
         finally:
             ended.append("it")
 

@@ -1,7 +1,7 @@
-"""What may take for ever, such as a resolver's answer, and is done in a thread of its own.
+"""Calls on threads of their own, for what may take for ever, such as a resolver's answer.
 
-Nothing ends a thread that waits in the C library, so nobody waits for it longer than they can afford to. It is a
-daemon, and holds up no exit.
+Nothing ends a thread that waits in the C library, so the caller waits for a limited time. The threads are daemons, and
+hold up no exit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 def asked(ask: Callable[[], _T], *, name: str = "elastic-question") -> Future[_T]:
-    """What ``ask`` will return or raise, in a thread of this name."""
+    """Call ``ask`` on a thread of this name; the future has what it returns or raises."""
     answer: Future[_T] = Future()
 
     def run() -> None:
@@ -29,11 +29,7 @@ def asked(ask: Callable[[], _T], *, name: str = "elastic-question") -> Future[_T
 
 
 def bounded(ask: Callable[[], _T], seconds: float) -> _T:
-    """What ``ask`` returns or raises.
-
-    Args:
-        ask: Called in another thread, which goes on if this takes too long.
-        seconds: How long to wait for it.
+    """What ``ask`` returns or raises, on another thread, which goes on if this takes longer than ``seconds``.
 
     Raises:
         TimeoutError: It has done neither in time.

@@ -16,11 +16,11 @@ from queue import Queue
 import pytest
 from views import info, members, offer
 
-from elastic_core.agent import probing
 from elastic_core.agent.probing import SPREAD_MAX_SECONDS, Door, Target, neighbours, probe, spread, targets, unreachable
 from elastic_core.protocol.ledger import Member, Offer, Round
 from elastic_core.protocol.node import Probed
 from elastic_core.protocol.roster import NodeInfo
+from elastic_core.session.runtime import RUNTIME
 
 PATIENCE = 60.0
 
@@ -143,16 +143,15 @@ def test_what_came_of_it_is_posted(door: Door) -> None:
         answer([replace(info(name), address=where[name], port=door.port) for name in ids])
 
     current = a_round("abc", offer=Offer("127.0.0.1", door.port, "x", hosted=True))
-    probe(current, "b", look_up, posted.put)
+    probe(current, "b", look_up, posted.put, RUNTIME)
     assert posted.get(timeout=PATIENCE) == Probed(3, ("c",))
 
 
-def test_what_cannot_be_tried_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_tried_blames_nobody() -> None:
     posted: Queue[Probed] = Queue()
 
     def exhausted(_aims: object) -> tuple[str, ...]:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(probing, "unreachable", exhausted)
-    probe(a_round("ab"), "a", lambda ids, answer: answer([]), posted.put)
+    probe(a_round("ab"), "a", lambda ids, answer: answer([]), posted.put, RUNTIME, exhausted)
     assert posted.get(timeout=PATIENCE) == Probed(3, ())

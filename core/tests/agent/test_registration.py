@@ -21,7 +21,7 @@ from elastic_core.host.versions import installed_versions
 from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.protocol.settings import Agreement, Versions
 from elastic_core.rendezvous.handler import RendezvousParameters
-from elastic_core.session.join import Clock
+from elastic_core.session.runtime import RUNTIME, Runtime
 
 PROGRAM = Program(ProgramKind.SCRIPT, "train.py")
 
@@ -78,7 +78,7 @@ def test_the_backend_is_made_from_what_the_user_typed() -> None:
 
 
 def test_a_node_brings_its_name_its_place_and_its_size(plugins: Plugins, slots: list[Slot]) -> None:
-    clock = Clock(new_id=lambda: "n1")
+    clock = Runtime(new_id=lambda: "n1")
     info = applicant_for(config(nproc_per_node=3, role="actor"), plugins, slots[0], clock).info
     assert (info.node_id, info.slot, info.local_world_size, info.role) == ("n1", 0, 3, "actor")
     assert (info.host, info.host_id) == (socket.gethostname(), host_id())
@@ -86,7 +86,7 @@ def test_a_node_brings_its_name_its_place_and_its_size(plugins: Plugins, slots: 
 
 
 def test_agents_on_one_host_are_told_apart_by_their_slots(plugins: Plugins, slots: list[Slot]) -> None:
-    names = [str(applicant_for(config(), plugins, slot, Clock()).info) for slot in slots]
+    names = [str(applicant_for(config(), plugins, slot, RUNTIME).info) for slot in slots]
     assert names == [socket.gethostname(), f"{socket.gethostname()} (agent 2)"]
 
 
@@ -100,7 +100,7 @@ def test_what_all_nodes_must_agree_on_is_taken_from_the_run(plugins: Plugins, sl
         run_uid="slurm_17_0",
         allow_version_mismatch=True,
     )
-    applicant = applicant_for(asked, plugins, slots[0], Clock())
+    applicant = applicant_for(asked, plugins, slots[0], RUNTIME)
     assert applicant.settings.agreement == Agreement(
         min_nodes=2,
         max_nodes=4,

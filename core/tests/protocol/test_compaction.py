@@ -13,9 +13,9 @@ from elastic_core.protocol.failure_detector import NodeView, Watch
 from elastic_core.protocol.ledger import Anchors, Halt, HaltReason, Ledger, Round
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE
-from elastic_core.session.join import Clock
 from elastic_core.session.leader_driver import LeaderDriver
 from elastic_core.session.ledger_reader import load
+from elastic_core.session.runtime import Runtime
 
 
 def history() -> list[Ledger]:
@@ -88,7 +88,7 @@ def test_the_leader_shrinks_them_and_every_entry_says_how_far_it_has_come() -> N
         ledger, prev = one, one.head.link
     for name in "ab":
         store.enter(name, encode_row(at(name, HEAD).row))
-    clock = Clock(now=lambda: 30.0, new_id=lambda: "new")
+    clock = Runtime(now=lambda: 30.0, new_id=lambda: "new")
     leader = LeaderDriver("a", lambda incident, past: Verdict(Action.RESTART, ""), clock, lambda event: None)
     while entries_to_shrink(ledger, watch(at("a", HEAD), at("b", HEAD)), leader._kept):
         leader.turn(store, ledger)

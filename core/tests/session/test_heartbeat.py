@@ -11,6 +11,7 @@ from elastic_core.protocol.failure_detector import DeposedLeader
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.rendezvous.backend import RosterRow
 from elastic_core.session.heartbeat import Heartbeat, HeartbeatCalls
+from elastic_core.session.runtime import Runtime
 
 
 class Asked(LocalBackend):
@@ -41,10 +42,11 @@ def test_those_who_came_later_read_the_roster_later() -> None:
     ledger = start()  # a is the leader, and never heartbeats
     memory.entries.append((ledger.head.id, b""))
     stores = {name: Asked(memory) for name in ids[1:]}
-    pulses = {name: Heartbeat(name, store, ledger, lambda: clock[0], taking(name)) for name, store in stores.items()}
+    runtime = Runtime(now=lambda: clock[0])
+    heartbeats = {name: Heartbeat(name, store, ledger, runtime, taking(name)) for name, store in stores.items()}
 
     def heartbeat() -> None:
-        for name, heartbeat in pulses.items():
+        for name, heartbeat in heartbeats.items():
             heartbeat._heartbeat(stores[name], ledger)
 
     heartbeat()

@@ -15,8 +15,10 @@ from elastic_core.protocol.ledger import Closed, HistoryChangedError, Leader, Of
 from elastic_core.protocol.roster import Slots
 from elastic_core.protocol.settings import Command
 from elastic_core.rendezvous.backend import Cursor, RosterRow
-from elastic_core.session.join import Applicant, Clock, Joined, join
-from elastic_core.session.session import Session, SessionCalls
+from elastic_core.session.join import Applicant, Joined, join
+from elastic_core.session.runtime import Runtime
+from elastic_core.session.session import Session
+from elastic_core.session.state import SessionCalls
 
 PLACE = Offer("10.0.0.2", 29500, "the first")
 
@@ -76,7 +78,7 @@ def test_a_newcomer_waits_until_lost_entries_are_put_back_but_not_for_ever(missi
         nonlocal now
         now += seconds
 
-    store, clock = Losing(memory), Clock(now=lambda: now, sleep=sleep)
+    store, clock = Losing(memory), Runtime(now=lambda: now, sleep=sleep)
     store.missing = missing
     applicant = Applicant(info=info("b"), settings=quick(), offer=PLACE)
     if missing == 2:
@@ -122,7 +124,7 @@ def test_a_run_is_not_abandoned_whose_node_heartbeats_though_its_slot_proves_it_
             heartbeats[0] += 1
             store.heartbeat("a", heartbeats[0], "a")
 
-    clock = Clock(now=lambda: now[0], sleep=sleep, new_id=CLOCK.new_id)
+    clock = Runtime(now=lambda: now[0], sleep=sleep, new_id=CLOCK.new_id)
     first, twin = (info(name, host="h", slots=Slots(at)) for name, at in (("a", 100), ("b", 200)))
     assert isinstance(join(store, Applicant(info=first, settings=quick(), scheduler_uid="1"), clock), Joined)
     if alive:

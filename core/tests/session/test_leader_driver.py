@@ -20,8 +20,8 @@ from elastic_core.protocol.ledger import Closed, HaltReason, Round, advance, com
 from elastic_core.protocol.repair import compose_resume
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import ORIGIN
-from elastic_core.session.join import Clock
 from elastic_core.session.leader_driver import PATIENCE, LeaderDriver
+from elastic_core.session.runtime import Runtime
 
 
 @pytest.mark.parametrize(("nodes", "gap_at"), [("a", -math.inf), ("ab", 100.0)])
@@ -31,7 +31,7 @@ def test_a_long_sleep_is_a_gap_only_to_who_had_somebody_to_look_for(nodes: str, 
     store.append(first.link, ledger.head.link, encode_entry(ledger.head))
     for name in nodes:
         store.enter(name, encode_row(seen(name, Phase.RUNNING, head=2).row))
-    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: now), lambda event: None)
+    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Runtime(now=lambda: now), lambda event: None)
     leader.turn(store, ledger)
     assert leader.alone(ledger) is (nodes == "a")
     now = 100.0
@@ -47,7 +47,7 @@ def test_a_lone_leader_does_not_judge_itself_by_what_it_did_not_see(lost: bool) 
     store.append(ORIGIN, (first := start().head).link, encode_entry(first))
     store.append(first.link, ledger.head.link, encode_entry(ledger.head))
     store.enter("a", encode_row(seen("a", Phase.RUNNING, head=2).row))
-    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: now), lambda event: None)
+    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Runtime(now=lambda: now), lambda event: None)
     leader.turn(store, ledger)
     if lost:
         store.remove("a")
@@ -61,7 +61,7 @@ def test_a_lone_leader_looks_again_to_say_whom_it_waits_for() -> None:
     store, ledger, said, now = LocalBackend(MemoryStore()), start(settings(2, 3)), list[str](), 20.0
     store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
     store.enter("a", encode_row(seen("a", head=1).row))
-    clock = Clock(now=lambda: now)
+    clock = Runtime(now=lambda: now)
     leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: said.append(event.name))
     assert leader.turn(store, ledger) == 20.0 + PATIENCE
     now = 20.0 + PATIENCE
@@ -72,7 +72,7 @@ def test_a_lone_leader_looks_again_to_say_whom_it_waits_for() -> None:
 def test_what_a_lost_row_said_is_no_answer_to_a_run_that_was_resumed() -> None:
     """Its index is of the history that is lost (rule S3); whether the node is still there, it has yet to say."""
     store, ledger = LocalBackend(MemoryStore()), halted("ab", HaltReason.NODE_LEFT)
-    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: 24.0), lambda event: None)
+    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Runtime(now=lambda: 24.0), lambda event: None)
     leader.watch = watch(*(seen(name, Phase.STOPPED, head=3, now=22.0) for name in "ab"), now=22.0)
     body = compose_resume(ledger, "the store came back empty")
     ledger = open_ledger(compose(ledger, body, entry_id="r1", author="a", now=24.0, store=ORIGIN), 24.0)
@@ -91,7 +91,7 @@ def test_what_was_offered_before_a_run_was_resumed_is_given_to_no_round() -> Non
     body = compose_resume(ledger, "the store came back empty")
     ledger = open_ledger(compose(ledger, body, entry_id="r1", author="a", now=24.0, store=ORIGIN), 24.0)
     store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
-    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: 24.0), lambda event: None)
+    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Runtime(now=lambda: 24.0), lambda event: None)
     store.enter("a", encode_row(seen("a", Phase.RUNNING, head=3).row))
     store.enter("b", encode_row(seen("b", Phase.RUNNING, head=1, epoch=1, incident=incident("b")).row))
     leader.turn(store, ledger)
@@ -113,7 +113,7 @@ def test_what_the_store_has_taken_and_lost_is_put_back_and_not_decided_anew() ->
     for name in "ab":
         store.enter(name, encode_row(seen(name, head=1).row))
     ids = iter("xy")
-    clock = Clock(now=lambda: now, new_id=lambda: next(ids))
+    clock = Runtime(now=lambda: now, new_id=lambda: next(ids))
     leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: None)
     leader.turn(store, ledger)
     now = 30.0
@@ -136,7 +136,7 @@ def test_a_store_that_takes_an_entry_and_does_not_show_it_is_asked_ever_more_sel
     store = LocalBackend(memory)
     store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
     store.enter("a", encode_row(seen("a", head=1).row))
-    clock = Clock(now=lambda: now, new_id=lambda: "x")
+    clock = Runtime(now=lambda: now, new_id=lambda: "x")
     leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: None)
     asked = list[float]()
     while now < 30.0:
@@ -160,7 +160,7 @@ def test_an_entry_that_fits_into_no_value_ends_the_run_and_says_why() -> None:
     for number in range(3000):
         here = info(f"{number:04}", number, role=f"{number:04}" + "r" * 80)  # no two nodes of a kind
         store.enter(here.node_id, encode_row(seen("a", node=here, offer=offer("a")).row))
-    clock = Clock(now=lambda: 20.0, new_id=lambda: "x")
+    clock = Runtime(now=lambda: 20.0, new_id=lambda: "x")
     leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: None)
     leader.turn(store, ledger)
     data = store.read(2)
@@ -175,7 +175,7 @@ NEVER_ANSWERED = """
 import threading
 from views import seen, watch
 from elastic_core.session.leader_driver import LeaderDriver
-from elastic_core.session.join import Clock
+from elastic_core.session.runtime import Runtime
 
 asked = threading.Event()
 
@@ -183,7 +183,7 @@ def node_gone(node):
     asked.set()
     threading.Event().wait()
 
-leader = LeaderDriver("a", None, Clock(now=lambda: 24.0), print, node_gone=node_gone, watch=watch(seen("b")))
+leader = LeaderDriver("a", None, Runtime(now=lambda: 24.0), print, node_gone=node_gone, watch=watch(seen("b")))
 leader._ask_who_is_gone(["b"])
 asked.wait()
 """
@@ -211,7 +211,7 @@ def test_who_tidies_up_over_a_slow_store_still_answers_an_incident_in_time() -> 
     store.enter("a", encode_row(seen("a", Phase.RUNNING, head=2).row))
     for number in range(20):
         store.enter(f"lost-{number}", encode_row(seen(f"lost-{number}", head=0).row))
-    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: now), lambda event: None)
+    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Runtime(now=lambda: now), lambda event: None)
     took = []
     while len(store.roster()) > 1 and now < 200.0:
         before = now

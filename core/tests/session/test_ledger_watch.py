@@ -12,8 +12,9 @@ from elastic_core.errors import StoreLostError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.rendezvous.backend import ORIGIN
 from elastic_core.session.arrival import Arrival
-from elastic_core.session.join import Applicant, Clock
+from elastic_core.session.join import Applicant
 from elastic_core.session.ledger_watch import Lookout
+from elastic_core.session.runtime import Runtime
 
 PATIENCE = 60.0
 
@@ -48,7 +49,7 @@ def test_a_connection_that_comes_after_the_end_leaves_no_row_and_no_error(
     memory, before = MemoryStore(), {*threading.enumerate()}
     store = SlowToConnect(memory, lost=lost)
     applicant = Applicant(info=info("b"), settings=settings(1, 2))
-    lookout = Lookout(store, applicant, Clock(new_id=lambda: "lookout"), Arrival(ORIGIN))
+    lookout = Lookout(store, applicant, Runtime(new_id=lambda: "lookout"), Arrival(ORIGIN))
     [thread] = {*threading.enumerate()} - before
     assert store.asked.wait(PATIENCE)
     lookout.close()
@@ -66,7 +67,7 @@ def test_the_host_of_an_embedded_store_knows_of_the_node_before_people_do() -> N
     lookout = Lookout(
         store,
         Applicant(info=info("b"), settings=settings(1, 2)),
-        Clock(new_id=lambda: "lookout"),
+        Runtime(new_id=lambda: "lookout"),
         Arrival(ORIGIN),
     )
     assert store.asked.wait(PATIENCE)

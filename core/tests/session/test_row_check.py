@@ -16,9 +16,9 @@ from elastic_core.protocol.ledger import Closed, Leader, Ledger
 from elastic_core.protocol.limits import MAX_UNREAD_ROWS
 from elastic_core.protocol.roster import NodeRow, Phase
 from elastic_core.rendezvous.backend import ORIGIN
-from elastic_core.session.join import Clock
 from elastic_core.session.leader_driver import LeaderDriver
 from elastic_core.session.row_check import RowCheck
+from elastic_core.session.runtime import Runtime
 
 LEDGER = live("a", settings(1, 4, lost_after=6.0))
 CLOSED = Closed(success=True, why="done", exit_code=0)
@@ -89,7 +89,7 @@ def test_what_a_leader_says_of_rows_that_it_cannot_read_fits_into_its_own() -> N
     long = [f"{'0' * 100_000}{number}" for number in range(3)]
     for node_id in [*long, *(f"{number:03}" + "\U0001f600" * 61 for number in range(80))]:
         store.enter(node_id, b"no row")
-    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Clock(now=lambda: 20.0), lambda _: None)
+    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Runtime(now=lambda: 20.0), lambda _: None)
     leader.turn(store, ledger)
     assert len(leader.unread) == MAX_UNREAD_ROWS
     encode_row(NodeRow(info=info("a"), unread=leader.unread))

@@ -20,8 +20,8 @@ from elastic_core.protocol.row_delay import (
     SPREAD_ABOVE_MEMBERS,
     row_delay,
 )
-from elastic_core.session.join import Clock
-from elastic_core.session.row_writer import Writer, WriterCalls
+from elastic_core.session.row_writer import RowWriter, RowWriterCalls
+from elastic_core.session.runtime import RUNTIME
 
 RUNS = NodeRow(info=info("b"), run="run1", phase=Phase.RUNNING, round=1, head=2)
 PLANNED = then(live("ab"), Plan(round=1, reason=HaltReason.RESIZE, why="c joins", deadline=300.0), at=11.0)
@@ -100,7 +100,7 @@ class Desk:
         self.store.enter("b", encode_row(row))
         self.stopping, self.wake = threading.Event(), threading.Condition()
         self.cut_off = False
-        calls = WriterCalls(
+        calls = RowWriterCalls(
             connected=lambda: self.store,
             worked=lambda: None,
             failed=lambda exc: None,
@@ -110,7 +110,7 @@ class Desk:
             reported=lambda: None,
             cut_off=lambda: self.cut_off,
         )
-        self.writer = Writer(row, Clock(), self.wake, self.stopping, calls)
+        self.writer = RowWriter(row, RUNTIME, self.wake, self.stopping, calls)
         self.thread = threading.Thread(target=self.writer.run)
 
     def open(self) -> None:

@@ -37,15 +37,17 @@ from elastic_core.protocol.node import (
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import Cursor, Link, RendezvousBackend, RosterRow
-from elastic_core.session.join import Applicant, Clock, Joined, join
+from elastic_core.session.join import Applicant, Joined, join
 from elastic_core.session.leave import any_stays
-from elastic_core.session.session import Session, SessionCalls
+from elastic_core.session.runtime import Runtime
+from elastic_core.session.session import Session
+from elastic_core.session.state import SessionCalls
 
 PATIENCE = 20.0
 """Seconds that a test waits for what must come, on the slowest machine."""
 
 _serial = itertools.count(1)
-CLOCK = Clock(new_id=lambda: f"id{next(_serial)}")
+CLOCK = Runtime(new_id=lambda: f"id{next(_serial)}")
 PORTS = itertools.count(29500)
 """A round that has the port of the one before waits until that one has ended everywhere, so each offer has its own."""
 
@@ -125,7 +127,7 @@ class Node:
             if not self.dead:
                 self._step(event)
         if self.dead:
-            self.session._stopping.set()
+            self.session._state.stopping.set()
             self.session._heartbeat.stop()
         else:
             self.session.close(PATIENCE)
@@ -222,16 +224,16 @@ def test_a_failure_restarts_the_same_members_with_one_entry(fleet: Fleet) -> Non
 def test_of_changes_that_come_together_the_leader_does_not_look_at_each(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elastic_core.session.session.REST", 0.001)
+    monkeypatch.setattr("elastic_core.session.reader.REST", 0.001)
     a, b = pair(fleet, quick())
     rests = queue.Queue[float | None]()
-    rest = a.session._stopping.wait
+    rest = a.session._state.stopping.wait
 
     def recorded(seconds: float | None = None) -> bool:
         rests.put(seconds)
         return rest(seconds)
 
-    monkeypatch.setattr(a.session._stopping, "wait", recorded)
+    monkeypatch.setattr(a.session._state.stopping, "wait", recorded)
     b.store.amend("b", 100, encode_row(row_of(b.state)))
     assert rests.get(timeout=PATIENCE) == 0.002, "so long for each of two rows"
 

@@ -22,6 +22,7 @@ from elastic_core.session.contact import Contact
 from elastic_core.session.heartbeat import Heartbeat, HeartbeatCalls
 from elastic_core.session.join import Applicant, Joined, join
 from elastic_core.session.leave import append_leader
+from elastic_core.session.runtime import Runtime
 
 
 @dataclass
@@ -260,7 +261,7 @@ def test_an_entry_that_nobody_puts_back_for_as_long_as_the_fence_ends_the_nodes_
     bench.faults["b"].missing = (1, 3)
     a.tell(WorkerFailed(incident("a")))
     a.until(lambda n: n.state.ledger.head.index == 3)
-    append_leader(LocalBackend(bench.store), a.state.ledger, "a", "it stays", author="a", clock=CLOCK)
+    append_leader(LocalBackend(bench.store), a.state.ledger, "a", "it stays", author="a", runtime=CLOCK)
     b.until(lambda n: any(event.name == "store_lost" for event in n.said))
     (said,) = [event.message for event in b.said if event.name == "store_lost"]
     assert "Entry 1 is missing from the store. " in said
@@ -476,8 +477,8 @@ def test_a_new_leader_knows_until_when_it_was_cut_off_itself(bench: Bench) -> No
     bench.faults["b"].down = False
     b.until(lambda n: any(event.name == "store_back" for event in n.said))
     a.tell(Leaving("received SIGTERM", 143))
-    b.until(lambda n: n.session._leader.watch.read_at is not None)
-    assert cut_off_at < b.session._leader.watch.gap_at < CLOCK.now()
+    b.until(lambda n: n.session.watch.read_at is not None)
+    assert cut_off_at < b.session.watch.gap_at < CLOCK.now()
 
 
 def test_a_report_that_was_answered_before_it_was_made_deposes_nobody(bench: Bench) -> None:
@@ -526,7 +527,7 @@ def test_a_heartbeat_that_cannot_heartbeat_waits_instead_of_spinning(trouble: st
         crashed=lambda exc: None,
     )
     clock = Fast(ticked=trouble == "no connection")
-    heartbeat = Heartbeat("b", store, live("ab", quick(lost_after=0.2)), clock, calls)
+    heartbeat = Heartbeat("b", store, live("ab", quick(lost_after=0.2)), Runtime(now=clock), calls)
     clock.heartbeat = heartbeat
     store.faults.down = trouble == "no connection"
     heartbeat.start()

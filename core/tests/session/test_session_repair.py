@@ -25,12 +25,12 @@ from elastic_core.protocol.ledger import (
 )
 from elastic_core.protocol.repair import Memory, Rejoin
 from elastic_core.rendezvous.backend import ORIGIN, Link
-from elastic_core.session.join import Clock
 from elastic_core.session.ledger_reader import missing_entry, news
 from elastic_core.session.repair import ATTEMPTS, Restored, restore
+from elastic_core.session.runtime import Runtime
 
 _ids = count(1)
-CLOCK = Clock(now=lambda: 70.0, new_id=lambda: f"new {next(_ids)}")
+CLOCK = Runtime(now=lambda: 70.0, new_id=lambda: f"new {next(_ids)}")
 
 
 def holding(*ledgers: Ledger) -> LocalBackend:

@@ -32,8 +32,8 @@ from elastic_core.rendezvous.backend import RendezvousBackend, StoreWarning
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousParameters
 from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_core.session.close import close_run
-from elastic_core.session.join import Clock
 from elastic_core.session.ledger_reader import load
+from elastic_core.session.runtime import Runtime
 from elastic_testing.racing import PATIENCE, background
 from elastic_torchrun import handlers
 from elastic_torchrun.handlers import TorchrunHandler, errors, stores
@@ -177,7 +177,7 @@ def test_closing_what_is_closed_changes_nothing(node: Callable[..., TorchrunHand
     round_of(handlers)
     handlers[0].set_closed()
     head = memory.head
-    close_run(LocalBackend(memory), "somebody", "why", Clock(new_id=lambda: "id"))
+    close_run(LocalBackend(memory), "somebody", "why", Runtime(new_id=lambda: "id"))
     assert memory.head == head
 
 

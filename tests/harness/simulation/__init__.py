@@ -2,7 +2,7 @@
 
 General layout, from what everything stands on up to what is run:
 
-* ``engine`` is virtual time: threads as greenlets, clocks that drift. ``patching`` makes core's drivers use it.
+* ``engine`` is virtual time: threads as greenlets, clocks that drift. ``runtime`` gives it to core's drivers.
 * ``store`` is a store on the far side of a network, at the end of ``lines``, each of whose servers is a ``replica``,
   and ``peers`` the network between the hosts; ``workers`` are what an agent starts; ``agent`` gives core's own
   supervisor ``hands`` that reach these instead of sockets and processes; ``world`` holds them all.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,8 +21,9 @@ from elastic_core.protocol.settings import Agreement, Command, Settings, Version
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_core.session.arrival import Arrival
-from elastic_core.session.join import Applicant, Clock, arrive, join
-from simulation import forgetting, programs, strangers
+from elastic_core.session.join import Applicant, arrive, join
+from elastic_core.session.runtime import Runtime
+from simulation import forgetting, peers, programs, runtime, strangers
 from simulation.engine import TICK, Process, expire_after
 from simulation.hands import Hands
 from simulation.inbox import Inbox
@@ -195,18 +197,23 @@ class SimAgent:
             unnamed=plan.unnamed,
             offer=stores.offer(),
         )
-        now: Callable[[], float] = self.host.now
-        clock = Clock(now=now, sleep=self._sleep, new_id=world.new_entry_id)
+        means = runtime.of(world, self.host.now, self._sleep)
         own = Connection(world.store, self.host.line, self.process, hosting=self.hosting)
-        store = strangers.connection(own, plan.token)
-        found = join(store, applicant, clock, self._arrive(store, applicant, clock))
+        store = strangers.connection(own, plan.token, self.host.now)
+        found = join(store, applicant, means, self._arrive(store, applicant, means))
         if isinstance(found, Closed):
             world.truth.reported_verdict(self, found)
             world.count("S6 a latecomer hears the verdict")
             return found.exit_code, found.why
         self.run = found.ledger.head.run
         world.truth.joined(self, found.ledger)
-        hands = SimpleNamespace(inbox=self.inbox, signals=frozenset({TERM}), warden=self.hands, group=self.hands)
+        hands = SimpleNamespace(
+            inbox=self.inbox,
+            signals=frozenset({TERM}),
+            warden=self.hands,
+            group=self.hands,
+            unreachable=partial(peers.unreachable, self.host),
+        )
         plugins = SimpleNamespace(
             rendezvous_options=RendezvousOptions,
             judge=self._judge,
@@ -221,7 +228,7 @@ class SimAgent:
             store,
             applicant,
             found,
-            clock,
+            means,
             cast("Any", hands),
             cast("Any", stores),
             lambda: self.host.look(self.slot),
@@ -234,12 +241,12 @@ class SimAgent:
         self.rejoins = ending.rejoin and not self.leaving
         return ending.exit_code, ending.why
 
-    def _arrive(self, store: RendezvousBackend, applicant: Applicant, clock: Clock) -> Arrival | None:
+    def _arrive(self, store: RendezvousBackend, applicant: Applicant, means: Runtime) -> Arrival | None:
         """Read the ledger, and import what workers need where a round is live, as an agent with a fork server does."""
         world, most = self.host.world, self.host.world.plan.preload
         if not (most or self.again):
             return None
-        arrival = arrive(store, applicant, clock, again=self.again)
+        arrival = arrive(store, applicant, means, again=self.again)
         self.verdicts_before = len(world.truth.verdicts)
         if most and arrival.round:
             world.count("S6 a newcomer imports while a round is live")

@@ -8,7 +8,7 @@ from simulation.repairs import REPAIRS
 
 DEFECTS: tuple[Defect, ...] = (
     # Who decides
-    Defect("everybody decides", "Session._look", "self._ledger.leader == self._node_id", "True", "agents"),
+    Defect("everybody decides", "StoreReader._look", "state.ledger.leader == state.node_id", "True", "agents"),
     Defect("a successor keeps the term", "compose", "head.term + isinstance(body, Leader)", "head.term", "agents"),
     Defect(
         "nobody succeeds a silent leader",
@@ -258,9 +258,9 @@ DEFECTS: tuple[Defect, ...] = (
     Defect("the fence comes late", "FENCE_SHARE", "0.8", "1.5", "fenced", 3000, first=290),
     Defect(
         "a failed call is contact with the store",
-        "Session._store_failed",
-        "self.contact.failed(who, exc)",
-        "self.contact.failed(who, exc)\nself.contact.current(self._clock.now())",
+        "SessionConnections.failed",
+        "self._state.contact.failed(who, exc)",
+        "self._state.contact.failed(who, exc)\nself._state.contact.current(self._state.runtime.now())",
         "fenced",
         3000,
         first=200,
@@ -275,7 +275,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "what a replaced server lets one read is contact",
-        "Session._look",
+        "StoreReader._look",
         "seen.head == cursor.head and not store.stale_reads",
         "seen.head == cursor.head",
         "split",
@@ -283,7 +283,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "no server is ever confirmed anew",
-        "Session._confirm",
+        "Confirmation.run",
         "store is not None and store.confirm()",
         "store is not None",
         "split",
@@ -291,7 +291,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "a round begins without contact",
-        "Session._look",
+        "StoreReader._read_on",
         "self._have_contact(store, ledger)",
         "None",
         "forgetful",
@@ -299,15 +299,15 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "a round begins with little contact left",
-        "Session._have_contact",
-        "self._cut_off(ASKED_SHARE)",
-        "self._cut_off()",
+        "StoreReader._have_contact",
+        "self._state.is_cut_off(ASKED_SHARE)",
+        "self._state.is_cut_off()",
         "fleet",
         first=4_153_299,
     ),
     Defect(
         "a round that was put back begins without contact",
-        "Session._restore",
+        "StoreReader._restore",
         "self._have_contact(store, found[1])",
         "None",
         "forgetful",
@@ -315,7 +315,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "a node without contact asks for a place",
-        "Writer._is_held",
+        "RowWriter._is_held",
         "self._calls.cut_off()",
         "False",
         "split",
@@ -323,8 +323,8 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "a server that is not confirmed decides",
-        "Session._look",
-        "leaders and store.stale_reads and self._cut_off()",
+        "StoreReader._lead",
+        "store.stale_reads and self._state.is_cut_off()",
         "False",
         "split",
     ),
@@ -449,7 +449,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a latecomer takes the next run for its own",
         "verdict_since",
-        "first_verdict(arrival, _entries(store, arrival.place.index, ledger.head.index), takes)",
+        "first_verdict(arrival, _entries(store, arrival.place.index, ledger.head.index, codec), takes)",
         "None",
         "latecomers",
     ),

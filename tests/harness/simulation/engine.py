@@ -12,6 +12,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import TimeoutError
 from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -175,24 +176,11 @@ class Hub:
         self._due.clear()
 
 
-_hub: list[Hub] = []
-
-
-def current_hub() -> Hub:
-    """The hub of the plan that runs now, in this process."""
-    return _hub[-1]
-
-
-def use(hub: Hub) -> None:
-    """Make this the current hub."""
-    _hub[:] = [hub]
-
-
 class Condition:
-    """In place of ``threading.Condition``. Threads switch only where they block, so nobody has to wait for the lock."""
+    """In place of ``threading.Condition``. Threads switch only where they block, so its lock is always free."""
 
-    def __init__(self) -> None:
-        self._hub = current_hub()
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
         self._waiting: deque[tuple[Task, int]] = deque()
 
     def __enter__(self) -> bool:
@@ -226,8 +214,8 @@ class Condition:
 class Event:
     """In place of ``threading.Event``."""
 
-    def __init__(self) -> None:
-        self._set, self._condition = False, Condition()
+    def __init__(self, hub: Hub) -> None:
+        self._set, self._condition = False, Condition(hub)
 
     def is_set(self) -> bool:
         """Whether it is set."""
@@ -254,12 +242,13 @@ class Thread:
 
     def __init__(
         self,
+        hub: Hub,
         target: Callable[..., None],
         args: tuple[Any, ...] = (),
         name: str = "",
         daemon: bool = True,
     ) -> None:
-        self._target, self._args = target, args
+        self._hub, self._target, self._args = hub, target, args
         self.name, self.daemon = name, daemon
         self._task: Task | None = None
 
@@ -270,17 +259,43 @@ class Thread:
 
     def start(self) -> None:
         """Start it."""
-        hub = current_hub()
-        self._task = hub.start(hub.task().process, self._target, *self._args)
+        self._task = self._hub.start(self._hub.task().process, self._target, *self._args)
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for its end."""
         task = self._task
         if task is None or task.done:
             return
-        condition = Condition()
+        condition = Condition(self._hub)
         task.waiters.append(condition.notify_all)
         condition.wait(timeout)
+
+
+class Future:
+    """In place of a ``concurrent.futures.Future``: what ``function`` will return, on a thread of its own."""
+
+    def __init__(self, hub: Hub, function: Callable[[], Any], name: str = "") -> None:
+        self._done = Event(hub)
+        self._function, self._value = function, None
+        Thread(hub, self._run, name=name).start()
+
+    def _run(self) -> None:
+        self._value = self._function()
+        self._done.set()
+
+    def done(self) -> bool:
+        """Whether it has returned."""
+        return self._done.is_set()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for it."""
+        if not self._done.wait(timeout):
+            raise TimeoutError
+        return self._value
+
+    def exception(self) -> None:
+        """Wait for it; what is simulated raises nothing there."""
+        self._done.wait()
 
 
 def expire_after(hub: Hub, task: Task, seconds: float, value: object) -> None:

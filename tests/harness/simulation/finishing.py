@@ -51,7 +51,7 @@ def note_success(world: World, replica: Replica, entry: Entry, current: Round) -
         return
     session, now = leader.supervisor._session, leader.host.now()
     for node_id in done.keys() - {leader.node_id}:
-        if is_lost(session._leader.watch, node_id, session._ledger.settings.timing, now):
+        if is_lost(session.watch, node_id, session.ledger.settings.timing, now):
             world.count("L7 a node that has finished is lost, and the others finish")
     if len(current.members) < world.plan.max_nodes:
         _note_kept_out(world, entry, leader, world.hub.now - min(done.values()), world.hub.now - max(done.values()))
@@ -61,7 +61,7 @@ def _note_kept_out(world: World, entry: Entry, leader: SimAgent, first: float, l
     """Count who could have joined only after the first has finished, so many seconds ago, and well before the last."""
     assert leader.supervisor is not None
     session, now = leader.supervisor._session, leader.host.now()
-    ledger, watch = session._ledger, session._leader.watch
+    ledger, watch = session.ledger, session.watch
     pause = max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * ledger.resize_cost)
     allowed_at = ledger.round_at if ledger.resized_at is None else ledger.resized_at + pause
     members = ledger.round.group_ranks if ledger.round is not None else {}

@@ -79,7 +79,7 @@ class Hands:
         session, world = self.agent.supervisor._session, self.host.world
         known_at = session.contact.known_at
         cut_off = self.host.clock.now() - known_at >= FENCE_SHARE * world.plan.fence_after
-        if not cut_off or session._ledger.head.index < world.store.master.head:
+        if not cut_off or session.ledger.head.index < world.store.master.head:
             return
         if not world.store.stale_reads or self._started_without == known_at:
             world.truth.violated("S4", f"{self.agent.node_id} starts workers, and its fence stops them at once")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from elastic_core.agent.probing import PATIENCE, Target, neighbours
 from elastic_core.protocol.ledger import Round
-from simulation.engine import current_hub, expire_after
+from simulation.engine import expire_after
 
 if TYPE_CHECKING:
     from simulation.world import Host
@@ -34,12 +34,11 @@ def sundered(current: Round, host_of: dict[str, Host]) -> bool:
     return not all(reach(host_of[one], host_of[other]) for one, other in needed)
 
 
-def unreachable(aims: Sequence[Target], _patience: float = PATIENCE) -> tuple[str, ...]:
-    """In place of the probe's own: what a connection to each of these would come to, in virtual time."""
-    hub = current_hub()
-    task = hub.task()
-    here: Host = task.process.host
+def unreachable(here: Host, aims: Sequence[Target]) -> tuple[str, ...]:
+    """In place of the probe's own: what a connection from this host to each of these would come to, in virtual time."""
     world = here.world
+    hub = world.hub
+    task = hub.task()
 
     def failing(some: Sequence[Target]) -> list[Target]:
         return [aim for aim in some if not reach(here, world.at_address(aim.address))]

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from simulation import breaches, faults, goals, outages, patching
+from simulation import breaches, faults, goals, outages
 from simulation.engine import Spinning
 from simulation.plan import Plan
 from simulation.truth import Violation
@@ -40,11 +40,6 @@ class Outcome:
 
 def play(plan: Plan, *, traced: bool = False) -> Outcome:
     """Let a plan happen, from the beginning to its end or the first violation."""
-    with patching.virtual_time(plan.whole, plan.limit, encoded=plan.token):
-        return _play(plan, traced)
-
-
-def _play(plan: Plan, traced: bool) -> Outcome:
     world = World(plan, traced=traced)
     hub = world.hub
     for fault in plan.faults:

@@ -88,7 +88,7 @@ REPAIRS: tuple[Defect, ...] = (
     ),
     Defect(
         "a report counts before the store has it",
-        "Writer.publish",
+        "RowWriter.publish",
         "self._row, self._revision = row, self._revision + 1",
         "self._row, self._revision = row, self._revision + 1\n"
         "if row.incident is not None and row.incident != self._reported:\n"
@@ -110,8 +110,8 @@ REPAIRS: tuple[Defect, ...] = (
     Defect(
         "entries shrink before all have read them",
         "entries_to_shrink",
-        "[ledger.head.index - ENTRIES_KEPT_WHOLE + 1, *needed, *passed]",
-        "[ledger.head.index - ENTRIES_KEPT_WHOLE + 1, *needed]",
+        "[ledger.head.index - whole + 1, *needed, *passed]",
+        "[ledger.head.index - whole + 1, *needed]",
         "network",
         1000,
     ),
@@ -119,20 +119,20 @@ REPAIRS: tuple[Defect, ...] = (
     Defect(
         "what a store has taken and does not show is sent as fast as it answers",
         "LeaderDriver._append",
-        "self.clock.now() + self._backoff.failed()",
-        "self.clock.now()",
+        "self.runtime.now() + self._backoff.failed()",
+        "self.runtime.now()",
         "appends",
     ),
     Defect(
         "what a store shows is compared as fast as it answers, where it shows an older state",
-        "Session._read",
+        "StoreReader.run",
         "seen is None",
         "False",
         "stale",
     ),
     Defect(
         "a node waits for ever for an entry that nobody puts back",
-        "Session._is_lost",
+        "StoreReader._is_lost",
         "timing.lost_after if newest else timing.fence_after",
         "timing.lost_after if newest else 1e9",
         "holes",

@@ -35,9 +35,9 @@ HEEDED = 4.0
 """Seconds after which a leader has looked at a row that was changed."""
 
 
-def connection(store: Connection, sealed: bool) -> RendezvousBackend:
+def connection(store: Connection, sealed: bool, now: Callable[[], float]) -> RendezvousBackend:
     """A node's first connection, as it uses it: sealed where the job has a token."""
-    return protect(store, "simulated store", TOKEN, JOB) if sealed else store
+    return protect(store, "simulated store", TOKEN, JOB, now) if sealed else store
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Forgeries:
         """I10: a leader decides by what it has read of the roster."""
         if not self.rows or leader is None or leader.over or leader.supervisor is None:
             return
-        for seen in leader.supervisor._session._leader.watch.nodes.values():
+        for seen in leader.supervisor._session.watch.nodes.values():
             if FORGED in seen.row.unreachable:
                 why = f"{leader.node_id} believes a row of {seen.node_id} that this node has not written"
                 self.world.truth.violated("I10", why)

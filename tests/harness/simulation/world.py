@@ -11,7 +11,7 @@ from simulation import slot_rules
 from simulation.agent import SimAgent
 from simulation.assumptions import ASSUMPTIONS
 from simulation.crowd import Crowd
-from simulation.engine import Clock, Hub, use
+from simulation.engine import Clock, Hub
 from simulation.lines import Line
 from simulation.overlaps import Overlaps
 from simulation.plan import LONELY, Fault, Plan
@@ -144,7 +144,6 @@ class World:
     def __init__(self, plan: Plan, *, traced: bool = False) -> None:
         self.plan = plan
         self.hub = Hub(plan.noise)
-        use(self.hub)
         self.reached: Counter[str] = Counter()
         """How often each rule and each fault was."""
         self.trace: list[tuple[float, str, str]] | None = [] if traced else None

@@ -1,9 +1,8 @@
-"""Can this node reach its peers? Asked after a round has failed, for the leader to find a node that nobody reaches
-(L5).
+"""Probes a node's peers after a round has failed, so that the leader can find a node that its peers do not reach (L5).
 
-A probe is a TCP connection, made and closed. Each agent keeps a port for its peers' probes (:class:`Door`); that it is
-there says that packets go both ways, which is all that workers need. Nobody has to let the other in: it is the kernel
-that answers, so a busy agent is no unreachable one.
+A probe is a TCP connection, made and closed. Each agent keeps a port for its peers' probes (:class:`Door`). A
+connection shows that packets go both ways, which is all that workers need. The kernel accepts it, so a busy agent is
+not taken for an unreachable one.
 """
 
 from __future__ import annotations
@@ -13,16 +12,17 @@ import errno
 import os
 import selectors
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from elastic_core.host.ports import HeldPort
 from elastic_core.protocol.ledger import Round
 from elastic_core.protocol.node import Probed
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.row_delay import SPREAD_ABOVE_MEMBERS, spread_fraction
+from elastic_core.session.runtime import Runtime
 
 SPREAD_SECONDS_PER_MEMBER = 0.001
 SPREAD_MAX_SECONDS = 0.5
@@ -36,9 +36,13 @@ class Target:
     """Somewhere to connect to."""
 
     node_id: str
-    """Who is to blame if it fails."""
+    """The node that is not reached if the connection fails."""
     address: str
     port: int
+
+
+Unreachable: TypeAlias = "Callable[[Sequence[Target]], tuple[str, ...]]"
+"""Returns the ids of the nodes among the targets that cannot be reached."""
 
 
 class Door:
@@ -68,9 +72,9 @@ class Door:
         return self._held.fileno()
 
     def greet(self) -> list[object]:
-        """Close what has connected; there is nothing to say. It is an event of nothing.
+        """Accept and close the connections of probes; returns no events.
 
-        Where no descriptor is free, what has connected would stay, and the loop would be called for it for ever.
+        Where no descriptor is free, a connection would stay in the queue, and the loop would be woken for it for ever.
         """
         with contextlib.suppress(OSError):
             while True:
@@ -92,12 +96,12 @@ class Door:
         """Close one connection by means of the spare descriptor.
 
         Raises:
-            OSError: Nobody waits any more, or another thread took the descriptor.
+            OSError: No connection waits any more, or another thread took the descriptor.
         """
         self._give_up_spare()
         try:
             self._socket.accept()[0].close()
-        finally:  # the kernel wants a descriptor before it finds that nobody waits
+        finally:  # the kernel wants a descriptor before it finds that no connection waits
             self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _give_up_spare(self) -> None:
@@ -107,7 +111,7 @@ class Door:
 
 
 def neighbours(current: Round, node_id: str) -> tuple[str, ...]:
-    """Those before and after a node in rank order, in a ring."""
+    """The members before and after a node in rank order, in a ring."""
     members, at = current.members, current.group_ranks[node_id]
     around = (members[at - 1].node_id, members[(at + 1) % len(members)].node_id)
     return tuple(dict.fromkeys(other for other in around if other != node_id))
@@ -151,7 +155,7 @@ def unreachable(aims: Sequence[Target], patience: float = PATIENCE) -> tuple[str
 def _reached(number: int) -> bool:
     """Whether the outcome of a connection shows that packets come and go.
 
-    A refusal does, too: an agent that has just died, or a store that was given up, is no fault of the network's.
+    A refusal does, too: the agent has just died, or the store was given up, and the network works.
     """
     return number in (0, errno.ECONNREFUSED)
 
@@ -167,6 +171,8 @@ def probe(
     node_id: str,
     look_up: Callable[[Sequence[str], Callable[[list[NodeInfo]], None]], None],
     post: Callable[[Probed], None],
+    runtime: Runtime,
+    find: Unreachable = unreachable,
 ) -> None:
     """Probe after a failure of a round, and post what came of it. Returns at once.
 
@@ -175,17 +181,19 @@ def probe(
         node_id: This node, a member.
         look_up: Asks the store for nodes, and calls back on a thread that must not be held up.
         post: Takes the outcome, from any thread.
+        runtime: The node's.
+        find: Finds the targets that cannot be reached.
     """
 
     def begin(known: list[NodeInfo]) -> None:
         aims = targets(current, node_id, known)
-        threading.Thread(target=run, args=(aims,), name="elastic-probe", daemon=True).start()
+        runtime.thread(target=run, args=(aims,), name="elastic-probe", daemon=True).start()
 
     def run(aims: list[Target]) -> None:
         if (pause := spread(current, node_id)) > 0:
-            threading.Event().wait(pause)
+            runtime.sleep(pause)
         try:
-            failed = unreachable(aims)
+            failed = find(aims)
         except OSError:  # no descriptors are left, or an address is none: that says nothing of others
             failed = ()
         post(Probed(current.number, failed))

@@ -17,8 +17,9 @@ from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Agreement, Command, Settings, Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
-from elastic_core.session.join import Applicant, Clock
-from elastic_core.session.retry import FIRST_CONNECTION_SECONDS, connect_at_first, store_awaited
+from elastic_core.session.contact import FIRST_CONNECTION_SECONDS, connect_at_first, store_awaited
+from elastic_core.session.join import Applicant
+from elastic_core.session.runtime import Runtime
 from elastic_core.version import __version__
 
 
@@ -58,11 +59,13 @@ def first_connection(config: RunConfig, plugins: Plugins) -> RendezvousBackend |
     return connect_at_first(make, waits, timeout=patience)
 
 
-def applicant_for(config: RunConfig, plugins: Plugins, slot: Slot, clock: Clock, door: Door | None = None) -> Applicant:
+def applicant_for(
+    config: RunConfig, plugins: Plugins, slot: Slot, runtime: Runtime, door: Door | None = None
+) -> Applicant:
     """Who this node is, and what it brings; ``door`` is where its peers may probe it."""
     versions = Versions(**installed_versions())
     info = NodeInfo(
-        node_id=clock.new_id(),
+        node_id=runtime.new_id(),
         host=host_name(),
         host_id=host_id(),
         slot=slot.number,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from elastic_core.agent import probing
 from elastic_core.agent.event_queue import Inbox
 from elastic_core.agent.fd_store import FdStore
 from elastic_core.agent.log_dir import log_directory
@@ -47,6 +48,8 @@ class Hands:
     group: WorkerGroup
     fd_store: FdStore
     """What workers have left here, until the end."""
+    unreachable: probing.Unreachable = probing.unreachable
+    """Probes the node's peers."""
 
 
 @contextmanager

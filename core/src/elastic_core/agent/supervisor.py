@@ -9,7 +9,6 @@ event.
 from __future__ import annotations
 
 import signal
-import uuid
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
@@ -67,12 +66,13 @@ from elastic_core.protocol.node import (
 from elastic_core.protocol.roster import Slots
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.arrival import Arrival
-from elastic_core.session.contact import FENCE_SHARE
-from elastic_core.session.join import Applicant, Clock, Joined, arrive, join
+from elastic_core.session.contact import FENCE_SHARE, persist, silent_store, store_awaited
+from elastic_core.session.join import Applicant, Joined, arrive, join
 from elastic_core.session.leave import any_stays
 from elastic_core.session.ledger_watch import Lookout
-from elastic_core.session.retry import persist, silent_store, store_awaited
-from elastic_core.session.session import Session, SessionCalls
+from elastic_core.session.runtime import RUNTIME, Runtime
+from elastic_core.session.session import Session
+from elastic_core.session.state import SessionCalls
 from elastic_core.session.store_calls import silence_told
 from elastic_core.threads import bounded
 from elastic_core.warden.client import CLOSING, Warden
@@ -124,13 +124,13 @@ def supervise(
     Raises:
         ElasticError: What the user must hear before anything was started: refused, or too few nodes.
     """
-    clock = Clock(new_id=lambda: uuid.uuid4().hex[:12])
+    runtime = RUNTIME
     with ExitStack() as stack:
         show_state(Status.of(config).describe_joining)
         form, single = plugins.rendezvous_options().endpoint, config.max_nodes == 1
         address = advertised(config.rdzv_endpoint, form, config.local_addr, single_node=single)
         door = stack.enter_context(closing(Door(address))) if config.max_nodes > 1 else None
-        applicant = applicant_for(config, plugins, slot, clock, door)
+        applicant = applicant_for(config, plugins, slot, runtime, door)
         info = applicant.info
         publish = partial(publish_as, plugins, info)
         message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {info}"
@@ -150,24 +150,26 @@ def supervise(
 
         def arriving(to: RendezvousBackend) -> Arrival:
             with silence_told(to, silent, config.rdzv_endpoint):
-                return arrive(to, applicant, clock, again=again)
+                return arrive(to, applicant, runtime, again=again)
 
         def joining(to: RendezvousBackend) -> Joined | Closed:
             with silence_told(to, silent, config.rdzv_endpoint):
-                return join(to, applicant, clock, arrival)
+                return join(to, applicant, runtime, arrival)
 
         arrival = None
         if preloaded or again:
             arrival = persist(store, arriving, waits, timeout=patience)
         if preloaded and arrival is not None and arrival.round:  # a running job pauses only for the switch
-            with closing(Lookout(store, applicant, clock, arrival)) as lookout:
+            with closing(Lookout(store, applicant, runtime, arrival)) as lookout:
                 lookout.wait_until_entered(config.timing.beat_interval)
                 publish(report.under_way(arrival, preloaded))
                 heard = preload.settled(warden, preload.later(config, preloaded), lookout)
                 if (verdict := lookout.verdict()) is not None:
                     return finish(publish, verdict, idle=report.TOO_LATE)
         hosted = preload.STORE_MODULE in preloaded
-        stores = stack.enter_context(closing(make_stores(config, store, warden, address, clock.new_id, hosted=hosted)))
+        stores = stack.enter_context(
+            closing(make_stores(config, store, warden, address, runtime.new_id, hosted=hosted))
+        )
         applicant = replace(applicant, offer=stores.offer())
         found = persist(store, joining, waits, timeout=patience)
         if isinstance(found, Closed):
@@ -179,7 +181,9 @@ def supervise(
             given = stack.enter_context(
                 hands(config, plugins, publish, info, run, warden, slot, warm=bool(preloaded), heard=heard, cpus=cpus)
             )
-            supervisor = Supervisor(config, plugins, publish, store, applicant, found, clock, given, stores, slot.look)
+            supervisor = Supervisor(
+                config, plugins, publish, store, applicant, found, runtime, given, stores, slot.look
+            )
         except BaseException:
             with suppress(Exception):
                 store.remove(info.node_id)  # else it is given a round, which the others must lose it from
@@ -201,20 +205,21 @@ class Supervisor:
         store: RendezvousBackend,
         applicant: Applicant,
         joined: Joined,
-        clock: Clock,
+        runtime: Runtime,
         hands: Hands,
         stores: Stores,
         look: Callable[[], Slots],
     ) -> None:
-        self._config, self._plugins, self._publish, self._clock = config, plugins, publish, clock
+        self._config, self._plugins, self._publish, self._runtime = config, plugins, publish, runtime
         self._store = store
         self._inbox, self._warden, self._group = hands.inbox, hands.warden, hands.group
+        self._unreachable = hands.unreachable
         self._state = NodeState(info=applicant.info, ledger=joined.ledger, offer=applicant.offer)
         self._stores, self._look, self._slots = stores, look, applicant.info.slots
         self._exit: Exit | None = None
         self._row = joined.row
         self._untaken: Event | None = None
-        self._since = clock.now()
+        self._since = runtime.now()
         """When it began to do what it does."""
         self._incident: Incident | None = None
         """The newest failure that it has heard of."""
@@ -225,14 +230,14 @@ class Supervisor:
             crashed=lambda error: self._inbox.post(Crashed(error)),
             node_gone=plugins.node_gone,
         )
-        self._session = Session(store, joined, clock, calls)
+        self._session = Session(store, joined, runtime, calls)
         self._departing = Departing(
             config=config,
             handled=hands.signals,
             state=lambda: self._state,
             step=self._step,
             post=self._inbox.post,
-            later=lambda seconds, order: self._inbox.at(self._clock.now() + seconds, order),
+            later=lambda seconds, order: self._inbox.at(self._runtime.now() + seconds, order),
             ask_finished=self._session.ask_finished,
             kill=self._kill,
             say=self._say,
@@ -284,13 +289,13 @@ class Supervisor:
         session, group = self._session, self._group
         status = replace(
             Status.of(self._config),
-            now=self._clock.now(),
+            now=self._runtime.now(),
             since=self._since,
             workers=group.workers,
             started_at=group.started_at,
             contact_at=session.contact.at,
             failing=(*session.contact.failing,),
-            node_views=session.node_views,
+            node_views=session.watch.nodes,
             waiting_for=session.waiting_for,
             incident=self._incident,
         )
@@ -342,7 +347,7 @@ class Supervisor:
         """End all workers at once."""
         self._warden.wake()
         self._group.stop(0.0)
-        self._inbox.at(self._clock.now() + WARDEN_PATIENCE, Overdue())
+        self._inbox.at(self._runtime.now() + WARDEN_PATIENCE, Overdue())
 
     def _on_store_gone(self, event: ServiceFailed | ServiceEnded) -> None:
         """Make another offer; or, where a round's workers had that store, end the round, which spends no restart."""
@@ -389,7 +394,7 @@ class Supervisor:
         self._session.check_answers(self._config.rdzv_endpoint)
         self._arm_fence()
         self._look_around()
-        self._inbox.at(self._clock.now() + self._state.ledger.settings.timing.beat_interval, Tick())
+        self._inbox.at(self._runtime.now() + self._state.ledger.settings.timing.beat_interval, Tick())
 
     def _look_around(self) -> None:
         """Tell of slots that have become free (rule S8); what else has changed there, the next news tells."""
@@ -405,7 +410,7 @@ class Supervisor:
         if self._state.work not in (Work.RUNNING, Work.STOPPING) or self._session.store_gone:
             self._warden.fence(None)
             return
-        silence = self._clock.now() - self._session.contact.at
+        silence = self._runtime.now() - self._session.contact.at
         self._warden.fence(max(0.0, FENCE_SHARE * self._state.ledger.settings.timing.fence_after - silence))
 
     # What follows ----------------------------------------------------------------------------------------------------
@@ -429,13 +434,14 @@ class Supervisor:
         for effect in effects:
             self._do(effect)
         if failed is not None:  # last: everything else is urgent
-            probe(failed, self._state.info.node_id, self._session.look_up, self._inbox.post)
+            node_id, session = self._state.info.node_id, self._session
+            probe(failed, node_id, session.look_up, self._inbox.post, self._runtime, self._unreachable)
 
     def _remember(self, before: NodeState) -> None:
         """Keep what people ask for and nobody decides by."""
         state, halt = self._state, self._state.ledger.halt
         if (before.work, before.round, before.ledger.is_live) != (state.work, state.round, state.ledger.is_live):
-            self._since = self._clock.now()
+            self._since = self._runtime.now()
         self._incident = state.incident or (halt and halt.incident) or self._incident
 
     def _do(self, effect: Effect) -> None:
@@ -462,7 +468,7 @@ class Supervisor:
                 self._lose_store(current)
         except (ElasticError, OSError) as exc:
             self._step(start_failure(self._group, current, exc))
-        self._inbox.at(self._clock.now() + SILENT_PROGRESS, AliveFor(current.number))
+        self._inbox.at(self._runtime.now() + SILENT_PROGRESS, AliveFor(current.number))
 
     def _notify(self, notice: Notice | None) -> None:
         """Write the notice, *then* take in the reports, and answer once."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
-import uuid
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,7 +51,7 @@ from elastic_core.protocol.ledger import Closed, Halt, HaltReason, Round
 from elastic_core.protocol.node import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.rendezvous.handler import RendezvousHandler
-from elastic_core.session.join import Clock
+from elastic_core.session.runtime import RUNTIME, Runtime
 from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.messages import Died, ForkServerEvent, Gone, Stuck
 
@@ -106,18 +105,18 @@ def run(
         ElasticError: The handler admits this node to no round.
     """
     config = replace(config, rdzv_id=handler.get_run_id() or config.rdzv_id)
-    clock = Clock(new_id=lambda: uuid.uuid4().hex[:12])
+    runtime = RUNTIME
     with ExitStack() as stack:
-        info = applicant_for(config, plugins, slot, clock).info
+        info = applicant_for(config, plugins, slot, runtime).info
         publish = partial(publish_as, plugins, info)
         message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {info}"
         publish(Event("joining", message, fields={"node_id": info.node_id}))
         cost = COST.format(exit_barrier=config.exit_barrier)
         publish(Event("no_ledger", f"{config.rdzv_backend}: {cost}", Level.WARNING))
         given = stack.enter_context(
-            hands(config, plugins, publish, info, clock.new_id(), warden, slot, warm=warm, cpus=cpus)
+            hands(config, plugins, publish, info, runtime.new_id(), warden, slot, warm=warm, cpus=cpus)
         )
-        agent = PollingAgent(config, plugins, publish, handler, info, clock, given)
+        agent = PollingAgent(config, plugins, publish, handler, info, runtime, given)
         show_state(agent.describe)
         return snapshot_rescue.run(agent, given, publish, str(info))
 
@@ -132,13 +131,13 @@ class PollingAgent:
         publish: Publish,
         handler: RendezvousHandler,
         info: NodeInfo,
-        clock: Clock,
+        runtime: Runtime,
         hands: Hands,
     ) -> None:
-        self._config, self._plugins, self._publish, self._clock = config, plugins, publish, clock
+        self._config, self._plugins, self._publish, self._runtime = config, plugins, publish, runtime
         self._inbox, self._handled, self._warden, self._group = hands.inbox, hands.signals, hands.warden, hands.group
         self._state = HandlerState()
-        self._info, self._since = info, clock.now()
+        self._info, self._since = info, runtime.now()
         self._sealed: Sealed | None = None
         self._port_taken = False
         self._looks = itertools.count(1)
@@ -183,7 +182,7 @@ class PollingAgent:
 
     def describe(self) -> str:
         """What this agent does and waits for, in words; from any thread."""
-        status = replace(Status.of(self._config), now=self._clock.now(), since=self._since)
+        status = replace(Status.of(self._config), now=self._runtime.now(), since=self._since)
         group, incident = self._group, self._state.incident
         status = replace(status, workers=group.workers, started_at=group.started_at, incident=incident)
         return describe_polled(self._state, self._info, status)
@@ -243,7 +242,7 @@ class PollingAgent:
             self._leave(ExitCode.WITHDRAWN, f"process {event.pid} cannot be killed")
 
     def _on_sealed(self, sealed: Sealed) -> None:
-        before, now = self._state.round, self._clock.now()
+        before, now = self._state.round, self._runtime.now()
         resized = self._state.reason is HaltReason.RESIZE
         if resized and before is not None and len(before.members) == len(sealed.met.round.members):
             self._quiet_until = now + BARREN_INTERVAL
@@ -256,15 +255,15 @@ class PollingAgent:
         The question stays, and with it whatever is asked after it: so this goes on while the node waits for a round.
         """
         if self._asked_at is not None:
-            self._on_count(Blind(TimeoutError(f"no answer for {self._clock.now() - self._asked_at:.0f} s")))
+            self._on_count(Blind(TimeoutError(f"no answer for {self._runtime.now() - self._asked_at:.0f} s")))
         elif self._state.work is HandlerWork.RUNNING:
-            self._asked_at = self._clock.now()
+            self._asked_at = self._runtime.now()
             self._asker.count()
             self._look_later(ANSWER_WITHIN)
 
     def _on_count(self, event: Counted | Blind) -> None:
         """Losing sight of the handler's store does not stop healthy workers at once (as rule S4); it is said once."""
-        patience, since, now = self._config.timing.fence_after, self._blind_since, self._clock.now()
+        patience, since, now = self._config.timing.fence_after, self._blind_since, self._runtime.now()
         match event:
             case Blind(error) if since is None:
                 why = handler_registry.translated(error, "the handler cannot say how many nodes wait").message
@@ -306,7 +305,7 @@ class PollingAgent:
             self._say("signal", f"received {name} again: killing the workers")
             self._warden.wake()
             self._group.stop(0.0)
-            self._inbox.at(self._clock.now() + WARDEN_PATIENCE, Overdue())
+            self._inbox.at(self._runtime.now() + WARDEN_PATIENCE, Overdue())
         else:
             self._received = signum
             busy = self._state.work in (HandlerWork.RUNNING, HandlerWork.STOPPING)
@@ -334,7 +333,7 @@ class PollingAgent:
         before = self._state
         self._state, effects = step(before, event)
         if (before.work, before.round) != (self._state.work, self._state.round):
-            self._since = self._clock.now()
+            self._since = self._runtime.now()
         for effect in effects:
             self._do(effect)
 
@@ -343,7 +342,7 @@ class PollingAgent:
             case AskHandler():
                 state = self._state
                 self._asker.meet(self._round + 1, state.restarts, state.why, new_port=self._port_taken)
-                self._inbox.at(self._clock.now() + LONG_WAIT, _StillAsking(self._round))
+                self._inbox.at(self._runtime.now() + LONG_WAIT, _StillAsking(self._round))
             case Start(current, restart_count):
                 self._start(current, restart_count)
             case Stop(grace, why):
@@ -355,12 +354,12 @@ class PollingAgent:
                 if self._sealed is not None:
                     self._asker.finish(self._sealed.info)
                     patience = self._config.exit_barrier + FAREWELL
-                    self._inbox.at(self._clock.now() + patience, OthersFinished())  # asked in vain
+                    self._inbox.at(self._runtime.now() + patience, OthersFinished())  # asked in vain
             case Close(closed):
                 self.closed = closed
                 self._ending = finish(self._publish, closed, known="the first failure on this node")
                 self._asker.shut_down()
-                self._inbox.at(self._clock.now() + FAREWELL, ShutDown())
+                self._inbox.at(self._runtime.now() + FAREWELL, ShutDown())
             case Exit(code, why):
                 self._leave(code, why)
 
@@ -398,7 +397,7 @@ class PollingAgent:
 
     def _look_later(self, seconds: float) -> None:
         self._look = next(self._looks)
-        self._inbox.at(self._clock.now() + seconds, _Look(self._look))
+        self._inbox.at(self._runtime.now() + seconds, _Look(self._look))
 
     def _stop(self, grace: Grace, why: str) -> None:
         planned = grace is Grace.PLANNED

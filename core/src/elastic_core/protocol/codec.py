@@ -11,7 +11,8 @@ import contextlib
 import functools
 import json
 import string
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeGuard, cast
 
 from elastic_core.errors import ElasticError, RendezvousStateError
@@ -49,14 +50,16 @@ _KINDS: Mapping[str, type] = {
     "RESUME": Resume,
 }
 _NAMES: Mapping[type, str] = {body: name for name, body in _KINDS.items()}
+_MOST = MAX_VALUE_BYTES - SEAL_BYTES
+"""Bytes of a value of this node's own."""
 
 
 class OversizedError(ElasticError):
     """A value of this node's own is larger than a store must take; nothing is wrong with the store."""
 
 
-def encode_entry(entry: Entry) -> bytes:
-    """An entry as bytes; a ROUND costs 8 or 9 bytes a member.
+def encode_entry(entry: Entry, most: int = _MOST) -> bytes:
+    """An entry as bytes, ``most`` of them; a ROUND costs 8 or 9 bytes a member.
 
     Raises:
         OversizedError: It would be larger than a store must take.
@@ -65,7 +68,7 @@ def encode_entry(entry: Entry) -> bytes:
     what = f"entry {entry.index}, a {name}"
     if isinstance(entry.body, Round) and entry.body.members:
         what += f" of {len(entry.body.members)} nodes,"
-    return _dump({"speaks": [OLDEST_PROTOCOL, PROTOCOL], **_entry_writer(name)(entry), "kind": name}, what)
+    return _dump({"speaks": [OLDEST_PROTOCOL, PROTOCOL], **_entry_writer(name)(entry), "kind": name}, what, most)
 
 
 def decode_entry(data: bytes) -> Entry:
@@ -95,13 +98,13 @@ def _entry_reader(name: str) -> Reader:
     return reader(Entry, body=bodies.get(name) or reader(_KINDS[name]))
 
 
-def encode_row(row: NodeRow) -> bytes:
-    """A roster row as bytes.
+def encode_row(row: NodeRow, most: int = _MOST) -> bytes:
+    """A roster row as bytes, ``most`` of them.
 
     Raises:
         OversizedError: It would be larger than a store must take.
     """
-    return _dump(writer(NodeRow)(row), f"the row of {row.info.node_id}")
+    return _dump(writer(NodeRow)(row), f"the row of {row.info.node_id}", most)
 
 
 def decode_row(data: bytes) -> NodeRow:
@@ -122,6 +125,22 @@ def written_by(data: bytes) -> str:
     return ""
 
 
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """The functions that make bytes of entries and rows, and entries and rows of bytes."""
+
+    encode_entry: Callable[[Entry], bytes] = encode_entry
+    decode_entry: Callable[[bytes], Entry] = decode_entry
+    encode_row: Callable[[NodeRow], bytes] = encode_row
+    decode_row: Callable[[bytes], NodeRow] = decode_row
+    can_fail: bool = True
+    """Whether there can be a row that a node cannot decode; False in a simulator whose values are not bytes."""
+
+
+CODEC = Codec()
+"""The functions of this module."""
+
+
 def _is_release(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and 0 < len(value) < 40 and value.isprintable()
 
@@ -132,9 +151,9 @@ _FOREIGN = (
 )
 
 
-def _dump(plain: dict[str, Any], what: str) -> bytes:
+def _dump(plain: dict[str, Any], what: str, most: int) -> bytes:
     data = json.dumps({"v": PROTOCOL, "by": __version__, **plain}, separators=(",", ":"), allow_nan=False).encode()
-    if len(data) > (most := MAX_VALUE_BYTES - SEAL_BYTES):
+    if len(data) > most:
         raise OversizedError(f"The value for {what} has {len(data)} bytes; at most {most} are allowed.")
     return data
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -32,10 +32,11 @@ class GuardedBackend(RendezvousBackend):
     Args:
         inner: The connection.
         described: The backend as messages name it, e.g. ``rendezvous backend 'c10d' (elastic-rdzv-c10d 0.1.0)``.
+        now: The monotonic clock.
     """
 
-    def __init__(self, inner: RendezvousBackend, described: str) -> None:
-        self.inner, self.described = inner, described
+    def __init__(self, inner: RendezvousBackend, described: str, now: Callable[[], float] = time.monotonic) -> None:
+        self.inner, self.described, self.now = inner, described, now
         self.asked: PendingCall | None = None
         """The call that is under way over this connection, but for those that other threads may make meanwhile."""
         copy_traits(self, inner)
@@ -43,7 +44,7 @@ class GuardedBackend(RendezvousBackend):
     @contextmanager
     def _asking(self, method: str, may_take: float = 0.0) -> Iterator[None]:
         """A call whose answer this connection's thread waits for."""
-        self.asked = PendingCall(time.monotonic(), may_take)
+        self.asked = PendingCall(self.now(), may_take)
         try:
             with self._calling(method):
                 yield
@@ -67,7 +68,7 @@ class GuardedBackend(RendezvousBackend):
     def connect(self) -> GuardedBackend:
         """As the backend's."""
         with self._calling("connect"):
-            return GuardedBackend(self.inner.connect(), self.described)
+            return GuardedBackend(self.inner.connect(), self.described, self.now)
 
     def close(self) -> None:
         """As the backend's."""

@@ -8,7 +8,8 @@ and tombstones are not sealed: ``docs/security.md`` says what somebody can do wi
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from elastic_core.errors import RendezvousStateError
@@ -110,16 +111,19 @@ class SealedBackend(GuardedBackend):
         inner: The connection.
         described: The backend as messages name it.
         seal: The job's.
+        now: The monotonic clock.
     """
 
-    def __init__(self, inner: RendezvousBackend, described: str, seal: Seal) -> None:
-        super().__init__(inner, described)
+    def __init__(
+        self, inner: RendezvousBackend, described: str, seal: Seal, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(inner, described, now)
         self._seal = seal
         self._rows: dict[str, _Opened] = {}
 
     def connect(self) -> SealedBackend:
         """As the backend's."""
-        return SealedBackend(super().connect().inner, self.described, self._seal)
+        return SealedBackend(super().connect().inner, self.described, self._seal, self.now)
 
     def enter(self, node_id: str, value: bytes) -> int:
         """As the backend's, sealed."""
@@ -166,7 +170,13 @@ class SealedBackend(GuardedBackend):
         return data if data is None or data == TOMBSTONE else self._seal.opened_entry(index, data)
 
 
-def protect(inner: RendezvousBackend, described: str, token: JobToken | None, job_id: str) -> GuardedBackend:
+def protect(
+    inner: RendezvousBackend,
+    described: str,
+    token: JobToken | None,
+    job_id: str,
+    now: Callable[[], float] = time.monotonic,
+) -> GuardedBackend:
     """A backend's first connection, as a node uses it: guarded, and sealed where the job has a token.
 
     Args:
@@ -174,7 +184,8 @@ def protect(inner: RendezvousBackend, described: str, token: JobToken | None, jo
         described: The backend as messages name it.
         token: The job's token; None for a job without one.
         job_id: The job's id.
+        now: The monotonic clock.
     """
     if token is None:
-        return GuardedBackend(inner, described)
-    return SealedBackend(inner, described, Seal(token, job_id))
+        return GuardedBackend(inner, described, now)
+    return SealedBackend(inner, described, Seal(token, job_id), now)

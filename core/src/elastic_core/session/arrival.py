@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from elastic_core.protocol.codec import decode_entry
+from elastic_core.protocol.codec import CODEC, Codec
 from elastic_core.protocol.ledger import Closed, Entry, Ledger, Open, Resume
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import TOMBSTONE, Link, RendezvousBackend
@@ -38,7 +38,7 @@ class Arrival:
 def first_verdict(arrival: Arrival, since: Iterable[Entry], takes: Takes) -> Closed | None:
     """The verdict on the node's run among the entries ``since`` its arrival; None where there is none.
 
-    A run that was closed as abandoned has no verdict: nobody of it was alive, and the node belongs to the next.
+    A run that was closed as abandoned has no verdict: no node of it was alive, and this one belongs to the next.
     """
     mine = {arrival.run: arrival.belongs}
     for entry in since:
@@ -50,7 +50,9 @@ def first_verdict(arrival: Arrival, since: Iterable[Entry], takes: Takes) -> Clo
     return None
 
 
-def verdict_since(store: RendezvousBackend, arrival: Arrival, ledger: Ledger, takes: Takes) -> Closed | None:
+def verdict_since(
+    store: RendezvousBackend, arrival: Arrival, ledger: Ledger, takes: Takes, codec: Codec = CODEC
+) -> Closed | None:
     """The verdict on the node's run, which has ended since the node arrived; None where it has not.
 
     Args:
@@ -58,29 +60,26 @@ def verdict_since(store: RendezvousBackend, arrival: Arrival, ledger: Ledger, ta
         arrival: What the node found there first.
         ledger: What it finds there now.
         takes: Which runs take the node.
-
-    Raises:
-        RendezvousStateError: An entry cannot be.
-        RendezvousConnectionError: The store cannot be reached.
+        codec: Decodes entries.
     """
     if ledger.head.run == arrival.run:
         closed = ledger.closed if arrival.belongs else None
         return None if closed is None or closed.abandoned else closed
-    if not _is_there(store, arrival.place):  # the store has lost it: rule S3 says which run goes on
+    if not _is_there(store, arrival.place, codec):  # the store has lost it: rule S3 says which run goes on
         return None
-    return first_verdict(arrival, _entries(store, arrival.place.index, ledger.head.index), takes)
+    return first_verdict(arrival, _entries(store, arrival.place.index, ledger.head.index, codec), takes)
 
 
-def _is_there(store: RendezvousBackend, place: Link) -> bool:
+def _is_there(store: RendezvousBackend, place: Link, codec: Codec) -> bool:
     """Whether the store still has the entry, or its tombstone."""
     if not place.index:
         return True
     data = store.read(place.index)
-    return data is not None and (data == TOMBSTONE or decode_entry(data).link == place)
+    return data is not None and (data == TOMBSTONE or codec.decode_entry(data).link == place)
 
 
-def _entries(store: RendezvousBackend, after: int, last: int) -> Iterator[Entry]:
+def _entries(store: RendezvousBackend, after: int, last: int, codec: Codec) -> Iterator[Entry]:
     """The entries that follow ``after``, without those that are tombstones."""
     for index in range(after + 1, last + 1):
-        if (entry := peek(store, index)) is not None:
+        if (entry := peek(store, index, codec)) is not None:
             yield entry

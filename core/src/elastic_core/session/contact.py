@@ -1,6 +1,7 @@
-"""Whether the store serves the threads of a session, and since when it is known to have had no news for this node.
+"""Whether the store serves this node: retries, and the instant up to which the node knows what the store had taken.
 
-The fence counts from the second (rule S4), and people are told when the first changes.
+The fence counts from that instant (rule S4). :class:`Contact` also tells people when the store stops to answer, and
+when it answers again.
 """
 
 from __future__ import annotations
@@ -8,21 +9,35 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
 
-from elastic_core.errors import ElasticError
+from elastic_core.errors import (
+    ElasticError,
+    RendezvousConnectionError,
+    StoreLostError,
+    in_one_line,
+    without_passwords,
+)
 from elastic_core.events import Event, Level
 from elastic_core.protocol.ledger import HistoryChangedError
+from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.session.runtime import RUNTIME, Runtime
 
-__all__ = ["FENCE_SHARE", "Contact"]
-
+T = TypeVar("T")
 FENCE_SHARE = 0.8
 """Part of ``fence_after`` without store contact after which a node stops its own workers (rule S4)."""
+RETRY_FIRST, RETRY_MOST = 0.1, 2.0
+"""Seconds between two attempts, at first and at most."""
+FIRST_CONNECTION_SECONDS = 60.0
+"""Seconds for which the first connection is tried at most, as torch's own store is: a store that starts or restarts is
+back by then, and a user who has mistyped an endpoint should not wait for longer."""
 SILENT, UNREADABLE = "does not answer", "cannot be read on"
 """How a store fails."""
 
 
 class Contact:
-    """What the threads' operations came to.
+    """What the operations of a session's threads came to.
 
     Args:
         now: This instant, by the monotonic clock: joining was an operation that succeeded.
@@ -35,9 +50,9 @@ class Contact:
         self.failing: set[str] = set()
         """The threads whose last operation failed."""
         self._failed_once: set[str] = set()
-        """Those whose connection broke once, as an idle one may have done long before; another one is being made."""
+        """The threads whose connection broke once: an idle one may have been broken for long. They make another."""
         self._told: set[str] = set()
-        """What people have been told, until the store serves again."""
+        """The kinds of failure that people have been told of, until the store serves again."""
         self._confirms = confirms
         self.ever_confirmed = not confirms
         """Whether the server was ever confirmed: a node may come to one that was replaced long before."""
@@ -52,20 +67,21 @@ class Contact:
     def at(self) -> float:
         """When this node last knew all that the store had taken, by the monotonic clock (rule S4).
 
-        It is an instant before the store was asked. While the newest round that was read of is not live, it is the last
-        such instant at which it was: who has read that a round is over puts off the fence no longer.
+        It is an instant before the store was asked. While the newest round that this node has read of is not live, it
+        is the last such instant at which that round was live: a node that knows its round to be over puts off the fence
+        no longer.
         """
         return min(self._ended_at, self.known_at)
 
     @property
     def known_at(self) -> float:
-        """The same, whether or not a round is live."""
+        """When this node last knew all that the store had taken, whether or not a round is live."""
         return max(self._before, min(self._current_at, self._confirmed_at))
 
     def current(self, began: float) -> None:
-        """What the store answered to a question of ``began`` shows that it had no news for this node then.
+        """The store's answer to a question that was sent at ``began`` shows that it had no news for this node then.
 
-        When the answer is read says nothing: this node may have been frozen since it came.
+        The instant at which the answer is read does not count: this node may have been frozen since the answer came.
         """
         with self._lock:
             if not self._over:
@@ -86,11 +102,8 @@ class Contact:
                 self._current_at = self._confirmed_at = -math.inf
 
     def live(self, live: bool) -> None:
-        """Whether the newest round that was read of is live; called before anything counts that knows of it."""
-        if live:
-            self._ended_at = math.inf
-        else:
-            self._ended_at = self.at
+        """Whether the newest round that was read of is live; called before any contact counts that knows of it."""
+        self._ended_at = math.inf if live else self.at
 
     def worked(self, who: str) -> None:
         """The store has served this thread."""
@@ -107,10 +120,10 @@ class Contact:
             self._publish(Event("store_back", f"the store {'answers' if silent else 'can be read'} again"))
 
     def failed(self, who: str, exc: ElasticError, *, surely: bool = False) -> None:
-        """Say so once of each kind, until all threads are served again: a store that is full serves who only reads.
+        """An operation failed. People are told once of each kind of failure, until all threads are served again.
 
-        A connection that breaks is no news, since it may have been idle while the store restarted. What is news is that
-        the thread's next attempt fails too.
+        The first break of a connection is not told: it may have been idle while the store restarted. A failure of the
+        thread's next attempt is.
 
         Args:
             who: The thread.
@@ -133,6 +146,126 @@ class Contact:
             self._publish(Event("store_unreachable", message, Level.WARNING))
 
     def end(self) -> None:
-        """Nothing counts from now on, and nothing is said."""
+        """Count no further operation, and tell people of none."""
         with self._lock:
             self._over = True
+
+
+@dataclass(slots=True)
+class Backoff:
+    """The pauses of one thread after failures in a row.
+
+    A connection that can be made is no success yet: a store that is full, or a replica that takes no writes, accepts a
+    connection and refuses operations, as often as it is asked.
+    """
+
+    pause: float = RETRY_FIRST
+    """Seconds to wait after the next failure."""
+    most: float = RETRY_MOST
+    """Seconds to wait at most."""
+
+    def failed(self) -> float:
+        """Seconds to wait now; twice as long after each further failure."""
+        pause, self.pause = self.pause, min(2 * self.pause, self.most)
+        return pause
+
+    def worked(self) -> None:
+        """The next failure is a first one again."""
+        self.pause = RETRY_FIRST
+
+
+def store_awaited(endpoint: str, seconds: float, exc: RendezvousConnectionError) -> Event:
+    """What people are told when a node that joins meets a store that does not answer.
+
+    Args:
+        endpoint: The store's; '' for none.
+        seconds: How long the node tries again.
+        exc: What the first attempt failed with.
+    """
+    where = f" at {without_passwords(endpoint)}" if endpoint else ""
+    message = f"the store{where} does not answer; waiting for it for up to {seconds:.0f} s: {in_one_line(exc)}"
+    return Event("store_unreachable", message, Level.WARNING)
+
+
+def silent_store(exc: RendezvousConnectionError) -> Event:
+    """What people are told when a node that joins gets no answer to what it has asked."""
+    return Event("store_unreachable", f"the store does not answer: {in_one_line(exc)}", Level.WARNING)
+
+
+def connect_at_first(
+    make: Callable[[], T],
+    failed: Callable[[RendezvousConnectionError], None],
+    *,
+    timeout: float,
+    runtime: Runtime = RUNTIME,
+) -> T:
+    """The first connection that ``make`` returns, which is called again while the store is not up.
+
+    Args:
+        make: Makes a connection; the backend's hook.
+        failed: Told of the first failure that is not final.
+        timeout: Seconds after which a failure is final. One that is ``lasting`` always is.
+        runtime: The node's.
+
+    Raises:
+        RendezvousConnectionError: The store could not be reached for so long, or waiting would mend nothing.
+    """
+    return _insist(lambda _: make(), lambda exc: exc.lasting, failed, timeout, runtime)
+
+
+def persist(
+    store: RendezvousBackend,
+    attempt: Callable[[RendezvousBackend], T],
+    failed: Callable[[RendezvousConnectionError], None],
+    *,
+    timeout: float,
+    runtime: Runtime = RUNTIME,
+) -> T:
+    """What ``attempt`` returns, which is made again over a new connection while the store restarts.
+
+    Args:
+        store: What is tried first; its new connections come after that.
+        attempt: May be made again from the beginning, whatever became of it before.
+        failed: Told of the first failure.
+        timeout: Seconds after which the failure is final. That of an embedded store always is.
+        runtime: The node's.
+
+    Raises:
+        RendezvousConnectionError: The store could not be reached for so long.
+    """
+
+    def attempted(first: bool) -> T:
+        if first:
+            return attempt(store)
+        connection = store.connect()
+        try:
+            return attempt(connection)
+        finally:
+            connection.close()
+
+    def is_final(exc: RendezvousConnectionError) -> bool:
+        return store.embedded or isinstance(exc, StoreLostError)
+
+    return _insist(attempted, is_final, failed, timeout, runtime)
+
+
+def _insist(
+    attempt: Callable[[bool], T],
+    is_final: Callable[[RendezvousConnectionError], bool],
+    failed: Callable[[RendezvousConnectionError], None],
+    timeout: float,
+    runtime: Runtime,
+) -> T:
+    """What ``attempt`` returns, which is told whether it is the first and made again until the deadline."""
+    backoff, first, deadline = Backoff(), True, runtime.now() + timeout
+    while True:
+        try:
+            return attempt(first)
+        except RendezvousConnectionError as exc:
+            left = deadline - runtime.now()
+            if is_final(exc) or left <= 0:
+                raise
+            if first:
+                failed(exc)
+            first = False
+            runtime.sleep(min(backoff.failed(), left))

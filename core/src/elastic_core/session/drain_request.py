@@ -2,6 +2,9 @@
 
 ``elastic drain`` asks the agents of a host to leave, and the leader answers with a DRAIN. ``elastic release`` vouches
 that a host is gone for good, which the leader takes for a proof (rule S8), and removes the row.
+
+A function that takes a store raises RendezvousConnectionError where the store cannot be reached, and
+RendezvousStateError where the store holds something invalid.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ PATIENCE = 20.0
 
 
 def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = PATIENCE) -> int:
-    """Ask all agents of ``host`` to leave, and wait until they have said that they do; how many those are.
+    """Ask all agents of ``host`` to leave, and wait until they have said that they do; returns their number.
 
     Args:
         store: A connection to the job's store.
@@ -42,8 +45,6 @@ def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = PATI
         UsageError: There is no such job, or no agent of it runs there (names the hosts where some do), or the one there
             hosts the store that the others need.
         RendezvousTimeoutError: They have not answered.
-        RendezvousConnectionError: The store cannot be reached.
-        RendezvousStateError: It holds something that cannot be.
     """
     ledger = _running(store, job)
     here = [seen.row for seen in readable(store.roster()) if seen.row.run == ledger.head.run]
@@ -63,7 +64,7 @@ def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = PATI
 
 
 def release(store: RendezvousBackend, host: str, job: str, *, patience: float = PATIENCE) -> int:
-    """Vouch that ``host`` is gone for good, and wait until the leader has taken that in; how many nodes were there.
+    """Vouch that ``host`` is gone for good, and wait until the leader has read it; returns the number of its nodes.
 
     Args:
         store: A connection to the job's store.
@@ -74,8 +75,6 @@ def release(store: RendezvousBackend, host: str, job: str, *, patience: float = 
     Raises:
         UsageError: There is no such job, no agent of it was there, or all of them still heartbeat.
         RendezvousTimeoutError: No agent of the job is there to decide.
-        RendezvousConnectionError: The store cannot be reached.
-        RendezvousStateError: It holds something that cannot be.
     """
     ledger = _running(store, job)
 
@@ -113,10 +112,8 @@ def _running(store: RendezvousBackend, job: str) -> Ledger:
     """The ledger of the job.
 
     Raises:
-        RendezvousRefusedError: Nobody hosts its store.
+        RendezvousRefusedError: No agent hosts its store.
         UsageError: There is no such job, or it is over.
-        RendezvousConnectionError: The store cannot be reached.
-        RendezvousStateError: It holds something that cannot be.
     """
     if store.embedded and store.hosting:
         raise RendezvousRefusedError(f"No agent of job {job!r} is there: nobody hosts its store.")
@@ -152,7 +149,7 @@ def _requested(store: RendezvousBackend, what: str, **asked: Any) -> Iterator[st
 
 
 def _opener(store: RendezvousBackend, ledger: Ledger) -> str | None:
-    """Who opened the run: where a store is embedded, its host."""
+    """The node that opened the run: where a store is embedded, its host."""
     opening = peek(store, ledger.head.anchors.open)
     return None if opening is None else opening.author
 

@@ -1,16 +1,15 @@
-"""The heartbeat: a small counter that says "I am alive", on a thread and a connection of its own (rule L1).
+"""The heartbeat: a counter that shows that the node is alive, on a thread and a connection of its own (rule L1).
 
-Nothing else runs here: no hooks, no reconnects, no name look-ups. A heartbeat's value is the count of heartbeat replies
-received, so that a node which can send but not receive is seen to stop. Heartbeats also stop when the agent's own loop
-does not tick, because a stuck agent is of no use to anybody.
+Nothing else runs here: no hooks, no reconnects, no name look-ups. The counter counts the replies to heartbeats, so that
+it stops for a node that can send but not receive. It also stops when the agent's loop does not tick, since a stuck
+agent takes no part in the job.
 
-Each heartbeat watches the leader's, and so this thread is the one that notices when the leader's has stopped.
+The reply to a heartbeat brings the leader's counter, and so this thread notices when the leader's has stopped.
 """
 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,30 +19,30 @@ from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.row_delay import spread_fraction
 from elastic_core.protocol.succession import LeaderSigns, succession_place, takeover_at
 from elastic_core.rendezvous.backend import HeartbeatReply, RendezvousBackend
+from elastic_core.session.runtime import Runtime
 
 LOOKS_APART = 0.02
-"""How much later than the one that came before it a node looks how many become the leader before it, in places: 10
-ms."""
+"""How much later than the node that came before it a node finds out its place in the succession, in places: 10 ms."""
 RETRY = 0.1
-"""Seconds between two looks at a leader that seems to be gone, while others stand before us."""
+"""Seconds between two looks at a leader that seems to be gone, while other nodes succeed it before this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatCalls:
-    """What the heartbeat tells its session; each call must return at once."""
+    """The session's functions that the heartbeat calls. Each must return at once."""
 
     contact: Callable[[float, bool], None]
-    """A heartbeat was taken that was begun then; whether this node had read all that the store held when it took it."""
+    """A heartbeat was answered: when it began, and whether this node had read all that the store held then."""
     lost: Callable[[RendezvousConnectionError], None]
     """The connection broke; give the heartbeat a new one by :meth:`Heartbeat.reconnected`."""
     row: Callable[[int | None], None]
-    """The revision that the store holds of our row, None for no row (rule S7)."""
+    """The revision that the store holds of this node's row, None for no row (rule S7)."""
     behind: Callable[[], None]
     """The store has fewer entries than this node has read (rule S3)."""
     take_leader: Callable[[Ledger, DeposedLeader, str], None]
-    """The leader is gone, and it is our turn: the ledger that this was judged by, what was last heard, and why."""
+    """The leader is gone, and this node is the next: the ledger that this was judged by, what was last heard, why."""
     given_up: Callable[[ElasticError], None]
-    """The store holds what cannot be; whoever hears of it ends the heartbeat."""
+    """The store holds something invalid; the session ends the heartbeat."""
     crashed: Callable[[BaseException], None]
     """The thread met a defect."""
 
@@ -56,13 +55,13 @@ class Heartbeat:
         node_id: str,
         store: RendezvousBackend | None,
         ledger: Ledger,
-        now: Callable[[], float],
+        runtime: Runtime,
         calls: HeartbeatCalls,
     ) -> None:
         self._node_id = node_id
         self._store = store
         self._ledger = ledger
-        self._now = now
+        self._now = now = runtime.now
         self._calls = calls
         self._count = 1
         self._contact_at = self._leader_changed_at = self._ticked_at = self._tried_at = now()
@@ -74,11 +73,11 @@ class Heartbeat:
         self._gap_at = -math.inf
         """When this node had the store back after it had last been cut off."""
         self._place = 0.0
-        """How many become the leader before us; a node without a rank finds that out when it matters."""
+        """How many nodes succeed the leader before this one; a node without a rank finds that out when it matters."""
         self._guessed = False
         self._stopped = False
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="elastic-heartbeat", daemon=True)
+        self._changed = runtime.condition()
+        self._thread = runtime.thread(target=self._run, name="elastic-heartbeat", daemon=True)
         self.follow(ledger)
 
     @property
@@ -96,13 +95,13 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop beating; returns at once."""
+        """Send no further heartbeat; returns at once."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
 
     def hang_up(self) -> None:
-        """Stop, and end whatever the thread waits for."""
+        """Stop, and close the connection that the thread waits for."""
         with self._changed:
             self._stopped = True
             store = self._store
@@ -124,7 +123,7 @@ class Heartbeat:
         self._ticked_at = self._now()
 
     def follow(self, ledger: Ledger) -> None:
-        """The ledger has grown, which answers whatever was reported before."""
+        """The ledger has grown, which answers every report made before."""
         with self._changed:
             self._ledger, self._reported_at = ledger, None
             self._place, self._guessed = 0.0, False
@@ -200,8 +199,8 @@ class Heartbeat:
     def _find_place(self, store: RendezvousBackend, ledger: Ledger) -> float:
         """The place of a node without a rank, in order of arrival.
 
-        Only the whole roster tells, and thousands must not read it at once: those who came long after the leader (or
-        before it) look a little later, by when mostly somebody has taken its place.
+        Only the whole roster shows it, and thousands of nodes must not read it at once. A node that came long after the
+        leader (or before it) reads it a little later, when mostly another one has taken the leader's place.
         """
         if self._guessed:
             return succession_place(ledger, [row.node_id for row in store.roster() if not row.broken], self._node_id)

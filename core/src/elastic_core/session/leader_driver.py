@@ -1,21 +1,22 @@
-"""The leader's driver: read the roster, let :func:`~elastic_core.protocol.leader.decide` decide, write the entry.
+"""The leader's driver: reads the roster, lets :func:`~elastic_core.protocol.leader.decide` decide, writes the entry.
 
-It holds no opinion of its own. One :meth:`LeaderDriver.turn` is one look; the session's reader thread calls it after
-every change and at the instants that it asked for.
+One :meth:`LeaderDriver.turn` is one look; the session's reader calls it after every change and at the instants that the
+last turn returned.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError as FutureTimeoutError
+from concurrent.futures import Future, TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import History, Incident, Verdict
-from elastic_core.protocol.codec import OversizedError, encode_entry
+from elastic_core.protocol.codec import OversizedError
 from elastic_core.protocol.compaction import entries_to_shrink
 from elastic_core.protocol.failure_detector import (
     Observation,
@@ -34,15 +35,14 @@ from elastic_core.protocol.ledger import Closed, Counters, Entry, Ledger, Round,
 from elastic_core.protocol.limits import MAX_UNREAD_ROWS, UNREAD_ID_LENGTH
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.session.join import Clock
+from elastic_core.session.contact import Backoff
 from elastic_core.session.ledger_reader import check_head, said_by
-from elastic_core.session.retry import Backoff
-from elastic_core.threads import asked
+from elastic_core.session.runtime import Runtime
 
 Judge = Callable[[Incident, History], Verdict]
 """Asks the failure policies; returns within its own time limit."""
 NodeGone = Callable[[NodeInfo], bool]
-"""Asks the plugins whether somebody knows that a node is gone for good; returns within its own time limit."""
+"""Asks the plugins whether a node is known to be gone for good; returns within its own time limit."""
 ASK_AGAIN = 10.0
 """Seconds between two questions about nodes for whose fence the job waits."""
 
@@ -51,26 +51,24 @@ LOOKS = 2
 TIDYING_SECONDS = 0.5
 """Seconds from the end of a look within which a turn may begin to remove a row or shrink an entry; see THINKING."""
 THINKING = 0.3
-"""Seconds that the policies may think before the broken round is halted; reporters give a leader 1 s (rule L2)."""
-
-
+"""Seconds that the policies may take before the broken round is halted; reporters give a leader 1 s (rule L2)."""
 PATIENCE = 1.0
-"""Seconds that the job must have waited for somebody before people are told."""
+"""Seconds that the job must have waited for a node before people are told."""
 
 
 @dataclass
 class LeaderDriver:
-    """The leader's memory and its hands. Used by one thread."""
+    """What the leader remembers between turns, and the turns. Used by one thread."""
 
     node_id: str
     judge: Judge
-    clock: Clock
+    runtime: Runtime
     publish: Callable[[Event], None]
     node_gone: NodeGone | None = None
     """None where no plugin would be asked."""
     watch: Watch = field(default_factory=Watch)
     slept: float = 0.0
-    """Seconds that whoever takes the turns has waited since the last one because it chose to: no gap in its contact."""
+    """Seconds that the caller has waited since the last turn by choice: they are no gap in its contact."""
     _unanswered: tuple[float, ...] = ()
     """For the newest looks, seconds since the look before less what was slept: how long a look takes."""
     _looked_at: float = 0.0
@@ -82,7 +80,7 @@ class LeaderDriver:
     _waiting_for: str = ""
     _tell_at: float | None = None
     unread: tuple[str, ...] = ()
-    """The ids of the rows that could not be read in the last look: at most MAX_UNREAD, and none that no agent has."""
+    """The ids of the rows that could not be read in the last look: at most MAX_UNREAD_ROWS, and none that no agent has."""
     _malformed: frozenset[str] = frozenset()
     _decoded: dict[str, tuple[bytes, NodeRow]] = field(default_factory=dict)
     _kept: int = 0
@@ -100,18 +98,18 @@ class LeaderDriver:
 
     @property
     def waiting_for(self) -> str:
-        """Whom the job waits for, as far as the last look showed; '' for nobody."""
+        """The nodes that the job waits for, as far as the last look showed; '' for none."""
         return self._waiting_for
 
     def turn(self, store: RendezvousBackend, ledger: Ledger) -> float | None:
         """Look once, and act. Returns the instant to look again at; None to wait for a change.
 
-        An entry that it appended is not acted on here: the reader reads it like everybody else (I11).
+        An entry that it appends is not acted on here: the reader reads it, as every other node does (I11).
 
         Raises:
             RendezvousConnectionError: The store cannot be reached; what was being written may or may not have landed.
         """
-        self._looked_at = self.clock.now()  # before the look: a pause after it must not count as anybody's silence
+        self._looked_at = self.runtime.now()  # before the look: a pause after it must not count as a node's silence
         alone, gap_at = self.alone(ledger), self.watch.gap_at
         slept, self.slept = self.slept, 0.0
         gap = contact_gap(ledger.settings.timing, min(self._unanswered, default=0.0))
@@ -119,10 +117,10 @@ class LeaderDriver:
         if watch.read_at is not None and math.isfinite(watch.read_at):
             self._unanswered = (*self._unanswered, self._looked_at - watch.read_at - slept)[-LOOKS:]
         self.watch = observe(watch, self._rows(store, ledger), self._looked_at, gap=gap, slept=slept)
-        if alone:  # it may have slept, and has missed nobody; its own row is judged anew after a gap all the same
+        if alone:  # it may have slept, and has missed no node; its own row is judged anew after a gap all the same
             self.watch = replace(self.watch, gap_at=gap_at)
         self._hear_of_gone()
-        self._tidies_since = self.clock.now()  # after the look, which may itself take seconds
+        self._tidies_since = self.runtime.now()  # after the look, which may itself take seconds
         self._prune(store, ledger)
         self._shrink(store, ledger)
         if ledger.head.id == self._built_on and self._looked_at < self._append_at:
@@ -135,11 +133,11 @@ class LeaderDriver:
             decision = decide(self._view(store, ledger))
         match decision:
             case Append(body, counters):
-                now = self.clock.now()
+                now = self.runtime.now()
                 entry = compose(
                     ledger,
                     body,
-                    entry_id=self.clock.new_id(),
+                    entry_id=self.runtime.new_id(),
                     author=self.node_id,
                     now=now,
                     counters=counters,
@@ -151,8 +149,8 @@ class LeaderDriver:
                 self._ask_who_is_gone(silent)
                 if self._thinking is not None:  # nothing else can be decided before the verdict, which has a time limit
                     self._thinking.exception()
-                    self.watch = replace(self.watch, gap_at=self.clock.now())
-                    return self.clock.now()
+                    self.watch = replace(self.watch, gap_at=self.runtime.now())
+                    return self.runtime.now()
                 if waiting and self._tell_at is not None:
                     return self._tell_at if at is None else min(at, self._tell_at)
                 return at
@@ -161,37 +159,36 @@ class LeaderDriver:
     def _append(self, store: RendezvousBackend, ledger: Ledger, entry: Entry) -> float:
         """Append it, and look again at once, since there is something new to read.
 
-        A store that answers and has nothing new to read, time after time, answers reads with an older state, or does
-        not keep what it takes: it is asked ever more seldom. What it does bring wakes the reader all the same.
+        A store that takes an entry and has nothing new to read, time after time, answers reads with an older state, or
+        does not keep what it takes. It is asked ever more seldom; anything new in it wakes the reader all the same.
 
-        An entry that does not fit into a value would not fit for a successor either, so the run ends, and says why.
+        An entry that does not fit into a value would not fit for a successor either, so the run is closed instead.
         """
         try:
-            data = encode_entry(entry)
+            data = self.runtime.codec.encode_entry(entry)
         except OversizedError as exc:
             entry = _closed_for(ledger, entry, exc)
-            data = encode_entry(entry)
+            data = self.runtime.codec.encode_entry(entry)
         if store.workers_store is not None and isinstance(entry.body, Round):
             store.forget_workers()  # an embedded store has one leader, so no other one has begun this round meanwhile
         if store.append(ledger.head.link, entry.link, data):
             self._taken = entry
         else:
-            check_head(store, ledger)  # somebody else was faster, and the reader finds the entry
+            check_head(store, ledger, self.runtime.codec)  # another node was faster, and the reader finds its entry
         if ledger.head.id != self._built_on:
             self._built_on, self._append_at = ledger.head.id, -math.inf
             self._backoff.worked()
-            return self.clock.now()
-        self._append_at = self.clock.now() + self._backoff.failed()
+            return self.runtime.now()
+        self._append_at = self.runtime.now() + self._backoff.failed()
         return self._append_at
 
     def alone(self, ledger: Ledger) -> bool:
-        """Whether there is nobody else to look for: the store wakes a leader when somebody comes."""
+        """Whether there is no other node to watch: the store wakes a leader when one comes."""
         members = ledger.round.group_ranks if ledger.round is not None else {}
         return not {*self.watch.nodes, *members} - {self.node_id}
 
     def successor(self, ledger: Ledger) -> str | None:
-        """Who should become the leader when this node leaves: the first living member, else the first living
-        newcomer."""
+        """The next leader when this node leaves: the first living member, else the first living newcomer."""
         members = ledger.round.group_ranks if ledger.round is not None else {}
         timing, now = ledger.settings.timing, self._looked_at
         for node_id in [*members, *(other for other in self.watch.nodes if other not in members)]:
@@ -221,7 +218,7 @@ class LeaderDriver:
             value, row = self._decoded.get(seen.node_id, (None, None))
             if row is None or value != seen.value:
                 try:
-                    row = said_by(seen)
+                    row = said_by(seen, self.runtime.codec)
                 except RendezvousStateError as exc:
                     self._report_malformed(seen.node_id, exc)
                     unread.append(seen.node_id)
@@ -240,7 +237,7 @@ class LeaderDriver:
             self.publish(Event("row_ignored", f"A row in the store is ignored: {exc}", Level.WARNING, {"row": node_id}))
 
     def _prune(self, store: RendezvousBackend, ledger: Ledger) -> None:
-        """Remove rows of the dead (P2), but not of the newest round: they still prove that it is over (rule S4)."""
+        """Remove rows of dead nodes (P2), but not of the newest round: they still prove that it is over (rule S4)."""
         timing, now = ledger.settings.timing, self._looked_at
         members = ledger.round.group_ranks if ledger.round is not None else {}
         others = [node_id for node_id in self.watch.nodes if node_id not in members]
@@ -257,21 +254,21 @@ class LeaderDriver:
 
     def _is_late(self) -> bool:
         """Whether this turn has tidied up for long enough: the rest can wait for the next one, an incident cannot."""
-        return self.clock.now() - self._tidies_since > TIDYING_SECONDS
+        return self.runtime.now() - self._tidies_since > TIDYING_SECONDS
 
     def _shrink(self, store: RendezvousBackend, ledger: Ledger) -> None:
-        """Turn entries that everybody has passed into tombstones."""
+        """Turn entries that every node has read beyond into tombstones."""
         history = ledger.head.run, ledger.head.epoch
         if history != self._history:
             self._history, self._kept = history, ledger.head.anchors.kept
-        for index in entries_to_shrink(ledger, self.watch, self._kept):
+        for index in entries_to_shrink(ledger, self.watch, self._kept, self.runtime.whole):
             if self._is_late():
                 return
             store.shrink(index)
             self._kept = index + 1
 
     def _ask(self, incident: Incident, ledger: Ledger) -> None:
-        """Ask the policies, on a thread of their own; wait a moment, since they mostly answer at once."""
+        """Ask the policies, on another thread; wait a moment, since they mostly answer at once."""
         counters = ledger.counters
         history = History(
             restarts=counters.restarts,
@@ -280,9 +277,7 @@ class LeaderDriver:
             losses={host: losses.count for host, losses in counters.losses.items()},
         )
         if self._judgement is None or self._judgement.round != incident.round:
-            pool = ThreadPoolExecutor(1, thread_name_prefix="elastic-judge")
-            self._thinking = pool.submit(self.judge, incident, history)
-            pool.shutdown(wait=False)
+            self._thinking = self.runtime.ask(partial(self.judge, incident, history), name="elastic-judge")
             self._judgement = Judgement(round=incident.round)
         if self._thinking is not None:
             try:
@@ -291,23 +286,25 @@ class LeaderDriver:
                 return
 
     def _ask_who_is_gone(self, node_ids: Sequence[str]) -> None:
-        """Ask the plugins about these nodes, on a thread of its own, which nobody waits for."""
-        now, node_gone = self.clock.now(), self.node_gone
+        """Ask the plugins about these nodes, on another thread; a later turn takes in the answer."""
+        now, node_gone = self.runtime.now(), self.node_gone
         if node_gone is None or not node_ids or self._asking is not None or now < self._ask_at:
             return
         self._ask_at = now + ASK_AGAIN
         infos = [seen.row.info for node_id in node_ids if (seen := self.watch.get(node_id)) is not None]
-        self._asking = asked(lambda: [info.node_id for info in infos if node_gone(info)], name="elastic-node-gone")
+        self._asking = self.runtime.ask(
+            lambda: [info.node_id for info in infos if node_gone(info)], name="elastic-node-gone"
+        )
 
     def _hear_of_gone(self) -> None:
-        """Take in what the plugins have answered by now."""
+        """Take in the plugins' answer, if they have answered."""
         if self._asking is not None and self._asking.done():
             answer, self._asking = self._asking.result(), None
             self.watch = vouch(self.watch, answer)
 
     def _tell(self, waiting: str) -> None:
-        """Say whom the job waits for, once, and not before it is clear that it has to."""
-        key, now = waiting.split(", for up to")[0], self.clock.now()  # the time left changes at every look
+        """Tell people once what the job waits for, after it has waited for a moment."""
+        key, now = waiting.split(", for up to")[0], self.runtime.now()  # the time left changes at every look
         if key != self._waiting_for:
             self._waiting_for, self._tell_at = key, now + PATIENCE
         elif key and self._tell_at is not None and now >= self._tell_at:

@@ -1,12 +1,13 @@
-"""Reading the ledger from a store: all of it at first (a newcomer needs six entries at most), then what is new.
+"""Reads the ledger from a store: what a newcomer needs (six entries at most), then what is new. And roster rows.
 
-And what a roster row says.
+A function that takes a store raises RendezvousConnectionError where the store cannot be reached, and
+RendezvousStateError where the store holds something invalid.
 """
 
 from __future__ import annotations
 
 from elastic_core.errors import RendezvousStateError
-from elastic_core.protocol.codec import decode_entry, decode_row
+from elastic_core.protocol.codec import CODEC, Codec
 from elastic_core.protocol.ledger import Entry, HistoryChangedError, Ledger, restore_ledger
 from elastic_core.protocol.roster import NodeRow
 from elastic_core.rendezvous.backend import TOMBSTONE, Cursor, RendezvousBackend, RosterRow
@@ -15,26 +16,24 @@ _PLANTED = "Something else writes to the store: use another --rdzv_id, or keep i
 
 
 class MissingHeadError(HistoryChangedError):
-    """The store has no entry where it says that its newest one is: nobody puts that back."""
+    """The store has no entry where it says that its newest one is: no node puts that back."""
 
 
-def load(store: RendezvousBackend, now: float) -> Ledger | None:
+def load(store: RendezvousBackend, now: float, codec: Codec = CODEC) -> Ledger | None:
     """The ledger as it stands; None for an empty store.
 
     Raises:
         MissingHeadError: The newest entry is missing.
-        HistoryChangedError: An entry is missing, as while somebody deletes or restores them.
-        RendezvousStateError: The store holds something that cannot be.
-        RendezvousConnectionError: The store cannot be reached.
+        HistoryChangedError: An entry is missing, as while entries are deleted or restored.
     """
     index = store.wait(Cursor(), roster=False, timeout=0).head
     while index:
-        head = _entry(store, index)
+        head = _entry(store, index, codec)
         at = head.anchors
         anchors = {index: head}
         needed = (at.open, at.round, at.latest, at.halt, at.plan, at.stop_at, at.over)
         for anchor in needed:
-            if anchor and anchor not in anchors and (entry := peek(store, anchor)) is not None:
+            if anchor and anchor not in anchors and (entry := peek(store, anchor, codec)) is not None:
                 anchors[anchor] = entry
         gone = {*needed} - {0, *anchors}
         if not gone:
@@ -46,36 +45,25 @@ def load(store: RendezvousBackend, now: float) -> Ledger | None:
     return None
 
 
-def peek(store: RendezvousBackend, index: int) -> Entry | None:
-    """The entry at ``index``; None for a tombstone, and where there is none.
-
-    Raises:
-        RendezvousStateError: It cannot be.
-        RendezvousConnectionError: The store cannot be reached.
-    """
+def peek(store: RendezvousBackend, index: int, codec: Codec = CODEC) -> Entry | None:
+    """The entry at ``index``; None for a tombstone, and where there is none."""
     data = store.read(index) if index else None
-    return None if data is None or data == TOMBSTONE else _decoded(index, data)
+    return None if data is None or data == TOMBSTONE else _decode(index, data, codec)
 
 
-def _decoded(index: int, data: bytes) -> Entry:
-    """The entry at ``index``.
-
-    Raises:
-        RendezvousStateError: It cannot be, or is that of another place.
-    """
-    entry = decode_entry(data)
+def _decode(index: int, data: bytes, codec: Codec) -> Entry:
+    """Decode the entry at ``index``, and check that it is that of its place."""
+    entry = codec.decode_entry(data)
     if entry.index != index:
         raise RendezvousStateError(f"The store has entry {entry.index} in the place of {index}.", hint=_PLANTED)
     return entry
 
 
-def news(store: RendezvousBackend, ledger: Ledger, head: int | None = None) -> tuple[Entry, ...]:
+def news(store: RendezvousBackend, ledger: Ledger, head: int | None = None, codec: Codec = CODEC) -> tuple[Entry, ...]:
     """The entries after ``ledger.head``, in order: as far as ``head``, or to where there is none (one read more).
 
     Raises:
-        HistoryChangedError: They are tombstones: the others have long passed them.
-        RendezvousStateError: An entry cannot be.
-        RendezvousConnectionError: The store cannot be reached.
+        HistoryChangedError: They are tombstones: all other nodes have read beyond them.
     """
     found: list[Entry] = []
     index = ledger.head.index + 1
@@ -83,48 +71,46 @@ def news(store: RendezvousBackend, ledger: Ledger, head: int | None = None) -> t
         if data == TOMBSTONE:
             raise HistoryChangedError(f"Entry {index} was shrunk before it was read.")
         try:
-            found.append(_decoded(index, data))
+            found.append(_decode(index, data, codec))
         except RendezvousStateError:
             if store.read(index) == data:
                 raise
-            continue  # what woke us had brought something else along, which was only a hint
+            continue  # the first value had come with a notification, which is only a hint
         index += 1
     return tuple(found)
 
 
-def check_head(store: RendezvousBackend, ledger: Ledger) -> None:
+def check_head(store: RendezvousBackend, ledger: Ledger, codec: Codec = CODEC) -> None:
     """Make sure that the store still has the entry that ``ledger`` ends with, or a later one.
 
     Raises:
         HistoryChangedError: It has another one in its place, or none.
-        RendezvousStateError: That cannot be read.
-        RendezvousConnectionError: The store cannot be reached.
     """
-    found = peek(store, ledger.head.index)
+    found = peek(store, ledger.head.index, codec)
     if found is None or found.link != ledger.head.link:
         raise HistoryChangedError(f"Entry {ledger.head.index} is not the one that was read before.")
 
 
 def missing_entry(index: int) -> HistoryChangedError:
-    """The store lacks an entry that it must have, and has newer ones."""
+    """The error for a store that lacks an entry and has newer ones."""
     return HistoryChangedError(
         f"Entry {index} is missing from the store.", hint="The store lost data; use another --rdzv_id."
     )
 
 
-def said_by(found: RosterRow) -> NodeRow:
-    """What a row says.
+def said_by(found: RosterRow, codec: Codec = CODEC) -> NodeRow:
+    """Decode a row.
 
     Raises:
-        RendezvousStateError: It cannot be, or what the store has in its place is no row.
+        RendezvousStateError: It is invalid.
     """
     if found.broken:
         raise RendezvousStateError(found.broken)
-    return decode_row(found.value)
+    return codec.decode_row(found.value)
 
 
-def _entry(store: RendezvousBackend, index: int) -> Entry:
-    entry = peek(store, index)
+def _entry(store: RendezvousBackend, index: int, codec: Codec) -> Entry:
+    entry = peek(store, index, codec)
     if entry is None:
         message = f"Entry {index} is missing from the store, which says that it is the newest."
         raise MissingHeadError(message, hint=_PLANTED)

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 from dataclasses import replace
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError, StoreLostError
-from elastic_core.protocol.codec import encode_row
 from elastic_core.protocol.ledger import Closed
 from elastic_core.protocol.roster import NodeRow
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
 from elastic_core.session.arrival import Arrival, verdict_since
-from elastic_core.session.join import Applicant, Clock, run_takes
+from elastic_core.session.contact import Backoff
+from elastic_core.session.join import Applicant, run_takes
 from elastic_core.session.ledger_reader import load
-from elastic_core.session.retry import Backoff
+from elastic_core.session.runtime import Runtime
 
 
 class Lookout:
@@ -28,18 +27,18 @@ class Lookout:
     Args:
         store: What the node reads the ledger over.
         applicant: The node.
-        clock: Its clock.
+        runtime: The node's.
         arrival: What it found when it first read the ledger.
     """
 
-    def __init__(self, store: RendezvousBackend, applicant: Applicant, clock: Clock, arrival: Arrival) -> None:
-        self._root, self._applicant, self._clock, self._arrival = store, applicant, clock, arrival
-        self._node_id = clock.new_id()
+    def __init__(self, store: RendezvousBackend, applicant: Applicant, runtime: Runtime, arrival: Arrival) -> None:
+        self._root, self._applicant, self._runtime, self._arrival = store, applicant, runtime, arrival
+        self._node_id, self._takes = runtime.new_id(), run_takes(applicant)
         self._found: Closed | StoreLostError | None = None
         self._connection: RendezvousBackend | None = None
-        self._stopping, self._entered = threading.Event(), threading.Event()
+        self._stopping, self._entered = runtime.event(), runtime.event()
         self._heard, self._tell = socket.socketpair()
-        self._thread = threading.Thread(target=self._run, name="elastic-lookout", daemon=True)
+        self._thread = runtime.thread(target=self._run, name="elastic-lookout", daemon=True)
         self._thread.start()
 
     def fileno(self) -> int:
@@ -104,11 +103,11 @@ class Lookout:
         heartbeats, interval = 0, self._applicant.settings.timing.beat_interval
         if store.embedded:
             row = NodeRow(info=replace(self._applicant.info, node_id=self._node_id))
-            store.enter(self._node_id, encode_row(row))
+            store.enter(self._node_id, self._runtime.codec.encode_row(row))
         self._entered.set()
         while not self._stopping.is_set():
-            if (ledger := load(store, self._clock.now())) is not None:
-                verdict = verdict_since(store, self._arrival, ledger, run_takes(self._applicant))
+            if (ledger := load(store, self._runtime.now(), self._runtime.codec)) is not None:
+                verdict = verdict_since(store, self._arrival, ledger, self._takes, self._runtime.codec)
                 if verdict is not None:
                     return verdict
             head = Cursor() if ledger is None else Cursor(ledger.head.index)

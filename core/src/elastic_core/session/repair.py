@@ -1,11 +1,11 @@
-"""Putting back what a store has lost: the driver of ``history`` (rule S3). One call is one look, on one connection."""
+"""Puts back what a store has lost: the driver of ``protocol.repair`` (rule S3). One call is one look."""
 
 from __future__ import annotations
 
 from typing import TypeAlias
 
 from elastic_core.errors import RendezvousStateError
-from elastic_core.protocol.codec import encode_entry
+from elastic_core.protocol.codec import Codec
 from elastic_core.protocol.ledger import (
     Entry,
     HistoryChangedError,
@@ -29,14 +29,13 @@ from elastic_core.protocol.repair import (
     settle,
 )
 from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend
-from elastic_core.session.join import Clock
 from elastic_core.session.ledger_reader import check_head, load, news, peek
+from elastic_core.session.runtime import Runtime
 
 ATTEMPTS = 8
 """Times to look again after others have written meanwhile; then the next heartbeat tries again."""
 AWAY = "this node was away for long"
 """Why a node goes on from another entry than the next."""
-
 
 Restored: TypeAlias = "tuple[str, Ledger | None] | Rejoin | None"
 
@@ -46,7 +45,7 @@ def restore(
     mine: Ledger,
     memory: Memory,
     node_id: str,
-    clock: Clock,
+    runtime: Runtime,
     *,
     unread: HistoryChangedError | None = None,
 ) -> Restored:
@@ -57,38 +56,39 @@ def restore(
         mine: What this node has read.
         memory: The newest entries of it.
         node_id: This node.
-        clock: Its clock.
+        runtime: The node's.
         unread: Why it could not read on, if it could not.
 
     Returns:
-        None where they are one already, or things change too fast to tell. Else what was lost, for people, and the
-        ledger to go on from (None: the one that this node has); or that it cannot go on.
+        None where they are one already, or change too fast to tell. Else what was lost, for people, and the ledger to
+        go on from (None: the one that this node has); or a Rejoin where it cannot go on.
 
     Raises:
         HistoryChangedError: The store has lost what its newest entry stands on, or loses entries at this very moment.
-        RendezvousStateError: The store holds what cannot be read.
+        RendezvousStateError: The store holds something invalid.
         RendezvousConnectionError: It cannot be reached; what was being written may or may not have landed.
     """
     lost = gone = None
+    codec = runtime.codec
     for _ in range(ATTEMPTS):
         head = store.wait(Cursor(), roster=False, timeout=0).head
-        at = peek(store, index := min(head, mine.head.index))
+        at = peek(store, index := min(head, mine.head.index), codec)
         shrunk = at is None and index > 0 and store.read(index) == TOMBSTONE
         match what := overlap(mine, memory, head, at, shrunk=shrunk):
             case Intact() if unread is None or mine.closed is not None:
                 return None if lost is None else (lost, None)
             case PutBack(entries) if at is not None:
                 lost = lost or describe_loss(head, mine)
-                _put_back(store, at.link, entries)
+                _put_back(store, at.link, entries, codec)
                 continue
         try:
-            theirs = load(store, clock.now())
-            theirs = None if theirs is None else ledger_read_at(theirs, clock.now())
+            theirs = load(store, runtime.now(), codec)
+            theirs = None if theirs is None else ledger_read_at(theirs, runtime.now())
         except HistoryChangedError as exc:
             gone = exc
-            continue  # somebody deletes or restores entries at this very moment
+            continue  # entries are deleted or restored at this very moment
         if isinstance(what, (Intact, Passed)) and theirs is not None and can_follow(mine, theirs):
-            found = _onward(store, mine, theirs, None if isinstance(what, Passed) else unread)
+            found = _onward(store, mine, theirs, None if isinstance(what, Passed) else unread, codec)
             return (lost, None) if found is None and lost is not None else found
         match settle(mine, memory, theirs):
             case Rejoin() as rejoin:
@@ -97,17 +97,19 @@ def restore(
                 return lost or "the store had lost entries, or this node was away", theirs
         lost = lost or describe_loss(head, mine)
         prev = ORIGIN if theirs is None else theirs.head.link
-        body, now = compose_resume(mine, lost), clock.now()
-        entry = compose(mine, body, entry_id=clock.new_id(), author=node_id, leader=mine.leader, now=now, store=prev)
-        if store.append(prev, entry.link, encode_entry(entry)):
+        body, now = compose_resume(mine, lost), runtime.now()
+        entry = compose(mine, body, entry_id=runtime.new_id(), author=node_id, leader=mine.leader, now=now, store=prev)
+        if store.append(prev, entry.link, codec.encode_entry(entry)):
             return lost, open_ledger(entry, now)
     if gone is not None:
         raise gone
     return None
 
 
-def _onward(store: RendezvousBackend, mine: Ledger, theirs: Ledger, unread: HistoryChangedError | None) -> Restored:
-    """From what this node has read to what the store has come to, ``theirs``; ``unread`` is why it cannot just read on.
+def _onward(
+    store: RendezvousBackend, mine: Ledger, theirs: Ledger, unread: HistoryChangedError | None, codec: Codec
+) -> Restored:
+    """Go on from what this node has read to the store's newest entry; ``unread`` is why it cannot just read on.
 
     Raises:
         HistoryChangedError: The store has lost entries at this very moment.
@@ -118,7 +120,7 @@ def _onward(store: RendezvousBackend, mine: Ledger, theirs: Ledger, unread: Hist
     if unread is None:
         return AWAY, theirs
     try:
-        between = news(store, mine, theirs.head.index)
+        between = news(store, mine, theirs.head.index, codec)
     except HistoryChangedError:
         return AWAY, theirs  # over tombstones; entries before them may be whole, in a store that has lost shrinks
     if len(between) < theirs.head.index - mine.head.index:
@@ -126,7 +128,7 @@ def _onward(store: RendezvousBackend, mine: Ledger, theirs: Ledger, unread: Hist
     ledger = mine
     for entry in between:
         if (entry.prev, entry.index) != (ledger.head.id, ledger.head.index + 1):
-            check_head(store, mine)
+            check_head(store, mine, codec)
             hint = "Something else writes to the store; use another --rdzv_id."
             raise RendezvousStateError(unread.message, hint=hint)
         try:
@@ -135,12 +137,12 @@ def _onward(store: RendezvousBackend, mine: Ledger, theirs: Ledger, unread: Hist
             return "another run has been there meanwhile", theirs
         if ledger.closed is not None:
             break
-    return None  # others have put back meanwhile what could not be read
+    return None  # other nodes have put back meanwhile what could not be read
 
 
-def _put_back(store: RendezvousBackend, prev: Link, entries: tuple[Entry, ...]) -> None:
-    """Append the entries, until somebody else writes something there: the same, or not."""
+def _put_back(store: RendezvousBackend, prev: Link, entries: tuple[Entry, ...], codec: Codec) -> None:
+    """Append the entries, until another node appends there: the same entries, or others."""
     for entry in entries:
-        if not store.append(prev, entry.link, encode_entry(entry)):
+        if not store.append(prev, entry.link, codec.encode_entry(entry)):
             return
         prev = entry.link

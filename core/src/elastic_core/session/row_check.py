@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.events import Event, Level
-from elastic_core.protocol.codec import written_by
+from elastic_core.protocol.codec import CODEC, Codec, written_by
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.ledger_reader import said_by
@@ -25,10 +25,11 @@ class RowCheck:
     Args:
         node_id: This node.
         publish: Takes the warning; it is said once for each leader.
+        codec: Decodes rows.
     """
 
-    def __init__(self, node_id: str, publish: Callable[[Event], None]) -> None:
-        self._node_id, self._publish = node_id, publish
+    def __init__(self, node_id: str, publish: Callable[[Event], None], codec: Codec = CODEC) -> None:
+        self._node_id, self._publish, self._codec = node_id, publish, codec
         self._leader = ""
         self._pause = 0.0
         self._due_at = math.inf
@@ -38,6 +39,8 @@ class RowCheck:
         if ledger.leader != self._leader:
             self._leader, self._pause = ledger.leader, ledger.settings.timing.lost_after
             self._due_at = now + self._pause
+        if not self._codec.can_fail:
+            return False
         waits = ledger.closed is None and not ledger.is_member(self._node_id) and ledger.leader != self._node_id
         if not waits or now < self._due_at:
             return False
@@ -53,7 +56,7 @@ class RowCheck:
         """
         for found in store.roster([ledger.leader]):
             try:
-                row = said_by(found)
+                row = said_by(found, self._codec)
             except RendezvousStateError as exc:
                 self._tell(f"This node cannot read what {ledger.leader}, which decides, writes to the store: {exc}")
                 return

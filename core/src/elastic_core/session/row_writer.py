@@ -1,7 +1,7 @@
-"""The session's writer: it keeps the node's row up to date, and does the rare jobs.
+"""The session's writer: keeps the node's roster row up to date, and does the rare jobs.
 
-It has a thread and a connection of its own, and reconnects for as long as it takes. What it could not finish over one
-connection it begins again over the next.
+It has a thread and a connection of its own, and reconnects for as long as it takes. A job that it could not finish over
+one connection it begins again over the next.
 """
 
 from __future__ import annotations
@@ -12,24 +12,23 @@ from dataclasses import dataclass, replace
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError
 from elastic_core.incidents import Incident
-from elastic_core.protocol.codec import encode_row
 from elastic_core.protocol.ledger import HistoryChangedError
 from elastic_core.protocol.roster import NodeRow
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.session.join import Clock
+from elastic_core.session.contact import RETRY_FIRST, Backoff
 from elastic_core.session.leave import let_go
-from elastic_core.session.retry import RETRY_FIRST, Backoff
+from elastic_core.session.runtime import Runtime
 
 Job = Callable[[RendezvousBackend], None]
-"""Something to do over the writer's connection, from the beginning again if that breaks meanwhile."""
+"""Is called with the writer's connection, and again with the next one if that connection breaks meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
-class WriterCalls:
-    """What the writer asks and tells its session."""
+class RowWriterCalls:
+    """The session's functions that the writer calls."""
 
     connected: Callable[[], RendezvousBackend | None]
-    """A new connection, however long that takes; None when there is none to be had any more."""
+    """Returns a new connection, however long it takes; None when the session ends instead."""
     worked: Callable[[], None]
     """Store operations succeeded."""
     failed: Callable[[RendezvousConnectionError], None]
@@ -37,49 +36,54 @@ class WriterCalls:
     doubtful: Callable[[], None]
     """The store does not have what this node has read (rule S3)."""
     given_up: Callable[[ElasticError], None]
-    """The store holds what cannot be; the thread ends."""
+    """The store holds something invalid; the thread ends."""
     is_owed: Callable[[Incident], bool]
-    """Whether the leader owes an entry for an incident; its answer may have come before the store had the row."""
+    """Whether the leader owes an entry for an incident; the entry may have come before the store had the row."""
     reported: Callable[[], None]
-    """From now on it does."""
+    """The store has this node's report of an incident, and the leader owes an entry."""
     cut_off: Callable[[], bool]
-    """Whether this node has been without contact for as long as its fence takes: a row could win it a place in a round,
-    whose workers its fence would stop at once. It is told after the next heartbeat that is contact."""
+    """Whether this node has been without contact for as long as its fence takes. Its row could win it a place in a
+    round, whose workers the fence would stop at once; so it is written after the next heartbeat that is contact."""
 
 
-class Writer:
-    """What is to be written, and the thread that does it.
+class RowWriter:
+    """The rows and jobs to be written, and the thread that writes them.
 
     Args:
-        row: The one with which the node has entered, as revision 0.
-        clock: The session's.
-        wake: Guards what is here, and whatever of the session's must not change while a report is sent.
+        row: The row with which the node has entered, as revision 0.
+        runtime: The node's.
+        wake: Guards what is here, and the session's state that must not change while a report is sent.
         stopping: Set, and ``wake`` notified, when the thread is to end.
         calls: The session's.
     """
 
     def __init__(
-        self, row: NodeRow, clock: Clock, wake: threading.Condition, stopping: threading.Event, calls: WriterCalls
+        self,
+        row: NodeRow,
+        runtime: Runtime,
+        wake: threading.Condition,
+        stopping: threading.Event,
+        calls: RowWriterCalls,
     ) -> None:
-        self._node_id, self._clock, self._wake, self._stopping = row.info.node_id, clock, wake, stopping
+        self._node_id, self._runtime, self._wake, self._stopping = row.info.node_id, runtime, wake, stopping
         self._calls = calls
         self.connection: RendezvousBackend | None = None
         """What the thread writes over, while it has one."""
-        self.done = threading.Event()
-        """Nothing is left to tell the store: this node has left, or there is no store any more."""
+        self.done = runtime.event()
+        """Set when nothing is left to be written: this node has left, or there is no store any more."""
         self._row = row
-        self._unread: tuple[str, ...] = ()  # the nodes whose rows this one cannot read, which goes with every row
+        self._unread: tuple[str, ...] = ()  # the nodes whose rows this one cannot read; part of every row
         self._revision = 0
         self._due = 0.0  # when the newest revision is to be sent
         self._sent = 0  # the least that the store has; -1 once it is behind
-        self._unlisted = False  # whether the store has lost our row, which has to be entered anew
-        self._reported: Incident | None = None  # what the store was last told of
+        self._unlisted = False  # whether the store has lost the row, which has to be entered anew
+        self._reported: Incident | None = None  # the incident in the last row that was written
         self._jobs: list[Job] = []
 
     def publish(self, row: NodeRow, within: float = 0.0) -> None:
         """Make the roster say this ``within`` seconds; returns at once, and the newest row wins."""
         with self._wake:
-            due = self._clock.now() + within
+            due = self._runtime.now() + within
             self._due = min(self._due, due) if self._sent < self._revision else due
             self._row, self._revision = row, self._revision + 1
             self._wake.notify()
@@ -88,19 +92,19 @@ class Writer:
         """Have the row say that these nodes' rows cannot be read, where it does not say so yet."""
         if node_ids != self._unread:
             with self._wake:
-                self._unread, self._revision, self._due = node_ids, self._revision + 1, self._clock.now()
+                self._unread, self._revision, self._due = node_ids, self._revision + 1, self._runtime.now()
                 self._wake.notify()
 
     def later(self, job: Job) -> None:
-        """Have the thread do it."""
+        """Have the thread do a job."""
         with self._wake:
             self._jobs.append(job)
             self._wake.notify()
 
     def row_seen(self, revision: int | None) -> None:
-        """Rule S7: send again if the store is behind what was sent, or lost the row (None).
+        """Send the row again if the store is behind what was sent, or has lost the row (None) (rule S7).
 
-        A revision that this node has never sent is somebody else's, and none of its own would be taken any more.
+        A revision that this node has never sent was written by a stranger; the store would refuse this node's.
         """
         if revision is not None and revision > self._revision:
             self._calls.given_up(
@@ -157,17 +161,17 @@ class Writer:
         """Seconds until the row is to be written, or is looked at again; None where the store has the newest."""
         if self._sent >= self._revision:
             return None
-        return RETRY_FIRST if self._is_held() else max(0.0, self._due - self._clock.now())
+        return RETRY_FIRST if self._is_held() else max(0.0, self._due - self._runtime.now())
 
     def _is_held(self) -> bool:
         """Whether the row must wait for contact."""
         return self._calls.cut_off()
 
     def _tell(self, store: RendezvousBackend, row: NodeRow, revision: int) -> None:
-        """Bring our row up to date; the leader owes an answer from when it can have read what happened here."""
+        """Bring the row up to date; the leader owes an answer from when it can have read the incident."""
         if unlisted := self._unlisted:
-            store.enter(self._node_id, encode_row(row))
-        store.amend(self._node_id, revision, encode_row(row))
+            store.enter(self._node_id, self._runtime.codec.encode_row(row))
+        store.amend(self._node_id, revision, self._runtime.codec.encode_row(row))
         with self._wake:
             if unlisted or not self._unlisted:  # else it was lost meanwhile
                 self._sent, self._unlisted = max(self._sent, revision), False

@@ -6,8 +6,6 @@ connection that alone is dead, while the node's others are served: a firewall th
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from dataclasses import dataclass
 from elastic_core.errors import RendezvousConnectionError, without_passwords
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.guard import GuardedBackend
+from elastic_core.session.runtime import RUNTIME, Runtime
 
 ANSWER_WITHIN_SECONDS = 10.0
 """Seconds after which a call without an answer is told of; backends with a timeout give up sooner."""
@@ -82,6 +81,7 @@ def silence_told(
     endpoint: str,
     *,
     within: float = ANSWER_WITHIN_SECONDS,
+    runtime: Runtime = RUNTIME,
 ) -> Iterator[None]:
     """Have a thread tell, once, of a call without an answer, while the caller's own thread uses a connection.
 
@@ -90,17 +90,18 @@ def silence_told(
         tell: Called on that thread.
         endpoint: The store's, as the user gave it; '' for none.
         within: Seconds after which a call without an answer is told of.
+        runtime: The node's.
     """
-    over = threading.Event()
+    over = runtime.event()
 
     def watch() -> None:
         while not over.wait(within / 4):
             call = call_of(JOINING, store)
-            if call is not None and (silence := time.monotonic() - call.due) >= within:
+            if call is not None and (silence := runtime.now() - call.due) >= within:
                 tell(unanswered(call, silence, endpoint))
                 return
 
-    threading.Thread(target=watch, name="elastic-silence", daemon=True).start()
+    runtime.thread(target=watch, name="elastic-silence", daemon=True).start()
     try:
         yield
     finally:

@@ -20,9 +20,10 @@ from elastic_core.protocol.ledger import Body, Closed, Ledger, Member, Offer, Ro
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.settings import PROTOCOL, Agreement, Settings, Versions
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, Cursor, Link, RendezvousBackend, RosterRow
-from elastic_core.session.join import Applicant, Clock, Joined, join
+from elastic_core.session.join import Applicant, Joined, join
 from elastic_core.session.leave import readable
 from elastic_core.session.ledger_reader import load, news
+from elastic_core.session.runtime import Runtime
 from elastic_testing.connections import Connect, Connections, MakeBackend
 
 Plant: TypeAlias = Callable[[str, int, bytes], bool]
@@ -37,7 +38,7 @@ stored there (but for the heartbeat, where that is kept elsewhere). It says whet
 """
 
 _ids = count(1)
-CLOCK = Clock(now=lambda: 0.0, sleep=lambda seconds: None, new_id=lambda: f"id-{next(_ids)}")
+CLOCK = Runtime(now=lambda: 0.0, sleep=lambda seconds: None, new_id=lambda: f"id-{next(_ids)}")
 SUCCESS = Closed(success=True, why="all workers exited with 0", exit_code=0)
 
 

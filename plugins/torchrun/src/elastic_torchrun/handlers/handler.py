@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -54,16 +53,18 @@ from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo, RendezvousParameters
 from elastic_core.rendezvous.seal import protect
 from elastic_core.session.close import close_run
-from elastic_core.session.contact import FENCE_SHARE
-from elastic_core.session.join import Applicant, Clock, Joined, join
-from elastic_core.session.retry import (
+from elastic_core.session.contact import (
+    FENCE_SHARE,
     FIRST_CONNECTION_SECONDS,
     connect_at_first,
     persist,
     silent_store,
     store_awaited,
 )
-from elastic_core.session.session import Session, SessionCalls
+from elastic_core.session.join import Applicant, Joined, join
+from elastic_core.session.runtime import RUNTIME
+from elastic_core.session.session import Session
+from elastic_core.session.state import SessionCalls
 from elastic_core.session.store_calls import silence_told
 from elastic_torchrun.handlers import stores
 from elastic_torchrun.handlers.command import command_of
@@ -93,7 +94,7 @@ class TorchrunHandler(RendezvousHandler):
         scheduler_uid: str | None,
     ) -> None:
         self._connect, self._params, self._read, self._uid = connect, params, read, scheduler_uid
-        self._clock = Clock(new_id=lambda: uuid.uuid4().hex[:12])
+        self._runtime = RUNTIME
         self._changed = threading.Condition(threading.RLock())
         """Guards what follows, which the session's threads change, too."""
         self._store: RendezvousBackend | None = None
@@ -171,7 +172,7 @@ class TorchrunHandler(RendezvousHandler):
             if self._session is None or self._begun is None:
                 return 0
             current, since = self._begun
-            now = self._clock.now()
+            now = self._runtime.now()
             if now - since >= SILENT_PROGRESS and not self._state.progressed:
                 self._step(Progressed(current.number))
             fence = FENCE_SHARE * self._state.ledger.settings.timing.fence_after
@@ -187,7 +188,7 @@ class TorchrunHandler(RendezvousHandler):
         """Close the job as failed, unless it is closed."""
         if self._store is not None and self._session is not None:
             info = self._state.info
-            close_run(self._store, info.node_id, f"torchrun's agent on {info} has given up", self._clock)
+            close_run(self._store, info.node_id, f"torchrun's agent on {info} has given up", self._runtime)
 
     def shutdown(self) -> bool:
         """The agent ends: with the job, if its workers have finished; else the job is closed as failed, for all.
@@ -230,9 +231,9 @@ class TorchrunHandler(RendezvousHandler):
         for name in os.environ.keys() - inheritable(os.environ).keys():  # which has been read by now
             self._secrets[name] = os.environ.pop(name)  # torchrun's workers get all that there is
         info = NodeInfo(
-            node_id=self._clock.new_id(),
+            node_id=self._runtime.new_id(),
             host=host_name(),
-            host_id=self._clock.new_id(),  # without a slot there, and so as a host of its own: see the top
+            host_id=self._runtime.new_id(),  # without a slot there, and so as a host of its own: see the top
             slot=0,
             local_world_size=1,  # torchrun's agents tell each other
             role="torchrun",
@@ -255,7 +256,7 @@ class TorchrunHandler(RendezvousHandler):
 
         def joining(store: RendezvousBackend) -> Joined | Closed:
             with silence_told(store, lambda exc: say(silent_store(exc)), params.endpoint):
-                return join(store, applicant, self._clock)
+                return join(store, applicant, self._runtime)
 
         found = persist(self._store, joining, partial(self._wait, patience), timeout=patience)
         if isinstance(found, Closed):
@@ -265,7 +266,7 @@ class TorchrunHandler(RendezvousHandler):
         self._state, self._row = NodeState(info=info, ledger=found.ledger, offer=offer), found.row
         calls = SessionCalls(post=self._post, publish=say, judge=_restart, crashed=self._crashed)
         try:
-            self._session = Session(self._store, found, self._clock, calls)
+            self._session = Session(self._store, found, self._runtime, calls)
         except BaseException:
             with suppress(Exception):
                 self._store.remove(info.node_id)  # else it is given a round, for which the others wait in vain
@@ -325,7 +326,7 @@ class TorchrunHandler(RendezvousHandler):
     def _do(self, effect: Effect) -> None:
         match effect:
             case Start(current):
-                self._begun, self._fresh = (current, self._clock.now()), True
+                self._begun, self._fresh = (current, self._runtime.now()), True
             case MakeOffer():
                 self._step(Offered(self._offer()))
             case Stop():
@@ -364,7 +365,7 @@ class TorchrunHandler(RendezvousHandler):
     def _offer(self) -> Offer:
         port = HeldPort.take_at(self._address)
         port.listen()  # the others may be faster than this node's agent
-        offer = Offer(self._address, port.port, self._clock.new_id(), hosted=True)
+        offer = Offer(self._address, port.port, self._runtime.new_id(), hosted=True)
         self._ports[offer.id] = port
         kept = {*list(self._ports)[-2:], None if self._begun is None else self._begun[0].offer.id}
         for old in [old for old in self._ports if old not in kept]:

@@ -4,7 +4,8 @@ import pytest
 
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
-from elastic_core.session.retry import RETRY_FIRST, RETRY_MOST, Backoff, connect_at_first, persist, store_awaited
+from elastic_core.session.contact import RETRY_FIRST, RETRY_MOST, Backoff, connect_at_first, persist, store_awaited
+from elastic_core.session.runtime import Runtime
 
 
 def test_each_failure_in_a_row_doubles_the_pause_up_to_a_limit() -> None:
@@ -49,6 +50,11 @@ class Restarting(LocalBackend):
         return super().read(index)
 
 
+def counting(pauses: list[float]) -> Runtime:
+    """A runtime whose clock shows the pauses made so far."""
+    return Runtime(now=lambda: sum(pauses), sleep=pauses.append)
+
+
 def persisted(store: Restarting, down: int, timeout: float = 60.0) -> tuple[list[str], list[float]]:
     """What was told, and how long each pause was, of an attempt that the store answers in the end."""
     told: list[str] = []
@@ -58,7 +64,7 @@ def persisted(store: Restarting, down: int, timeout: float = 60.0) -> tuple[list
     def tell(exc: RendezvousConnectionError) -> None:
         told.append(exc.message)
 
-    persist(store, lambda to: to.read(1), tell, timeout=timeout, now=lambda: sum(pauses), sleep=pauses.append)
+    persist(store, lambda to: to.read(1), tell, timeout=timeout, runtime=counting(pauses))
     return told, pauses
 
 
@@ -93,7 +99,7 @@ def connected(failures: list[RendezvousConnectionError], timeout: float) -> tupl
         told.append(exc.message)
 
     try:
-        found = connect_at_first(make, tell, timeout=timeout, now=lambda: sum(pauses), sleep=pauses.append)
+        found = connect_at_first(make, tell, timeout=timeout, runtime=counting(pauses))
     except RendezvousConnectionError as exc:
         found = f"raised: {exc.message}"
     return found, told, sum(pauses)

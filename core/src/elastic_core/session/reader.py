@@ -1,0 +1,263 @@
+"""The session's reader: reads the ledger as it grows, and takes the leader's turns while this node is leader.
+
+It has a thread and a connection of its own. What it has read it posts to the agent.
+"""
+
+from __future__ import annotations
+
+import math
+
+from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
+from elastic_core.events import Event, Level
+from elastic_core.protocol.failure_detector import DeposedLeader, Watch, look_interval, mark_interrupted
+from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance
+from elastic_core.protocol.node import EntriesRead, HistoryReplaced, RunReplaced
+from elastic_core.protocol.repair import Memory, Rejoin
+from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
+from elastic_core.session.confirmation import Confirmation
+from elastic_core.session.connections import SessionConnections
+from elastic_core.session.contact import Backoff
+from elastic_core.session.heartbeat import Heartbeat
+from elastic_core.session.leader_driver import LeaderDriver
+from elastic_core.session.ledger_reader import MissingHeadError, missing_entry, news
+from elastic_core.session.repair import restore
+from elastic_core.session.row_writer import RowWriter
+from elastic_core.session.state import SessionState
+
+ASKED_SHARE = 0.5
+"""Part of the time that the fence takes after which a node without contact asks the store before a round begins: it may
+have workers to stop first, and the fence must not stop the new ones meanwhile."""
+IDLE_WAIT = 60.0
+"""Seconds that a follower waits for the ledger at a time; the store wakes it earlier."""
+UNTOLD = 0.2
+"""Seconds between two attempts to read on, up to which people are told of no failure: others may be mending the store
+just then."""
+PROOF = 1.0
+"""Seconds of the first wait after a failure: that it can read does not show that it can wait."""
+REST = 0.0001
+"""Seconds that the leader lets things happen after a look, for each row that it looked at: when a thousand rows change
+one after another, looking at all of them for each change would keep their store from taking the changes."""
+
+
+class StoreReader:
+    """The reader's thread."""
+
+    def __init__(
+        self,
+        state: SessionState,
+        connections: SessionConnections,
+        leader: LeaderDriver,
+        writer: RowWriter,
+        heartbeat: Heartbeat,
+        confirmation: Confirmation,
+    ) -> None:
+        self._state, self._connections, self._leader = state, connections, leader
+        self._writer, self._heartbeat, self._confirmation = writer, heartbeat, confirmation
+        self.connection: RendezvousBackend | None = None
+        """What the thread reads over, while it has one."""
+        self.heard: DeposedLeader | None = None
+        """What the last leader's heartbeats were when this node took its place."""
+        self._memory = Memory((state.ledger.head,))
+        self._doubt = False
+        """Whether the store may have lost entries: the reader compares on its next connection, or does so now (S3)."""
+        self._unread: HistoryChangedError | None = None
+        """Why the reader could not read on from where it is."""
+        self._missing_since: tuple[bool, float] | None = None
+        """Whether the store's newest entry is missing, or one that it stands on, and since when no entry was read."""
+        self._back_at = -math.inf
+        """When the reader last had a connection again after it had lost one."""
+
+    def compare(self) -> None:
+        """Compare the store's history with this node's, on a new connection: the thread may be asleep on this one."""
+        with self._state.wake:
+            connection, self._doubt = (None if self._doubt else self.connection), True
+        if connection is not None:
+            connection.close()
+
+    def run(self) -> None:
+        """The thread's body."""
+        state, backoff, connected_before = self._state, Backoff(), False
+        while not state.stopping.is_set():
+            if (store := self._connections.connect("reader")) is None:
+                return
+            with state.wake:
+                self.connection = store
+            if connected_before:
+                self._back_at = state.runtime.now()
+            connected_before = True
+            self._leader.watch = mark_interrupted(self._leader.watch)
+            try:
+                if self._doubt or self._unread is not None or not store.embedded:
+                    self._restore(store)
+                seen: Cursor | None = Cursor(state.ledger.head.index)
+                while not state.over:
+                    before = state.ledger.position
+                    seen = self._look(store, seen)
+                    if state.ledger.position != before or (seen is not None and seen.head == state.ledger.head.index):
+                        backoff.worked()
+                        self._missing_since = None
+                    elif seen is None:  # what was put back cannot be read yet: the store answers with an older state
+                        state.stopping.wait(backoff.failed())
+            except HistoryChangedError as exc:
+                self._unread = exc  # a new connection begins with a comparison
+                if self._is_lost(exc):
+                    state.give_up(exc)
+                    return
+                if (pause := backoff.failed()) > UNTOLD:
+                    self._connections.failed("reader", exc)
+                state.stopping.wait(pause)
+            except RendezvousConnectionError as exc:
+                self._missing_since = None
+                if not self._doubt:
+                    self._connections.failed("reader", exc)
+                    state.stopping.wait(backoff.failed())
+            except RendezvousStateError as exc:
+                state.give_up(exc)
+                return
+            finally:
+                with state.wake:
+                    self.connection = None
+                store.close()
+
+    def _is_lost(self, exc: HistoryChangedError) -> bool:
+        """Whether an entry has been missing for so long that no node is about to put it there.
+
+        A store may tell of its newest entry before all of its servers have it. If the entry is missing for
+        ``lost_after``, no node has written it. An entry that the newest one stands on may be put back by a node that
+        has read it, within ``fence_after``.
+        """
+        now, timing = self._state.runtime.now(), self._state.ledger.settings.timing
+        newest = isinstance(exc, MissingHeadError)
+        if self._missing_since is None or self._missing_since[0] is not newest:
+            self._missing_since = newest, now
+        return now - self._missing_since[1] >= (timing.lost_after if newest else timing.fence_after)
+
+    def _look(self, store: RendezvousBackend, seen: Cursor | None) -> Cursor | None:
+        """Read what is new, take the leader's turn if this node is leader, and wait for more.
+
+        ``seen`` is what the last look returned: how far the store has come, None where that is not known.
+        """
+        state, runtime = self._state, self._state.runtime
+        self._read_on(store, seen)
+        if state.ledger.closed is not None:
+            state.stopping.wait()
+            return seen
+        leads = state.ledger.leader == state.node_id
+        if leads and not (state.contact.ever_confirmed or self._confirmation.await_first()):
+            return seen
+        wait, rest = self._lead(store) if leads else self._follow_leader()
+        if "reader" in state.contact.failing:
+            wait = min(wait, PROOF)
+        cursor = Cursor(state.ledger.head.index, 0 if seen is None else seen.roster)
+        rests_at = runtime.now()
+        if rest:
+            state.stopping.wait(rest)
+        waits_at = runtime.now()
+        seen = store.wait(cursor, roster=leads, timeout=max(0.0, wait - rest))
+        self._leader.slept = min(runtime.now() - rests_at, wait)
+        if seen.head <= cursor.head:  # else there is more to be read
+            state.contact.worked("reader")
+        if seen.head == cursor.head and not store.stale_reads:
+            state.contact.current(waits_at)
+        if seen.head < cursor.head:
+            self._restore(store)
+            return None
+        return seen
+
+    def _read_on(self, store: RendezvousBackend, seen: Cursor | None) -> None:
+        """Read the entries that are new, and post them."""
+        state, runtime = self._state, self._state.runtime
+        if entries := news(store, state.ledger, None if seen is None else seen.head, runtime.codec):
+            ledger, now = state.ledger, runtime.now()  # after reading: they were written by then (rule S4)
+            for entry in entries:
+                ledger = advance(ledger, entry, now)
+                if ledger.closed is not None:
+                    break
+            self._have_contact(store, ledger)  # if that fails, the entries are read again
+            self._memory = self._memory.and_then(entries)
+            self._follow(ledger)
+            state.calls.post(EntriesRead(entries, now))
+        elif seen is not None and seen.head > state.ledger.head.index:
+            self._check_gap(store)
+
+    def _lead(self, store: RendezvousBackend) -> tuple[float, float]:
+        """Take the leader's turn. Returns the seconds until the next look, and for how many of them to rest."""
+        ledger, runtime = self._state.ledger, self._state.runtime
+        if store.stale_reads and self._state.is_cut_off():
+            return ledger.settings.timing.beat_interval, 0.0
+        if self._leader.watch.read_at is None:
+            self._leader.watch = Watch(deposed=self.heard, gap_at=max(self._heartbeat.gap_at, self._back_at))
+        looked_at = runtime.now()
+        at = self._leader.turn(store, ledger)
+        self._writer.publish_unread(self._leader.unread)
+        now, wait, rest = runtime.now(), IDLE_WAIT, REST * len(self._leader.watch.nodes)
+        if not self._leader.alone(ledger):  # the other nodes' heartbeats, and their silence, wake no reader
+            wait = max(rest, looked_at + look_interval(ledger.settings.timing) - now)
+        wait = wait if at is None else min(wait, max(0.0, at - now))
+        return wait, min(rest, wait)
+
+    def _follow_leader(self) -> tuple[float, float]:
+        """Forget the roster, if this node was deposed: what it saw as leader must not be judged by later."""
+        if self._leader.watch.nodes:
+            self._leader.watch = Watch()
+            self._writer.publish_unread(())
+        return IDLE_WAIT, 0.0
+
+    def _have_contact(self, store: RendezvousBackend, ledger: Ledger) -> None:
+        """Have contact before a round begins that may be this node's: its fence would stop the workers at once (S4).
+
+        Raises:
+            RendezvousConnectionError: The store does not answer.
+        """
+        if not (ledger.is_live and self._state.is_cut_off(ASKED_SHARE)) or store.stale_reads:
+            return
+        asked, head = self._state.runtime.now(), ledger.head.index
+        if store.wait(Cursor(head), roster=False, timeout=0.0).head == head:  # else there is more to be read first
+            self._state.contact.current(asked)
+
+    def _check_gap(self, store: RendezvousBackend) -> None:
+        """Find out whether the next entry is missing: the store says that a newer one is there, which may be a hint.
+
+        Raises:
+            HistoryChangedError: It is missing.
+        """
+        index = self._state.ledger.head.index + 1
+        if store.wait(Cursor(), roster=False, timeout=0).head >= index and store.read(index) is None:
+            raise missing_entry(index)
+
+    def _follow(self, ledger: Ledger) -> None:
+        state = self._state
+        with state.wake:  # together, since the writer may report meanwhile
+            state.ledger, state.unread_since = ledger, None
+            state.contact.live(ledger.is_live)
+            self._heartbeat.follow(ledger)
+
+    def _restore(self, store: RendezvousBackend) -> None:
+        """Compare the store's history with this node's, and make them one (rule S3)."""
+        state = self._state
+        unread, self._unread = self._unread, None
+        self._doubt = True  # a thread that has doubts meanwhile must let this comparison come to its end
+        try:
+            found = restore(store, state.ledger, self._memory, state.node_id, state.runtime, unread=unread)
+            if isinstance(found, tuple) and found[1] is not None:
+                self._have_contact(store, found[1])  # if that fails, the histories are compared again
+        except RendezvousConnectionError:
+            self._unread = unread
+            raise
+        finally:
+            self._doubt = False
+        if isinstance(found, Rejoin):
+            state.end(
+                RunReplaced(found.why), Event("outrun", f"{found.why}: joining again as a new node", Level.WARNING)
+            )
+        elif found is not None:
+            lost, ledger = found
+            self._writer.row_seen(None)  # what has lost entries has lost rows, too
+            what = "this node has put back what it had read" if ledger is None else "the run goes on"
+            state.calls.publish(Event("history_restored", f"{lost}; {what}", Level.WARNING))
+            if ledger is not None:
+                if ledger.head.epoch == state.ledger.head.epoch:  # what rows said was of another branch
+                    self._leader.watch, self.heard = Watch(), None
+                self._memory = Memory((ledger.head,))
+                self._follow(ledger)
+                state.calls.post(HistoryReplaced(ledger))

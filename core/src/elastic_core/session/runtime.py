@@ -1,0 +1,46 @@
+"""What the code of an agent runs on: time, ids, threads, and the codec of what it keeps in the store.
+
+Production uses :data:`RUNTIME`, made of the standard library. The simulator passes a runtime of its own, and so runs
+the same code in virtual time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from elastic_core.protocol.codec import CODEC, Codec
+from elastic_core.protocol.compaction import ENTRIES_KEPT_WHOLE
+from elastic_core.threads import asked
+
+
+def random_id() -> str:
+    """A random id of 12 characters."""
+    return uuid.uuid4().hex[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """Factories for whatever reads a clock, blocks, or starts a thread, and the codec."""
+
+    now: Callable[[], float] = time.monotonic
+    """Seconds on a monotonic clock."""
+    sleep: Callable[[float], None] = time.sleep
+    new_id: Callable[[], str] = random_id
+    thread: Callable[..., threading.Thread] = threading.Thread
+    condition: Callable[[], threading.Condition] = threading.Condition
+    event: Callable[[], threading.Event] = threading.Event
+    ask: Callable[..., Future[Any]] = asked
+    """Calls a function on a thread of its own, like :func:`elastic_core.threads.asked`."""
+    codec: Codec = CODEC
+    whole: int = ENTRIES_KEPT_WHOLE
+    """The newest ledger entries, which a leader does not shrink."""
+
+
+RUNTIME = Runtime()
+"""Production's."""
