@@ -20,7 +20,7 @@ UNKNOWN_FIELD = """
 import elastic_core.protocol.codec as codec, elastic_core.session.row_check as row_check
 codec.__version__ = row_check.__version__ = "9.9.9"
 dump = codec._dump
-codec._dump = lambda plain, what: dump({**plain, "colour": "red"} if "info" in plain else plain, what)
+codec._dump = lambda plain, what, *most: dump({**plain, "colour": "red"} if "info" in plain else plain, what, *most)
 """
 
 

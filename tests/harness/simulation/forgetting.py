@@ -118,6 +118,6 @@ def check_first(world: World, replica: Replica, entry: Entry) -> None:
         if agent.run in ("", entry.run) or agent.state is None or agent.leaving or agent.process.frozen:
             continue
         ledger = agent.state.ledger
-        mine = ledger.round is not None and ledger.closed is None and not agent.state.outrun
+        mine = ledger.round is not None and ledger.closed is None and not agent.state.run_replaced
         if mine and agent.host.line.replica is replica and aware(world, agent.host):
             world.truth.violated("S3", f"{entry.author} buries the run that {agent.node_id} is in")
