@@ -303,7 +303,7 @@ def test_a_newcomer_knows_what_a_resumed_run_goes_on_with(bodies: list[Body]) ->
     for ledger in (resumed, then(resumed, Leader(why="x"), at=30.0), halted, sealed):
         new = restore_ledger(ledger.head, {head.index: head, ledger.head.index: ledger.head}, 30.0)
         assert (new.plan_at == 30.0) or new.plan is None
-        for what in ("round", "round_at", "halt", "plan", "stop_at", "live"):
+        for what in ("round", "round_at", "halt", "plan", "stop_at", "is_live"):
             assert getattr(new, what) == getattr(ledger, what), what
         if ledger.halt is not None:
             assert new.halt_at == 30.0
