@@ -1,13 +1,13 @@
-"""Asking every failure policy about an incident, without depending on any one of them.
+"""Asks every failure policy about an incident, without depending on any one of them.
 
-A policy is foreign code that runs at the worst moment. So each is asked in a thread of its own, all at once, and one
-that raises, answers nonsense or is not done in time is reported and abstains.
+A policy is foreign code. Each is asked on a thread of its own, all at once, and one that raises, returns a value of
+another type or is not done in time is reported and abstains. The threads are daemons: a policy that hangs does not keep
+the agent alive.
 """
 
 from __future__ import annotations
 
 import reprlib
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
@@ -16,6 +16,7 @@ from elastic_core.events import Event, Level
 from elastic_core.incidents import Action, History, Incident, Verdict, strictest
 from elastic_core.plugins.observers import Implementation, failure_events
 from elastic_core.protocol.roster import NodeInfo
+from elastic_core.threads import asked
 
 LONGEST_REASON = 500
 """Characters of a verdict's reason: it becomes part of the ledger, and of what every node prints."""
@@ -31,18 +32,20 @@ def judge(
 ) -> Verdict:
     """The strictest verdict of all policies that give one within ``timeout`` seconds; blocks until then at most.
 
-    Among equals the first in the order of ``policies`` gives its reason. ``report`` hears of each policy that failed.
+    Among equals the first in the order of ``policies`` gives its reason. ``report`` is told of each policy that failed.
 
     Raises:
         ValueError: No policy gave a verdict. (Core's own always does.)
     """
-    answers = {policy: _ask(policy, incident, history) for policy in policies}
+    answers = {
+        policy: asked(partial(_ask, policy, incident, history), name=f"policy {policy.plugin}") for policy in policies
+    }
     wait(answers.values(), timeout=timeout)
     verdicts = []
     for policy, answer in answers.items():
         if not answer.done():
             report(_too_slow(policy, timeout))
-        elif isinstance(exc := answer.exception(), Exception):
+        elif (exc := answer.exception()) is not None:
             for event in failure_events("policy_failed", policy, exc, "It abstains."):
                 report(event)
         elif (verdict := answer.result()) is not None:
@@ -55,16 +58,16 @@ def node_gone(
     node: NodeInfo,
     *,
     report: Callable[[Event], None],
-    unanswered: dict[Implementation, Future[object]],
+    unanswered: dict[Implementation, Future[bool | None]],
     timeout: float = 10.0,
 ) -> bool:
     """Whether some plugin vouches within ``timeout`` seconds that a node is gone for good; blocks until then at most.
 
-    ``report`` hears of each plugin that failed. One that has not answered an earlier question, be it about another
-    node, is not asked before it has: ``unanswered`` remembers these from one call to the next.
+    ``report`` is told of each plugin that failed. A plugin that has not answered an earlier question, also one about
+    another node, is not asked again before it has; ``unanswered`` has these plugins from one call to the next.
     """
     free = [plugin for plugin in plugins if plugin not in unanswered or unanswered[plugin].done()]
-    answers = {plugin: _in_a_thread(plugin, partial(plugin, node=node)) for plugin in free}
+    answers = {plugin: asked(partial(_ask_gone, plugin, node), name=f"plugin {plugin.plugin}") for plugin in free}
     wait(answers.values(), timeout=timeout)
     vouches = False
     for plugin, answer in answers.items():
@@ -73,7 +76,7 @@ def node_gone(
             unanswered[plugin] = answer
             message = f"The plugin {plugin.plugin!r} did not say within {timeout:g} s whether {node} is gone."
             report(Event("plugin_timed_out", message, Level.WARNING, {"plugin": plugin.plugin, "timeout_s": timeout}))
-        elif isinstance(exc := answer.exception(), Exception):
+        elif (exc := answer.exception()) is not None:
             for event in failure_events("plugin_failed", plugin, exc, f"Whether {node} is gone is not known."):
                 report(event)
         elif answer.result() is True:
@@ -83,38 +86,19 @@ def node_gone(
     return vouches
 
 
-def _in_a_thread(plugin: Implementation, question: Callable[[], object]) -> Future[object]:
-    """The answer to come, from a daemon thread of its own: a plugin that hangs does not keep the agent alive."""
-    answer: Future[object] = Future()
-
-    def ask() -> None:
-        try:
-            if (said := question()) not in (True, False, None):
-                raise TypeError(f"{reprlib.repr(said)} is neither True, False nor None")
-            answer.set_result(said)
-        except Exception as exc:
-            answer.set_exception(exc)
-
-    threading.Thread(target=ask, name=f"plugin {plugin.plugin}", daemon=True).start()
-    return answer
+def _ask(policy: Implementation, incident: Incident, history: History) -> Verdict | None:
+    return _checked(policy(incident=incident, history=history))
 
 
-def _ask(policy: Implementation, incident: Incident, history: History) -> Future[Verdict | None]:
-    """The answer to come, from a daemon thread of its own: a policy that hangs does not keep the agent alive."""
-    answer: Future[Verdict | None] = Future()
-
-    def ask() -> None:
-        try:
-            answer.set_result(_checked(policy(incident=incident, history=history)))
-        except Exception as exc:
-            answer.set_exception(exc)
-
-    threading.Thread(target=ask, name=f"policy {policy.plugin}", daemon=True).start()
-    return answer
+def _ask_gone(plugin: Implementation, node: NodeInfo) -> bool | None:
+    said: bool | None = plugin(node=node)
+    if said not in (True, False, None):
+        raise TypeError(f"{reprlib.repr(said)} is neither True, False nor None")
+    return said
 
 
 def _checked(verdict: object) -> Verdict | None:
-    """A policy's answer, believed in nothing: a dataclass takes whatever it is given.
+    """Check the types of a policy's verdict: a dataclass takes values of any type.
 
     Raises:
         TypeError: It is neither a Verdict nor None, or one of its fields is not of its type.

@@ -136,7 +136,9 @@ class _Lane:
             self._report(event)
 
 
-def failure_events(name: str, implementation: Implementation, exc: Exception, consequence: str) -> tuple[Event, Event]:
+def failure_events(
+    name: str, implementation: Implementation, exc: BaseException, consequence: str
+) -> tuple[Event, Event]:
     """What to tell when a plugin raised: one warning, and the traceback for those who want to see it."""
     fields = {"plugin": implementation.plugin, "hook": implementation.hook}
     message = f"The plugin {implementation.plugin!r} raised in {implementation.hook}: {in_one_line(exc)}"
