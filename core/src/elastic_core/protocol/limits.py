@@ -1,7 +1,7 @@
-"""What a ledger entry may hold, so that every entry that a leader can decide on fits into a store's value.
+"""Limits of the parts of a ledger entry, so that every entry that a leader can decide on fits into one store value.
 
-``MAX_VALUE_BYTES`` is the limit of a value. Each part of an entry has a share of it, in bytes of JSON. The shares of a
-RESUME, which carries all parts at once, add up to less than the limit:
+``MAX_VALUE_BYTES`` is the limit of a value. Each part of an entry has a share of it, in bytes of JSON. A RESUME carries
+all parts at once; their shares add up to less than the limit:
 
 ======================================  ====================================  =======
 part                                    share                                   bytes
@@ -10,10 +10,10 @@ part                                    share                                   
 ``MAX_KINDS`` kinds of members          a role of 64 characters, each          25,000
 ``MAX_HOSTS`` hosts that were lost      50 each                                13,000
 ``MAX_HOSTS`` hosts that are excluded   19 each                                 5,000
-texts for people                        ``WHY_BYTES`` each, four of them        8,000
+texts for users                         ``WHY_BYTES`` each, four of them        8,000
 an incident                             ``DETAIL_BYTES`` and four others       10,000
 hosts of members                        ``HOSTS_BYTES``                         4,096
-``MAX_LEFT`` members that have left     15 of id, each                          3,900
+``MAX_LEFT_MEMBERS``                    15 of id, each                          3,900
 the settings and the run's uid          ``OPEN_BYTES``                          8,000
 ======================================  ====================================  =======
 """
@@ -59,7 +59,7 @@ T = TypeVar("T", bound="DataclassInstance")
 
 
 def list_names(names: Iterable[str]) -> str:
-    """The first names and how many others there are: ``a, b, … and 12 more``; '' for none."""
+    """Return the first names and the number of the others, as in ``a, b, … and 12 more``; '' for none."""
     every = list(names)
     shown = ", ".join(islice(every, NAMES_SHOWN))
     more = len(every) - NAMES_SHOWN
@@ -67,8 +67,8 @@ def list_names(names: Iterable[str]) -> str:
 
 
 def clip(text: str, most: int, *, end: bool = False) -> str:
-    """``text``, or as much of its beginning (or ``end``) as takes ``most`` bytes of JSON, with an ellipsis."""
-    if len(text) * 12 <= most or _size(text) <= most:  # 12: a character outside of the basic plane, as JSON escapes it
+    """Return ``text``, or as much of its beginning (or ``end``) as fits into ``most`` bytes of JSON, with an ellipsis."""
+    if len(text) * 12 <= most or _size(text) <= most:  # 12: JSON's escape of a character beyond the basic plane
         return text
     room = most - _size("…")
 
@@ -80,14 +80,14 @@ def clip(text: str, most: int, *, end: bool = False) -> str:
 
 
 def fit_names(names: Iterable[str], most: int) -> tuple[str, ...]:
-    """As many names, from the first one on, as take ``most`` bytes in a JSON list."""
+    """Return as many of the first names as fit into ``most`` bytes of a JSON list."""
     every = list(names)
     ends = list(accumulate(_size(name) + 3 for name in every))  # quotes and a comma
     return tuple(every[: bisect_right(ends, most)])
 
 
 def fit_body(body: T) -> T:
-    """An entry's body with every text within its share; the same object where all are."""
+    """Return an entry's body with every text cut to its share; the same object if all texts fit."""
     changes: dict[str, Any] = {}
     for item in fields(body):
         value = getattr(body, item.name)
@@ -103,7 +103,7 @@ def fit_body(body: T) -> T:
 
 
 def fit_incident(incident: Incident) -> Incident:
-    """An incident with every text within its share; what it says may come from a worker."""
+    """Return an incident with every text cut to its share, since its texts may come from a worker."""
     return replace(
         incident,
         node_id=clip(incident.node_id, TEXT_BYTES),
