@@ -210,7 +210,8 @@ class LeaderView:
     def waiting_nodes(self) -> list[NodeView]:
         """Live nodes that wait for a place and have read the newest OPEN or LEADER (rule S7), by arrival.
 
-        A node whose row is not listed does not wait: it removed its row, or the store lost that and the node will enter it again.
+        A node whose row is not listed does not wait: it removed its row, or the store lost that row and the node will
+        enter it again.
         """
         ledger = self.ledger
         members = ledger.round.group_ranks if ledger.round is not None else {}

@@ -44,10 +44,10 @@ def _is_probe_current(view: LeaderView, old: Round, row: NodeRow) -> bool:
 def find_unreachable(view: LeaderView, old: Round) -> str | None:
     """Return the member with the most broken connections; None if there are none.
 
-    A member that reaches no other reports all of them, and one that no other reaches is reported by all of them. So
-    both ends of a broken connection count. Ties are broken by reports of other members, then by reports of nodes outside the
-    round, which the same member may have caused to be left out before, then by rank: the higher rank goes, since rank 0
-    has the training state.
+    A member that reaches no other reports all of them, and one that no other reaches is reported by all of them, so
+    both ends of a broken connection count. Ties are broken by reports of other members, then by reports of nodes
+    outside the round (the same member may have caused them to be left out before), then by rank: the highest rank goes,
+    because rank 0 has the training state.
     """
     found = broken_connections(view, old)
     ends = Counter(node_id for pair in found for node_id in pair)
