@@ -101,7 +101,7 @@ class Ledger:
     resized_at: float | None = None
     """When the last planned resize was over; None before the first."""
     resize_cost: float = 0.0
-    """Seconds from that resize's HALT to its ROUND, by the leader's clock; 0 if a member or the leader was lost then."""
+    """Seconds from its HALT to its ROUND, by the leader's clock; 0 if a member or the leader was lost in between."""
     resumed_from: tuple[int, int] = (0, 0)
     """The :attr:`position` of the history that the newest RESUME restored."""
 
@@ -232,7 +232,7 @@ def restore_ledger(head: Entry, anchors: Mapping[int, Entry], now: float) -> Led
     """Return the ledger of a newcomer, from the newest entry and the entries at its anchors, by index.
 
     Raises:
-        RendezvousStateError: An anchor is missing or is of another kind, or the newest entry's author is not the leader.
+        RendezvousStateError: An anchor is missing or of another kind, or the newest entry's author is not the leader.
     """
     if not isinstance(head.body, (Leader, Open, Resume)):
         _check_author(head, head.leader)
@@ -361,9 +361,9 @@ def compose(
 ) -> Entry:
     """Return the entry with ``body`` that ``author`` would append after ``ledger``; None stands for an empty store.
 
-    An OPEN starts a run (named ``run``) at term 1 with fresh counters. A LEADER raises the term. All other entries go on
-    from the head. A leaving leader gives ``leader``, its successor; otherwise the author is the leader. ``kept`` is the
-    first entry that is no tombstone. A RESUME is built on ``store``, the newest entry of a store that has lost this
+    An OPEN starts a run (named ``run``) at term 1 with fresh counters. A LEADER raises the term. All other entries go
+    on from the head. A leaving leader gives ``leader``, its successor; otherwise the author is the leader. ``kept`` is
+    the first entry that is no tombstone. A RESUME is built on ``store``, the newest entry of a store that has lost this
     ledger, and starts an epoch. Texts that are too long for an entry are cut (``limits``).
     """
     body = fit_body(body)

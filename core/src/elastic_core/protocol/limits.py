@@ -33,27 +33,27 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 MAX_KINDS = 32
-"""Pairs of a local world size and a role that a ROUND of ``MAX_NODES`` members may have."""
+"""Most pairs of a local world size and a role in a ROUND of ``MAX_NODES`` members."""
 MAX_HOSTS = 256
-"""Hosts whose losses the ledger counts, and hosts that it excludes, at most."""
+"""Most hosts whose losses the ledger counts, and most hosts that it excludes."""
 MAX_DRAINED_NODES = 4096
-"""Nodes that one DRAIN names; the next DRAIN names the rest."""
+"""Most nodes that one DRAIN names; the next DRAIN names the rest."""
 MAX_LEFT_MEMBERS = 256
-"""Members that an OVER says to have left in order; of others it is not known after the store has lost their rows."""
+"""Most members that an OVER names as having left; if the store loses its rows, the others are unknown."""
 MAX_UNREAD_ROWS = 64
-"""Rows of others that a leader's own row says it cannot read; the others' nodes do not learn of it."""
+"""Most unreadable rows that the leader's row names; the nodes of the others do not learn of it."""
 UNREAD_ID_LENGTH = 64
-"""Characters of their ids at most: agents' have 12, and whoever else writes to the store may choose any."""
+"""Most characters of the id of such a row. Agents' ids have 12, but another writer may choose any id."""
 HOSTS_BYTES = 4096
-"""Of the members' hosts in a ROUND; those that do not fit are shown by their node ids where they have no row."""
+"""Size of the members' hosts in a ROUND. Members whose host does not fit and that have no row are shown by node id."""
 NAMES_SHOWN = 8
-"""Names in a text for people; the others are counted."""
+"""Names in a text for users; the others are counted."""
 WHY_BYTES = 2048
 TEXT_BYTES = 1024
-"""Of an incident's message, its log's path and its host."""
+"""Size of an incident's message, of its log's path, and of its host."""
 DETAIL_BYTES = 6144
 OPEN_BYTES = 8192
-"""Of an OPEN: the settings, with the names of plugins, and the scheduler's uid."""
+"""Size of an OPEN: the settings, with the names of plugins, and the scheduler's uid."""
 
 T = TypeVar("T", bound="DataclassInstance")
 
@@ -67,7 +67,7 @@ def list_names(names: Iterable[str]) -> str:
 
 
 def clip(text: str, most: int, *, end: bool = False) -> str:
-    """Return ``text``, or as much of its beginning (or ``end``) as fits into ``most`` bytes of JSON, with an ellipsis."""
+    """Return ``text``, or as much of its start (or ``end``) as fits into ``most`` bytes of JSON, with an ellipsis."""
     if len(text) * 12 <= most or _size(text) <= most:  # 12: JSON's escape of a character beyond the basic plane
         return text
     room = most - _size("…")
