@@ -1,8 +1,7 @@
-"""May this node join, and as what? The answer to the run that it finds under its job id (rule S6).
+"""Admission: whether a node may join the run that it finds under its job id, or opens the next one (rule S6).
 
-Job ids are used again and again. What tells a latecomer of the present run from the first node of the next one is the
-scheduler's own uid of the run, and, for the user who just typed the command again, whether anybody of the old run is
-alive.
+Job ids are used again. The scheduler's uid of the run tells a latecomer of the present run from the first node of the
+next run. For a user who typed the command again without one, it matters whether a node of the old run is alive.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from elastic_core.protocol.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Take part in the run that is there."""
+    """Join the run that is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +39,17 @@ Admission: TypeAlias = "Join | OpenNext | Report"
 
 
 def needs_liveness(ledger: Ledger, uid: str | None) -> bool:
-    """Whether :func:`admit` depends on who of the run is alive; finding that out takes as long as losing a node."""
+    """Whether :func:`admit` depends on which nodes are alive, which takes as long to find out as to lose a node."""
     if ledger.closed is not None:
         return uid is None or ledger.scheduler_uid is None
     return uid is not None and uid != ledger.scheduler_uid
 
 
 def admit(ledger: Ledger, uid: str | None, alive: Sequence[str]) -> Admission:
-    """What a node with scheduler uid ``uid`` does with the run of ``ledger``, of which the hosts ``alive`` are alive.
+    """Return what a node with scheduler uid ``uid`` does about the run of ``ledger``, whose hosts ``alive`` are alive.
 
     Raises:
-        RendezvousRefusedError: Others are alive under another uid, or the closed run's nodes are still there.
+        RendezvousRefusedError: Nodes are alive under another uid, or nodes of the closed run are still there.
     """
     same = uid is not None and uid == ledger.scheduler_uid
     if ledger.closed is not None:
@@ -83,7 +82,7 @@ def can_take(
     allow_version_mismatch: bool,
     unnamed: bool = False,
 ) -> bool:
-    """Whether a run that is open, with scheduler uid ``run_uid``, takes a node with scheduler uid ``uid``."""
+    """Whether an open run with scheduler uid ``run_uid`` takes a node with scheduler uid ``uid``."""
     if uid is not None and uid != run_uid:
         return False
     try:
@@ -97,14 +96,14 @@ def check_settings(opener: Settings, mine: Settings, *, allow_version_mismatch: 
     """Refuse a node whose settings differ from the run's.
 
     Args:
-        opener: The run's.
-        mine: The node's.
-        allow_version_mismatch: Whether other versions are no reason to refuse it.
-        unnamed: Whether nobody has named the job, so that only the command shows whether it is the same one.
+        opener: The settings of the run.
+        mine: The settings of the node.
+        allow_version_mismatch: Whether versions may differ.
+        unnamed: Whether the job has no id, so that only the command shows whether it is the same job.
 
     Raises:
-        RendezvousRefusedError: They differ, or the program, its arguments or the versions do and that was not allowed;
-            names what differs and both nodes. In a job that has a name, programs of different roles may differ.
+        RendezvousRefusedError: The agreements differ, or the programs, their arguments or the versions do and may not.
+            The message names what differs and both nodes. In a job with an id, programs of different roles may differ.
     """
     _check_command(opener, mine, unnamed=unnamed)
     if (difference := mine.agreement.difference(opener.agreement)) is not None:
@@ -120,7 +119,7 @@ def check_settings(opener: Settings, mine: Settings, *, allow_version_mismatch: 
 
 
 def is_same_program(opener: Settings, mine: Settings, *, unnamed: bool) -> bool:
-    """Whether a node runs the program of a run, as far as can be told; see :func:`check_settings`."""
+    """Whether a node runs the same program as a run, as far as is known; see :func:`check_settings`."""
     try:
         _check_command(opener, mine, unnamed=unnamed)
     except RendezvousRefusedError:
@@ -154,7 +153,7 @@ def _arguments_differ(opener: Settings, mine: Settings) -> bool:
 
 
 def describe_differences(opener: Settings, mine: Settings) -> list[str]:
-    """What the node was told otherwise than the run's opener, and that does not keep it out; a sentence each."""
+    """Describe, in a sentence each, what differs between the opener and a node without keeping the node out."""
     found = []
     pairs = {item.name: (getattr(mine.timing, item.name), getattr(opener.timing, item.name)) for item in fields(Timing)}
     if others := [

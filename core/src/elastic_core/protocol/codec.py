@@ -1,7 +1,7 @@
-"""JSON in and out of the store: versioned, checked against the schema, bounded. Nothing from the network is unpickled.
+"""JSON encoding of entries and rows, with a version and a size limit. Nothing from the network is unpickled.
 
-The schema is the dataclasses' own annotations. :func:`decode_entry` and :func:`decode_row` build every value from
-exactly the fields that its class declares; anything missing, unknown or of another type is refused, naming where.
+The annotations of the dataclasses are the schema. :func:`decode_entry` and :func:`decode_row` build every value from
+exactly the fields that its class declares. A missing or unknown field, or one of another type, is refused by its path.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _MOST = MAX_VALUE_BYTES - SEAL_BYTES
 
 
 class OversizedError(ElasticError):
-    """A value of this node's own is larger than a store must take; nothing is wrong with the store."""
+    """A value that this node would write is larger than a store must take; nothing is wrong with the store."""
 
 
 def encode_entry(entry: Entry, most: int = _MOST) -> bytes:
@@ -72,10 +72,10 @@ def encode_entry(entry: Entry, most: int = _MOST) -> bytes:
 
 
 def decode_entry(data: bytes) -> Entry:
-    """The entry that ``data`` holds.
+    """Return the entry in ``data``.
 
     Raises:
-        RendezvousStateError: Too large, no JSON, another protocol version, or not of the schema.
+        RendezvousStateError: It is too large, not JSON, of another protocol version, or not of the schema.
     """
     plain = _load(data, "An entry in the store")
     name = plain.pop("kind", None)
@@ -108,16 +108,16 @@ def encode_row(row: NodeRow, most: int = _MOST) -> bytes:
 
 
 def decode_row(data: bytes) -> NodeRow:
-    """The row that ``data`` holds.
+    """Return the row in ``data``.
 
     Raises:
-        RendezvousStateError: Too large, no JSON, another protocol version, or not of the schema.
+        RendezvousStateError: It is too large, not JSON, of another protocol version, or not of the schema.
     """
     return cast(NodeRow, _read(reader(NodeRow), _load(data, "A row in the store"), "row"))
 
 
 def written_by(data: bytes) -> str:
-    """The release of elastic-core that wrote a value, by its own word; '' where it does not say."""
+    """Return the release of elastic-core that a value says wrote it; '' if it does not say."""
     with contextlib.suppress(ValueError, RecursionError):
         plain = json.loads(data[:MAX_VALUE_BYTES])
         release = plain.get("by") if isinstance(plain, dict) else None
@@ -178,7 +178,7 @@ def _load(data: bytes, what: str) -> dict[str, Any]:
 
 
 def _foreign_version(what: str, version: object, release: object, speaks: object) -> RendezvousStateError:
-    """What to say of a value of a protocol version that this release does not read; nothing of it can be relied on."""
+    """Return the error for a value of a protocol version that this release does not read, none of which is trusted."""
     named = _is_release(release)
     by = f", written by elastic-core {release}" if named else ""
     match speaks:
@@ -198,7 +198,7 @@ def _versions(oldest: int, newest: int) -> str:
 
 
 _MEMBER = functools.partial(tuple.__new__, Member)
-"""What ``Member`` does, in half the time."""
+"""Makes a Member in half the time of ``Member(...)``."""
 
 
 _ID_DIGITS = 12
@@ -207,10 +207,10 @@ _KIND_LETTERS = string.ascii_letters + string.digits + "-_"
 
 
 def _pack_members(members: tuple[Member, ...]) -> list[Any]:
-    """``[ids, kinds, which]``: the kinds of nodes (their size and role), and which one each node is of.
+    """Return ``[ids, kinds, which]``: the ids, the kinds of nodes (local world size and role), and each node's kind.
 
-    Ids of 12 hex digits, as agents have them, take 8 characters each, in one text. ``which`` is one letter for each
-    node; a list of numbers, where there are more kinds than letters; '' where all are of one kind.
+    Ids of 12 hex digits, as agents have them, take 8 characters each in one text. ``which`` has one letter for each
+    node. It is a list of numbers if there are more kinds than letters, and '' if there is only one kind.
     """
     ids = [member.node_id for member in members]
     kinds = {kind: number for number, kind in enumerate(dict.fromkeys((m.local_world_size, m.role) for m in members))}
@@ -221,7 +221,7 @@ def _pack_members(members: tuple[Member, ...]) -> list[Any]:
 
 
 def _pack_ids(ids: list[str]) -> str | list[str]:
-    """Ids of 12 hex digits as base64 of their bytes; any others as they are."""
+    """Return ids of 12 hex digits as base64 of their bytes, any others as they are."""
     with contextlib.suppress(ValueError):
         text = "".join(ids)
         raw = bytes.fromhex(text)
@@ -231,10 +231,10 @@ def _pack_ids(ids: list[str]) -> str | list[str]:
 
 
 def _unpack_members(packed: object) -> tuple[Member, ...]:
-    """The members; checked column by column, since there may be thousands.
+    """Return the members, checked column by column because there may be thousands.
 
     Raises:
-        SchemaError: They are something else.
+        SchemaError: ``packed`` is not what :func:`_pack_members` makes.
     """
     match packed:
         case [str() | list() as packed_ids, list() as kinds, str() | list() as which] if all(map(_is_kind, kinds)):
@@ -257,10 +257,10 @@ def _is_kind(value: object) -> bool:
 
 
 def _unpack_ids(packed: str | list[str]) -> list[str]:
-    """What :func:`_pack_ids` was given.
+    """Reverse :func:`_pack_ids`.
 
     Raises:
-        ValueError: The text is no base64.
+        ValueError: The text is not base64.
     """
     if not isinstance(packed, str):
         return packed

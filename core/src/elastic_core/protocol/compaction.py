@@ -1,4 +1,4 @@
-"""Which ledger entries may shrink: those that everybody has passed, and that nothing newer stands on."""
+"""Compaction: which ledger entries may shrink to tombstones."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from elastic_core.protocol.failure_detector import Watch
 from elastic_core.protocol.ledger import Ledger
 
 ENTRIES_KEPT_WHOLE = 64
-"""The newest entries, which stay whole: who reads a history that went wrong needs its end."""
+"""The newest entries are kept whole: to find out what went wrong in a run, one needs its end."""
 ENTRIES_SHRUNK_AT_ONCE = 16
-"""Entries to shrink in one turn of the leader, at most: a long history must not hold up a decision."""
+"""Most entries that one turn of the leader shrinks: a long history must not delay a decision."""
 
 
 def entries_to_shrink(ledger: Ledger, watch: Watch, kept: int, whole: int = ENTRIES_KEPT_WHOLE) -> range:
-    """The entries to shrink next.
+    """Return the entries to shrink next: every node in the roster has read them, and no newer entry stands on them.
 
     Args:
         ledger: What the leader has read.
-        watch: Who is in the roster. A node that has only just come has passed nothing yet.
-        kept: All before this one are tombstones already, but for those that the head stands on.
-        whole: The newest entries, which stay whole.
+        watch: The nodes in the roster. A node that has just arrived has read nothing yet.
+        kept: All entries before this one are tombstones, except those on which the head stands.
+        whole: How many of the newest entries stay whole.
     """
     at = ledger.head.anchors
     first = max(kept, at.open + 1)

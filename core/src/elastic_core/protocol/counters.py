@@ -1,8 +1,8 @@
-"""The job's books: what each new round does to the counters.
+"""The counters of a job after each new round.
 
-One incident spends one restart, however many rounds it takes. A failure that came with the loss of a node spends
-none. Nothing is charged by a HALT; a restart is counted when its ROUND is sealed, and given back when a member that
-is dropped afterwards turns out never to have seen that ROUND, because its loss was the cause of it all.
+One incident spends one restart, however many rounds it takes. A failure that comes with the loss of a node spends none.
+A restart is counted when its ROUND is sealed, not by the HALT before. It is given back if a member that is dropped
+afterwards never saw that ROUND: then the loss of that member was the cause.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from elastic_core.protocol.ledger import Counters, Halt, Round
 from elastic_core.protocol.limits import MAX_HOSTS
 
 LOSSES_KEPT_SECONDS = 3600.0
-"""For how long the ledger remembers the losses of a host that has no row."""
+"""How long the ledger remembers the losses of a host that has no row."""
 
 
 def is_charged(incident: Incident | None) -> TypeGuard[Incident]:
@@ -26,7 +26,7 @@ def is_charged(incident: Incident | None) -> TypeGuard[Incident]:
 
 
 def counters_after_restart(view: LeaderView, old: Round, incident: Incident) -> tuple[Counters, bool]:
-    """The counters after ``ROUND(same as old)``, and whether that round spends a restart."""
+    """Return the counters after a ROUND with the members of ``old``, and whether that round spends a restart."""
     counters, spends = view.ledger.counters, is_charged(incident)
     return replace(counters, restarts=counters.restarts + spends, barren=_barren_rounds(view, old)), spends
 
@@ -34,10 +34,10 @@ def counters_after_restart(view: LeaderView, old: Round, incident: Incident) -> 
 def counters_after_halt(
     view: LeaderView, old: Round, halt: Halt, unreachable: str | None = None
 ) -> tuple[Counters, bool]:
-    """The counters after a round that follows ``halt``, and whether it spends a restart.
+    """Return the counters after the round that follows ``halt``, and whether that round spends a restart.
 
-    Members that leave or are lost are not in that round, nor is one that is ``unreachable``: its host stays out while
-    others suffice (L5).
+    Members that leave or are lost are not in that round. Neither is the ``unreachable`` one: its host is left out while
+    other nodes are enough (L5).
     """
     anchors, counters = view.ledger.head.anchors, view.ledger.counters
     unseen = view.members_behind(old, anchors.halt)
@@ -46,7 +46,7 @@ def counters_after_halt(
     lost = [node_id for node_id in silent if node_id not in left]
     node_views = [node for node_id in lost if (node := view.get(node_id)) is not None]
     spends = is_charged(halt.incident) and not lost and not left and unreachable is None
-    # Of a ROUND from before the run was resumed, only its number tells who saw it.
+    # Indices from before a RESUME cannot be compared, so the number of the round counts as well.
     never_saw = [node for node in node_views if node.row.head < anchors.latest and node.row.round < old.number]
     given_back = old.charged and bool(never_saw)
     after = replace(
@@ -60,10 +60,10 @@ def counters_after_halt(
 
 
 def _losses_by_host(view: LeaderView, lost: list[str]) -> dict[str, HostLosses]:
-    """The losses by host, now that the hosts ``lost`` were lost (one of them twice, if two of its nodes were).
+    """Return the losses by host after these hosts were lost (a host is listed twice if two of its nodes were).
 
-    Kept are hosts that have a row, and those that were lost within the last hour. If there are too many, those with the
-    most losses stay, and among equals the last that were lost.
+    Hosts that have a row, or were lost within the last hour, are kept. If they are too many, those with the most losses
+    stay, and among equals those that were lost last.
     """
     age = view.age
     losses = dict(view.ledger.counters.losses)
@@ -76,7 +76,7 @@ def _losses_by_host(view: LeaderView, lost: list[str]) -> dict[str, HostLosses]:
 
 
 def _barren_rounds(view: LeaderView, old: Round) -> int:
-    """Rounds in a row without progress, now that ``old`` is over (rule L4)."""
+    """Return the number of rounds in a row without progress, after ``old`` (rule L4)."""
     progressed = any(node.row.progressed and node.row.round == old.number for node in view.node_views(old))
     return 0 if progressed else view.ledger.counters.barren + 1
 

@@ -1,4 +1,4 @@
-"""Ledger entries: the words in which decisions are written down. What follows from them is ``ledger``'s affair."""
+"""Ledger entries, the records in which decisions are written. ``ledger`` says what state follows from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import Link
 
 MAX_LOSSES = 3
-"""Losses after which a host is left out while others suffice (rule L4)."""
+"""Losses after which a host is left out while other nodes are enough (rule L4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,31 +28,31 @@ class HostLosses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """What the job remembers across rounds and leaders; every entry carries it."""
+    """What the job remembers across rounds and leaders. Every entry carries it."""
 
     restarts: int = 0
     """Restarts spent, of ``--max_restarts``."""
     barren: int = 0
     """Rounds in a row that ended without progress (rule L4)."""
     worst_seen: float = 0.0
-    """The longest that a member took to show that it had seen an entry, in seconds (rule L2)."""
+    """The longest delay, in seconds, with which a member showed that it had read an entry (rule L2)."""
     losses: Mapping[str, HostLosses] = field(default_factory=dict)
-    """By stable host id: hosts that were lost and have a row again, or were lost within the last hour. At most 256."""
+    """By host id: hosts that were lost and have a row again, or were lost within the last hour. At most 256."""
     excluded: tuple[str, ...] = ()
-    """Host ids that a failure policy wants left out while others suffice, the newest last. At most 256."""
+    """Host ids that a failure policy wants left out while other nodes are enough, the newest last. At most 256."""
 
     def bad_hosts(self) -> set[str]:
-        """The host ids that are left out while others suffice: excluded, or lost too often (rules L4, L5)."""
+        """The host ids that are left out while other nodes are enough: excluded, or lost too often (rules L4, L5)."""
         return {host for host, losses in self.losses.items() if losses.count >= MAX_LOSSES} | set(self.excluded)
 
 
 @dataclass(frozen=True, slots=True)
 class Anchors:
-    """Indices of the entries that the present state stands on; 0 for none."""
+    """Indices of the entries on which the present state stands; 0 for none."""
 
     open: int = 0
     leader: int = 0
-    """The newest OPEN or LEADER: rule S7 slots only nodes that have seen it."""
+    """The newest OPEN or LEADER. Only nodes that have read it get a place in a round (rule S7)."""
     round: int = 0
     """The newest ROUND that spells out its members."""
     latest: int = 0
@@ -60,13 +60,13 @@ class Anchors:
     halt: int = 0
     """The HALT or CLOSED that ended that round; 0 while the round is live."""
     plan: int = 0
-    """The PLAN for a live round; 0 where there is none."""
+    """The PLAN for the live round."""
     stop_at: int = 0
-    """The STOP_AT that answers it; 0 before there is one."""
+    """The STOP_AT of that PLAN."""
     over: int = 0
-    """The OVER of the round that was halted; 0 while there is none."""
+    """The OVER of the halted round."""
     kept: int = 0
-    """All entries before this one are tombstones, save those that are named above."""
+    """All entries before this one are tombstones, except those that are named above."""
 
 
 class Member(NamedTuple):
@@ -78,25 +78,25 @@ class Member(NamedTuple):
 
 
 class Members(tuple[Member, ...]):
-    """The nodes of a round in rank order, who know their places.
+    """The nodes of a round in rank order, with their ranks.
 
-    Places are counted once, and a round with the same members shares them: what a restart costs a node does not grow
-    with the job.
+    Ranks are computed once and shared by all rounds with the same members, so the cost of a restart does not grow with
+    the job.
     """
 
     @cached_property
     def group_ranks(self) -> dict[str, int]:
-        """Every node's, by node id, in order."""
+        """The rank of each node among the nodes, by node id, in order."""
         return {member.node_id: rank for rank, member in enumerate(self)}
 
     @cached_property
     def first_ranks(self) -> list[int]:
-        """The rank of each node's local rank 0; the world size follows the last."""
+        """The rank of each node's local rank 0, and last the world size."""
         return list(accumulate((member.local_world_size for member in self), initial=0))
 
     @cached_property
     def role_ranks(self) -> tuple[list[int], dict[str, int]]:
-        """The same, counted among workers of the node's role alone; and how many of each role there are."""
+        """The first rank of each node among the workers of its role, and the number of workers of each role."""
         sizes: dict[str, int] = {}
         firsts = []
         for member in self:
@@ -107,18 +107,18 @@ class Members(tuple[Member, ...]):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A place for the workers' store on one node: serves one round, then a new one is made."""
+    """An address on one node for the workers' store of one round."""
 
     address: str
     port: int
     id: str
     hosted: bool = False
-    """Whether a store listens there already; else rank 0's worker opens one."""
+    """Whether a store listens there already; otherwise rank 0's worker opens one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """A run begins."""
+    """OPEN: a run begins."""
 
     scheduler_uid: str | None
     settings: Settings
@@ -126,26 +126,25 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
-    """Who decides from here on is ``Entry.leader``; the term has grown by one."""
+    """LEADER: ``Entry.leader`` decides from here on, in a term that is higher by one."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """Start workers. Exactly one of ``members`` and ``same_as`` is given."""
+    """ROUND: start workers. Either ``members`` or ``same_as`` is given."""
 
     number: int
     offer: Offer
     members: tuple[Member, ...] = ()
     same_as: int = 0
-    """The number of the round whose members, in the same order, this one has; 0 when ``members`` spells them out."""
+    """The number of the round that has the same members in the same order; 0 if ``members`` lists them."""
     charged: bool = False
-    """Whether this round spent a restart; given back when a dropped member turns out never to have seen it."""
+    """Whether this round spent a restart. It is given back if a member that is dropped later never saw this round."""
     why: str = ""
     hosts: tuple[str, ...] = ()
-    """The members' hosts, in rank order, for messages: as many as HOSTS_BYTES hold. A round that is the same as another
-    leaves them out, too."""
+    """The members' hosts in rank order, for messages, as many as fit into HOSTS_BYTES. Empty with ``same_as``."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.members, Members):
@@ -153,53 +152,53 @@ class Round:
 
     @property
     def group_ranks(self) -> dict[str, int]:
-        """The members' ranks among the nodes, by node id, in order."""
+        """The rank of each member among the nodes, by node id, in order."""
         return cast(Members, self.members).group_ranks
 
     def host_of(self, node_id: str) -> str | None:
-        """The host of a member; None for other nodes, and for members beyond those whose hosts are named."""
+        """The host of a member; None for other nodes, and for members whose hosts did not fit."""
         rank = self.group_ranks.get(node_id, len(self.hosts))
         return self.hosts[rank] if rank < len(self.hosts) else None
 
 
 class HaltReason(str, Enum):
-    """Why a round was ended."""
+    """Why a round was halted."""
 
     FAILURE = "failure"
     GIVING_UP = "giving_up"
-    """A failure that the policy will not restart; becomes CLOSED unless a node turns out to be lost."""
+    """A failure after which the policies give up. CLOSED follows, unless it turns out that a node was lost."""
     NODE_LOST = "node_lost"
     NODE_LEFT = "node_left"
     UNSEEN = "unseen"
-    """A member did not show that it had seen its round."""
+    """A member did not show that it read the ROUND."""
     RESIZE = "resize"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halt:
-    """Stop the workers of ``round``."""
+    """HALT: stop the workers of ``round``."""
 
     round: int
     reason: HaltReason
     why: str
     incident: Incident | None = None
     planned: bool = False
-    """Whether nothing is wrong with its workers, which then get the time to save; a resize always is."""
+    """Whether nothing is wrong with the workers, so that they get time to save. Implied by a resize."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The workers of a live round are to stop together, after a step that STOP_AT will name.
+    """PLAN: the workers of a live round will stop together, at a step that STOP_AT will name.
 
-    They go on until then. Any HALT or ROUND overrides it.
+    They go on until then. Any HALT or ROUND overrides the PLAN.
     """
 
     round: int
     reason: HaltReason
-    """What the HALT will say that ends the round."""
+    """The reason of the HALT that will end the round."""
     why: str
     deadline: float
-    """Seconds from receipt, by everybody's own clock, after which the round is halted as it is."""
+    """Seconds from receipt, by each node's own clock, after which the round is halted in any case."""
 
     def __post_init__(self) -> None:
         if not self.deadline > 0:
@@ -208,30 +207,30 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopAt:
-    """The step of the PLAN: no rank has come to it yet, and each stops when it does."""
+    """STOP_AT: the step of a PLAN. No rank has reached it yet, and each rank stops there."""
 
     round: int
     step: int
     leaving: bool = True
-    """Whether a node of the round leaves, be it one that has decided to since the PLAN; else others only join it."""
+    """Whether a node of the round leaves, possibly since the PLAN; otherwise nodes only join."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Over:
-    """The halted round is over: a member of it has stopped, so that no other member can train on (rule S4).
+    """OVER: the halted round is over, because a member has stopped and no other member can train on (rule S4).
 
-    A leader for whose next round nodes are missing writes it. The rows that prove it can be lost with the store; then
-    who decides next knows it from the ledger, or from the RESUME, and need not wait for the fence.
+    A leader that waits for nodes writes it. The rows that prove it can be lost with the store. The next leader then
+    knows it from the ledger, or from a RESUME, and need not wait for the fence.
     """
 
     round: int
     left: tuple[str, ...] = ()
-    """The ids of members that have left in order, at most MAX_LEFT."""
+    """The ids of members that have left, at most MAX_LEFT_MEMBERS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """Somebody who can write to the store wants these nodes to leave, as if they had got SIGTERM."""
+    """DRAIN: these nodes are to leave, as if they had received SIGTERM."""
 
     nodes: tuple[str, ...]
     """Their ids."""
@@ -240,7 +239,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """The run is over, for good (I12)."""
+    """CLOSED: the run is over for good (I12)."""
 
     success: bool
     why: str
@@ -249,25 +248,25 @@ class Closed:
     """The root cause: the first failure across all nodes."""
     requeue: bool = False
     abandoned: bool = False
-    """Whether nobody of the run was alive: a node of the next run has closed it, which is no verdict (rule S6)."""
+    """Whether a node of the next run closed it because none of its nodes was alive. That is not a verdict (rule S6)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """A run goes on, although the store has lost its history: all of the state that the lost entries led to (S3)."""
+    """RESUME: a run goes on over a store that lost it. The entry carries all state of the lost entries (rule S3)."""
 
     scheduler_uid: str | None
     settings: Settings
     round: Round
-    """The newest one, with its members spelled out."""
+    """The newest round, with its members listed."""
     halt: Halt | None = None
-    """What ended it; None while it is live."""
+    """The HALT of that round; None while it is live."""
     plan: Plan | None = None
     stop_at: StopAt | None = None
     over: Over | None = None
     epoch: int
     index: int
-    """The place of the newest of the entries."""
+    """The index of the newest lost entry; ``epoch`` is its epoch."""
     why: str = ""
 
 
@@ -286,22 +285,22 @@ class Entry:
     term: int
     author: str
     leader: str
-    """Who decides after this entry: the author, unless a leaving leader names its successor."""
+    """The node that decides after this entry: the author, or the successor that a leaving leader names."""
     elapsed: float
-    """Seconds since the previous entry, by the author's monotonic clock: a duration, never an instant."""
+    """Seconds since the author read the previous entry, by its monotonic clock: a duration, never an instant."""
     since_halt: float = 0.0
-    """Seconds for which the newest HALT has stood, added up from :attr:`elapsed`; 0 for that HALT, and without one.
+    """The age of the newest HALT in seconds, the sum of :attr:`elapsed` since; 0 for that HALT, and without one.
 
-    Never more than has really passed, but for what clocks drift: each author counts from when it had read the entry
-    before, and that had been written by then.
+    Except for clock drift it is never more than the time that has passed, because each author counts from when it had
+    read the entry before, which had been written by then.
     """
     counters: Counters
     anchors: Anchors
     body: Body
     age: float = 0.0
-    """Seconds since the run was opened: what :attr:`elapsed` of all its entries adds up to."""
+    """Seconds since the run was opened: the sum of :attr:`elapsed` of all its entries."""
     epoch: int = 0
-    """How often the run was resumed; indices are comparable within one epoch."""
+    """How often the run was resumed. Indices are comparable only within one epoch."""
 
     @property
     def link(self) -> Link:

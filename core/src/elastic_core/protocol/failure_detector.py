@@ -1,9 +1,10 @@
-"""What the leader sees of the nodes: roster rows, and how long each heartbeat has stood still.
+"""The failure detector: which nodes are alive, from roster rows and heartbeats.
 
-Liveness is judged here and nowhere else (rule L1): by values that stop changing over the leader's *own successful
-reads*, on its own monotonic clock; or, sooner, by what others on a node's host have seen of its slot (rule S8), which a
-heartbeat that goes on contradicts. No host's wall clock is compared with another's, and no store's time to live is
-believed. :func:`observe` is pure; the driver calls it once for every successful read of the roster.
+Liveness is judged only here (rule L1): a node is lost when its heartbeat and its row have not changed for long enough
+over the leader's *own successful reads*, by the leader's monotonic clock. It is lost sooner if other nodes on its host
+have seen that its slot is free (rule S8), unless its heartbeat still grows. Wall clocks of different hosts are never
+compared, and no expiry in a store is used. :func:`observe` is pure; the driver calls it after every successful read of
+the roster.
 """
 
 from __future__ import annotations
@@ -17,38 +18,38 @@ from elastic_core.config.run import Timing
 from elastic_core.protocol.roster import NodeRow, find_gone_nodes
 
 CONTACT_GAP_MAX_SECONDS = 3.0
-"""Seconds without contact after which a node judges nobody for one full period, at most; see :func:`contact_gap`."""
+"""Upper limit of :func:`contact_gap`, where heartbeats and reads are fast."""
 
 LOOKS_PER_SILENCE = 4
-"""Looks at the roster that the leader takes while a node is silent for ``lost_after``, at least: a heartbeat is seen up
-to one distance of looks after it was sent, so a silent node is found within ``lost_after`` and a quarter of it."""
+"""How often the leader reads the roster, at least, within ``lost_after``. A heartbeat is read up to one interval after
+it was sent, so a silent node is found within ``lost_after`` and a quarter of it."""
 
 PROOF_HEARTBEATS = 1.5
-"""Heartbeats for which the heartbeat of a node that is proved to be gone must have stood still, before the proof
-counts: that of a node which lives never stands still for so long, unless it is cut off. (Two machines may have one
-host id.)"""
+"""Heartbeat intervals without a heartbeat after which a proof that a node is gone counts. A live node is not silent for
+that long unless it is cut off. (The check is needed because two machines may have the same host id.)"""
 CONTRADICTIONS_MAX = 2
-"""How often the heartbeat of a node that is proved to be gone must have grown, until its host is distrusted. Once is no
-contradiction: the last heartbeat of a dead node may arrive late, and it has only one on its way."""
+"""How often the heartbeat of a node that is proved to be gone must grow before its host is distrusted. Once is not
+enough: the last heartbeat of a dead node may arrive late, and at most one is on its way."""
 
 
 def contact_gap(timing: Timing, look: float = 0.0) -> float:
-    """Seconds without contact after which a node judges nobody for one full period (rule L1).
+    """Return after how many seconds without contact a node judges no other node for one full period (rule L1).
 
-    More than a heartbeat, since it looks once a heartbeat; and well below what others are judged by. Where one look at
-    the roster takes ``look`` seconds, half as much more than that, too: thousands of rows take time to read.
+    That is more than a heartbeat interval, because a node reads the store once per heartbeat, and well below the limit
+    by which it judges others. If one read of the roster takes ``look`` seconds, it is at least half as long again:
+    thousands of rows take time.
     """
     return max(min(CONTACT_GAP_MAX_SECONDS, timing.lost_after / 2), 1.5 * timing.beat_interval, 1.5 * look)
 
 
 def look_interval(timing: Timing) -> float:
-    """Seconds between the beginnings of two looks of the leader at the roster, where nothing wakes it sooner."""
+    """Return the seconds between the starts of two reads of the roster by the leader, if nothing wakes it sooner."""
     return min(timing.beat_interval, timing.lost_after / LOOKS_PER_SILENCE)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One node, as the leader sees it. Instants are the leader's monotonic clock, in seconds."""
+    """The node view: what the leader has observed of one node. Instants are its monotonic clock, in seconds."""
 
     row: NodeRow
     serial: int
@@ -59,16 +60,15 @@ class NodeView:
     seen_at: float
     """When its row first showed its present :attr:`NodeRow.head`."""
     sign_at: float = -math.inf
-    """When the leader itself saw its heartbeat or its row change; that it was seen for the first time is no such
-    sign."""
+    """When the leader itself saw its heartbeat or its row change; its first appearance does not count."""
     listed: bool = True
-    """Whether the newest read still had it, and no older one; without it the node is judged by its heartbeats alone."""
+    """Whether the newest read had its current row. Otherwise the node is judged by its heartbeats alone."""
     revision: int = 0
-    """The row's, which grows for as long as the node lives, whatever its store forgets (rule S7)."""
+    """The row's revision, which grows as long as the node lives, even if the store loses rows (rule S7)."""
     highest: int = 0
-    """The highest heartbeat that was seen of it; a store that has gone back to a copy of itself shows lower ones."""
+    """The highest heartbeat that was read. A store that was restored from a copy shows lower ones."""
     contradictions: int = 0
-    """How often that has grown since the node was proved to be gone."""
+    """How often :attr:`highest` has grown since the node was proved to be gone."""
     reported_at: float = -math.inf
     """When its row first showed its present incident."""
 
@@ -80,52 +80,52 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class DeposedLeader:
-    """What a node had heard of the old leader when it took its place: it need not be silent for another period."""
+    """The old leader as its successor last observed it: its silence until then counts."""
 
     node_id: str
     heartbeat: int
     changed_at: float
     unanswered: bool = False
-    """Whether it was deposed because an incident got no entry, and not for a heartbeat that stood still (rule L2)."""
+    """Whether it was deposed because it did not answer an incident, and not for a missing heartbeat (rule L2)."""
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Everybody that the leader has ever seen in this run and not yet forgotten, in order of arrival."""
+    """All nodes that the leader has seen in this run and has not forgotten, in order of arrival."""
 
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     read_at: float | None = None
     began_at: float = -math.inf
-    """When it first looked: who has no row then gets as long as one whose heartbeat stopped (rule L1)."""
+    """When it first read the roster. A member without a row is lost as late as one that was silent since then (L1)."""
     gap_at: float = -math.inf
-    """Until when the leader was last not looking; what it then saw may have been there for long."""
+    """When the leader last had the store back after it was cut off; what it read then may be old."""
     deposed: DeposedLeader | None = None
     proven: frozenset[str] = frozenset()
-    """Who was proved, or vouched for, to be gone before: that stands, whatever becomes of the row that said so."""
+    """Nodes that were proved or vouched to be gone earlier. That stands even if the row that proved it disappears."""
     distrusted: frozenset[str] = frozenset()
-    """The host ids of which a proof was contradicted: two machines have it, and no row proves anything there."""
+    """The host ids for which a proof was contradicted: two machines share one, so its rows prove nothing."""
 
     def get(self, node_id: str) -> NodeView | None:
-        """The node view of a node; None for one that was never seen."""
+        """The node view of a node; None if it was never seen."""
         return self.nodes.get(node_id)
 
-    # Of all nodes, once for each look: whatever is asked of every node must not look at every other one.
+    # Computed once per read: a question about each node must not go through all nodes again.
 
     @cached_property
     def gone(self) -> frozenset[str]:
-        """The ids of the nodes whose last process is gone, as rows and slots prove (rule S8)."""
+        """The ids of the nodes whose last process is gone, as rows of their hosts or a vouching prove (rule S8)."""
         rows = [node.row for node in self.nodes.values() if node.row.info.host_id not in self.distrusted]
         return self.proven & {row.info.node_id for row in rows} | find_gone_nodes(rows)
 
     @cached_property
     def most_changed_at(self) -> float:
-        """The instant up to which more than half of the nodes last gave a sign."""
+        """The instant after which fewer than half of the nodes have given a sign of life."""
         return sorted(node.changed_at for node in self.nodes.values())[len(self.nodes) // 2]
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One decoded roster row: what :func:`observe` takes."""
+    """One decoded roster row, as :func:`observe` takes it."""
 
     row: NodeRow
     serial: int
@@ -134,17 +134,17 @@ class Observation:
 
 
 def mark_interrupted(watch: Watch) -> Watch:
-    """The watch of a leader whose connection has broken: that is a gap, however short it was (rule L1).
+    """Return the watch of a leader whose connection broke: that counts as a gap, however short it was (rule L1).
 
-    Others were cut off as well, and need not all be back at once.
+    Other nodes were probably cut off as well, and not all of them return at once.
     """
     return watch if watch.read_at is None else replace(watch, read_at=-math.inf)
 
 
 def forget_older_epochs(watch: Watch, epoch: int) -> Watch:
-    """The watch of a leader that decides in this epoch: what rows said of an older one says nothing of it.
+    """Return the watch without what rows said about older epochs, for a leader that decides in this epoch.
 
-    That goes for those above all that the store has lost, and that nobody may ever enter again.
+    This matters most for rows that the store has lost: their nodes may never enter them again.
     """
     stale = {
         node_id: replace(node, row=row)
@@ -157,23 +157,21 @@ def forget_older_epochs(watch: Watch, epoch: int) -> Watch:
 def observe(
     watch: Watch, rows: Iterable[Observation], now: float, *, gap: float = CONTACT_GAP_MAX_SECONDS, slept: float = 0.0
 ) -> Watch:
-    """The watch after one successful read of the whole roster at ``now``.
+    """Return the watch after one successful read of the whole roster.
 
     Args:
         watch: The watch before.
-        rows: What was read.
-        now: When that was asked for.
-        gap: Seconds without an answer that are a gap, as :func:`contact_gap` says.
-        slept: Seconds since the last read that the reader waited because it chose to.
+        rows: The rows that were read.
+        now: When the read was sent.
+        gap: Seconds without an answer that count as a gap; see :func:`contact_gap`.
+        slept: Seconds since the last read for which the reader waited on purpose.
     """
     cut_off = watch.read_at is not None and now - watch.read_at - slept > gap
     nodes = {}
     for observed in sorted(rows, key=lambda observed: observed.serial):
         old = watch.get(observed.row.info.node_id)
         highest, contradictions = _highest_heartbeat(watch, old, observed)
-        if (
-            old is not None and observed.revision < old.revision
-        ):  # from a copy of the store; the node will send it again
+        if old is not None and observed.revision < old.revision:  # an old copy; the node will send its row again
             changed_at = now if cut_off or old.heartbeat != observed.heartbeat else old.changed_at
             sign_at = now if old.heartbeat != observed.heartbeat else old.sign_at
             nodes[old.node_id] = replace(
@@ -188,16 +186,13 @@ def observe(
             )
             continue
         sign = old is not None and (old.heartbeat, old.row) != (observed.heartbeat, observed.row)
+        changed_at = _last_sign_at(watch, observed, now) if old is None else now if cut_off or sign else old.changed_at
         node_view = NodeView(
             row=observed.row,
             serial=observed.serial,
             heartbeat=observed.heartbeat,
             arrived_at=now if old is None else old.arrived_at,
-            changed_at=_last_sign_at(watch, observed, now)
-            if old is None
-            else now
-            if cut_off or sign
-            else old.changed_at,
+            changed_at=changed_at,
             seen_at=now if old is None or old.row.head != observed.row.head else old.seen_at,
             sign_at=now if sign else -math.inf if old is None else old.sign_at,
             revision=observed.revision,
@@ -226,7 +221,7 @@ def observe(
 
 
 def _highest_heartbeat(watch: Watch, old: NodeView | None, observed: Observation) -> tuple[int, int]:
-    """The highest heartbeat, and how often one that grew has contradicted that the node is gone."""
+    """Return the highest heartbeat, and how often its growth has contradicted a proof that the node is gone."""
     if old is None:
         return observed.heartbeat, 0
     if observed.heartbeat <= old.highest:
@@ -235,9 +230,10 @@ def _highest_heartbeat(watch: Watch, old: NodeView | None, observed: Observation
 
 
 def _last_sign_at(watch: Watch, observed: Observation, now: float) -> float:
-    """When a node that is seen for the first time last gave a sign: now, unless it is the old leader, and still.
+    """Return when a node that is seen for the first time last gave a sign of life.
 
-    A row that was not there when the leader first looked is a sign by itself.
+    That is now, except for the old leader: its heartbeat counts as unchanged since its successor last saw it change.
+    A row that appears after the leader's first read is a sign of life by itself.
     """
     deposed = watch.deposed if watch.read_at is None else None
     if deposed is not None and (deposed.node_id, deposed.heartbeat) == (observed.row.info.node_id, observed.heartbeat):
@@ -246,21 +242,19 @@ def _last_sign_at(watch: Watch, observed: Observation, now: float) -> float:
 
 
 def vouch(watch: Watch, node_ids: Iterable[str]) -> Watch:
-    """The watch, now that somebody vouches that these nodes are gone for good: a proof as that of rule S8."""
+    """Return the watch after a plugin or an operator vouched that these nodes are gone, a proof as in rule S8."""
     return replace(watch, proven=watch.gone | (watch.nodes.keys() & set(node_ids)))
 
 
 def forget(watch: Watch, node_ids: Iterable[str]) -> Watch:
-    """The watch without these nodes."""
+    """Return the watch without these nodes."""
     forgotten = set(node_ids)
     nodes = {node_id: node for node_id, node in watch.nodes.items() if node_id not in forgotten}
     return replace(watch, nodes=nodes, proven=watch.gone & nodes.keys())
 
 
 def is_lost(watch: Watch, node_id: str, timing: Timing, now: float) -> bool:
-    """Whether a node is lost: silent beyond the limit, which is less for one that is gone from its slot, or without a
-    row for as long.
-    """
+    """Whether a node is lost: silent beyond its limit (see :func:`silence_deadline`), or without a row for as long."""
     node = watch.get(node_id)
     if node is None:
         return now >= watch.began_at + timing.lost_after
@@ -268,15 +262,15 @@ def is_lost(watch: Watch, node_id: str, timing: Timing, now: float) -> bool:
 
 
 def is_proved_gone(watch: Watch, node: NodeView, timing: Timing, now: float) -> bool:
-    """Whether a node is proved to be gone from its slot, and its heartbeat does not contradict that (rule S8)."""
+    """Whether it is proved that a node's last process is gone, and its heartbeat does not contradict it (rule S8)."""
     return node.node_id in watch.gone and now >= silence_deadline(watch, node, timing)
 
 
 def silence_deadline(watch: Watch, node: NodeView, timing: Timing) -> float:
-    """The instant at which a node counts as lost if nothing is heard of it until then.
+    """Return when a node is lost if it gives no sign of life until then.
 
-    When most of three or more others fall silent together, the store is the likelier cause, and they get twice the
-    time (rule L1). One that is proved to be gone has less.
+    If most of at least four nodes fall silent together, the store is the likelier cause: they get twice the time (rule
+    L1). A node that is proved to be gone gets less.
     """
     if node.node_id in watch.gone:
         return node.changed_at + PROOF_HEARTBEATS * timing.beat_interval

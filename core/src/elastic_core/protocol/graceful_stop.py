@@ -1,9 +1,9 @@
-"""Graceful stops, as the leader sees them: a PLAN, the members' answers, STOP_AT, and the HALT when all have stopped.
+"""Graceful stops, the leader's part: a PLAN, the members' answers, STOP_AT, and the HALT when all have stopped.
 
-A PLAN is for workers that take notices. On reading it each agent writes the notice to its workers and *then* takes in
-what they have reported; a worker reports its step and *then* reads its notices. So a rank whose last report is in the
-answer as step s holds at the next one, and T = max + 1 is a step that no rank can have gone beyond. There is no
-collective in it, and nobody holds inside one.
+A PLAN needs workers that take notices. When an agent reads the PLAN, it writes the notice to its workers and *then*
+reads their reports. A worker reports its step and *then* reads its notices. So a rank whose last report in the answer
+is step s holds at step s + 1, and no rank can have gone beyond T = max(s) + 1. The exchange contains no collective, and
+no rank holds inside one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from elastic_core.protocol.roster import Phase
 
 
 def can_take_notices(view: LeaderView, current: Round) -> bool:
-    """Whether the workers of every member would take a PLAN."""
+    """Whether the workers of every member take notices, so that a PLAN can reach them."""
     found = view.node_views(current)
     return len(found) == len(current.members) and all(
         node.row.phase is Phase.RUNNING and node.row.round == current.number and node.row.takes_notices
@@ -26,7 +26,7 @@ def can_take_notices(view: LeaderView, current: Round) -> bool:
 
 
 def stop_gracefully(view: LeaderView, current: Round, reason: HaltReason, why: str, deadline: float) -> Append:
-    """The PLAN for a healthy round, where its workers take notices; else its HALT, and they get the time to save."""
+    """Return the PLAN for a healthy round if its workers take notices; else a HALT that gives them time to save."""
     if not can_take_notices(view, current):
         return halt_round(view, current, reason, why, planned=True)
     body = Plan(round=current.number, reason=reason, why=why, deadline=min(deadline, view.timing.plan_timeout))
@@ -34,7 +34,7 @@ def stop_gracefully(view: LeaderView, current: Round, reason: HaltReason, why: s
 
 
 def stop_for_departure(view: LeaderView, current: Round, node: NodeView) -> Append | None:
-    """What follows from it that a member leaves; None while a PLAN has it that all stop together."""
+    """Return the PLAN or HALT for a member that leaves; None while a PLAN already stops all members together."""
     why = f"{view.describe_nodes([node.node_id])} leaves"
     if not node.row.grace or node.row.phase is not Phase.RUNNING:
         return halt_round(view, current, HaltReason.NODE_LEFT, why)
@@ -44,14 +44,14 @@ def stop_for_departure(view: LeaderView, current: Round, node: NodeView) -> Appe
 
 
 def has_stepped_down(current: Round, node: NodeView | None) -> bool:
-    """Whether a member's workers have stopped by themselves, and are gone."""
+    """Whether a member's workers have stopped by themselves, as STOP_AT told them, and are gone."""
     if node is None or node.row.round != current.number:
         return False
     return node.row.phase is Phase.STOPPED and node.row.stepped_down
 
 
 def continue_plan(view: LeaderView, current: Round, plan: Plan, finished: set[str]) -> Decision:
-    """What follows a PLAN while nothing else happens: STOP_AT, and the HALT when all have stopped or it is time."""
+    """Return the next step of a PLAN: STOP_AT when all have answered, HALT when all have stopped or at the deadline."""
     ledger = view.ledger
     ids = [node_id for node_id in current.group_ranks if node_id not in finished]
     left = [node_id for node_id in ids if not has_stepped_down(current, view.get(node_id))]
@@ -69,17 +69,17 @@ def continue_plan(view: LeaderView, current: Round, plan: Plan, finished: set[st
 
 
 def _reported_steps(view: LeaderView, ids: list[str]) -> list[int] | None:
-    """The steps of all ranks; None while somebody has yet to answer this very PLAN."""
+    """Return the reported steps of all ranks; None until every member has answered this PLAN."""
     rows = [node.row for node_id in ids if (node := view.get(node_id)) is not None]
     answered = [row for row in rows if row.answered == view.ledger.head.anchors.plan and row.steps]
     return [step for row in answered for step in row.steps] if len(answered) == len(ids) else None
 
 
 def answer_drain_requests(view: LeaderView) -> Append | None:
-    """The DRAIN that somebody has asked for, of agents that do not yet know of it; None where there is none.
+    """Return the DRAIN for nodes that ``elastic drain`` asks to leave and no DRAIN has named yet; None without any.
 
-    A request is a row. Whoever can write to the store can enter one, and nobody else. It is for those who were there
-    before it: if its author is killed it stays for a while, and must not send away who comes in their place.
+    A request is a row, so it takes write access to the store. It concerns nodes that arrived before it: if the command
+    is killed, its row stays for a while, and must not send away the nodes that replace them.
     """
     requests = {node.row.drain: node for node in view.watch.nodes.values() if node.row.drain}  # in order of arrival
     nodes = tuple(

@@ -1,4 +1,4 @@
-"""All that the leader knows, and the questions that it asks of it."""
+"""The leader view: all that the leader knows when it decides, and the questions that it asks about it."""
 
 from __future__ import annotations
 
@@ -16,29 +16,34 @@ from elastic_core.protocol.roster import Phase
 from elastic_core.protocol.settings import Agreement
 
 SUSPICION_SECONDS = 1.0
-"""Seconds after which a node that has not shown that it saw an entry is suspected, at least (rule L2)."""
+"""A node that has not shown that it read an entry is suspected after at least this long (rule L2)."""
 SUSPICION_FACTOR = 3.0
-"""… or this many times the worst delay that the job has known, if that is longer."""
+"""A node is suspected after at least this many times the longest delay that the job has seen (rule L2)."""
 CAUSE_PATIENCE_SECONDS = 0.1
-"""For how long a round whose reported failures all follow from a peer's loss waits for the report of that."""
+"""How long the leader waits for the root cause if all reported failures follow from the loss of a peer."""
 LAST_CHANCE_SECONDS = 0.1
-"""Seconds that one whose silence has already had consequences has left to show that it is there."""
+"""How long a node that has already been suspected once gets to show that it is alive."""
 
 
 def patience(ledger: Ledger) -> float:
-    """Seconds that whoever reports an incident gives the leader, as both know from the ledger (rule L2)."""
+    """Return how many seconds a node that reports an incident waits for an answer from the leader (rule L2).
+
+    Both compute it from the ledger, so they agree on it.
+    """
     return max(SUSPICION_SECONDS, SUSPICION_FACTOR * ledger.counters.worst_seen)
 
 
 def head_patience(ledger: Ledger) -> float:
-    """Seconds from the newest entry on to show that it was seen: that the run was resumed, nodes learn by a
-    heartbeat."""
+    """Return how many seconds nodes have, from the newest entry on, to show that they read it.
+
+    Nodes learn of a RESUME only by their next heartbeat, so it gets the time of a heartbeat limit.
+    """
     return ledger.settings.timing.lost_after if isinstance(ledger.head.body, Resume) else patience(ledger)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What the failure policies said about the incident of one round; ``verdict`` is None while they think."""
+    """The answer of the failure policies to the incident of one round; ``verdict`` is None until they answer."""
 
     round: int
     verdict: Verdict | None = None
@@ -46,12 +51,12 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaderView:
-    """What the leader decides from. Instants are its own monotonic clock, in seconds."""
+    """What :func:`~elastic_core.protocol.leader.decide` decides from. Instants are the leader's monotonic clock."""
 
     ledger: Ledger
     watch: Watch
     now: float
-    """When the roster was looked at: what has come since then, nobody has seen, and nobody is judged for it."""
+    """When the roster was read. Nodes are judged as of this instant, since later rows are unknown."""
     judgement: Judgement | None = None
     may_forget: bool = False
     """Whether the store can come back without its last entries (rule S3)."""
@@ -71,12 +76,12 @@ class LeaderView:
         return self.judgement is not None and self.judgement.round == number
 
     def verdict(self, number: int) -> Verdict | None:
-        """What they said of it; None when they were not asked, or still think."""
+        """The verdict of the policies on round ``number``; None if they were not asked, or have not answered."""
         return self.judgement.verdict if self.judgement is not None and self.has_asked_policies(number) else None
 
     @property
     def age(self) -> float:
-        """Seconds since the run was opened, as its ledger counts them."""
+        """Seconds since the run was opened, as the ledger adds them up."""
         return self.ledger.head.age + max(0.0, self.now - self.ledger.head_at)
 
     @cached_property
@@ -87,7 +92,7 @@ class LeaderView:
     # One node --------------------------------------------------------------------------------------------------------
 
     def get(self, node_id: str) -> NodeView | None:
-        """The node view of a node; None for one without a row."""
+        """The node view of a node; None if it has no row."""
         return self.watch.get(node_id)
 
     def is_lost(self, node_id: str) -> bool:
@@ -95,16 +100,16 @@ class LeaderView:
         return is_lost(self.watch, node_id, self.timing, self.now)
 
     def is_proved_gone(self, node: NodeView) -> bool:
-        """Whether a node is proved to be gone, with its last process (rule S8)."""
+        """Whether it is proved that a node's last process is gone (rule S8)."""
         return is_proved_gone(self.watch, node, self.timing, self.now)
 
     def is_leaving(self, node_id: str) -> bool:
-        """Whether a node has said that it goes away; the ledger may know it of one whose row the store has lost."""
+        """Whether a node has said that it leaves, in its row or, if the store has lost that, in an OVER."""
         node, over = self.get(node_id), self.ledger.over
         return (node is not None and node.row.leaving) or (over is not None and node_id in over.left)
 
     def is_running(self, node_id: str) -> bool:
-        """Whether a node has workers, by its own word."""
+        """Whether a node's row says that it has workers."""
         node = self.get(node_id)
         return node is not None and node.row.phase is Phase.RUNNING
 
@@ -114,9 +119,9 @@ class LeaderView:
         return node is not None and node.row.phase is Phase.FINISHED and node.row.round == current.number
 
     def is_silent_old_leader(self, node_id: str) -> bool:
-        """Whether a node is the old leader, deposed for its silence about an incident, and still silent.
+        """Whether a node is the old leader, was deposed because it did not answer an incident, and is still silent.
 
-        What it says of an older epoch shows neither.
+        A row from an older epoch does not tell: then the answer is False.
         """
         old, node, leader = self.watch.deposed, self.get(node_id), self.ledger.head.anchors.leader
         if old is None or not old.unanswered or old.node_id != node_id:
@@ -124,11 +129,11 @@ class LeaderView:
         return node is None or (node.row.epoch == self.ledger.head.epoch and node.row.head < leader)
 
     def member_suspected_at(self, node_id: str) -> float:
-        """When a member that has not shown that it saw the HALT is suspected (rule L2), for what follows that HALT.
+        """When a member that has not shown that it read the HALT is suspected (rule L2).
 
-        Who has had its second already has a last chance, which a living agent takes in milliseconds: the old leader
-        that was deposed for its silence, and whoever was silent about the ROUND that was halted for it. That is not
-        known of who has yet to learn that the run was resumed.
+        A member that has been suspected before has only LAST_CHANCE_SECONDS, within which a living agent answers: the
+        old leader that was deposed for its silence, and a member that was silent about the ROUND that was halted
+        because of that. A member that has not yet read of a RESUME is not known to be silent.
         """
         ledger, at = self.ledger, self.ledger.head.anchors
         node = self.get(node_id)
@@ -141,17 +146,17 @@ class LeaderView:
 
     @property
     def members_suspected_at(self) -> float:
-        """When members that have not shown that they saw the newest ROUND or HALT are suspected (rule L2).
+        """When members that have not shown that they read the newest ROUND or HALT are suspected (rule L2).
 
-        Where the leader was cut off, others were, too, and have a full period to be back.
+        If the leader was cut off from the store, other nodes may have been too: they get a full period to return.
         """
         return max(self.answered_at + head_patience(self.ledger), self.watch.gap_at + self.timing.lost_after)
 
     @cached_property
     def answered_at(self) -> float:
-        """When a member last showed that it has read on, up to the newest ROUND or HALT or further; at first, that one.
+        """When a member last showed that it read the newest ROUND or HALT; before the first answer, that entry's time.
 
-        As long as answers come in, it is the store or the network that is busy with so many, and nobody is silent.
+        While answers keep coming in, the store or the network is slow with many nodes, and no node counts as silent.
         """
         ledger = self.ledger
         if ledger.round is None:
@@ -170,41 +175,43 @@ class LeaderView:
         return [node for member in current.members if (node := self.get(member.node_id)) is not None]
 
     def incidents(self, current: Round) -> list[Incident]:
-        """What the members report of a round, the first cause first (``incidents.by_cause``)."""
+        """The incidents that members report of a round, the root cause first (``incidents.by_cause``)."""
         found = [node.row.incident for node in self.node_views(current) if node.row.incident is not None]
         return sorted((i for i in found if i.round == current.number), key=by_cause)
 
     def cause_known_at(self, current: Round) -> float:
-        """Until when a round with incidents waits for one that does not follow from another; -inf where it has one.
+        """Until when a round with incidents waits for the report of the root cause; -inf if it is there.
 
-        The peers of a killed worker may report before its own node does, and the policies are to judge the cause.
+        The peers of a killed worker may report their own failure before the killed worker's node does, but the policies
+        must judge the cause.
         """
         incidents = self.incidents(current)
         if not follows_peer_loss(incidents[0]) or len(incidents) == len(current.members):
             return -math.inf
-        told = [(node.row.incident, node.reported_at) for node in self.node_views(current)]
-        reported_at = min(at for incident, at in told if incident is not None and incident.round == current.number)
+        reports = [(node.row.incident, node.reported_at) for node in self.node_views(current)]
+        reported_at = min(at for incident, at in reports if incident is not None and incident.round == current.number)
         return CAUSE_PATIENCE_SECONDS + reported_at
 
     def members_behind(self, current: Round, index: int) -> list[str]:
-        """Members that have not shown that they saw ledger entry ``index``; who is leaving need not."""
+        """Members that have not shown that they read ledger entry ``index``; a member that leaves need not."""
         return [node.node_id for node in self.node_views(current) if node.row.head < index and not node.row.leaving]
 
     def suspectable_members(self, current: Round, index: int) -> list[str]:
-        """The same, as far as rule L2 may suspect them: not whose row the store has lost, with what it said."""
+        """Members behind ``index`` that rule L2 may suspect: those whose row the store has not lost."""
         listed = {node.node_id for node in self.node_views(current) if node.listed}
         return [node_id for node_id in self.members_behind(current, index) if node_id in listed]
 
     def newcomers(self) -> list[NodeView]:
-        """Those that wait, without bad hosts where members are enough."""
+        """The waiting nodes, without bad hosts if the members are enough."""
         members = self.ledger.round.members if self.ledger.round is not None else ()
         known = [node for member in members if (node := self.get(member.node_id)) is not None]
         return self.drop_bad_hosts(self.waiting_nodes(), known, len(members) - len(known))
 
     def waiting_nodes(self) -> list[NodeView]:
-        """Living nodes that wait for a slot and have seen the newest OPEN or LEADER (rule S7), in order of arrival.
+        """Live nodes that wait for a place and have read the newest OPEN or LEADER (rule S7), by arrival.
 
-        A row that is gone was taken out by its node, or lost with the store; in that case the node will enter it again.
+        A node whose row is not listed does not wait: it removed its row, or the store lost that row and the node will
+        enter it again.
         """
         ledger = self.ledger
         members = ledger.round.group_ranks if ledger.round is not None else {}
@@ -229,25 +236,25 @@ class LeaderView:
     def drop_bad_hosts(
         self, nodes: list[NodeView], staying: Sequence[NodeView] = (), unknown: int = 0
     ) -> list[NodeView]:
-        """Leave out hosts that a policy excluded or that were lost too often, while the rest suffice (rule L4).
+        """Leave out hosts that a policy excluded or that were lost too often, if the other nodes are enough (rule L4).
 
         Args:
-            nodes: Whom to choose from.
-            staying: Who is in the round anyway; a host that is good enough for them is for others.
-            unknown: How many others are, of whom nothing is known.
+            nodes: The nodes to choose from.
+            staying: Nodes that are in the round anyway; other nodes on their hosts are not left out.
+            unknown: How many more nodes are in the round, of which nothing is known.
         """
         bad = self.ledger.counters.bad_hosts() - {node.row.info.host_id for node in staying}
         good = [node for node in nodes if node.row.info.host_id not in bad]
         return good if len(good) + len(staying) + unknown >= self.agreement.min_nodes else nodes
 
     def has_room(self, current: Round) -> bool:
-        """Whether a node waits that the round has a place for."""
+        """Whether a node waits and the round has a place for it."""
         return len(current.members) < self.agreement.max_nodes and bool(self.newcomers())
 
-    # For people and timers -------------------------------------------------------------------------------------------
+    # Texts and timers ------------------------------------------------------------------------------------------------
 
     def describe_nodes(self, node_ids: Iterable[str]) -> str:
-        """The nodes' hosts, as far as known: the first eight, and how many others."""
+        """Name the nodes by their hosts, as far as known: the first eight, and how many others."""
         return list_names(map(self._describe_node, node_ids)) or "nobody"
 
     def _describe_node(self, node_id: str) -> str:
@@ -258,18 +265,18 @@ class LeaderView:
         return host or node_id
 
     def silence_deadlines(self, nodes: Iterable[NodeView]) -> list[float]:
-        """When each of these would be lost, if nothing more is heard of it."""
+        """When each of these nodes is lost if it gives no further sign of life."""
         return [silence_deadline(self.watch, node, self.timing) for node in nodes]
 
     def next_look_at(self, *deadlines: float, nodes: Iterable[NodeView] = ()) -> float | None:
-        """The next instant at which something may have changed: a deadline, or a silence that becomes a loss."""
+        """The next instant at which the decision can change by itself: a deadline, or a silence that becomes a loss."""
         members = self.ledger.round.members if self.ledger.round is not None else ()
         missing = [self.watch.began_at + self.timing.lost_after for m in members if self.get(m.node_id) is None]
         return min((at for at in (*deadlines, *self.silence_deadlines(nodes), *missing) if at > self.now), default=None)
 
 
 def drop_duplicate_ranks(first: Sequence[NodeView], then: Iterable[NodeView]) -> list[NodeView]:
-    """Those of ``then`` whose node rank, given by hand, nobody of ``first`` or before them has."""
+    """Return the nodes of ``then`` whose ``--node_rank`` no node of ``first`` and no earlier node of ``then`` has."""
     taken, found = {node.row.info.node_rank for node in first} - {None}, []
     for node in then:
         if (rank := node.row.info.node_rank) not in taken:
@@ -279,5 +286,5 @@ def drop_duplicate_ranks(first: Sequence[NodeView], then: Iterable[NodeView]) ->
 
 
 def sort_by_rank(nodes: Iterable[NodeView]) -> list[NodeView]:
-    """The nodes in the order of the ranks that were given by hand; as they are where none were."""
+    """Sort nodes by ``--node_rank``; nodes without one keep their order and come last."""
     return sorted(nodes, key=lambda node: math.inf if node.row.info.node_rank is None else node.row.info.node_rank)

@@ -1,10 +1,10 @@
-"""The ledger: what has been decided, in order. Entries (``entries``), and the state that follows from them.
+"""The ledger: the state of a run that follows from its entries (``entries``), in order.
 
-An entry is written once and never changed. Each one names the entry before it, so that a chain with a gap or a fork is
-noticed by whoever reads it, and carries enough (:class:`Anchors`, :class:`Counters`) that a newcomer needs the
-newest one and the few that it points to, however long the history is.
+An entry is written once and never changed. It names the entry before it, so that every reader notices a gap or a fork.
+It carries enough (:class:`Anchors`, :class:`Counters`) that a newcomer has to read only the newest entry and the few to
+which that points, however long the history is.
 
-:class:`Ledger` is what a node knows after reading; :func:`advance` is the only way that knowledge grows.
+:class:`Ledger` is the state that a node has read; :func:`advance` adds an entry to it.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ __all__ = [
 
 
 class HistoryChangedError(RendezvousStateError):
-    """The store's history is not the one that this node has read. (Other state errors: what cannot be read at all.)"""
+    """The store's history is not the one that this node has read. Other state errors mean that it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """What a node knows of its run: the newest entry, and what it stands on.
+    """What a node knows of its run: the newest entry, and the state on which it stands.
 
-    The instants are this node's own monotonic clock at the time it read the entry.
+    Instants are when this node read the entry, by its own monotonic clock.
     """
 
     head: Entry
@@ -83,7 +83,7 @@ class Ledger:
     opened_at: float
     head_at: float
     round: Round | None = None
-    """The newest round, with ``members`` spelled out even where the entry said ``same_as``."""
+    """The newest round, with its members listed even if the entry said ``same_as``."""
     round_at: float = 0.0
     halt: Halt | None = None
     """The HALT that ended :attr:`round`; None while it is live."""
@@ -94,33 +94,32 @@ class Ledger:
     stop_at: StopAt | None = None
     """The step at which its workers stop; None before it is known."""
     over: Over | None = None
-    """What says that :attr:`round` is over and who has left it; None where no entry does."""
+    """The OVER of :attr:`round`, which says that it is over and who has left it; None without one."""
     asked: frozenset[str] = frozenset()
-    """The nodes that were asked to leave, as far as this node has read of it."""
+    """The nodes that a DRAIN has asked to leave."""
     closed: Closed | None = None
     resized_at: float | None = None
     """When the last planned resize was over; None before the first."""
     resize_cost: float = 0.0
-    """Seconds from that resize's HALT to its ROUND by the leader's clock, since others may have read them late; 0 if a
-    member or the leader was lost on the way."""
+    """Seconds from its HALT to its ROUND, by the leader's clock; 0 if a member or the leader was lost in between."""
     resumed_from: tuple[int, int] = (0, 0)
-    """The :attr:`position` of what the newest RESUME put back."""
+    """The :attr:`position` of the history that the newest RESUME restored."""
 
     @property
     def is_live(self) -> bool:
-        """Whether a round is under way: sealed, and neither halted nor closed."""
+        """Whether a round is under way: there is a ROUND, and neither a HALT nor CLOSED after it."""
         return self.round is not None and self.halt is None and self.closed is None
 
     @property
     def position(self) -> tuple[int, int]:
-        """How far the run's history has come: the greater, the newer."""
+        """How far the run's history has come; a greater position is newer."""
         return self.head.epoch, self.head.index
 
     @property
     def halted_at(self) -> float:
         """The latest instant at which :attr:`halt` can have been written, by this node's clock.
 
-        Other than :attr:`halt_at`, when this node read it, it does not begin anew with a node that comes later.
+        :attr:`halt_at` is later on a node that read the HALT later; this instant is not.
         """
         return min(self.halt_at, self.head_at - self.head.since_halt)
 
@@ -135,17 +134,17 @@ class Ledger:
         return self.head.counters
 
     def is_member(self, node_id: str) -> bool:
-        """Whether ``node_id`` has a place in the newest round, live or not."""
+        """Whether ``node_id`` is a member of the newest round, live or not."""
         return self.round is not None and node_id in self.round.group_ranks
 
 
 def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
-    """The ledger after reading the next entry.
+    """Return the ledger after reading the next entry.
 
     Raises:
-        HistoryChangedError: It was not built on the newest one, or another run goes on here.
-        RendezvousStateError: It does not follow: a term that fell, an entry after CLOSED in the same run, or one by a
-            node that does not decide (rule S1).
+        HistoryChangedError: The entry was not built on the newest one, or another run is resumed here.
+        RendezvousStateError: The entry cannot follow: its term is lower, the run is closed, or its author is not the
+            leader (rule S1).
     """
     head = ledger.head
     if entry.index != head.index + 1 or entry.prev != head.id:
@@ -167,7 +166,7 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
     after = partial(replace, ledger, head=entry, head_at=now)
     match entry.body:
         case Round() as body:
-            sealed = _spell_out_members(body, ledger.round)
+            sealed = _list_members(body, ledger.round)
             at, cost = _last_resize(ledger, sealed, now, entry.since_halt)
             after = partial(after, round=sealed, round_at=now, resized_at=at, resize_cost=cost)
             return after(halt=None, plan=None, stop_at=None, over=None)
@@ -192,9 +191,9 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
 
 
 def _check_author(entry: Entry, leader: str) -> None:
-    """Refuse an entry of a node that does not decide: who did before it is ``leader`` (rule S1).
+    """Refuse an entry of a node that is not the ``leader`` (rule S1).
 
-    A LEADER may be anybody's who takes the place; only who has it can give it to somebody else.
+    Any node may write a LEADER that makes itself the leader. Only the leader can make another node the leader.
     """
     takes = isinstance(entry.body, Leader)
     if entry.author == leader and (takes or entry.leader == leader):
@@ -210,7 +209,7 @@ def _check_author(entry: Entry, leader: str) -> None:
 
 
 def open_ledger(entry: Entry, now: float) -> Ledger:
-    """The ledger of a run that begins, or goes on, with ``entry``.
+    """Return the ledger of a run that begins, or is resumed, with ``entry``.
 
     Raises:
         RendezvousStateError: ``entry`` is neither OPEN nor RESUME.
@@ -223,18 +222,17 @@ def open_ledger(entry: Entry, now: float) -> Ledger:
     if isinstance(body, Open):
         return ledger
     known = body.epoch, body.index
-    # When it was resized last is not told: whoever reads this takes it for just now, as a newcomer does (rule L4).
+    # A RESUME does not say when the last resize was: its readers take it for just now, as newcomers do (rule L4).
     ledger = replace(ledger, round=body.round, round_at=now, halt=body.halt, halt_at=now)
     ledger = replace(ledger, plan=body.plan, plan_at=now, stop_at=body.stop_at, over=body.over)
     return replace(ledger, resized_at=now, resumed_from=known)
 
 
 def restore_ledger(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
-    """The ledger of a newcomer, from the newest entry and those that its anchors name (by index).
+    """Return the ledger of a newcomer, from the newest entry and the entries at its anchors, by index.
 
     Raises:
-        RendezvousStateError: An anchor is missing or is not the kind of entry that it should be, or the newest entry is
-            by a node that does not decide.
+        RendezvousStateError: An anchor is missing or of another kind, or the newest entry's author is not the leader.
     """
     if not isinstance(head.body, (Leader, Open, Resume)):
         _check_author(head, head.leader)
@@ -251,9 +249,9 @@ def restore_ledger(head: Entry, anchors: Mapping[int, Entry], now: float) -> Led
     )
     ledger = replace(ledger, plan=None, stop_at=None, over=None)
     if at.round:
-        spelled = a_round(at.round)
-        # When it was resized last is not told: a newcomer that becomes leader takes it for just now (rule L4).
-        ledger = replace(ledger, round=_with_members_of(a_round(at.latest), spelled), round_at=now, resized_at=now)
+        listed = a_round(at.round)
+        # The time of the last resize is unknown: a newcomer that becomes the leader takes it for just now (rule L4).
+        ledger = replace(ledger, round=_with_members_of(a_round(at.latest), listed), round_at=now, resized_at=now)
     if not at.halt:
         return _restore_plan(ledger, bodies, now)
     ended = bodies.get(at.halt)
@@ -271,12 +269,12 @@ def restore_ledger(head: Entry, anchors: Mapping[int, Entry], now: float) -> Led
 
 
 def ledger_read_at(ledger: Ledger, now: float) -> Ledger:
-    """The ledger of a newcomer that had read it all at ``now``: its newest entries may have been written until then."""
+    """Return the ledger of a newcomer that finished reading at ``now``: entries may have been written until then."""
     return replace(ledger, head_at=now, halt_at=now)
 
 
 def _restore_plan(ledger: Ledger, bodies: Mapping[int, Body], now: float) -> Ledger:
-    """The ledger of a live round, with the PLAN and the STOP_AT that the newest entry stands on."""
+    """Return the ledger of a live round with the PLAN and the STOP_AT on which the newest entry stands."""
     at = ledger.head.anchors
     if not at.plan:
         return ledger
@@ -291,10 +289,10 @@ def _restore_plan(ledger: Ledger, bodies: Mapping[int, Body], now: float) -> Led
 
 
 def _last_resize(ledger: Ledger, sealed: Round, now: float, since_halt: float) -> tuple[float | None, float]:
-    """When the last planned resize was over, and what it cost, now that ``sealed`` follows.
+    """Return when the last planned resize was over and what it cost, after the ROUND ``sealed``.
 
-    One on which a member or the leader was lost cost what the loss did: the wait for a fence, a replacement or a
-    successor says nothing of the next resize.
+    The cost is 0 if a member or the leader was lost during the resize: the wait for a fence, a replacement or a
+    successor says nothing about the next resize.
     """
     if ledger.halt is None or ledger.halt.reason is not HaltReason.RESIZE or ledger.round is None:
         return ledger.resized_at, ledger.resize_cost
@@ -303,7 +301,7 @@ def _last_resize(ledger: Ledger, sealed: Round, now: float, since_halt: float) -
     return now, min(since_halt, now - ledger.opened_at) if kept else 0.0
 
 
-def _spell_out_members(body: Round, previous: Round | None) -> Round:
+def _list_members(body: Round, previous: Round | None) -> Round:
     if not body.same_as:
         return body
     if previous is None or previous.number != body.same_as:
@@ -314,13 +312,13 @@ def _spell_out_members(body: Round, previous: Round | None) -> Round:
     return _with_members_of(body, previous)
 
 
-def _with_members_of(body: Round, spelled: Round) -> Round:
-    """A ROUND with the members, and their hosts, that another one spells out."""
-    return replace(body, members=spelled.members, hosts=spelled.hosts)
+def _with_members_of(body: Round, listed: Round) -> Round:
+    """Return a ROUND with the members and hosts that another one lists."""
+    return replace(body, members=listed.members, hosts=listed.hosts)
 
 
 def next_anchors(ledger: Ledger | None, body: Body, index: int) -> Anchors:
-    """The anchors of an entry with ``body`` at ``index`` that follows ``ledger``."""
+    """Return the anchors of an entry with ``body`` at ``index`` that follows ``ledger``."""
     before = Anchors() if ledger is None else ledger.head.anchors
     match body:
         case Open():
@@ -361,14 +359,12 @@ def compose(
     kept: int | None = None,
     store: Link | None = None,
 ) -> Entry:
-    """The entry with ``body`` that ``author`` would append after ``ledger``; None stands for an empty store.
+    """Return the entry with ``body`` that ``author`` would append after ``ledger``; None stands for an empty store.
 
-    An OPEN starts a run (named ``run``) at term 1 with fresh counters, a LEADER raises the term, and everything else
-    goes on from the head. ``leader`` is given by a leaving leader that names its successor; the author stays, or
-    becomes, leader otherwise. ``kept`` says which entries are no tombstones yet. A RESUME is built on ``store``, the
-    newest entry of a store that has lost this ledger, and starts an epoch.
-
-    Texts that are longer than an entry has room for are cut (``limits``).
+    An OPEN starts a run (named ``run``) at term 1 with fresh counters. A LEADER raises the term. All other entries go
+    on from the head. A leaving leader gives ``leader``, its successor; otherwise the author is the leader. ``kept`` is
+    the first entry that is no tombstone. A RESUME is built on ``store``, the newest entry of a store that has lost this
+    ledger, and starts an epoch. Texts that are too long for an entry are cut (``limits``).
     """
     body = fit_body(body)
     prev = store or (ORIGIN if ledger is None else ledger.head.link)

@@ -1,7 +1,7 @@
-"""What a ledger entry may hold, so that every entry that a leader can decide on fits into a store's value.
+"""Limits of the parts of a ledger entry, so that every entry that a leader can decide on fits into one store value.
 
-``MAX_VALUE_BYTES`` is the limit of a value. Each part of an entry has a share of it, in bytes of JSON. The shares of a
-RESUME, which carries all parts at once, add up to less than the limit:
+``MAX_VALUE_BYTES`` is the limit of a value. Each part of an entry has a share of it, in bytes of JSON. A RESUME carries
+all parts at once; their shares add up to less than the limit:
 
 ======================================  ====================================  =======
 part                                    share                                   bytes
@@ -10,10 +10,10 @@ part                                    share                                   
 ``MAX_KINDS`` kinds of members          a role of 64 characters, each          25,000
 ``MAX_HOSTS`` hosts that were lost      50 each                                13,000
 ``MAX_HOSTS`` hosts that are excluded   19 each                                 5,000
-texts for people                        ``WHY_BYTES`` each, four of them        8,000
+texts for users                         ``WHY_BYTES`` each, four of them        8,000
 an incident                             ``DETAIL_BYTES`` and four others       10,000
 hosts of members                        ``HOSTS_BYTES``                         4,096
-``MAX_LEFT`` members that have left     15 of id, each                          3,900
+``MAX_LEFT_MEMBERS``                    15 of id, each                          3,900
 the settings and the run's uid          ``OPEN_BYTES``                          8,000
 ======================================  ====================================  =======
 """
@@ -33,33 +33,33 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 MAX_KINDS = 32
-"""Pairs of a local world size and a role that a ROUND of ``MAX_NODES`` members may have."""
+"""Most pairs of a local world size and a role in a ROUND of ``MAX_NODES`` members."""
 MAX_HOSTS = 256
-"""Hosts whose losses the ledger counts, and hosts that it excludes, at most."""
+"""Most hosts whose losses the ledger counts, and most hosts that it excludes."""
 MAX_DRAINED_NODES = 4096
-"""Nodes that one DRAIN names; the next DRAIN names the rest."""
+"""Most nodes that one DRAIN names; the next DRAIN names the rest."""
 MAX_LEFT_MEMBERS = 256
-"""Members that an OVER says to have left in order; of others it is not known after the store has lost their rows."""
+"""Most members that an OVER names as having left; if the store loses its rows, the others are unknown."""
 MAX_UNREAD_ROWS = 64
-"""Rows of others that a leader's own row says it cannot read; the others' nodes do not learn of it."""
+"""Most unreadable rows that the leader's row names; the nodes of the others do not learn of it."""
 UNREAD_ID_LENGTH = 64
-"""Characters of their ids at most: agents' have 12, and whoever else writes to the store may choose any."""
+"""Most characters of the id of such a row. Agents' ids have 12, but another writer may choose any id."""
 HOSTS_BYTES = 4096
-"""Of the members' hosts in a ROUND; those that do not fit are shown by their node ids where they have no row."""
+"""Size of the members' hosts in a ROUND. Members whose host does not fit and that have no row are shown by node id."""
 NAMES_SHOWN = 8
-"""Names in a text for people; the others are counted."""
+"""Names in a text for users; the others are counted."""
 WHY_BYTES = 2048
 TEXT_BYTES = 1024
-"""Of an incident's message, its log's path and its host."""
+"""Size of an incident's message, of its log's path, and of its host."""
 DETAIL_BYTES = 6144
 OPEN_BYTES = 8192
-"""Of an OPEN: the settings, with the names of plugins, and the scheduler's uid."""
+"""Size of an OPEN: the settings, with the names of plugins, and the scheduler's uid."""
 
 T = TypeVar("T", bound="DataclassInstance")
 
 
 def list_names(names: Iterable[str]) -> str:
-    """The first names and how many others there are: ``a, b, … and 12 more``; '' for none."""
+    """Return the first names and the number of the others, as in ``a, b, … and 12 more``; '' for none."""
     every = list(names)
     shown = ", ".join(islice(every, NAMES_SHOWN))
     more = len(every) - NAMES_SHOWN
@@ -67,8 +67,8 @@ def list_names(names: Iterable[str]) -> str:
 
 
 def clip(text: str, most: int, *, end: bool = False) -> str:
-    """``text``, or as much of its beginning (or ``end``) as takes ``most`` bytes of JSON, with an ellipsis."""
-    if len(text) * 12 <= most or _size(text) <= most:  # 12: a character outside of the basic plane, as JSON escapes it
+    """Return ``text``, or as much of its start (or ``end``) as fits into ``most`` bytes of JSON, with an ellipsis."""
+    if len(text) * 12 <= most or _size(text) <= most:  # 12: JSON's escape of a character beyond the basic plane
         return text
     room = most - _size("…")
 
@@ -80,14 +80,14 @@ def clip(text: str, most: int, *, end: bool = False) -> str:
 
 
 def fit_names(names: Iterable[str], most: int) -> tuple[str, ...]:
-    """As many names, from the first one on, as take ``most`` bytes in a JSON list."""
+    """Return as many of the first names as fit into ``most`` bytes of a JSON list."""
     every = list(names)
     ends = list(accumulate(_size(name) + 3 for name in every))  # quotes and a comma
     return tuple(every[: bisect_right(ends, most)])
 
 
 def fit_body(body: T) -> T:
-    """An entry's body with every text within its share; the same object where all are."""
+    """Return an entry's body with every text cut to its share; the same object if all texts fit."""
     changes: dict[str, Any] = {}
     for item in fields(body):
         value = getattr(body, item.name)
@@ -103,7 +103,7 @@ def fit_body(body: T) -> T:
 
 
 def fit_incident(incident: Incident) -> Incident:
-    """An incident with every text within its share; what it says may come from a worker."""
+    """Return an incident with every text cut to its share, since its texts may come from a worker."""
     return replace(
         incident,
         node_id=clip(incident.node_id, TEXT_BYTES),

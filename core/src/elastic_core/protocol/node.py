@@ -1,12 +1,12 @@
-"""A node's state machine: one pure function from what happened to what it does next.
+"""The node's state machine: one pure function from an event to what the agent does next.
 
-The ledger says what should run; the node makes it so, one step at a time. :func:`step` folds an event into the
-state, then reconciles: workers that the ledger does not want are stopped, and only when the last of their processes
-is gone are the wanted ones started (I9). Because it looks at the newest entry and not at each one on the way, no
-workers of a round start after a later one was seen (I5).
+The ledger says which workers should run. :func:`step` adds an event to the state and then reconciles: it stops workers
+that the ledger does not want, and starts the wanted ones only when the last process of the old ones is gone (I9). It
+compares with the newest entry only, not with each entry in between, so it starts no workers of a round after it has
+read a later one (I5).
 
-What the node tells the others is not an effect but a view of the state (:func:`row_of`): the driver amends the
-roster whenever it has changed.
+What the node tells the others is not an effect but follows from the state (:func:`row_of`): the driver writes the row
+whenever it has changed.
 """
 
 from __future__ import annotations
@@ -79,59 +79,59 @@ __all__ = [
 
 
 ROUNDS_REMEMBERED = 1024
-"""Rounds that a node knows to have started: each costs it 100 bytes."""
+"""How many started rounds a node remembers; each takes 100 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
-    """All that a node knows and is."""
+    """The state of a node."""
 
     info: NodeInfo
     ledger: Ledger
     offer: Offer | None = None
-    """None as soon as a round was given the last one, be it one of many that were read at once."""
+    """The place for the workers' store of a next round; None once any round has used it."""
     needs_offer: bool = False
-    """Whether a new one has yet to be asked for."""
+    """Whether a new offer has yet to be made."""
     work: Work = Work.NONE
     phase: Phase = Phase.WAITING
     round: int = 0
-    """The newest round whose workers were started here; 0 before the first."""
+    """The newest round whose workers were started here; 0 for none."""
     incident: Incident | None = None
     progressed: bool = False
     leaving: Leave | None = None
     store_lost: bool = False
-    """An embedded store is gone: there will be no further entry."""
+    """Whether an embedded store is gone, so that no further entry can come."""
     probed: int = 0
     """The newest round after whose failure this node has probed its peers; 0 for none."""
     unreachable: tuple[str, ...] = ()
-    """Those that it did not reach then."""
+    """The peers that it did not reach then."""
     started: tuple[str, ...] = ()
-    """The newest REMEMBERED_ROUNDS rounds whose workers were started here, by their offers: none is started twice (S3).
+    """The offers of the newest ROUNDS_REMEMBERED rounds whose workers were started here; none is started twice (S3).
 
-    A store that goes back further than that has lost more than any copy of it is old."""
+    A store would have to go back further than that to have a round started twice."""
     run_replaced: str = ""
-    """Why the store's run is not this node's any more; '' while it is."""
+    """Why the run in the store is not this node's run any more; '' while it is."""
     takes_notices: bool = False
     """Whether every worker of the round has reported a step."""
     sent_notice: Notice | None = None
-    """What the workers have been told."""
+    """The notice that the workers were sent last."""
     steps: tuple[int, ...] = ()
-    """The answer to that PLAN: what each local rank had reported after it was told; () before there is one."""
+    """The answer to its PLAN: the step that each local rank had reported after the notice was sent; () before that."""
     stepped_down: bool = False
-    """Whether they have stopped by themselves, as they were told."""
+    """Whether the workers have stopped by themselves, as the notice said."""
 
 
 def step(state: NodeState, event: NodeEvent) -> tuple[NodeState, tuple[Effect, ...]]:
-    """The state after an event, and what to do about it, in order.
+    """Return the state after an event, and the effects to run, in order.
 
     Raises:
-        RendezvousStateError: An entry does not follow the ones before it.
+        RendezvousStateError: An entry does not follow the entries before it.
     """
     return _reconcile(_absorb(state, event))
 
 
 def row_of(state: NodeState) -> NodeRow:
-    """What the roster should say of this node."""
+    """Return the roster row of this node."""
     return NodeRow(
         info=state.info,
         run=state.ledger.head.run,
@@ -154,7 +154,7 @@ def row_of(state: NodeState) -> NodeRow:
 
 
 def failed_round(before: NodeState, after: NodeState) -> Round | None:
-    """The round whose failure has just stopped the workers here, so that peers are to be probed (rule L5); or None."""
+    """Return the round whose failure has just stopped the workers here, after which peers are probed (L5); or None."""
     current, ledger = before.ledger.round, after.ledger
     stopped = before.work is Work.RUNNING and after.work is Work.STOPPING
     if not stopped or current is None or len(current.members) < 2:
@@ -178,7 +178,7 @@ def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
             ledger, offer = state.ledger, state.offer
             for entry in entries:
                 if ledger.closed is not None:
-                    break  # what follows CLOSED is another run's (I12)
+                    break  # entries after CLOSED are another run's (I12)
                 ledger = advance(ledger, entry, now)
                 if isinstance(entry.body, Round) and entry.body.offer == offer:
                     offer = None
@@ -219,7 +219,7 @@ def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
 
 
 def _is_better_cause(state: NodeState, incident: Incident) -> bool:
-    """Whether a failure that is known only while workers are being stopped explains more than what was reported."""
+    """Whether a failure that was found while workers were being stopped is closer to the root cause."""
     halt = state.ledger.halt
     known = state.incident or (halt.incident if halt is not None and halt.round == state.round else None)
     better = known is not None and follows_peer_loss(known) and not follows_peer_loss(incident)
@@ -227,8 +227,9 @@ def _is_better_cause(state: NodeState, incident: Incident) -> bool:
 
 
 def _is_probe_unneeded(state: NodeState, found: Probed) -> bool:
-    """Whether that all peers were reached makes no difference any more: this node never said otherwise, and the next
-    round is live. It is so after every restart, and saves each node a row that the leader would read.
+    """Whether a probe that reached all peers changes nothing: the next round is live, and the last probe reached all.
+
+    This is so after every restart, and saves each node a row that the leader would have to read.
     """
     current = state.ledger.round
     following = state.ledger.is_live and current is not None and current.number > found.round
@@ -236,10 +237,10 @@ def _is_probe_unneeded(state: NodeState, found: Probed) -> bool:
 
 
 def _replace_history(state: NodeState, ledger: Ledger) -> NodeState:
-    """The state on another history: what a round of the old one that is not in the new led to is forgotten.
+    """Return the state on another history, without what is known of a round that is not in it.
 
-    A round of either may have been given the offer, and this node need not have read of it; so there is another. Each
-    of two histories may have given one offer to a round of its own, with other members.
+    The offer is renewed, because a round of either history that this node has not read may have used it. Rounds of two
+    histories are the same only if their members are too, because each history may have used the same offer.
     """
     before, after = state.ledger.round, ledger.round
     state = replace(state, ledger=ledger, offer=None, needs_offer=True)
@@ -254,7 +255,7 @@ def _is_same_round(one: Round, other: Round) -> bool:
 
 
 def _forget_round(state: NodeState) -> NodeState:
-    """The state without anything that is known of the workers of one round."""
+    """Return the state without what is known of the workers of one round."""
     return replace(
         state,
         incident=None,
@@ -285,14 +286,14 @@ def _reconcile(state: NodeState) -> tuple[NodeState, tuple[Effect, ...]]:
         if (resumed := _round_run_before(state)) is not None:
             state = replace(state, phase=Phase.STOPPED, round=resumed.number)
         if dropped:
-            state = replace(state, phase=Phase.WAITING)  # alive, and a newcomer from now on
+            state = replace(state, phase=Phase.WAITING)  # not a member any more: a newcomer from now on
     if state.needs_offer and wanted is None:
         return replace(state, needs_offer=False), (MakeOffer(),)
     return state, ()
 
 
 def _unwanted_stop(state: NodeState) -> Stop | None:
-    """The Stop for workers that must not go on; None while they may."""
+    """Return the Stop for workers that must not go on; None while they may."""
     ledger = state.ledger
     if state.leaving is not None and not state.leaving.grace:
         return Stop(Grace.PLANNED, state.leaving.why)
@@ -315,9 +316,9 @@ def _unwanted_stop(state: NodeState) -> Stop | None:
 
 
 def _wanted_notice(state: NodeState) -> Notice | None:
-    """What the workers should have been told.
+    """Return the notice that the workers should have.
 
-    Once they know their step nothing takes that back: some may have stopped there.
+    A step that they were told is never taken back: some may have stopped there.
     """
     ledger, sent = state.ledger, state.sent_notice
     if ledger.plan is None or state.store_lost or not state.takes_notices:
@@ -333,7 +334,7 @@ def _is_same_plan(one: Notice | None, other: Notice | None) -> bool:
 
 
 def _find_exit(state: NodeState) -> Exit | None:
-    """The Exit of a node without workers that has nothing to wait for; None while it has."""
+    """Return the Exit of a node without workers that has nothing to wait for; None while it waits."""
     if state.ledger.closed is not None:
         return Exit(state.ledger.closed.exit_code, state.ledger.closed.why)
     if state.leaving is not None and not _may_be_needed(state, state.leaving):
@@ -348,12 +349,12 @@ def _find_exit(state: NodeState) -> Exit | None:
 
 
 def _may_be_needed(state: NodeState, leaving: Leave) -> bool:
-    """Whether a node that leaves, and whose workers have stopped as planned, may have the store that others' need."""
+    """Whether a leaving node whose workers stopped as planned may host the store that other workers still need."""
     return leaving.grace > 0 and state.stepped_down and state.ledger.plan is not None
 
 
 def _wanted_round(state: NodeState) -> Round | None:
-    """The round whose workers should run here and do not yet."""
+    """Return the round whose workers should run here and do not yet; None if there is none."""
     current = state.ledger.round
     if (
         current is None
@@ -366,7 +367,7 @@ def _wanted_round(state: NodeState) -> Round | None:
 
 
 def _round_run_before(state: NodeState) -> Round | None:
-    """The live round, if the store has gone back to it and the workers that it had here were stopped (rule S3)."""
+    """Return the live round if the store went back to it and its workers here were already stopped (rule S3)."""
     current = state.ledger.round
     if current is None or not state.ledger.is_live or current.number == state.round:
         return None

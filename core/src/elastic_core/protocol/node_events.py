@@ -1,4 +1,4 @@
-"""The words of a node's state machine: what can happen to it (events), and what it can do about it (effects)."""
+"""The events and effects of the node's state machine (``node``)."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from elastic_core.protocol.ledger import Ledger
 
 
 class Work(enum.Enum):
-    """What the warden is doing for us."""
+    """What the workers of this node are doing."""
 
     NONE = "none"
     RUNNING = "running"
     DONE = "done"
-    """Every worker exited with 0; what they forked may still be there, and is stopped before anything is started."""
+    """Every worker exited with 0. Processes that they forked may remain, and are stopped before other workers start."""
     STOPPING = "stopping"
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Why this node goes away, and what it exits with."""
+    """Why this node leaves, and its exit code."""
 
     why: str
     exit_code: int
     grace: float = 0.0
-    """Seconds that the workers have, to stop together with all others; 0: they are stopped at once."""
+    """Seconds that the workers have to stop together with all others; 0 if they are stopped at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What the ledger has for workers that go on: a PLAN, and the step at which they stop once that is known."""
+    """A PLAN as workers are told of it, with the step at which they stop once it is known."""
 
     epoch: int
     plan: int
     """The index of the PLAN."""
     deadline: float
-    """Seconds from receipt for which a worker waits to be told the step."""
+    """Seconds from receipt for which a worker waits for the step."""
     step: int | None = None
     leaving: bool = True
-    """With the step: whether a node of the round leaves; else the stop is for others that join it."""
+    """With the step: whether a node of the round leaves; otherwise nodes only join."""
 
 
 # Events --------------------------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class EntriesRead:
-    """New ledger entries, in order, read at ``now``."""
+    """New ledger entries were read at ``now``."""
 
     entries: tuple[Entry, ...]
     now: float
@@ -59,14 +59,14 @@ class EntriesRead:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """A place for the next workers' store is held."""
+    """A place for the workers' store of the next round is reserved."""
 
     offer: Offer
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """The first failure of a rank in this round, or of starting one."""
+    """A rank of the round failed, or could not be started; the first failure on this node."""
 
     incident: Incident
 
@@ -78,7 +78,7 @@ class WorkersDone:
 
 @dataclass(frozen=True, slots=True)
 class WorkersGone:
-    """A stop is complete: no process of the round is left."""
+    """The stop is complete: no process of the round is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """After the failure of a round, this node has tried to reach its peers (rule L5)."""
+    """This node has probed its peers after the failure of a round (rule L5)."""
 
     round: int
     unreachable: tuple[str, ...]
@@ -105,7 +105,7 @@ class TakesNotices:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The workers have been told of a PLAN, and after that their reports were taken in."""
+    """The workers were sent the notice of a PLAN, and their reports were read after that."""
 
     notice: Notice
     steps: tuple[int, ...]
@@ -113,12 +113,12 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class SteppedDown:
-    """Every local worker has exited with 0, and one at least because it was told to stop."""
+    """Every local worker has exited with 0, at least one of them because of a notice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """The user, the scheduler or the node's own state wants it gone; with a grace, not before all have stopped."""
+    """The user, the scheduler or the node's own state makes it leave; with a grace, after all have stopped together."""
 
     why: str
     exit_code: int
@@ -126,25 +126,25 @@ class Leaving:
 
     @classmethod
     def signalled(cls, signum: int, name: str, grace: float = 0.0) -> Leaving:
-        """For a signal to the agent."""
+        """The event for a signal to the agent."""
         return cls(f"received {name}", signalled(signum), grace)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLost:
-    """An embedded store is lost, or what a store holds cannot be read: this node hears no more."""
+    """An embedded store is lost, or the store cannot be read: no further entry can come."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryReplaced:
-    """The store lost entries, and this is what the run has come to (rule S3)."""
+    """The store lost entries, and ``ledger`` is the state of the run now (rule S3)."""
 
     ledger: Ledger
 
 
 @dataclass(frozen=True, slots=True)
 class RunReplaced:
-    """The store lost this run, and another has begun there since (rule S3)."""
+    """The store lost this run, and another run has begun there since (rule S3)."""
 
     why: str
 
@@ -167,12 +167,12 @@ class Start:
 
 
 class Grace(enum.Enum):
-    """How much time workers get between SIGTERM and SIGKILL."""
+    """How long workers get between SIGTERM and SIGKILL."""
 
     PLANNED = "planned"
     """``--shutdown_timeout``: a healthy round is stopped."""
     BROKEN = "broken"
-    """``--failure_grace``: a peer is gone, and most of them hang in a collective."""
+    """``--failure_grace``: a peer is gone, and most workers hang in a collective."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,24 +185,24 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """Tell the workers, and answer a PLAN once their reports are taken in. None: they need not wait any longer."""
+    """Send the workers a notice, and answer its PLAN when their reports are read. None: they need not wait longer."""
 
     notice: Notice | None
 
 
 @dataclass(frozen=True, slots=True)
 class MakeOffer:
-    """Hold a new place for a workers' store; the last one was used."""
+    """Reserve a new place for the workers' store; the last one was used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """Nothing is left to do: leave the roster and end the agent."""
+    """Remove the row and end the agent."""
 
     code: int
     why: str
     rejoin: bool = False
-    """Whether to begin again, as a new node."""
+    """Whether to start again as a new node."""
 
 
 Effect: TypeAlias = "Start | Stop | Notify | MakeOffer | Exit"

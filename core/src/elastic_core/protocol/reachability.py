@@ -1,4 +1,4 @@
-"""Whom the others cannot reach: what the members of a failed round have found out by probing (rule L5)."""
+"""Which member the others cannot reach, by the probes of the members of a failed round (rule L5)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from elastic_core.protocol.ledger import Halt, HaltReason, Round
 from elastic_core.protocol.roster import NodeRow, Phase
 
 PROBE_WAIT_SECONDS = 3.0
-"""Seconds after a HALT to wait for the members' probes; those of a sound network take milliseconds."""
+"""How long the leader waits for the members' probes after a HALT; on a healthy network they take milliseconds."""
 
 FAILURE_REASONS = (HaltReason.FAILURE, HaltReason.GIVING_UP)
-"""Why a round is halted that has failed: all who took part in it probe then."""
+"""The reasons of a HALT after which all members of the round probe each other."""
 
 
 def broken_connections(view: LeaderView, old: Round) -> list[tuple[str, str]]:
-    """Who could not reach whom, among the members of a round that has failed, by what counts of what they found."""
+    """Return the pairs of members of which the first could not reach the second, by probes that still count."""
     ids = old.group_ranks
     return [
         (node.node_id, other)
@@ -28,11 +28,11 @@ def broken_connections(view: LeaderView, old: Round) -> list[tuple[str, str]]:
 
 
 def _is_probe_current(view: LeaderView, old: Round, row: NodeRow) -> bool:
-    """Whether what a node has found out says something of this round.
+    """Whether a node's newest probe says something about this round.
 
-    Until there is a HALT, what it found after the one before does. At one for a failure all who took part probe anew:
-    then only who has started no workers since is believed for what it found before. The round may have trained for
-    hours, and who gives no new answer may be the one whose loss has ended it.
+    Before a HALT, the probe after the previous round counts. After a HALT for a failure, all members of the round probe
+    again, and an older probe counts only from a node that started no workers since. The round may have trained for
+    hours, and a node that gives no new answer may be the one whose loss ended it.
     """
     if row.probed == old.number:
         return True
@@ -42,11 +42,12 @@ def _is_probe_current(view: LeaderView, old: Round, row: NodeRow) -> bool:
 
 
 def find_unreachable(view: LeaderView, old: Round) -> str | None:
-    """The member with most broken connections; None without complaints.
+    """Return the member with the most broken connections; None if there are none.
 
-    One that hears nobody complains of all, and one that nobody hears is complained of by all: so both ends count. Where
-    that says nothing, more complaints of others decide, then those of nodes outside the round, which may have been left
-    out before for the same member's sake, and then the place in rank order: rank 0 has the state.
+    A member that reaches no other reports all of them, and one that no other reaches is reported by all of them, so
+    both ends of a broken connection count. Ties are broken by reports of other members, then by reports of nodes
+    outside the round (the same member may have caused them to be left out before), then by rank: the highest rank goes,
+    because rank 0 has the training state.
     """
     found = broken_connections(view, old)
     ends = Counter(node_id for pair in found for node_id in pair)
@@ -58,7 +59,7 @@ def find_unreachable(view: LeaderView, old: Round) -> str | None:
 
 
 def describe_unreachable(view: LeaderView, old: Round, node_id: str) -> str:
-    """What is wrong with a node, for people."""
+    """Describe which connections of a node are broken."""
     found = broken_connections(view, old)
     by = sorted({one for one, other in found if other == node_id})
     if by:
@@ -68,7 +69,7 @@ def describe_unreachable(view: LeaderView, old: Round, node_id: str) -> str:
 
 
 def probes_awaited_until(view: LeaderView, old: Round, halt: Halt, fit: list[str]) -> float | None:
-    """Until when to wait for probes that are still under way; None when there is nothing to wait for."""
+    """Return until when to wait for probes that are still under way; None if none are."""
     until = view.ledger.halt_at + PROBE_WAIT_SECONDS
     if halt.reason not in FAILURE_REASONS or len(old.members) < 2 or view.now >= until:
         return None

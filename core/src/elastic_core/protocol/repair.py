@@ -1,13 +1,13 @@
-"""A store that has lost history, and what a node that remembers it does (rule S3). All of it is pure.
+"""Repair of a store that has lost history, by a node that remembers it (rule S3).
 
-:func:`overlap` compares the store's newest entry with what this node has read. A store that is merely *behind* gets the
-exact entries back, in order; any number of nodes may do that at once. Where the histories differ, or the store is
-empty, :func:`settle` weighs the two:
+:func:`overlap` compares the store's newest entry with what this node has read. If the store is only *behind*, the node
+puts back exactly the same entries, in order; any number of nodes may do so at once. If the histories differ, or the
+store is empty, :func:`settle` decides:
 
-* A run that has had a round goes on over an empty store, over an OPEN that has no ROUND yet (so that a newcomer cannot
-  bury a running job), and over what a node that knew less has put back: by one RESUME, which carries all of the state.
-* What has been decided since, by others of the same run, is adopted: workers of any other round are stopped.
-* Another run that has had a round of its own goes on without us: this node stops its workers, and joins it.
+* A run that has had a round writes one RESUME, which carries the whole state, over an empty store, over an OPEN without
+  a ROUND (so that a newcomer cannot replace a running job), and over a RESUME by a node that knew less.
+* Later decisions of the same run are adopted: the node stops workers of any other round.
+* If another run has had a round since, the node stops its workers and joins that run.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from typing import TypeAlias
 from elastic_core.protocol.ledger import Entry, Ledger, Resume
 
 ENTRIES_REMEMBERED = 512
-"""The entries that a node keeps for a store that loses them: more than are written between two copies of a store."""
+"""How many entries a node remembers to repair a store: more than are written between two copies of a store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The newest entries that a node has read, without a gap, oldest first; at least one."""
+    """The newest entries that a node has read: at least one, without a gap, oldest first."""
 
     entries: tuple[Entry, ...]
 
     def and_then(self, entries: Sequence[Entry]) -> Memory:
-        """The memory after reading these; the oldest are forgotten."""
+        """The memory after reading these entries; the oldest are dropped."""
         return Memory((*self.entries, *entries)[-ENTRIES_REMEMBERED:])
 
     def get(self, index: int) -> Entry | None:
-        """The entry of an index; None for one that is not remembered."""
+        """The entry at an index; None if it is not remembered."""
         place = index - self.entries[0].index
         return self.entries[place] if 0 <= place < len(self.entries) else None
 
@@ -45,8 +45,7 @@ class Intact:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """The others have long passed what this node has read, so the store has not lost it, if what it says now
-    :func:`can_follow`."""
+    """All other nodes have read further, so the entry shrank and is not lost, if :func:`can_follow` holds as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class PutBack:
 
 @dataclass(frozen=True, slots=True)
 class Diverged:
-    """The store holds something else, or nothing: read it, and see :func:`settle`."""
+    """The store holds something else, or nothing: read it, and let :func:`settle` decide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +67,12 @@ class WriteResume:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """What the store says is what the run has come to."""
+    """Adopt the history in the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejoin:
-    """This node's run is not the store's any more: stop the workers, and join as a newcomer."""
+    """The run in the store is not this node's run any more: stop the workers, and join as a newcomer."""
 
     why: str
 
@@ -83,18 +82,18 @@ Settlement: TypeAlias = "WriteResume | Adopt | Rejoin"
 
 
 def overlap(mine: Ledger, memory: Memory, head: int, at: Entry | None, *, shrunk: bool = False) -> Overlap:
-    """What became of what this node has read.
+    """Return what became, in the store, of the entries that this node has read.
 
     Args:
-        mine: What it has read.
+        mine: What this node has read.
         memory: The newest entries of it.
-        head: The index of the store's newest entry, 0 for none.
-        at: The store's entry at ``head``, or at the index of ``mine``'s newest if that is smaller; None for a
-            tombstone, or nothing.
-        shrunk: Whether it is a tombstone.
+        head: The index of the store's newest entry; 0 for none.
+        at: The store's entry at the smaller of ``head`` and the index of ``mine``'s newest entry; None for a tombstone
+            or nothing.
+        shrunk: Whether that entry is a tombstone.
     """
     if mine.closed is not None:
-        return Intact()  # nothing of it matters to anybody any more
+        return Intact()  # a closed run needs no repair
     if head >= mine.head.index:
         if shrunk:
             return Passed()
@@ -106,9 +105,9 @@ def overlap(mine: Ledger, memory: Memory, head: int, at: Entry | None, *, shrunk
 
 
 def can_follow(mine: Ledger, theirs: Ledger) -> bool:
-    """Whether what the store says now can have come after all that this node has read.
+    """Whether the history in the store can have come after all entries that this node has read.
 
-    A store that forgot the newer of two histories, and has the older again, may have a tombstone in the newest's place.
+    A store that lost the newer of two histories and shows the older one again may have a tombstone at the same index.
     """
     if theirs.head.run == mine.head.run:
         return theirs.position >= mine.position
@@ -116,9 +115,9 @@ def can_follow(mine: Ledger, theirs: Ledger) -> bool:
 
 
 def settle(mine: Ledger, memory: Memory, theirs: Ledger | None) -> Settlement:
-    """What to do about a store with another history than ours, ``theirs``; None for an empty one."""
+    """Return what to do about a store with another history, ``theirs``; None for an empty store."""
     ours = theirs is not None and theirs.head.run == mine.head.run
-    if mine.round is None:  # there is nothing to lose, and nobody waits for this node
+    if mine.round is None:  # there is nothing to lose
         return Adopt() if ours else Rejoin("the store has lost the run before its first round")
     if theirs is None:
         return WriteResume()
@@ -130,7 +129,7 @@ def settle(mine: Ledger, memory: Memory, theirs: Ledger | None) -> Settlement:
 
 
 def _settle_own(mine: Ledger, memory: Memory, theirs: Ledger) -> Settlement:
-    """The same run, in two versions."""
+    """Decide between two histories of the same run."""
     if _knowledge(theirs) >= _knowledge(mine):
         return Adopt()
     older = theirs.head.epoch < mine.head.epoch or theirs.head.index < memory.entries[0].index
@@ -138,27 +137,27 @@ def _settle_own(mine: Ledger, memory: Memory, theirs: Ledger) -> Settlement:
 
 
 def _has_newer_leader(mine: Ledger, theirs: Ledger) -> bool:
-    """Whether a leader that ``mine`` has not heard of has decided there, which is no copy of its past then."""
+    """Whether a leader that ``mine`` does not know has decided there, so that ``theirs`` is no copy of the past."""
     another = theirs.head.term == mine.head.term and theirs.leader != mine.leader
     return another or theirs.head.term > mine.head.term
 
 
 def _knowledge(ledger: Ledger) -> tuple[int, int]:
-    """How far the run had come, as far as a ledger says; putting back what was lost adds nothing."""
+    """Return how far a ledger knows the run to have come; a RESUME alone adds nothing to that."""
     return ledger.resumed_from if _is_undecided(ledger) else ledger.position
 
 
 def _is_undecided(ledger: Ledger) -> bool:
-    """Whether nothing has been decided since the run was opened or resumed."""
+    """Whether no decision has followed since the run was opened or resumed."""
     at = ledger.head.anchors
     return max(at.round, at.latest, at.halt, at.plan, at.stop_at) <= at.open
 
 
 def compose_resume(mine: Ledger, why: str) -> Resume:
-    """The body of the RESUME that says all that ``mine`` does.
+    """Return the body of the RESUME that carries the state of ``mine``.
 
     Raises:
-        ValueError: It has had no round.
+        ValueError: ``mine`` has had no round.
     """
     if mine.round is None:
         raise ValueError("a run without a round has nothing to resume")
@@ -177,7 +176,7 @@ def compose_resume(mine: Ledger, why: str) -> Resume:
 
 
 def describe_loss(head: int, mine: Ledger) -> str:
-    """What a store that had all of ``mine``, and has ``head`` entries now, has lost; for people."""
+    """Describe what a store has lost that had all of ``mine`` and has ``head`` entries now."""
     if head == 0:
         return "the store came back empty"
     if head >= mine.head.index:

@@ -1,4 +1,4 @@
-"""Roster rows: what each node says of itself, and nobody else writes."""
+"""Roster rows: what each node says about itself. Only that node writes its row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elastic_core.protocol.settings import Versions
 
 
 class Phase(str, Enum):
-    """Where a node stands. Having *seen* a round or a halt is not a phase: ``NodeRow.head`` shows it."""
+    """The phase of a node. Having *read* a ROUND or a HALT is not a phase; ``NodeRow.head`` shows it."""
 
     WAITING = "waiting"
     """Has no workers and no part in a round yet."""
@@ -25,20 +25,20 @@ class Phase(str, Enum):
 
 
 SLOTS = 64
-"""Slots of a host that its nodes look at; of who sits beyond them, only a newer node on that slot shows anything.
+"""Slots of a host that its nodes look at. For later slots, only a newer node on the slot proves anything.
 
-Who looks and who reads of it must mean the same ones: another number is another version of the protocol.
+The node that looks and the leader must use the same number, so changing it needs a new protocol version.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """A look at the slots of a host, which shows who is gone (rule S8)."""
+    """A look at the slots of a host, which shows which nodes are gone (rule S8)."""
 
     at: int = 0
-    """When it began: nanoseconds of the host's monotonic clock; 0 where nothing can be proved."""
+    """When it began, in nanoseconds of the host's monotonic clock; 0 if nothing can be proved."""
     held: tuple[int, ...] = ()
-    """Those of the first SEATS that others held."""
+    """Those of the first SLOTS slots that other processes held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,24 +46,23 @@ class NodeInfo:
     """The part of a row that never changes."""
 
     node_id: str
-    """This incarnation's random id, never used again."""
+    """The random id of this node incarnation, never used again."""
     host: str
     host_id: str
-    """The same for every incarnation that shares slots and their clock, until the machine is booted again."""
+    """The same for all node incarnations that share slots and a monotonic clock, until the next boot."""
     slot: int
-    """Which of its host's slots it holds; two live nodes never hold one slot (rule S8)."""
+    """Which of its host's slots it holds. Two live nodes never hold the same slot (rule S8)."""
     slots: Slots = Slots()
-    """What it saw of the others when it had just taken its own."""
+    """Its first look at the other slots, just after it took its own."""
     local_world_size: int
     role: str
     versions: Versions
     node_rank: int | None = None
-    """Its place among the nodes, where they are numbered by hand; None to have it assigned."""
-
+    """``--node_rank``: its rank among the nodes; None to have it assigned."""
     address: str = ""
-    """Where its peers find out whether they reach it (rule L5)."""
+    """The address at which peers probe it (rule L5)."""
     port: int = 0
-    """The TCP port there; 0 where nobody needs to know."""
+    """The TCP port at which peers probe it; 0 if they do not."""
 
     def __str__(self) -> str:
         return self.host if self.slot == 0 else f"{self.host} (agent {self.slot + 1})"
@@ -71,31 +70,31 @@ class NodeInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
-    """One row, as read."""
+    """One decoded row."""
 
     info: NodeInfo
     run: str = ""
-    """The run that the node has joined; '' while it is only looking."""
+    """The run that the node has joined; '' while it only looks."""
     phase: Phase = Phase.WAITING
     round: int = 0
-    """The k of the phase."""
+    """The number k of the phase's round."""
     head: int = 0
-    """Index of the newest ledger entry that the node has seen: this answers SEEN."""
+    """The index of the newest ledger entry that the node has read."""
     epoch: int = 0
-    """That entry's epoch; in an older one the node has not seen that the run was resumed, and nothing since."""
+    """The epoch of that entry. If it is older than the run's, the node has not read of the RESUME yet."""
     offer: Offer | None = None
     incident: Incident | None = None
     """The node's first failure in round k."""
     leaving: bool = False
-    """Going away: drop it from the next round. Its phase goes on saying whether its workers are gone."""
+    """Whether the node leaves and is not in the next round. Its phase still says whether its workers are gone."""
     grace: float = 0.0
-    """Seconds that its workers have from then on, to stop together with all others; 0 if they are stopped at once."""
+    """Seconds that its workers have to stop together with all others; 0 if they are stopped at once."""
     takes_notices: bool = False
-    """Whether all its workers of round k have reported a step, and so take a PLAN."""
+    """Whether all its workers of round k have reported a step, so that they take a PLAN."""
     answered: int = 0
     """The index of the PLAN that it has answered; 0 for none."""
     steps: tuple[int, ...] = ()
-    """The answer: for each local rank a step that it cannot have gone beyond without having read of the PLAN."""
+    """The answer: for each local rank its last step, read after the notice of the PLAN was written."""
     stepped_down: bool = False
     """Whether the workers of round k have stopped by themselves, as STOP_AT told them."""
     progressed: bool = False
@@ -103,21 +102,20 @@ class NodeRow:
     probed: int = 0
     """The newest round after whose failure it has probed its peers; 0 for none."""
     unreachable: tuple[str, ...] = ()
-    """Those that it did not reach then, by node id."""
+    """The ids of the peers that it did not reach then."""
     drain: str = ""
-    """The host whose agents somebody wants to leave; such a row is a request, and no node's (``elastic drain``)."""
+    """The host whose nodes are to leave. Such a row is a request of ``elastic drain``, not a node."""
     release: tuple[str, ...] = ()
-    """The ids of nodes of which somebody vouches that they are gone for good; such a row, too, is a request
-    (``elastic release``)."""
+    """The ids of nodes that are gone for good. Such a row is a request of ``elastic release``."""
     unread: tuple[str, ...] = ()
-    """The ids of nodes whose rows this node, which decides, cannot read; at most MAX_UNREAD."""
+    """On the leader's row: the ids of nodes whose rows it cannot read, at most MAX_UNREAD_ROWS."""
     slots: Slots | None = None
-    """What it had last seen of its host's slots when it amended this; None before it has."""
+    """Its newest look at its host's slots when it wrote this row; None if there was none since the first."""
 
     def within(self, epoch: int) -> NodeRow:
-        """What it says of this epoch: who stands in another one has seen nothing of it, and offers nothing for it.
+        """The row as it counts in this epoch: from another epoch it shows no entry read, no answer and no offer.
 
-        A round that is lost with the older epoch may have been given the offer.
+        A round that was lost with the older epoch may have used the offer.
         """
         if self.epoch == epoch or not (self.head or self.answered or self.offer):
             return self
@@ -125,11 +123,11 @@ class NodeRow:
 
 
 def find_gone_nodes(rows: Iterable[NodeRow]) -> frozenset[str]:
-    """The ids of those whose last process is gone, as rows of their hosts prove (rule S8).
+    """Return the ids of the nodes whose last process is gone, as rows of their hosts prove (rule S8).
 
-    A slot is held for as long as one of its node's processes lives. So who sat down before an instant at which the slot
-    was free, or was taken by somebody else, is gone, for good. Both instants are of the clock of their host: whatever a
-    store forgets, and in which order it takes rows, makes no difference.
+    A slot is held as long as one process of its node lives. So a node that took its slot before an instant at which the
+    slot was free, or was taken by another node, is gone for good. Both instants are of their host's clock, so it makes
+    no difference what the store forgets and in which order it takes rows.
     """
     hosts: dict[str, list[NodeRow]] = {}
     for row in rows:
@@ -138,7 +136,7 @@ def find_gone_nodes(rows: Iterable[NodeRow]) -> frozenset[str]:
 
 
 def _find_gone_on_host(rows: list[NodeRow]) -> list[str]:
-    """The same, of one host."""
+    """Return the ids of the nodes of one host whose last process is gone."""
     looked_at = {row.info.slot for row in rows if row.info.slot < SLOTS}
     freed: dict[int, int] = {}  # when each slot was last known to be free
     for row in rows:

@@ -1,6 +1,7 @@
-"""What a node need not say at once: that it runs, which all members of a round have to say when they have read of it.
+"""How long a node may hold back a row that no other node waits for.
 
-The first to read would else keep the store from giving the round to the last.
+After a ROUND all members have to say that they run. If they did so at once, the rows of the first would delay the ROUND
+for the last.
 """
 
 from __future__ import annotations
@@ -11,27 +12,27 @@ from elastic_core.protocol.ledger import Ledger, Round
 from elastic_core.protocol.roster import NodeRow, Phase
 
 ROW_DELAY_PER_MEMBER_SECONDS = 0.001
-"""Seconds, for each member of the round."""
-SPREAD_ABOVE_MEMBERS = 64
-"""Members of a round, up to which what all of them do after an entry need not be spread."""
+"""The delay of a row grows by this much with each member of the round."""
 ROW_DELAY_MAX_SECONDS = 0.25
-"""Seconds: who has not shown within 1 s that it read the ROUND is suspected (rule L2)."""
+"""Longest delay of a row: a member that does not show within 1 s that it read the ROUND is suspected (rule L2)."""
+SPREAD_ABOVE_MEMBERS = 64
+"""In a round of more members, what all of them do after an entry is spread over time."""
 
 
 def max_row_delay(current: Round) -> float:
-    """Seconds for which members of a round keep to themselves that they have read of it, and run."""
+    """Return for how many seconds a member of a round may hold back that it has read the ROUND and runs."""
     return min(ROW_DELAY_MAX_SECONDS, ROW_DELAY_PER_MEMBER_SECONDS * len(current.members))
 
 
 def spread_fraction(node_id: str) -> float:
-    """A number from 0 to 1, another one for each node: what all do at once, each does at a time of its own."""
+    """Return a number from 0 to 1 that differs between nodes, by which they spread what all of them have to do."""
     return zlib.crc32(node_id.encode()) / (1 << 32)
 
 
 def row_delay(row: NodeRow, ledger: Ledger) -> float:
-    """Seconds for which a row need not be written; 0 for one that somebody waits for.
+    """Return for how many seconds a row may be held back; 0 for a row that another node waits for.
 
-    Rank 0's row is one of those: it offers where the next round may meet, and a restart waits for that.
+    Rank 0's row is such a row: it offers the store of the next round, and a restart needs that.
     """
     current = ledger.round
     if current is None or not ledger.is_live or ledger.plan is not None or row.phase is not Phase.RUNNING:
@@ -43,4 +44,4 @@ def row_delay(row: NodeRow, ledger: Ledger) -> float:
     within = max_row_delay(current)
     if len(current.members) <= SPREAD_ABOVE_MEMBERS:
         return within
-    return within * (1 + spread_fraction(row.info.node_id)) / 2  # the first half is for all to read of the round
+    return within * (1 + spread_fraction(row.info.node_id)) / 2  # in the first half, all members read the ROUND

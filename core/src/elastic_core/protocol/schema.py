@@ -1,7 +1,6 @@
-"""Plain JSON values from dataclasses and back, by the annotations of their fields.
+"""Conversion of dataclasses to plain JSON values and back, by the annotations of their fields.
 
-What to do with a class is found out once, and kept: thousands of nodes read each entry, and a leader reads as many
-rows.
+Readers and writers are built once for each class and cached: a leader reads thousands of rows.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 SKIPPABLE: Mapping[str, bool] = types.MappingProxyType({"skippable": True})
-"""Metadata of a field, with a default, that was added within a protocol version: its name is written with a mark. A
-reader that does not know a marked field skips it; any other unknown field is refused."""
+"""Metadata of a field with a default that was added within a protocol version. Its name is written with a mark. A
+reader that does not know a marked field skips it; it refuses any other unknown field."""
 MARK = "?"
-"""Stands behind the name of such a field."""
+"""The mark, behind the name of such a field."""
 
 Reader: TypeAlias = "Callable[[Any], Any]"
 Writer: TypeAlias = "Callable[[Any], Any]"
 
 
 class SchemaError(ValueError):
-    """A value does not fit.
+    """A value is not of the schema.
 
     Attributes:
-        path: Where it is, as ``.body.members[2]``, from what was read.
-        what: What is wrong with it, to be said after the place.
+        path: Its path in what was read, e.g. ``.body.members[2]``.
+        what: What is wrong with it; follows the path in messages.
     """
 
     def __init__(self, path: str, what: str) -> None:
@@ -38,7 +37,7 @@ class SchemaError(ValueError):
         self.path, self.what = path, what
 
     def within(self, step: str) -> SchemaError:
-        """The same, seen from further out."""
+        """Return the error with ``step`` before its path."""
         return SchemaError(step + self.path, self.what)
 
 
@@ -46,11 +45,11 @@ class SchemaError(ValueError):
 
 
 def writer(kind: type, **fields: Writer) -> Writer:
-    """Writes a dataclass as a plain object; fields that have their default's value stay out.
+    """Return a function that writes a dataclass as a plain object, without fields that have their default.
 
     Args:
         kind: The dataclass.
-        fields: How fields are written that the annotation does not tell enough about.
+        fields: Writers of fields whose annotation does not say enough.
     """
     return _object_writer(kind, tuple(fields.items()))
 
@@ -73,7 +72,7 @@ def _object_writer(kind: Any, fixed: tuple[tuple[str, Writer], ...]) -> Writer:
 
 @functools.cache
 def _writer(hint: Any) -> Writer | None:
-    """Writes a value of the annotation ``hint``; None where JSON takes it as it is."""
+    """Return a writer of values of the annotation ``hint``; None if JSON takes them as they are."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         inner = [arg for arg in args if arg is not type(None)]
@@ -107,11 +106,11 @@ def _dict_writer(inner: Writer | None) -> Writer:
 
 
 def reader(kind: type, **fields: Reader) -> Reader:
-    """Builds a dataclass from a plain object, of exactly the fields that it declares; raises SchemaError.
+    """Return a function that builds a dataclass from a plain object with exactly its fields, or raises SchemaError.
 
     Args:
         kind: The dataclass.
-        fields: How fields are read that the annotation does not tell enough about.
+        fields: Readers of fields whose annotation does not say enough.
     """
     return _object_reader(kind, tuple(fields.items()))
 
@@ -150,11 +149,11 @@ def _object_reader(kind: Any, fixed: tuple[tuple[str, Reader], ...]) -> Reader:
 
 @functools.cache
 def _reader(hint: Any) -> Reader:
-    """Reads a value as the annotation ``hint`` wants it."""
+    """Return a reader of values of the annotation ``hint``."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         inner = [arg for arg in args if arg is not type(None)]
-        return _optional(_reader(inner[0])) if len(inner) == 1 else _refuse  # which one it is, its reader is told
+        return _optional(_reader(inner[0])) if len(inner) == 1 else _refuse  # a union needs a reader from `fields`
     if origin is tuple:
         return _items(_reader(args[0]))
     if origin is not None:

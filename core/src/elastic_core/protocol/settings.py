@@ -1,9 +1,9 @@
-"""What the nodes of a run agree on before anything else: the settings that the run's ``OPEN`` entry carries.
+"""The settings of a run, which its OPEN entry carries.
 
-Two kinds of field. Those of :class:`Agreement` must be the same on every node; a joiner that differs is refused,
-naming the field. The rest is the opener's and is taken over by everybody (:class:`~elastic_core.config.run.Timing`) or
-only compared (:class:`Versions`, :class:`Command`). Never here: observers, nproc, role, addresses, which may differ
-from node to node.
+The fields of :class:`Agreement` must be the same on every node; a node that differs is refused, and the message names
+the field. Of the others, the opener's :class:`~elastic_core.config.run.Timing` applies to all nodes, and
+:class:`Versions` and :class:`Command` are compared. Settings leave out what may differ between nodes: observers, nproc,
+role and addresses.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from elastic_core.config.run import OnNodeLoss, Timing
 PROTOCOL = 3
 """The version of entries and rows that this release writes, and the newest that it reads."""
 OLDEST_PROTOCOL = 3
-"""The oldest version that it reads. A node that reads an older or newer one stops and says so."""
+"""The oldest version that this release reads. A node that reads a version outside of this range stops with an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """The settings that no two nodes of a run may differ in."""
+    """The settings that must be the same on all nodes of a run."""
 
     min_nodes: int
     max_nodes: int
@@ -29,10 +29,10 @@ class Agreement:
     failure_policies: tuple[str, ...] = ()
     """Names of the plugins that judge failures, in alphabetical order."""
     worker_plugins: tuple[str, ...] = ()
-    """Names of the plugins that workers ask, the last one first asked: what they save and restore has to match."""
+    """Names of the plugins that workers call, in reverse order of the calls: what they save and restore must match."""
 
     def difference(self, other: Agreement) -> str | None:
-        """The first field in which ``other`` differs, as ``max_nodes: 4 here, 8 there``; None when there is none."""
+        """The first field in which ``other`` differs, as ``max_nodes: 4 here, 8 there``; None if all are equal."""
         for item in fields(self):
             mine, theirs = getattr(self, item.name), getattr(other, item.name)
             if mine != theirs:
@@ -50,7 +50,7 @@ def _shown(value: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Versions:
-    """What must match for one process group to span two nodes; '' for what is not installed."""
+    """The versions that must match for one process group to span two nodes; '' if not installed."""
 
     python: str
     torch: str = ""
@@ -64,16 +64,16 @@ class Command:
     """What the workers run, as far as two nodes of a run can be compared (``elastic_core.config.program``)."""
 
     name: str = ""
-    """The script, module, function or executable, without directories; '' where it is not known."""
+    """The script, module, function or executable, without directories; '' if it is not known."""
     arguments: str = ""
-    """A digest of its arguments, without what is expected to differ between nodes; '' where they are not known."""
+    """A digest of its arguments, without those that may differ between nodes; '' if they are not known."""
     role: str = ""
     """The workers' role. Nodes of different roles may run different programs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All that ``OPEN`` says about the run."""
+    """The settings that an OPEN carries."""
 
     agreement: Agreement
     timing: Timing

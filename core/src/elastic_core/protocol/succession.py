@@ -1,7 +1,7 @@
-"""When the leader is gone, who takes it, and when (rules S1, L1, L2).
+"""Succession: which node becomes the leader when the leader is gone, and when (rules S1, L1, L2).
 
-Successors stand in rank order, before the first round in order of arrival, half a second apart, so that mostly one
-of them writes the LEADER entry and the others read it. Should two write, the ledger takes one.
+Successors take turns in rank order, before the first round in order of arrival. Turns are half a second apart, so that
+usually one successor writes the LEADER entry and the others read it. If two write, the ledger accepts one.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from elastic_core.protocol.leader_view import head_patience, patience
 from elastic_core.protocol.ledger import Ledger
 
 SUCCESSOR_SPACING_SECONDS = 0.5
-"""Seconds between one successor's turn and the next one's."""
+"""The time between the turns of two successors."""
 
 
 def succession_place(ledger: Ledger, arrivals: Sequence[str], node_id: str) -> int:
-    """How many would become the leader before ``node_id``; ``arrivals`` are the roster's ids in order of serial."""
+    """Return how many nodes come before ``node_id``; ``arrivals`` are the ids in the roster in order of serial."""
     ranks = ledger.round.group_ranks if ledger.round is not None else {}
     if node_id in ranks:
         return ranks[node_id] - (ranks.get(ledger.leader, len(ranks)) < ranks[node_id])
@@ -28,22 +28,22 @@ def succession_place(ledger: Ledger, arrivals: Sequence[str], node_id: str) -> i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderSigns:
-    """What a node knows of the leader's life, by its own monotonic clock."""
+    """The signs of life of the leader that a node has, by its own monotonic clock."""
 
     heartbeat_changed_at: float
-    """When the leader's heartbeat was last seen to change, over this node's own successful heartbeats."""
+    """When this node last saw the leader's heartbeat change, over its own successful heartbeats."""
     reported_at: float | None = None
-    """When this node reported an incident that no ledger entry has answered; None when there is none."""
+    """When this node reported an incident that no ledger entry has answered; None if there is none."""
     gap_at: float = -math.inf
-    """When this node had the store back after it had last been cut off, as the leader may have been."""
+    """When this node last had the store back after it was cut off, as the leader may have been too."""
 
 
 def takeover_at(ledger: Ledger, signs: LeaderSigns, place: float) -> float:
-    """The instant at which the successor at ``place`` becomes the leader, unless something is heard from it before.
+    """Return when the successor at ``place`` becomes the leader, unless the leader gives a sign of life before.
 
-    A silent leader is given the same limit as any node. An incident that gets no entry within the suspicion delay is
-    the faster sign; it deposes only a leader that was in office before it was reported, so a new one starts with a
-    clean slate. A leader that may have been cut off has a full period to be back.
+    A silent leader has the same limit as any node. An incident that gets no entry within the suspicion delay is the
+    faster sign. The delay starts at the newest entry at the earliest, so a new leader has the full delay. A leader that
+    may have been cut off from the store gets a full period to return.
     """
     due = signs.heartbeat_changed_at + ledger.settings.timing.lost_after
     if signs.reported_at is not None:
