@@ -274,7 +274,7 @@ class Nursery:
             imported = ", ".join(self._settings["modules"])
             self._give_up(f"it died twice while it imported {imported} (it {describe_exit(returncode)})")
             return None
-        self._tell("fork_server_died", returncode=returncode)
+        self._tell("fork_server_died", how=describe_exit(returncode))
         return self._start()
 
     def kill(self, fork_server: Child | None) -> None:
