@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from elastic_core.agent import snapshot_rescue
-from elastic_core.agent.event_queue import Inbox
+from elastic_core.agent.event_loop import Inbox
 from elastic_core.agent.report import Ending
 from elastic_core.agent.snapshot_files import Kept, Request, Target, Unwritten, Written, write
 from elastic_core.agent.snapshot_rescue import requests, snapshots, worth

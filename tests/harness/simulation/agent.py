@@ -8,7 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from elastic_core.agent.event_queue import SignalReceived
+from elastic_core.agent.event_loop import SignalReceived
 from elastic_core.agent.supervisor import Supervisor
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import OnNodeLoss, RunConfig, Timing

@@ -23,9 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from elastic_core.agent.event_queue import Inbox, SignalReceived
+from elastic_core.agent.event_loop import Inbox, SignalReceived
 from elastic_core.agent.report import Ending, Publish
-from elastic_core.agent.runtime import Hands
+from elastic_core.agent.resources import Hands
 from elastic_core.agent.snapshot_files import Kept, Request, Target, Unwritten, Written, kept_in, write
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode, signal_name

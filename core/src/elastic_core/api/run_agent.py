@@ -83,7 +83,7 @@ def _run_once(config: RunConfig, plugins: Plugins, warden: Warden | None, *, alo
             send_fork_server(config, warden)
 
         from elastic_core.agent import supervisor  # noqa: F401  (imported here: see the top)
-        from elastic_core.agent.runtime import handled
+        from elastic_core.agent.resources import handled
         from elastic_core.agent.slot import Slot
         from elastic_core.agent.state_dump import StateDump
         from elastic_core.agent.status import Status
@@ -122,8 +122,8 @@ def connect_and_run(
         ElasticError: What the user must hear before anything was started: no store, refused, too few nodes.
     """
     from elastic_core.agent import supervisor, watchdog
+    from elastic_core.agent.directories import remove_abandoned
     from elastic_core.agent.registration import cpus_of_workers, first_connection
-    from elastic_core.agent.temp_dirs import remove_abandoned
     from elastic_core.events import Event, Level
     from elastic_core.rendezvous.backend import RendezvousBackend
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from elastic_core.agent import report, snapshot_rescue
-from elastic_core.agent.event_queue import SignalReceived
+from elastic_core.agent.event_loop import SignalReceived
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, Publish, finish, publish_as
-from elastic_core.agent.runtime import WARDEN_PATIENCE, Hands, hands
+from elastic_core.agent.resources import WARDEN_PATIENCE, Hands, hands
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.status import ShowState, Status
 from elastic_core.agent.timers import Crashed, Overdue

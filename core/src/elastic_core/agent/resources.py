@@ -15,13 +15,12 @@ from pathlib import Path
 from types import FrameType
 
 from elastic_core.agent import probing
-from elastic_core.agent.event_queue import Inbox
+from elastic_core.agent.event_loop import Inbox
 from elastic_core.agent.fd_store import FdStore
 from elastic_core.agent.log_dir import log_directory
 from elastic_core.agent.output import Output
 from elastic_core.agent.report import Publish
 from elastic_core.agent.slot import Slot
-from elastic_core.agent.temp_dirs import marked
 from elastic_core.agent.watchdog import Watchdog, kernel_limit, pipe_path
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.workers import WorkerGroup

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent.runtime import Hands, handled, hands
+from elastic_core.agent.directories import MARK
+from elastic_core.agent.resources import Hands, handled, hands
 from elastic_core.agent.slot import Slot
-from elastic_core.agent.temp_dirs import MARK
 from elastic_core.api.run_agent import begun
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import SIGNALS, RunConfig

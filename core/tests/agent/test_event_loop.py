@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent.event_queue import Inbox, SignalReceived
+from elastic_core.agent.event_loop import Inbox, SignalReceived
 
 
 class Clock:
