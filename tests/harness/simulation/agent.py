@@ -208,7 +208,7 @@ class SimAgent:
         self.run = found.ledger.head.run
         world.truth.joined(self, found.ledger)
         hands = SimpleNamespace(
-            inbox=self.inbox,
+            loop=self.inbox,
             signals=frozenset({TERM}),
             warden=self.hands,
             group=self.hands,

@@ -2,7 +2,7 @@
 
 General layout:
 
-* ``supervisor``: the one event loop; ``inbox`` is where every event arrives; ``workers`` keeps the books of a round,
+* ``supervisor``: the one event loop; ``loop`` is where every event arrives; ``workers`` keeps the books of a round,
   and ``outcome`` words the last thing that a run says. ``assignment`` is one worker's place in a round.
 * ``warden_main``: a process of its own and the parent of all workers, so that nothing that they ever start outlives the
   job. ``warden`` is the agent's side of it, ``warden_events`` what it says, ``channel`` how the two talk, ``processes``
